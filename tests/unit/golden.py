@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,3 +21,9 @@ def assert_golden(request: pytest.FixtureRequest, name: str, text: str) -> None:
         return
     assert path.is_file(), f"{path} is missing: run pytest with --update-golden and review it"
     assert text == path.read_text(encoding="utf-8")
+
+
+def difference(known: str, other: str) -> str:
+    """Return the lines in which a text differs from one that stands whole in a golden file."""
+    lines = difflib.unified_diff(known.splitlines(), other.splitlines(), n=0, lineterm="")
+    return "".join(f"{line}\n" for line in lines if line[:2] not in {"@@", "--", "++"})

@@ -20,7 +20,7 @@ from sparkdeploy.export.clients import client_settings
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import ON_VARIABLE, load_settings
 from tests.unit.commands.lab import reached_alone
-from tests.unit.export.served import EMBEDDER, MAIN, SMALL
+from tests.unit.export.served import EMBEDDER, MAIN
 from tests.unit.fake_containers import FakeContainers, container
 from tests.unit.golden import assert_golden
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from tests.unit.program import Run
 
-ENDINGS = {Client.OPENCODE: "json", Client.CLAUDE_CODE: "json", Client.CONTINUE: "yaml"}
 VALUES = {"model": {"served_name": ["qwen", "alias"]}, "serve": {"max_model_len": 4096}}
 
 
@@ -51,20 +50,24 @@ def given(engine: FakeContainers, *facts: ContainerFact) -> None:
     engine.facts.update({fact.container_id: fact for fact in facts})
 
 
+def test_the_settings_of_every_client(request: pytest.FixtureRequest) -> None:
+    settings = {client: client_settings(client, MAIN, "127.0.0.1").text for client in Client}
+    parts = [f"{client.value}\n{text}" for client, text in settings.items()]
+    assert_golden(request, "exports/connect.txt", "\n".join(parts))
+
+
 @pytest.mark.parametrize("client", list(Client))
-@pytest.mark.parametrize("served", [MAIN, SMALL], ids=["key", "no-key"])
-def test_what_a_client_is_told(
-    request: pytest.FixtureRequest, client: Client, served: object
-) -> None:
-    chosen_one = MAIN if served is MAIN else SMALL
-    ending = ENDINGS.get(client, "sh")
-    kind = "with-a-key" if chosen_one.key_file else "without"
-    told = client_settings(client, chosen_one, "127.0.0.1")
-    assert_golden(request, f"exports/connect/{client.value}-{kind}.{ending}", told.text)
-    if ending == "json":
-        json.loads(told.text)
-    if ending == "yaml":
-        yaml.safe_load(told.text)
+def test_without_a_key_a_client_gets_the_same_settings_and_no_key_file(client: Client) -> None:
+    keyless = client_settings(client, replace(MAIN, key_file=None), "127.0.0.1").text
+    keyed = client_settings(client, MAIN, "127.0.0.1").text
+    assert str(MAIN.key_file) in keyed
+    assert "/keys/" not in keyless
+    for text in (keyless, keyed):
+        assert "http://127.0.0.1:8000" in text
+        if client in {Client.OPENCODE, Client.CLAUDE_CODE}:
+            json.loads(text)
+        if client is Client.CONTINUE:
+            yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("client", [Client.OPENAI, Client.OPEN_WEBUI])

@@ -75,11 +75,19 @@ def test_a_storm_ends_although_every_try_takes_its_time() -> None:
     assert int(keys["StartLimitIntervalSec"]) > tries_s
 
 
-def test_the_first_connection_finds_a_socket_a_way_and_a_server(
-    request: pytest.FixtureRequest,
-) -> None:
-    assert_golden(request, "v2/sparkdeploy-main.socket", socket_text("main", "127.0.0.1", 8000))
-    assert_golden(request, "v2/sparkdeploy-main-proxy.service", proxy_text("main", 18000))
+def test_the_first_connection_starts_a_proxy_and_the_proxy_the_server() -> None:
+    socket = dict(settings_of(socket_text("main", "127.0.0.1", 8000).encode()))
+    assert socket["ListenStream"] == b"127.0.0.1:8000"
+    assert socket["Service"] == b"sparkdeploy-main-proxy.service"
+    assert socket["WantedBy"] == b"sockets.target"
+    proxy = dict(settings_of(proxy_text("main", 18000).encode()))
+    assert proxy["BindsTo"] == b"sparkdeploy-main.service"
+    assert proxy["After"].split() == [b"sparkdeploy-main.service", b"sparkdeploy-main.socket"]
+    assert proxy["Requires"] == b"sparkdeploy-main.socket"
+    assert proxy["Type"] == b"exec"
+    assert proxy["ExecStart"] == f"{PROXY} 127.0.0.1:18000".encode()
+    confined = ("DynamicUser", "PrivateTmp", "NoNewPrivileges")
+    assert [proxy[name] for name in confined] == [b"yes"] * 3
 
 
 def test_no_wake_is_one_too_many() -> None:

@@ -19,7 +19,7 @@ from sparkdeploy.errors import UsageError
 from sparkdeploy.export.grafana import dashboard, grafana_export
 from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
 from sparkdeploy.export.open_webui import open_webui_export
-from sparkdeploy.export.prometheus import prometheus_export
+from sparkdeploy.export.prometheus import PROMETHEUS_ADDRESS, prometheus_export
 from sparkdeploy.export.rules import recording_rules
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
@@ -55,11 +55,39 @@ def read(export: Export, path: str) -> Any:
     return yaml.safe_load(text_of(export, path))
 
 
-@pytest.mark.parametrize("name", ["litellm", "open-webui", "prometheus", "grafana"])
-def test_the_files_of_an_export(request: pytest.FixtureRequest, name: str) -> None:
-    for file in exports()[name].files:
-        if not file.is_program:
-            assert_golden(request, f"exports/{name}/{file.path}", file.text)
+@pytest.mark.parametrize("path", ["litellm.yaml", "prometheus.yml", "rules.yml"])
+def test_the_settings_of_an_export(request: pytest.FixtureRequest, path: str) -> None:
+    name = "litellm" if path.startswith("litellm") else "prometheus"
+    assert_golden(request, f"exports/{path}", text_of(exports()[name], path))
+
+
+def test_the_services_of_all_exports(request: pytest.FixtureRequest) -> None:
+    services = [
+        f"{service} {key}: {json.dumps(value)}"
+        for export in exports().values()
+        for service, keys in read(export, "compose.yaml")["services"].items()
+        for key, value in keys.items()
+    ]
+    assert_golden(request, "exports/services.txt", "\n".join(services) + "\n")
+
+
+def test_what_each_panel_of_the_dashboard_shows(request: pytest.FixtureRequest) -> None:
+    lines = [
+        f"{panel['title']} [{panel['fieldConfig']['defaults'].get('unit')}]: {target['expr']}"
+        for panel in dashboard()["panels"]
+        for target in panel["targets"]
+    ]
+    assert_golden(request, "exports/panels.txt", "\n".join(lines) + "\n")
+
+
+def test_grafana_reads_its_dashboard_and_prometheus() -> None:
+    grafana = exports()["grafana"]
+    (source,) = read(grafana, "datasources.yaml")["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", f"http://{PROMETHEUS_ADDRESS}")
+    (provider,) = read(grafana, "dashboards.yaml")["providers"]
+    volumes = read(grafana, "compose.yaml")["services"]["grafana"]["volumes"]
+    (mounted,) = [it["target"] for it in volumes if it["source"] == "./dashboard.json"]
+    assert Path(mounted).is_relative_to(provider["options"]["path"])
 
 
 def test_a_gateway_routes_each_name_to_its_own_port() -> None:

@@ -16,7 +16,7 @@ from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, load_recipe
-from tests.unit.golden import assert_golden
+from tests.unit.golden import assert_golden, difference
 from tests.unit.plan.facts import FOLDERS, model_fact
 
 if TYPE_CHECKING:
@@ -69,17 +69,34 @@ def specs_of(
     }
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("backend", ["native", "ray"])
-def test_the_containers_of_v2_over_several_nodes(
-    request: pytest.FixtureRequest, shipped: Library, backend: str, count: int
-) -> None:
+def v2_over(shipped: Library, backend: str, count: int) -> dict[str, ContainerSpec]:
     resolved = load_recipe(
         shipped, "v2", [f"cluster.backend={backend}", f"cluster.tensor_parallel={count}"]
     )
-    specs = {name: asdict(spec) for name, spec in specs_of(resolved, count).items()}
+    return specs_of(resolved, count)
+
+
+def as_json(spec: ContainerSpec) -> str:
+    return json.dumps(asdict(spec), indent=2, sort_keys=True)
+
+
+@pytest.mark.parametrize("backend", ["native", "ray"])
+def test_the_containers_of_v2_over_two_nodes(
+    request: pytest.FixtureRequest, shipped: Library, backend: str
+) -> None:
+    specs = {name: asdict(spec) for name, spec in v2_over(shipped, backend, 2).items()}
     text = json.dumps(specs, indent=2, sort_keys=True) + "\n"
-    assert_golden(request, f"cluster/{backend}-{count}.json", text)
+    assert_golden(request, f"cluster/{backend}-2.json", text)
+
+
+@pytest.mark.parametrize("backend", ["native", "ray"])
+def test_how_the_containers_of_four_nodes_differ_from_those_of_two(
+    request: pytest.FixtureRequest, shipped: Library, backend: str
+) -> None:
+    head, worker = map(as_json, v2_over(shipped, backend, 2).values())
+    first, *others = map(as_json, v2_over(shipped, backend, 4).values())
+    parts = [difference(head, first), *(difference(worker, other) for other in others)]
+    assert_golden(request, f"cluster/{backend}-4.diff", "\n".join(parts))
 
 
 @pytest.mark.parametrize("backend", ["native", "ray"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkdeploy import labels
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure, serve_argv, serve_env
 from sparkdeploy.recipe import flags
@@ -18,7 +20,7 @@ from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.recipe.schema import LoraAdapter, Model, Recipe, Serve, Speculative
 from tests.examples import examples
 from tests.launching import container_spec
-from tests.unit.golden import assert_golden
+from tests.unit.golden import assert_golden, difference
 from tests.unit.plan.facts import FOLDERS, drafter_fact, model_fact
 from tests.unit.recipe.test_load import SHIPPED
 
@@ -43,31 +45,71 @@ def spec_of(resolved: Resolved, exposure: Exposure = Exposure.LOOPBACK) -> Conta
     )
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_solo_container_of_a_recipe(
+def as_json(spec: ContainerSpec) -> str:
+    return json.dumps(asdict(spec), indent=2, sort_keys=True) + "\n"
+
+
+@pytest.fixture
+def plain(shipped: Library) -> ContainerSpec:
+    """The container of v2, which stands whole in a file and which others differ from."""
+    return spec_of(load_recipe(shipped, "v2"))
+
+
+@pytest.mark.parametrize("name", ["v2", "dflash"])
+def test_the_whole_container_of_a_recipe(
     request: pytest.FixtureRequest, shipped: Library, name: str
 ) -> None:
     spec = spec_of(load_recipe(shipped, name))
-    text = json.dumps(asdict(spec), indent=2, sort_keys=True) + "\n"
-    assert_golden(request, f"{name}/container.json", text)
+    assert_golden(request, f"{name}/container.json", as_json(spec))
+
+
+def written(spec: ContainerSpec, plain: ContainerSpec) -> str:
+    """Return a container's command, after the variables that v2's container has not."""
+    at = spec.command.index("--")
+    variables = [f"{key}={value}" for key, value in spec.env.items() if plain.env.get(key) != value]
+    vllm = shlex.join(spec.command[at + 1 :]).replace(" --", " \\\n  --")
+    return "\n".join([*sorted(variables), shlex.join(spec.command[: at + 1]), vllm]) + "\n"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_vllm_arguments_of_a_recipe(
-    request: pytest.FixtureRequest, shipped: Library, name: str
+def test_the_arguments_of_a_recipe(
+    request: pytest.FixtureRequest, shipped: Library, plain: ContainerSpec, name: str
 ) -> None:
-    command = spec_of(load_recipe(shipped, name)).command
-    argv = command[command.index("--") + 1 :]
-    lines = shlex.join(argv).replace(" --", " \\\n  --")
-    assert_golden(request, f"{name}/args.txt", lines + "\n")
+    spec = spec_of(load_recipe(shipped, name))
+    assert_golden(request, f"{name}/args.txt", written(spec, plain))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_containers_differ_in_nothing_but_what_a_recipe_sets(
+    shipped: Library, plain: ContainerSpec, name: str
+) -> None:
+    spec = spec_of(load_recipe(shipped, name))
+    own = {"command": spec.command, "env": spec.env, "mounts": spec.mounts, "labels": spec.labels}
+    assert spec == replace(plain, **own)  # type: ignore[arg-type]
+    assert spec.env.keys() >= plain.env.keys()
+    changed = {key for key, value in spec.labels.items() if plain.labels.get(key) != value}
+    assert changed <= {labels.RECIPE, labels.SERVED_NAME}
+    assert spec.labels.keys() == plain.labels.keys()
+    assert spec.labels[labels.RECIPE] == name
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_all_that_vllm_reads_is_mounted_and_read_only(shipped: Library, name: str) -> None:
+    spec = spec_of(load_recipe(shipped, name))
+    writable = [mount.target for mount in spec.mounts if mount.mode != "ro"]
+    assert writable == ["/cache"]
+    named = re.findall(r"/m/[\w./-]+", " ".join(spec.command))
+    targets = {mount.target for mount in spec.mounts if mount.target.startswith("/m/")}
+    assert named
+    for path in named:
+        assert any(path == target or path.startswith(f"{target}/") for target in targets), path
 
 
 def test_a_public_container_listens_everywhere_behind_the_key(
-    request: pytest.FixtureRequest, shipped: Library
+    request: pytest.FixtureRequest, shipped: Library, plain: ContainerSpec
 ) -> None:
     spec = spec_of(load_recipe(shipped, "v2"), Exposure.PUBLIC)
-    text = json.dumps(asdict(spec), indent=2, sort_keys=True) + "\n"
-    assert_golden(request, "v2/container-public.json", text)
+    assert_golden(request, "v2/public.diff", difference(as_json(plain), as_json(spec)))
     assert "0.0.0.0" in spec.command
     assert "--key-file" in spec.command
 

@@ -1,1 +1,0 @@
-printf 'header = "Authorization: Bearer %s"\n' "$(cat /home/ada/.local/state/sparkdeploy/keys/main)" | curl -s http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{"model": "qwen", "messages": [{"role": "user", "content": "Hello"}]}' -K -

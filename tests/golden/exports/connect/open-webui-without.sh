@@ -1,4 +1,0 @@
-export ENABLE_OPENAI_API=true
-export OPENAI_API_BASE_URL=http://127.0.0.1:8001/v1
-export OPENAI_API_KEY=none
-# model: gpt-oss
