@@ -25,9 +25,9 @@ from sparkdeploy.rehearsal.reference import read_reference
 from sparkdeploy.server.phases import recall_durations
 from sparkdeploy.stored_json import MAX_BYTES, MAX_VALUES
 from tests.examples import examples
+from tests.fakes.bench_runs import cell, sample_run
+from tests.fakes.hostile_text import HOSTILE, commands_in
 from tests.unit.bench.captures import capture, logs, text
-from tests.unit.bench.runs import cell, sample_run
-from tests.unit.test_terminal import HOSTILE, commands_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

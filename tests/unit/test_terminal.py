@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,9 +32,10 @@ from sparkdeploy.terminal import (
     visible_log,
 )
 from tests.examples import examples
-from tests.unit.bench.runs import sample_run
+from tests.fakes.bench_runs import sample_run
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.hostile_text import HOSTILE, commands_in
 from tests.unit.conftest import REPOSITORY
-from tests.unit.fake_containers import FakeContainers, container
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from tests.unit.program import Run
 
 # A title, a cleared screen, a coloured word, an 8-bit introducer, a turned direction, half a pair.
-HOSTILE = "\x1b]0;gone\x07\x1b[2J\x1b[31mred\x1b[0m \x9b2J \x7f\b \u202egnp.exe\u2066 \udc9b end"
 hostile_texts = st.text(
     st.one_of(
         st.sampled_from("\x00\x07\b\x0b\x0c\r\x1b\x7f\x80\x85\x9b\x9d\u2028\u202e\u2066\udc9b"),
@@ -52,18 +51,6 @@ hostile_texts = st.text(
         st.characters(),
     )
 )
-
-
-def commands_in(text: str) -> set[str]:
-    """What a terminal may obey: by Unicode's own categories, and what turns the direction."""
-    return {
-        letter
-        for letter in text
-        if (unicodedata.category(letter) in {"Cc", "Cs", "Zl", "Zp"} and letter not in "\n\t")
-        or unicodedata.bidirectional(letter) in {"LRE", "RLE", "LRO", "RLO", "PDF"}
-        or unicodedata.bidirectional(letter) in {"LRI", "RLI", "FSI", "PDI"}
-        or letter in "\u200e\u200f\u061c"
-    }
 
 
 @settings(max_examples=examples(400))

@@ -15,8 +15,7 @@ from sparkdeploy.estimate.picture import bytes_per_step
 from sparkdeploy.estimate.picture import page as page_of_estimates
 from sparkdeploy.settings import resources
 from tests.engine.bench.browser import Browser, Screen
-from tests.unit.bench.runs import loaded_run, sample_run
-from tests.unit.bench.test_quality_kept import judged
+from tests.fakes.bench_runs import judged, loaded_run, sample_run
 from tests.unit.estimate.test_roofline import made_for
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL, until
-from tests.unit.plan.facts import model_fact, observed
+from tests.fakes.plans import model_fact, observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

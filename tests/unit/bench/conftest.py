@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.bench.fake_engine import FakeEngine
-from tests.unit.bench.talking_engine import TalkingEngine
+from tests.fakes.http_server import serving
+from tests.fakes.vllm_server import FakeEngine, TalkingEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,28 +16,16 @@ if TYPE_CHECKING:
     from tests.unit.program import Done, Run
 
 
-@contextlib.contextmanager
-def answering(engine: FakeEngine) -> Iterator[None]:
-    with engine:
-        thread = threading.Thread(target=engine.serve_forever, args=(0.01,))
-        thread.start()
-        yield
-        engine.shutdown()
-        thread.join()
-
-
 @pytest.fixture
 def engine() -> Iterator[FakeEngine]:
-    made = FakeEngine()
-    with answering(made):
+    with serving(FakeEngine()) as made:
         yield made
 
 
 @pytest.fixture
 def talking_engine() -> Iterator[TalkingEngine]:
     """It is asked about quality, needles and tools as well."""
-    made = TalkingEngine()
-    with answering(made):
+    with serving(TalkingEngine()) as made:
         yield made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparkdeploy.bench.record import CheckpointOrigin, EngineOrigin, Failure, FailureKind, Run
-from tests.unit.bench.runs import sample_run
+from tests.fakes.bench_runs import sample_run
 
 HOME = "/home/planted-user"
 PLANTED = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench.answers import Arrival, Exchange, read_answer
 from sparkdeploy.bench.record import Counting, Failure, FailureKind
-from tests.unit.bench.scripted import DONE, event
+from tests.fakes.scripted_server import DONE, event
 
 pytestmark = pytest.mark.outside
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.unit.bench.fake_engine import FakeEngine
+    from tests.fakes.vllm_server import FakeEngine
     from tests.unit.program import Done
 
 pytestmark = pytest.mark.outside

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.bench.campaign.bundle import CampaignBundle
-    from tests.unit.bench.talking_engine import TalkingEngine
+    from tests.fakes.vllm_server import TalkingEngine
 
 pytestmark = pytest.mark.outside
 

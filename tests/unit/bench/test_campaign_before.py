@@ -27,8 +27,8 @@ from sparkdeploy.errors import BenchError, NodeError, RecipeError, UsageError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
+from tests.fakes.containers import FakeContainers, container
 from tests.unit.conftest import REPOSITORY
-from tests.unit.fake_containers import FakeContainers, container
 
 if TYPE_CHECKING:
     from pathlib import Path

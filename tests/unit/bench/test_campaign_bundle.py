@@ -33,10 +33,8 @@ from sparkdeploy.bench.report.speed import read_published
 from sparkdeploy.commands.bench.campaign_report import private_of
 from sparkdeploy.errors import BenchError
 from sparkdeploy.settings import load_settings
+from tests.fakes.bench_runs import fields_of, judged, loaded_run, sample_run
 from tests.unit.bench.planted import HOME, PLANTED, planted_run
-from tests.unit.bench.runs import loaded_run, sample_run
-from tests.unit.bench.test_quality_kept import judged
-from tests.unit.bench.test_record import fields_of
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:

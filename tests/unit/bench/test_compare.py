@@ -11,7 +11,7 @@ from sparkdeploy.bench.compare import Side, compare, sides_of
 from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
 from sparkdeploy.bench.tables import comparison_lines, list_lines, run_lines
 from sparkdeploy.bench.variation import DifferenceVerdict, ratio_of, spread_of
-from tests.unit.bench.runs import loaded_run, sample_run
+from tests.fakes.bench_runs import loaded_run, sample_run
 from tests.unit.plain import plain_lines
 
 

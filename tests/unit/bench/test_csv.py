@@ -12,7 +12,7 @@ import pytest
 from sparkdeploy.bench.csv_text import csv_text
 from sparkdeploy.bench.files import write_record
 from sparkdeploy.bench.load.record import Asking, LoadResult
-from tests.unit.bench.runs import sample_run
+from tests.fakes.bench_runs import sample_run
 
 if TYPE_CHECKING:
     from pathlib import Path

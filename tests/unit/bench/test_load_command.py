@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -15,23 +14,16 @@ import pytest
 
 from sparkdeploy.bench.compare import Side, compare
 from sparkdeploy.bench.load.record import Asking
-from tests.unit.bench.runs import sample_run
+from tests.fakes.bench_runs import sample_run
+from tests.unit.bench.loads import QUICK, suite_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.unit.bench.fake_engine import FakeEngine
+    from tests.fakes.vllm_server import FakeEngine
     from tests.unit.program import Done
 
 pytestmark = pytest.mark.outside
-QUICK = ("--rate", "50", "--requests", "20", "--ramp", "0")
-
-
-def suite_of(tmp_path: Path) -> dict[str, Any]:
-    (path,) = (tmp_path / "state" / "bench").glob("*.json")
-    suites: list[dict[str, Any]] = json.loads(path.read_text())["suites"]
-    assert len(suites) == 1
-    return suites[0]
 
 
 @pytest.mark.parametrize("words", [("load",), ("--suite", "load"), ("run", "--suite=load")])

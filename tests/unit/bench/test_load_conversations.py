@@ -17,9 +17,8 @@ from sparkdeploy.bench.load.tables import load_lines
 from sparkdeploy.bench.measure import MeasuredServer
 from sparkdeploy.bench.suites import Dialect
 from sparkdeploy.bench.watch import BenchWatch
-from tests.unit.bench.arriving import Arrive, arriving
-from tests.unit.bench.scripted import DONE, Action, Refuse, Write, event
-from tests.unit.bench.test_load_command import suite_of
+from tests.fakes.scripted_server import DONE, Action, Arrive, Refuse, Write, arriving, event
+from tests.unit.bench.loads import suite_of
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.bench.record import SuiteResult
-    from tests.unit.bench.fake_engine import FakeEngine
+    from tests.fakes.vllm_server import FakeEngine
     from tests.unit.program import Done
 
 

@@ -15,8 +15,7 @@ from sparkdeploy.bench.measure import MeasuredServer
 from sparkdeploy.bench.record import FailureKind
 from sparkdeploy.bench.suites import Dialect, Prompt
 from sparkdeploy.bench.watch import BenchWatch
-from tests.unit.bench.arriving import Arrive, arriving
-from tests.unit.bench.scripted import DONE, Action, Refuse, Write, event
+from tests.fakes.scripted_server import DONE, Action, Arrive, Refuse, Write, arriving, event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,13 +11,13 @@ from sparkdeploy.bench.load.additions import body_of, headers_of
 from sparkdeploy.bench.load.prompts import DEFAULT_MAX_TOKENS, read_prompts
 from sparkdeploy.bench.suites import Route
 from sparkdeploy.errors import UsageError
-from tests.unit.bench.test_load_command import QUICK, suite_of
+from tests.unit.bench.loads import QUICK, suite_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.unit.bench.fake_engine import FakeEngine
+    from tests.fakes.vllm_server import FakeEngine
     from tests.unit.program import Done
 
 GOOD = {"prompt": "Hello"}

@@ -12,8 +12,8 @@ import pytest
 from sparkdeploy.bench.answers import CountedAnswer, read_answer
 from sparkdeploy.bench.record import FailureKind
 from sparkdeploy.bench.streams import Streams
-from tests.unit.bench.raw_server import raw_server
-from tests.unit.bench.scripted import DONE, event
+from tests.fakes.raw_server import raw_server
+from tests.fakes.scripted_server import DONE, event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

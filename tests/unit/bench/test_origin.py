@@ -15,8 +15,8 @@ from sparkdeploy.commands.bench.origin import recipe_origin
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
+from tests.fakes.containers import container
 from tests.unit.conftest import REPOSITORY
-from tests.unit.fake_containers import container
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,33 +20,18 @@ from sparkdeploy.commands.bench.pair_recipes import RecipePair, are_recipes, one
 from sparkdeploy.commands.bench.run import WantedRun
 from sparkdeploy.errors import BenchError, NodeError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.settings import load_settings
-from tests.unit.bench.fake_engine import FakeEngine
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sparkdeploy.commands.request import Request
-    from tests.unit.program import Done, Run
+    from tests.fakes.vllm_server import FakeEngine
+    from tests.unit.program import Done
 
 LOAD = ("--suite", "load", "--rate", "50", "--requests", "10", "--ramp", "0", "--runs", "2")
 DECODE = WantedRun((SuiteName.DECODE,), 1, (), (), prompts=1)
 BEFORE = Before("mtp-1", {})
-
-
-@pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    with FakeEngine() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def bench(run: Run) -> Callable[..., Done]:
-    return functools.partial(run, "bench")
 
 
 def sides_of(engine: FakeEngine) -> tuple[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from sparkdeploy.bench.quality.capture import first_texts, take_capture
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
+from tests.fakes.http_server import TableServer, serving
 
 pytestmark = pytest.mark.outside
 
@@ -27,59 +27,28 @@ TOKENS_A_WORD = 2
 MAX_MODEL_LEN = 4096
 
 
-class Server(ThreadingHTTPServer):
+class AskingServer(TableServer):
     """Passes the body of every POST to `answer`."""
 
     def __init__(self, answer: Answer) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answer = answer
-        self.asked: list[dict[str, Any]] = []
+        super().__init__()
+        model = {"id": "qwen", "max_model_len": MAX_MODEL_LEN}
+        self.answers["/v1/models"] = (200, {"data": [model]})
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            self.answers[path] = lambda body: (200, answer(body))
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self._send({"data": [{"id": "qwen", "max_model_len": MAX_MODEL_LEN}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        self._send(self.server.answer(body))
-
-    def _send(self, content: object) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None: ...
+    def bodies(self) -> list[dict[str, Any]]:
+        return [body for _path, _key, body in self.asked if body is not None]
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Answer], Server]]:
-    running: list[tuple[Server, threading.Thread]] = []
-
-    def start(answer: Answer) -> Server:
-        server = Server(answer)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        running.append((server, thread))
-        return server
-
-    yield start
-    for server, thread in running:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def serve() -> Iterator[Callable[[Answer], AskingServer]]:
+    with contextlib.ExitStack() as running:
+        yield lambda answer: running.enter_context(serving(AskingServer(answer)))
 
 
-Serve = Callable[[Answer], Server]
+Serve = Callable[[Answer], AskingServer]
 
 
 def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -127,7 +96,7 @@ def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
     assert [position.best for position in first.positions] == [6, 4]
     assert (first.greedy_ids, first.greedy_text) == ((8, 9), " on")
     assert (taken.model, taken.taken_at) == ("qwen", "2026-11-21T09:00:00+00:00")
-    assert server.asked[1] == {
+    assert server.bodies[1] == {
         "model": "qwen",
         "prompt": list(first_texts(2).values())[1],
         "max_tokens": 2,
@@ -288,4 +257,4 @@ def test_tools_are_tried_one_by_one(
     assert "  none     ok" in said.out
     assert "right 2 of 4" in said.out
     assert "2 of 4 tool calls went wrong" in said.err
-    assert [len(body["tools"]) for body in server.asked] == [3, 3, 3, 3]
+    assert [len(body["tools"]) for body in server.bodies] == [3, 3, 3, 3]

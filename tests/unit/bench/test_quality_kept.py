@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.bench.quality.kept import (
     QualityResult,
     QualityShelf,
-    SharedEstimate,
-    SharedQuality,
     newest_of_each,
-    served_by,
 )
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
-from tests.unit.bench.runs import sample_run
+from tests.fakes.bench_runs import judged, sample_run
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -25,32 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.bench.record import Run
-    from tests.unit.bench.fake_engine import FakeEngine
-    from tests.unit.bench.talking_engine import TalkingEngine
+    from tests.fakes.vllm_server import FakeEngine, TalkingEngine
     from tests.unit.program import Done
 
 V2, V3, BASELINE = (sample_run(name) for name in ("v2", "v3", "baseline"))
-
-
-def judged(reference: Run, candidate: Run, **changed: Any) -> QualityResult:
-    figures = SharedQuality(
-        against=served_by(reference).name,
-        positions=1_234,
-        top1_agreement=SharedEstimate(0.987, 0.98, 0.99),
-        mean_kl_nats=SharedEstimate(0.0012, 0.001, 0.002),
-        most_mean_kl_nats=0.0034,
-        perplexity_change=SharedEstimate(0.001),
-        drift_nats=SharedEstimate(0.05),
-    )
-    made = QualityResult(
-        taken_at="2026-11-25T08:00:00+00:00",
-        reference=served_by(reference),
-        candidate=served_by(candidate),
-        figures=figures,
-        failures=(),
-        limits={"max_mean_kl_nats": 0.01},
-    )
-    return replace(made, **changed)
 
 
 def page(runs: list[Run], quality: list[QualityResult | None]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import TypeAdapter
@@ -13,22 +13,13 @@ from sparkdeploy.bench.files import Shelf, read_record, record_text, write_recor
 from sparkdeploy.bench.record import METRICS, SCHEMA_VERSION, CheckpointOrigin, Run, ServerDelta
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.errors import BenchError
-from tests.unit.bench.runs import sample_run
+from tests.fakes.bench_runs import fields_of, sample_run
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA_FILE = REPOSITORY / "docs" / "bench-record.schema.json"
-
-
-def fields_of(schema: Any) -> dict[str, tuple[list[str], list[str]]]:
-    """Names and required names of every object: pydantic's wording differs between versions."""
-    objects = {**schema["$defs"], "Run": schema}
-    return {
-        name: (sorted(item.get("properties", item.get("enum", ()))), item.get("required", []))
-        for name, item in objects.items()
-    }
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdeploy.bench.files import write_record
 from sparkdeploy.cli.main import main
-from tests.unit.bench.runs import sample_run
+from tests.fakes.bench_runs import sample_run
 
 
 def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:

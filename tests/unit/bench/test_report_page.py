@@ -18,7 +18,7 @@ from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import Field, read_published
-from tests.unit.bench.runs import origin, sample_run
+from tests.fakes.bench_runs import origin, sample_run
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:

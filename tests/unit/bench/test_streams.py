@@ -13,7 +13,7 @@ from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import Measured, measure, round_result
 from sparkdeploy.bench.record import Counting, FailureKind
 from sparkdeploy.bench.streams import Streams
-from tests.unit.bench.scripted import DONE, Action, Drop, End, Refuse, Write, event, scripted
+from tests.fakes.scripted_server import DONE, Action, Drop, End, Refuse, Write, event, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,7 +34,7 @@ from sparkdeploy.bench.suites import (
     sweep_suite,
 )
 from sparkdeploy.errors import BenchError, UsageError
-from tests.unit.bench.runs import origin, sample_run
+from tests.fakes.bench_runs import origin, sample_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,11 +29,11 @@ from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
 from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
+from tests.fakes.containers import container
+from tests.fakes.fabric import node_fact, two_node_plan
 from tests.unit.checks.recorded import NAMES, RecordedEngine, Recording, load
 from tests.unit.conftest import REPOSITORY
-from tests.unit.fake_containers import container
 from tests.unit.plain import plain_lines
-from tests.unit.plan.test_cluster_checks import node, several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -298,7 +298,9 @@ def test_a_plan_at_hand_is_reported_and_not_drafted_again(
 
     monkeypatch.setattr(room, "observe", refuse)
     monkeypatch.setattr(room, "connect", lambda _: RecordedEngine(load("spark").docker or {}))
-    plan = several(shipped, ObservedNode(node(2, gpu=None, gpu_failure="no GPU on the second")))
+    plan = two_node_plan(
+        shipped, ObservedNode(node_fact(2, gpu=None, gpu_failure="no GPU on the second"))
+    )
     found = room.doctor_report(plan.resolved, settings_of_ada(), plan)
     gpu = next(item for item in found["checks"] if "no GPU on the second" in item["seen"])
     assert gpu["seen"].startswith("spark-2: ")
@@ -350,7 +352,7 @@ def test_a_bug_of_doctor_does_not_keep_up_from_settling_a_failure(
         raise KeyError("a bug")
 
     monkeypatch.setattr(room, "doctor_report", break_down)
-    plan = several(shipped, ObservedNode(node(2)))
+    plan = two_node_plan(shipped, ObservedNode(node_fact(2)))
     attempt: Any = SimpleNamespace(settings=settings_of_ada())
     watch: Any = SimpleNamespace(details=dict)
     assert _Up._details(attempt, plan, watch)["doctor"] == {"not_seen": "KeyError('a bug')"}

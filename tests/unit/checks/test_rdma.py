@@ -22,8 +22,8 @@ from sparkdeploy.checks.rdma import (
 )
 from sparkdeploy.image.inside import rdma
 from sparkdeploy.recipe.load import load_recipe
-from tests.unit.checks.adapters import DEVINFO, SOUND
-from tests.unit.plan.test_cluster_launch import sparks
+from tests.fakes.adapters import DEVINFO, SOUND
+from tests.fakes.fabric import sparks
 from tests.verbs import build_stand_in
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from sparkdeploy.bench.files import write_record
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
+from tests.fakes.bench_runs import sample_run
 from tests.families import config
 from tests.families.checkpoints import packed, plain, write
 from tests.hub.double import Repo, hub_double
-from tests.unit.bench.runs import sample_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.node import facts
 from sparkdeploy.plan.room import not_checked
 from sparkdeploy.settings import load_settings
-from tests.unit.plan.facts import observed, plan
+from tests.fakes.plans import observed, plan
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import socketserver
-import threading
-from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
@@ -20,6 +17,7 @@ from sparkdeploy.cli.completion import names
 from sparkdeploy.cli.completion.answer import answer, escaped, split
 from sparkdeploy.cli.completion.words import load_words
 from sparkdeploy.settings import load_settings
+from tests.fakes.http_server import Handler, UnixHttpServer, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,35 +176,24 @@ def test_checkpoints_are_downloads_and_what_was_prepared(tmp_path: Path) -> None
     assert completed("checkpoint", "rm", "") == ["org/name", "v2-1234"]
 
 
-class Engine(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class Engine(UnixHttpServer):
     """A Docker Engine that lists what a test says."""
 
-    daemon_threads = True
     lists: dict[str, Any]
 
-    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
-        request, _ = super().get_request()
-        return request, ("local", 0)
 
+class Listing(Handler):
+    server: Engine
 
-class Listing(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        path, _, _ = self.path.partition("?")
-        body = json.dumps(self.server.lists[path]).encode()  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None: ...
+    def get(self) -> None:
+        self.send(200, self.server.lists[self.path.partition("?")[0]])
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine")
-    with Engine(f"{tmp_path}/engine", Listing) as made:
-        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    with serving(Engine(f"{tmp_path}/engine", Listing)) as made:
         yield made
-        made.shutdown()
 
 
 def listed(name: str, deployment: str, **marks: str) -> dict[str, Any]:

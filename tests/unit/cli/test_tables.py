@@ -31,7 +31,7 @@ from sparkdeploy.console import Console
 from sparkdeploy.ink import Ink, plain_text
 from sparkdeploy.table import TextTable, laid_out
 from sparkdeploy.wrap import line_cells, longest_word
-from tests.unit.bench.runs import sample_run
+from tests.fakes.bench_runs import sample_run
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden
 from tests.unit.plain import plain_lines

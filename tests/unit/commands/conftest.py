@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.commands.lab import build
+from tests.fakes.machines import build
+from tests.fakes.two_nodes import Pair
 from tests.unit.commands.sources import THEIRS, commit, recipe, run_git
-from tests.unit.commands.two_nodes import Pair
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from sparkdeploy import labels
 from sparkdeploy.commands import operate, reach
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import NEW, Lab, build
-from tests.unit.commands.two_nodes import part
+from tests.fakes.machines import NEW, Lab, build
+from tests.fakes.two_nodes import part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

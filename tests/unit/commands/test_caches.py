@@ -18,7 +18,7 @@ from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, 
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.settings import load_settings
-from tests.unit.plan.facts import DOCKER, model_fact, observed
+from tests.fakes.plans import DOCKER, model_fact, observed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

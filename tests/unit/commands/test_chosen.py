@@ -12,8 +12,8 @@ from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import reached_alone
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.machines import reached_alone
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact

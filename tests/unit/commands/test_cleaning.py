@@ -11,7 +11,7 @@ from sparkdeploy import labels
 from sparkdeploy.commands.clean import KEPT_DAYS, WantedImages, clean, find_leftovers, old_images
 from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.settings import describe, load_settings
-from tests.unit.plan.facts import DOCKER
+from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

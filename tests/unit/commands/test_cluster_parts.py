@@ -27,15 +27,14 @@ from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.tree import Ledger, hashes, list_tree, read_listing
 from sparkdeploy.plan.place import Move, Tree, hold, trees_of
 from sparkdeploy.settings import load_settings
-from tests.unit.plan.facts import model_fact
-from tests.unit.plan.test_cluster_checks import facts
-from tests.unit.plan.test_cluster_launch import spark, sparks
+from tests.fakes.fabric import adapters_of, fabric_fact, spark, sparks
+from tests.fakes.plans import model_fact
 
 if TYPE_CHECKING:
     from sparkdeploy.node.ssh import SshLink
 
 HERE = Node("spark-1", spark(1))
-ASIDE = Move(facts(), facts(2))
+ASIDE = Move(fabric_fact(), fabric_fact(2))
 
 
 def test_a_listing_tells_files_links_and_stamps() -> None:
@@ -141,19 +140,19 @@ def test_a_node_mounts_what_its_own_links_lead_to(tmp_path: Path) -> None:
     own, theirs = tmp_path / "blobs" / STORED, Path("/home/bob/hub/blobs") / STORED
     model = model_fact(root=Path("/home/ada/hub/models--lab--twin"), shared=(own,))
     root = Path("/home/bob/hub/models--lab--twin")
-    move = Move(facts(), facts(2, home="/home/bob", uid=1001, gid=1002))
+    move = Move(fabric_fact(), fabric_fact(2, home="/home/bob", uid=1001, gid=1002))
     assert move.model(model, {root: (theirs,)}).shared == (theirs,)
     assert move.model(model, {}).shared == ()
 
 
 def test_paths_below_the_home_move_with_it_and_owners_with_the_user() -> None:
-    worker = facts(2, home="/home/bob", uid=1001, gid=1002)
-    assert Move(facts(), worker).path(Path("/home/ada/x")) == Path("/home/bob/x")
-    assert Move(facts(), worker).path(Path("/data/x")) == Path("/data/x")
-    moved = Move(facts(), worker).model(model_fact(), {})
+    worker = fabric_fact(2, home="/home/bob", uid=1001, gid=1002)
+    assert Move(fabric_fact(), worker).path(Path("/home/ada/x")) == Path("/home/bob/x")
+    assert Move(fabric_fact(), worker).path(Path("/data/x")) == Path("/data/x")
+    moved = Move(fabric_fact(), worker).model(model_fact(), {})
     assert moved.root.is_relative_to("/home/bob")
     assert (moved.owner_uid, moved.owner_gid) == (1001, 1002)
-    root = Move(facts(), replace(worker, uid=0)).model(model_fact(), {})
+    root = Move(fabric_fact(), replace(worker, uid=0)).model(model_fact(), {})
     assert root.owner_uid == 1000
 
 
@@ -169,20 +168,20 @@ def test_notes_tell_which_nodes_may_have_something(tmp_path: Path) -> None:
 
 def test_discovery_writes_a_section_that_can_be_read_back() -> None:
     found = (
-        Host("192.168.177.11", facts(1)),
-        Host("192.168.177.12", facts(2)),
+        Host("192.168.177.11", fabric_fact(1)),
+        Host("192.168.177.12", fabric_fact(2)),
         Host("192.168.177.1", None, "nvidia-smi names no GPU"),
     )
     config = read_cluster(yaml.safe_load(section(found, "ada"))["cluster"], "stdout")
     assert [node.name for node in config.nodes] == ["spark-1", "spark-2"]
-    assert [port.rdma for port in config.nodes[1].fabric] == ["rocep1s0f1", "roceP2p1s0f1"]
+    assert [port.rdma for port in config.nodes[1].fabric] == list(adapters_of(2))
 
 
 def test_without_twins_the_fabric_is_what_all_nodes_share() -> None:
     def machine(last: int) -> FabricFact:
         lan = Interface("eth0", True, 1500, (f"10.9.0.{last}/24",))
         own = Interface("eth1", True, 1500, (f"10.{last}.0.1/24",))
-        return facts(1, interfaces=(lan, own), rdma=())
+        return fabric_fact(1, interfaces=(lan, own), rdma=())
 
     first, second = machine(1), machine(2)
     assert [item.name for item in fabric_of(first, [first, second])] == ["eth0"]

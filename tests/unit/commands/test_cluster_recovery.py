@@ -9,12 +9,12 @@ import pytest
 
 from sparkdeploy.commands import rollback
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
-from tests.unit.commands.lab import launches
-from tests.unit.commands.two_nodes import BOTH, NEW, OLD, part
-from tests.unit.fake_containers import container
+from tests.fakes.containers import container
+from tests.fakes.machines import launches
+from tests.fakes.two_nodes import BOTH, NEW, OLD, part
 
 if TYPE_CHECKING:
-    from tests.unit.commands.two_nodes import Pair
+    from tests.fakes.two_nodes import Pair
 
 OLD_IS_BACK = {f"{OLD}/{NEW}": "running"}
 

@@ -19,9 +19,9 @@ from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import client_settings
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import ON_VARIABLE, load_settings
-from tests.unit.commands.lab import reached_alone
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.machines import reached_alone
 from tests.unit.export.served import EMBEDDER, MAIN
-from tests.unit.fake_containers import FakeContainers, container
 from tests.unit.golden import assert_golden
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +15,9 @@ from sparkdeploy.commands.up import Extent
 from sparkdeploy.deploy.serving import remark_on_drafts
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import build, reached_alone
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.http_server import TableServer, serving
+from tests.fakes.machines import build, reached_alone
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
@@ -34,38 +33,16 @@ COUNTED = {"drafts": 400, "draft_tokens": 4800, "accepted_tokens": 0}
 SAID = "0 of 4,800 drafted tokens were accepted in 400 steps (0.0%, less than 5%)"
 
 
-class Counting(ThreadingHTTPServer):
-    """Answers /metrics, and nothing else."""
-
-    text = ""
-    asked = 0
-
-    @property
-    def container(self) -> ContainerFact:
-        return container("sparkdeploy-main", port=str(self.server_address[1]))
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Counting
-
-    def do_GET(self) -> None:
-        self.server.asked += self.path == "/metrics"
-        self.send_response(200 if self.server.text else 503)
-        self.end_headers()
-        self.wfile.write(self.server.text.encode())
-
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture
-def server() -> Iterator[Counting]:
-    with Counting(("127.0.0.1", 0), Handler) as running:
-        running.text = "".join(f"{POOR.format(name)} {n}\n" for name, n in COUNTED.items())
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
+def server() -> Iterator[TableServer]:
+    with serving(TableServer()) as running:
+        counted = "".join(f"{POOR.format(name)} {n}\n" for name, n in COUNTED.items())
+        running.answers["/metrics"] = (200, counted)
         yield running
-        running.shutdown()
-        thread.join()
+
+
+def served_by(server: TableServer) -> ContainerFact:
+    return container("sparkdeploy-main", port=str(server.port))
 
 
 class Remembering(FakeContainers):
@@ -78,23 +55,23 @@ class Remembering(FakeContainers):
 
 @pytest.mark.parametrize(("is_healthy", "is_asked"), [(True, 1), (False, 0)])
 def test_status_says_it_of_a_healthy_server_alone(
-    monkeypatch: pytest.MonkeyPatch, server: Counting, is_healthy: bool, is_asked: int
+    monkeypatch: pytest.MonkeyPatch, server: TableServer, is_healthy: bool, is_asked: int
 ) -> None:
-    reached_alone(monkeypatch, Remembering.of(server.container))
+    reached_alone(monkeypatch, Remembering.of(served_by(server)))
     monkeypatch.setattr(operate, "answers", lambda _fact: is_healthy)
     (row,) = operate.current_rows()
     shown = [line for line in plain_lines(status_lines((row,))) if line.startswith("  ! ")]
-    assert server.asked == is_asked
+    assert len(server.asked) == is_asked
     assert (SAID in row.drafting) is is_healthy
     assert len(shown) == is_asked
 
 
-def test_a_server_that_does_not_tell_is_no_failure(server: Counting) -> None:
-    assert SAID in remark_on_drafts(server.container, load_settings())
-    server.text = ""
-    assert remark_on_drafts(server.container, load_settings()) == ""
-    server.text = "x" * 100
-    assert remark_on_drafts(server.container, load_settings()) == ""
+def test_a_server_that_does_not_tell_is_no_failure(server: TableServer) -> None:
+    assert SAID in remark_on_drafts(served_by(server), load_settings())
+    server.answers["/metrics"] = (503, "")
+    assert remark_on_drafts(served_by(server), load_settings()) == ""
+    server.answers["/metrics"] = (200, "x" * 100)
+    assert remark_on_drafts(served_by(server), load_settings()) == ""
     gone = container("sparkdeploy-main", port="1")
     assert remark_on_drafts(gone, load_settings()) == ""
     unlabelled = container("sparkdeploy-main")

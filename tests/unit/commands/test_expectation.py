@@ -20,7 +20,7 @@ from sparkdeploy.deploy.expectation import (
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.server.facts import EngineFacts
-from tests.unit.plan import facts
+from tests.fakes import plans as facts
 
 if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan

@@ -10,7 +10,7 @@ from sparkdeploy.commands import request
 from sparkdeploy.commands.export import export_compose
 from sparkdeploy.commands.request import Request
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import build
+from tests.fakes.machines import build
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library

@@ -33,8 +33,8 @@ from sparkdeploy.node.ports import port_owner
 from sparkdeploy.plan.problems import promised_bytes
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
-from tests.unit.commands.lab import reached_alone
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.machines import reached_alone
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:

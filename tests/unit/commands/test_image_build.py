@@ -14,7 +14,7 @@ from sparkdeploy.node.reports import RegistryImage
 from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.recipe.settled import ImageContents, ImageLock
 from sparkdeploy.settings import load_settings, resources
-from tests.unit.plan.facts import DOCKER, built
+from tests.fakes.plans import DOCKER, built
 
 if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage

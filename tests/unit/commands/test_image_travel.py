@@ -12,8 +12,8 @@ from sparkdeploy.deploy import travel
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.node import Node
-from tests.unit.plan.facts import DOCKER
-from tests.unit.plan.test_cluster_launch import spark
+from tests.fakes.fabric import spark
+from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

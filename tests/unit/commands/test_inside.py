@@ -18,7 +18,9 @@ from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
 from sparkdeploy.node.host import DockerRefusedError
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import Engine, Lab, build
+from tests.fakes.adapters import of_node
+from tests.fakes.fabric import adapters_of
+from tests.fakes.machines import Engine, Lab, build
 from tests.unit.server.log_files import recorded
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class Answers:
                 return look(engine, spec, timeout_s=timeout_s)
             if isinstance(said, NodeError):
                 raise said
-            return code, str(said)
+            return code, of_node(int(spec.env["VLLM_HOST_IP"][-1]), str(said))
 
         monkeypatch.setattr(Engine, "run_to_end", run_to_end)
 
@@ -104,7 +106,7 @@ def test_a_sum_over_the_adapters_of_the_plan_is_well(
     assert {check.verdict for check in checks} == {"ok"}
     sums = [check for check in checks if check.subject == SUBJECT]
     assert [check.describe() for check in sums] == [
-        f"spark-{n}: NCCL all-reduce: NET/IB over rocep1s0f1, roceP2p1s0f1, 21.5 GB/s"
+        f"spark-{n}: NCCL all-reduce: NET/IB over {', '.join(adapters_of(n))}, 21.5 GB/s"
         for n in (1, 2)
     ]
     adding = [spec for spec in answers.specs if spec.gpus == "all"]

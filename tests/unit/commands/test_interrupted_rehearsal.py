@@ -15,13 +15,13 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.rehearsal.miniature import Miniature
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import build, interrupts
+from tests.fakes.machines import build, interrupts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.recipe.load import Library
-    from tests.unit.commands.lab import Lab
+    from tests.fakes.machines import Lab
 
 KEEP_OR_NOT = list(Afterwards)
 

@@ -20,7 +20,7 @@ from sparkdeploy.errors import BuildError, RecipeError, UnhealthyError
 from sparkdeploy.image.pins import keep, keep_contents
 from sparkdeploy.recipe.settled import ImageContents, ImageLock, SettledImage
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import Killed, Lab, build, dies, interrupts, killed
+from tests.fakes.machines import Killed, Lab, build, dies, interrupts, killed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

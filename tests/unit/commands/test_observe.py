@@ -16,9 +16,8 @@ from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.observed import MissingModel, ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
-from tests.unit.plan.facts import DOCKER
-from tests.unit.plan.test_cluster_checks import node
-from tests.unit.plan.test_cluster_launch import spark
+from tests.fakes.fabric import node_fact, spark
+from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +94,7 @@ def test_a_worker_is_sent_what_the_head_has_yet_to_fetch(
     sizes: tuple[int | None, ...], missing_bytes: int | None
 ) -> None:
     models = tuple(MissingModel("a/b", "fetch", size_bytes) for size_bytes in sizes)
-    head, worker = (ObservedNode(node(number)) for number in (1, 2))
+    head, worker = (ObservedNode(node_fact(number)) for number in (1, 2))
     nodes = Nodes(Node("spark-1", spark(1)), (Node("spark-2", spark(2)),))
     assert room._with_weights(worker, head, models, nodes).missing_bytes == missing_bytes
 

@@ -13,8 +13,8 @@ from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import build, reached_alone
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.machines import build, reached_alone
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from sparkdeploy.commands import purge as purging
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.errors import NodeError
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import NEW, Engine, Lab, build
-from tests.unit.commands.two_nodes import part
-from tests.unit.fake_containers import container
+from tests.fakes.containers import container
+from tests.fakes.machines import NEW, Engine, Lab, build
+from tests.fakes.two_nodes import part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from sparkdeploy.image.stages import stages_of
 from sparkdeploy.recipe.load import load_engine, load_recipe
 from sparkdeploy.rehearsal.cpu_engine import by_nearness, newest_first
 from sparkdeploy.settings import load_settings, resources
-from tests.unit.plan.facts import DOCKER, built
+from tests.fakes.plans import DOCKER, built
 
 if TYPE_CHECKING:
     from pathlib import Path

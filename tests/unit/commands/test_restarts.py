@@ -12,8 +12,8 @@ from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.deployments import CAUSE_CHARACTERS
 from sparkdeploy.errors import NodeError
 from sparkdeploy.server.health import EXAMINED_LINES
-from tests.unit.commands.lab import reached_alone
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.machines import reached_alone
 from tests.unit.plain import plain_lines
 from tests.unit.server.log_files import recorded
 

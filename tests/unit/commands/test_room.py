@@ -13,7 +13,7 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
 from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.recipe.load import Library, load_recipe
-from tests.unit.plan.facts import GIB, SPARK
+from tests.fakes.plans import GIB, SPARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

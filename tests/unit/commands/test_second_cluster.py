@@ -10,7 +10,7 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import Lab, build
+from tests.fakes.machines import Lab, build
 
 if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.commands import reach, rollback
 from sparkdeploy.errors import NodeError
-from tests.unit.commands.two_nodes import BOTH, NEW, part
-from tests.unit.fake_containers import container
+from tests.fakes.containers import container
+from tests.fakes.two_nodes import BOTH, NEW, part
 
 if TYPE_CHECKING:
     import pytest
 
-    from tests.unit.commands.two_nodes import Pair
+    from tests.fakes.two_nodes import Pair
 
 
 def test_one_machine_alone_leaves_the_other_nodes(

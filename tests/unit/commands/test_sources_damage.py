@@ -7,7 +7,6 @@ import http.server
 import json
 import os
 import shutil
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import pytest
 from sparkdeploy.commands.source import change, index
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.settings import load_settings
+from tests.fakes.http_server import HttpServer, serving
 from tests.unit.commands.sources import commit, recipe, run_git, taken, write
 
 if TYPE_CHECKING:
@@ -223,11 +223,8 @@ def test_a_server_that_only_hands_out_files_will_do(run: Run, origin: Path, tmp_
     run_git(origin, "clone", "--quiet", "--bare", ".", str(bare))
     run_git(bare, "update-server-info")
     handler = functools.partial(SilentHandler, directory=str(bare))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/"
-        done = run("recipe", "source", "add", "birds", address)
-        server.shutdown()
+    with serving(HttpServer(handler)) as server:
+        done = run("recipe", "source", "add", "birds", f"{server.url}/")
     assert done.returncode == 0, done.stderr
 
 

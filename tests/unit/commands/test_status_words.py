@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,9 +15,10 @@ from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.deployments import MemberRow, StatusRow
 from sparkdeploy.moment import clock_words, stamp
 from sparkdeploy.server.metrics import FinishedRequests, finished_requests, parse_samples
-from tests.unit.commands.lab import reached_alone
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.http_server import TableServer, serving
+from tests.fakes.machines import reached_alone
 from tests.unit.conftest import REPOSITORY
-from tests.unit.fake_containers import FakeContainers, container
 from tests.unit.golden import assert_golden
 from tests.unit.plain import plain_lines
 
@@ -133,15 +132,6 @@ def test_requests_a_minute_are_the_mean_since_the_server_began(
     assert found is None or found.a_minute(1600.0) == a_minute
 
 
-class Counting(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(COUNTED.replace("1000.0", str(time.time() - 600)).encode())
-
-    def log_message(self, *_: object) -> None: ...
-
-
 class Remembering(FakeContainers):
     def memory_bytes(self, _key: str) -> int:
         return 0
@@ -154,10 +144,10 @@ class Remembering(FakeContainers):
 def test_a_row_comes_from_the_container_and_from_its_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Counting) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        port = server.server_address[1]
+    with serving(TableServer()) as server:
+        text = COUNTED.replace("1000.0", str(time.time() - 600))
+        server.answers["/metrics"] = (200, text)
+        port = server.port
         fact = container("sparkdeploy-main", port=str(port))
         fact = replace(
             fact,
@@ -167,8 +157,6 @@ def test_a_row_comes_from_the_container_and_from_its_server(
         reached_alone(monkeypatch, Remembering.of(fact))
         monkeypatch.setattr(operate, "answers", lambda _fact: True)
         (row,) = operate.current_rows()
-        server.shutdown()
-        thread.join()
     assert (row.url, row.model) == (f"http://127.0.0.1:{port}/v1", "qwen")
     assert (row.since, row.exposure) == ("2026-11-20T12:02:00+00:00", "loopback")
     assert row.requests == 60

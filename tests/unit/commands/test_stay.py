@@ -18,7 +18,7 @@ from sparkdeploy.deploy.staying import NoMemoryLeftError
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, watching
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import NEW, Lab, build, interrupts
+from tests.fakes.machines import NEW, Lab, build, interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from sparkdeploy.deploy import again
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.ink import plain_text
 from sparkdeploy.table import laid_out
-from tests.unit.commands.lab import NEW, Killed, Lab, build, dies, interrupts, launches
+from tests.fakes.machines import NEW, Killed, Lab, build, dies, interrupts, launches
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library

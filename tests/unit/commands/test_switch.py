@@ -16,8 +16,8 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.phases import remember_durations
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import Lab, build
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.machines import Lab, build
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library

@@ -14,8 +14,18 @@ from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.plan.steps import Action
-from tests.unit.commands.lab import NEW, Engine, Killed, Lab, build, interrupts
-from tests.unit.commands.test_up_of_any_number import LATER, OLD, check_whole, deployed
+from tests.fakes.machines import (
+    LATER,
+    NEW,
+    OLD,
+    Engine,
+    Killed,
+    Lab,
+    build,
+    check_whole,
+    deployed,
+    interrupts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,34 +12,28 @@ from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import NEW, Killed, Lab, build, dies, interrupts, launches
+from tests.fakes.machines import (
+    LATER,
+    NEW,
+    OLD,
+    Killed,
+    Lab,
+    build,
+    check_whole,
+    deployed,
+    dies,
+    interrupts,
+)
 
 if TYPE_CHECKING:
     from sparkdeploy.node.node import Node
     from sparkdeploy.recipe.load import Library
     from sparkdeploy.server.health import Readiness
 
-OLD_AND_NEW = ("serve.max_num_seqs=1", "serve.max_num_seqs=2")
-OLD, LATER = OLD_AND_NEW
-
 
 @pytest.fixture(params=[1, 2, 3])
 def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
     return build(monkeypatch, shipped, request.param)
-
-
-def deployed(lab: Lab) -> Lab:
-    lab.up(OLD)
-    lab.is_answering = True
-    return lab
-
-
-def check_whole(lab: Lab, text: str) -> None:
-    """Every machine serves the same, started together, and nothing is half done."""
-    assert lab.running() == [text] * lab.count
-    assert len(launches(lab)) == 1
-    for names in lab.names():
-        assert f"{NEW}-replaced" not in names
 
 
 def test_a_first_start(lab: Lab) -> None:

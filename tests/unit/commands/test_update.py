@@ -24,17 +24,17 @@ from sparkdeploy.commands.update import Effect, update_lines, update_report
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.lab import build
+from tests.fakes.containers import container
+from tests.fakes.machines import build
+from tests.fakes.plans import built
 from tests.unit.commands.upgraded import upgraded
-from tests.unit.fake_containers import container
-from tests.unit.plan.facts import built
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.commands.update import Effects
     from sparkdeploy.recipe.load import Library
-    from tests.unit.commands.lab import Lab
+    from tests.fakes.machines import Lab
 
 WHEEL = {"url": "file:///dists/sparkdeploy-0.1.0-py3-none-any.whl", "archive_info": {}}
 CHECKOUT = {"url": "file:///home/ada/spark%20deploy", "dir_info": {}}
@@ -81,7 +81,7 @@ def test_an_image_that_is_not_here_is_rebuilt_and_the_deployment_starts_again(
     lab.up("serve.max_num_seqs=7")
     label_of(lab, **{labels.FINGERPRINT: "of an image of the version before"})
     monkeypatch.setattr(
-        "tests.unit.commands.lab._built", lambda stages: {it.tag: built(it) for it in stages[:-1]}
+        "tests.fakes.machines._built", lambda stages: {it.tag: built(it) for it in stages[:-1]}
     )
     row = told(lab)
     assert (row.effect, row.reasons) == (Effect.BUILD, ("image plugin: image is missing",))

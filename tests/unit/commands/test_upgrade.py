@@ -12,7 +12,7 @@ from sparkdeploy.commands import operate
 from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.errors import NodeError
-from tests.unit.commands.lab import NEW, build
+from tests.fakes.machines import NEW, build
 from tests.unit.commands.upgraded import SCENES, upgraded
 from tests.unit.plain import plain_lines
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkdeploy.recipe.load import Library
-    from tests.unit.commands.lab import Lab
+    from tests.fakes.machines import Lab
 
     Brings = Callable[[str], Lab]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sparkdeploy.node.container import ContainerFact
-from tests.unit.commands.lab import build
+from tests.fakes.machines import build
 
 if TYPE_CHECKING:
     import pytest
 
     from sparkdeploy.recipe.load import Library
-    from tests.unit.commands.lab import Lab
+    from tests.fakes.machines import Lab
 
 FOLDER = Path(__file__).parent / "recordings"
 SCENES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

@@ -26,10 +26,10 @@ from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.phases import remember_durations
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
+from tests.fakes.plans import spec_of
 from tests.unit.conftest import REPOSITORY
 from tests.unit.export.systemd_reader import command_of, plain_of, settings_of, words_of
 from tests.unit.golden import assert_golden
-from tests.unit.plan.test_launch import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.settings import load_settings, resources
-from tests.unit.plan.facts import DOCKER
+from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:
     from sparkdeploy.node.reports import EngineInfo

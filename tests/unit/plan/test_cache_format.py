@@ -12,8 +12,8 @@ from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Serve
+from tests.fakes.plans import drafter_fact, model_fact, observed, plan
 from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.facts import drafter_fact, model_fact, observed, plan
 
 if TYPE_CHECKING:
     from tests.unit.program import Run

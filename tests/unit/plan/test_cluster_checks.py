@@ -34,9 +34,9 @@ from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.problems import refuse_to_prepare
 from sparkdeploy.recipe.load import load_recipe
+from tests.fakes.fabric import fabric_fact, interfaces_of, node_fact, sparks, two_node_plan
+from tests.fakes.plans import DOCKER, FOLDERS, model_fact
 from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.facts import DOCKER, FOLDERS, SPARK, model_fact
-from tests.unit.plan.test_cluster_launch import sparks
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.fabric import Check
@@ -48,87 +48,57 @@ RECORDED = Path(__file__).parent / "recordings"
 CONFIG = sparks(2)
 
 
-def facts(number: int = 1, **changes: object) -> FabricFact:
-    """A Spark's place on the fabric, as its owners describe it; it was not recorded on one."""
-    known = FabricFact(
-        host_name=f"spark-{number}",
-        uid=1000,
-        gid=1000,
-        home="/home/ada",
-        clock_s=0.0,
-        interfaces=(
-            Interface("enp1s0f1np1", True, 9000, (f"192.168.177.1{number}/24",)),
-            Interface("enP2p1s0f1np1", True, 9000, (f"192.168.178.1{number}/24",)),
-            Interface("wlP9s9", True, 1500, ("10.0.0.5/24",)),
-        ),
-        rdma=(
-            RdmaDevice("rocep1s0f1", "enp1s0f1np1", True, 3),
-            RdmaDevice("roceP2p1s0f1", "enP2p1s0f1np1", True, 3),
-        ),
-        tools=frozenset({"rsync", "ping", "python3", "sha256sum"}),
-    )
-    return replace(known, **changes)  # type: ignore[arg-type]
-
-
-def node(number: int, fabric: FabricFact | None = None, **changes: object) -> NodeFact:
-    """A Spark among others."""
-    gpu = GpuFact("NVIDIA GB10", "12.1", driver_version="580.95")
-    known = replace(SPARK, name=f"spark-{number}", gpu=gpu, fabric=fabric or facts(number))
-    return replace(known, **changes)  # type: ignore[arg-type]
-
-
 def verdicts(second: FabricFact | NodeFact, skew_s: float = 0.0) -> list[Check]:
-    other = node(2, second) if isinstance(second, FabricFact) else second
+    other = node_fact(2, second) if isinstance(second, FabricFact) else second
     assert other.fabric is not None
     other = replace(other, fabric=replace(other.fabric, clock_skew_s=skew_s))
-    seen = {"spark-1": node(1), "spark-2": other}
+    seen = {"spark-1": node_fact(1), "spark-2": other}
     found = (*checks.node_checks(CONFIG.nodes, seen), *checks.pair_checks(CONFIG.nodes, seen))
     return [check for check in found if check.verdict != "ok"]
 
 
 def test_two_equal_sparks_have_nothing_to_object() -> None:
-    assert verdicts(facts(2)) == []
+    assert verdicts(fabric_fact(2)) == []
 
 
-def changed(name: str, **changes: object) -> tuple[Interface, ...]:
-    return tuple(
-        replace(item, **changes) if item.name == name else item  # type: ignore[arg-type]
-        for item in facts(2).interfaces
+FIRST, SECOND = interfaces_of(2)
+ADAPTERS = fabric_fact(2).rdma
+
+
+def changed(name: str, **changes: object) -> FabricFact:
+    """The second Spark, with one interface like this."""
+    seen = fabric_fact(2).interfaces
+    return fabric_fact(
+        2,
+        interfaces=tuple(
+            replace(item, **changes) if item.name == name else item  # type: ignore[arg-type]
+            for item in seen
+        ),
     )
 
 
 @pytest.mark.parametrize(
     ("second", "subject", "value"),
     [
-        (facts(2, interfaces=changed("enp1s0f1np1", mtu=1500)), "enp1s0f1np1 MTU", "1500"),
-        (facts(2, interfaces=changed("enp1s0f1np1", is_up=False)), "enp1s0f1np1 link", "down"),
+        (changed(FIRST, mtu=1500), f"{FIRST} MTU", "1500"),
+        (changed(FIRST, is_up=False), f"{FIRST} link", "down"),
+        (changed(SECOND, addresses=()), f"{SECOND} address", "none"),
+        (fabric_fact(2, interfaces=fabric_fact(2).interfaces[:1]), SECOND, "no such interface"),
         (
-            facts(2, interfaces=changed("enP2p1s0f1np1", addresses=())),
-            "enP2p1s0f1np1 address",
-            "none",
-        ),
-        (facts(2, interfaces=facts(2).interfaces[:1]), "enP2p1s0f1np1", "no such interface"),
-        (
-            facts(
-                2,
-                interfaces=changed(
-                    "enP2p1s0f1np1", addresses=("192.168.178.12/24", "192.168.177.112/24")
-                ),
-            ),
+            changed(SECOND, addresses=("192.168.178.12/24", "192.168.177.112/24")),
             "subnets",
-            "enp1s0f1np1 and enP2p1s0f1np1 are both in 192.168.177.0/24",
+            f"{FIRST} and {SECOND} are both in 192.168.177.0/24",
         ),
-        (facts(2, rdma=facts().rdma[:1]), "RDMA roceP2p1s0f1", "not there"),
+        (fabric_fact(2, rdma=ADAPTERS[:1]), f"RDMA {ADAPTERS[1].name}", "not there"),
         (
-            facts(2, rdma=(replace(facts().rdma[0], is_active=False), facts().rdma[1])),
-            "RDMA rocep1s0f1",
+            fabric_fact(2, rdma=(replace(ADAPTERS[0], is_active=False), ADAPTERS[1])),
+            f"RDMA {ADAPTERS[0].name}",
             "not active",
         ),
-        (facts(2, tools=frozenset({"ping", "sha256sum"})), "rsync", "not installed"),
-        (node(2, gpu=GpuFact("GB10", driver_version="590.1")), "GPU driver", "590.1"),
-        (node(2, architecture="x86_64"), "architecture", "x86_64"),
+        (fabric_fact(2, tools=frozenset({"ping", "sha256sum"})), "rsync", "not installed"),
+        (node_fact(2, gpu=GpuFact("GB10", driver_version="590.1")), "GPU driver", "590.1"),
+        (node_fact(2, architecture="x86_64"), "architecture", "x86_64"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_fault_names_node_value_expectation_and_fix(
     second: FabricFact | NodeFact, subject: str, value: str
@@ -141,14 +111,14 @@ def test_each_fault_names_node_value_expectation_and_fix(
 
 
 def test_a_clock_an_hour_off_is_a_fault() -> None:
-    (found,) = verdicts(facts(2), skew_s=-3600.0)
+    (found,) = verdicts(fabric_fact(2), skew_s=-3600.0)
     assert (found.subject, found.value) == ("clock", "-3600.0 s from this machine's")
 
 
 def test_a_twin_that_is_up_and_not_configured_is_a_warning() -> None:
     nodes = tuple(node.model_copy(update={"fabric": node.fabric[:1]}) for node in CONFIG.nodes)
     config = CONFIG.model_copy(update={"nodes": nodes})
-    found = list(checks.node_checks(config.nodes, {"spark-1": node(1)}))
+    found = list(checks.node_checks(config.nodes, {"spark-1": node_fact(1)}))
     (warning,) = [check for check in found if check.verdict == "warning"]
     assert "enP2p1s0f1np1 is up and not in config.yaml" in warning.value
 
@@ -164,25 +134,6 @@ def test_packets_connections_and_silence_become_checks() -> None:
     assert (old.verdict, new.verdict) == ("ok", "warning")
 
 
-def several(shipped: Library, second: ObservedNode, **changes: Any) -> Plan:
-    """What `up v2 --cluster` on spark-1 would do with spark-2 like this."""
-    resolved = load_recipe(shipped, "v2")
-    seen = Observed((ObservedNode(node(1)), second), "registry", model_fact(), **changes)
-    return make_plan(
-        resolved,
-        seen,
-        stages=stages_of(
-            resolved.engine,
-            base_source="registry",
-            architecture="aarch64",
-            resources=REPOSITORY,
-        ),
-        deployment=Deployment("main"),
-        folders=FOLDERS,
-        formation=form_up(resolved, CONFIG, "spark-1"),
-    )
-
-
 @pytest.mark.parametrize(
     ("first", "second", "third", "odd", "like"),
     [
@@ -196,7 +147,8 @@ def test_the_node_that_is_unlike_most_is_the_one_to_leave_out(
 ) -> None:
     kinds = dict(zip(("spark-1", "spark-2", "spark-3"), (first, second, third), strict=True))
     seen = {
-        name: node(number, architecture=kinds[name]) for number, name in enumerate(sorted(kinds), 1)
+        name: node_fact(number, architecture=kinds[name])
+        for number, name in enumerate(sorted(kinds), 1)
     }
     found = [it for it in checks.pair_checks(sparks(3).nodes, seen) if it.subject == "architecture"]
     (failed,) = [it for it in found if it.verdict == "failed"]
@@ -209,9 +161,9 @@ def test_the_node_that_is_unlike_most_is_the_one_to_leave_out(
 
 
 def test_a_mixed_cluster_is_refused_before_anything_is_built_or_sent(shipped: Library) -> None:
-    mixed = node(2, architecture="x86_64")
-    told = tuple(checks.pair_checks(CONFIG.nodes, {"spark-1": node(1), "spark-2": mixed}))
-    made = several(shipped, ObservedNode(mixed), checks=told)
+    mixed = node_fact(2, architecture="x86_64")
+    told = tuple(checks.pair_checks(CONFIG.nodes, {"spark-1": node_fact(1), "spark-2": mixed}))
+    made = two_node_plan(shipped, ObservedNode(mixed), checks=told)
     with pytest.raises(NodeError) as caught:
         refuse_to_prepare(made)
     assert "spark-2: architecture: x86_64, and spark-1 is aarch64" in (caught.value.detail or "")
@@ -231,7 +183,9 @@ def with_engine(shipped: Library, proof: str, *settings: str) -> Plan:
     marks = {**stages[1].labels(), labels.PROOF: proof}
     images = {stages[1].tag: ImageFact("sha256:1", (stages[1].tag,), marks, 1)}
     seen = Observed(
-        (ObservedNode(node(1), images=images), ObservedNode(node(2))), "registry", model_fact()
+        (ObservedNode(node_fact(1), images=images), ObservedNode(node_fact(2))),
+        "registry",
+        model_fact(),
     )
     return make_plan(
         resolved,
@@ -277,11 +231,11 @@ def test_a_recipe_that_allows_sockets_is_told_what_it_loses(
 
 
 def test_memory_and_gpu_are_asked_of_every_node(shipped: Library) -> None:
-    little = node(2, memory_available_bytes=50 * 2**30)
-    assert "spark-2: memory: " in said(several(shipped, ObservedNode(little)))
-    assert "spark-2: " not in said(several(shipped, ObservedNode(node(2))))
-    without = node(2, gpu=None, docker=replace(DOCKER, has_nvidia_runtime=False))
-    assert "spark-2: " in said(several(shipped, ObservedNode(without)))
+    little = node_fact(2, memory_available_bytes=50 * 2**30)
+    assert "spark-2: memory: " in said(two_node_plan(shipped, ObservedNode(little)))
+    assert "spark-2: " not in said(two_node_plan(shipped, ObservedNode(node_fact(2))))
+    without = node_fact(2, gpu=None, docker=replace(DOCKER, has_nvidia_runtime=False))
+    assert "spark-2: " in said(two_node_plan(shipped, ObservedNode(without)))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +253,7 @@ def test_what_another_machine_deployed_is_not_taken(
     several_nodes = {labels.NODES: nodes, labels.RANK: "1"} if nodes else {}
     marks = {labels.DEPLOYMENT: "main", **several_nodes}
     there = ContainerFact("c", "sparkdeploy-main", "i", state, marks)
-    made = several(shipped, ObservedNode(node(2), containers=(there,)))
+    made = two_node_plan(shipped, ObservedNode(node_fact(2), containers=(there,)))
     found = [item for item in made.problems if item.check == "deployments.owner"]
     assert len(found) == bool(owner)
     for item in found:

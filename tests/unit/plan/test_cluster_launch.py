@@ -16,8 +16,9 @@ from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, load_recipe
+from tests.fakes.fabric import adapters_of, interfaces_of, sparks
+from tests.fakes.plans import FOLDERS, model_fact
 from tests.unit.golden import assert_golden, difference
-from tests.unit.plan.facts import FOLDERS, model_fact
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerSpec
@@ -25,26 +26,6 @@ if TYPE_CHECKING:
 
 IMAGE = "sparkdeploy/plugin:0123456789abcdef"
 PLACE = Place(FOLDERS, model_fact())
-
-
-def spark(number: int) -> ClusterNode:
-    """A Spark with both twins of its second QSFP port cabled, as netplan is told in the field."""
-    return ClusterNode(
-        name=f"spark-{number}",
-        ssh=f"spark-{number}.local",
-        fabric=(
-            FabricPort(
-                interface="enp1s0f1np1", address=f"192.168.177.1{number}/24", rdma="rocep1s0f1"
-            ),
-            FabricPort(
-                interface="enP2p1s0f1np1", address=f"192.168.178.1{number}/24", rdma="roceP2p1s0f1"
-            ),
-        ),
-    )
-
-
-def sparks(count: int) -> ClusterConfig:
-    return ClusterConfig(nodes=tuple(spark(number) for number in range(1, count + 1)))
 
 
 def formation_of(resolved: Resolved, count: int) -> Formation:
@@ -97,6 +78,22 @@ def test_how_the_containers_of_four_nodes_differ_from_those_of_two(
     first, *others = map(as_json, v2_over(shipped, backend, 4).values())
     parts = [difference(head, first), *(difference(worker, other) for other in others)]
     assert_golden(request, f"cluster/{backend}-4.diff", "\n".join(parts))
+
+
+@pytest.mark.parametrize("backend", ["native", "ray"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_rank_is_given_the_names_and_the_address_of_its_own_node(
+    shipped: Library, backend: str, count: int
+) -> None:
+    specs = v2_over(shipped, backend, count)
+    assert len(specs) == count
+    for node in sparks(count).nodes:
+        spec, first = specs[node.name], node.fabric[0]
+        interfaces = {key: value for key, value in spec.env.items() if key.endswith("_IFNAME")}
+        assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(interfaces)
+        assert {value.lstrip("=") for value in interfaces.values()} == {first.interface}
+        assert spec.env["NCCL_IB_HCA"] == ",".join(str(port.rdma) for port in node.fabric)
+        assert spec.env["VLLM_HOST_IP"] == first.address.partition("/")[0]
 
 
 @pytest.mark.parametrize("backend", ["native", "ray"])
@@ -188,18 +185,19 @@ def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Lib
 
 def test_a_recipe_that_allows_sockets_leaves_the_transport_to_nccl(shipped: Library) -> None:
     resolved = load_recipe(shipped, "v2", ["backends.warn_only=[transport]"])
-    for spec in specs_of(resolved, 2).values():
+    for number, spec in enumerate(specs_of(resolved, 2).values(), start=1):
         assert "NCCL_NET" not in spec.env
-        assert spec.env["NCCL_IB_HCA"] == "rocep1s0f1,roceP2p1s0f1"
+        assert spec.env["NCCL_IB_HCA"] == ",".join(adapters_of(number))
 
 
 def test_what_a_recipe_says_of_nccl_goes_before_what_follows_from_the_nodes(
     shipped: Library,
 ) -> None:
     chosen = ("serve.env.NCCL_NET=Socket", "serve.env.NCCL_DEBUG=WARN")
-    for spec in specs_of(load_recipe(shipped, "v2", chosen), 2).values():
+    specs = specs_of(load_recipe(shipped, "v2", chosen), 2)
+    for number, spec in enumerate(specs.values(), start=1):
         assert (spec.env["NCCL_NET"], spec.env["NCCL_DEBUG"]) == ("Socket", "WARN")
-        assert spec.env["NCCL_SOCKET_IFNAME"] == "enp1s0f1np1"
+        assert spec.env["NCCL_SOCKET_IFNAME"] == interfaces_of(number)[0]
 
 
 def test_nccl_writes_to_a_file_under_ray_only_where_the_recipe_says_so(shipped: Library) -> None:

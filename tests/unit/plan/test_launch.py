@@ -16,33 +16,18 @@ from sparkdeploy import labels
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure, serve_argv, serve_env
 from sparkdeploy.recipe import flags
-from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import LoraAdapter, Model, Recipe, Serve, Speculative
 from tests.examples import examples
+from tests.fakes.plans import FOLDERS, IMAGE, model_fact, spec_of
 from tests.launching import container_spec
+from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden, difference
-from tests.unit.plan.facts import FOLDERS, drafter_fact, model_fact
-from tests.unit.recipe.test_load import SHIPPED
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerSpec
 
-IMAGE = "sparkdeploy/plugin:0123456789abcdef"
-
-
-def spec_of(resolved: Resolved, exposure: Exposure = Exposure.LOOPBACK) -> ContainerSpec:
-    checkpoint = resolved.recipe.checkpoint
-    is_stock = checkpoint.fp8_dense.mode == "off" and checkpoint.lm_head == "bf16"
-    speculative = resolved.recipe.serve.speculative
-    has_drafter = speculative is not None and speculative.model is not None
-    return container_spec(
-        resolved,
-        model_fact(treated=not is_stock),
-        drafter_fact() if has_drafter else None,
-        image=IMAGE,
-        deployment=Deployment("main", exposure),
-        folders=FOLDERS,
-    )
+SHIPPED = sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.yaml"))
 
 
 def as_json(spec: ContainerSpec) -> str:

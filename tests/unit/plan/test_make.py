@@ -16,8 +16,7 @@ from sparkdeploy.plan.findings import plan_findings
 from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode, OverlayFact
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
-from tests.unit.plain import plain_lines
-from tests.unit.plan.facts import (
+from tests.fakes.plans import (
     GIB,
     LAPTOP,
     SPARK,
@@ -29,6 +28,7 @@ from tests.unit.plan.facts import (
     plan,
     running,
 )
+from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import mmap
 import os
-import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from tests.unit.plan.test_two_sittings import STAND, loaded
+from tests.fakes.http_server import Handler, HttpServer, serving
+from tests.unit.plan.stand import STAND, loaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,49 +101,35 @@ def test_a_soak_of_a_minute_says_nothing(soak: ModuleType) -> None:
     assert fault.startswith("cut short: ")
 
 
-class SmallServer(http.server.BaseHTTPRequestHandler):
+class SmallServer(Handler):
     """A token a word; streams replies of fifty words, says what a server with drafts counts."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         counted = "\n".join(
             f'vllm:spec_decode_num_{name}_tokens_total{{engine="0"}} {20.0 * len(self.asked)}'
             for name in ("draft", "accepted")
         )
-        self._answer(counted.encode())
+        self.stream(counted.encode())
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def post(self) -> None:
+        body = self.body()
         self.asked.append(body)
         if not body.get("stream"):
             usage = {"prompt_tokens": len(body["prompt"].split())}
-            self._answer(json.dumps({"choices": [{"text": "yes"}], "usage": usage}).encode())
+            self.stream(json.dumps({"choices": [{"text": "yes"}], "usage": usage}).encode())
             return
         prompt = sum(len(message["content"].split()) for message in body["messages"])
         event = {"choices": [{"delta": {"content": "a "}}], "usage": {"prompt_tokens": prompt}}
-        self._answer(f"data: {json.dumps(event)}\n\n".encode() * 50 + b"data: [DONE]\n\n")
-
-    def _answer(self, content: bytes) -> None:
-        self.send_response(200)
-        self.end_headers()
-        try:
-            self.wfile.write(content)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-
-    def log_message(self, *_: object) -> None:
-        return
+        self.stream(f"data: {json.dumps(event)}\n\n".encode() * 50 + b"data: [DONE]\n\n")
 
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(SmallServer, "asked", [])
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SmallServer)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with serving(HttpServer(SmallServer)) as server:
+        yield server.url
 
 
 def test_a_conversation_grows_to_its_longest_and_a_cancelled_turn_is_asked_again(

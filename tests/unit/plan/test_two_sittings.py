@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.conftest import REPOSITORY
+from tests.unit.plan.stand import loaded
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from sparkdeploy.recipe.load import Library
-
-STAND = REPOSITORY / "tests" / "gpu" / "stand"
-
-
-def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(STAND))
-    spec = importlib.util.spec_from_file_location(f"stand_{name}", STAND / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # A dataclass looks its module up there.
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from sparkdeploy.node.container import LOG_SIZE, ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.plan.report import arguments_text, container_text
 from sparkdeploy.plan.typed import docker_run, typed
-from tests.unit.plan.facts import observed, plan
-from tests.unit.plan.test_cluster_checks import node, several
+from tests.fakes.fabric import node_fact, two_node_plan
+from tests.fakes.plans import observed, plan
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
@@ -87,7 +87,7 @@ def test_the_docker_command_starts_the_container_of_the_plan(shipped: Library, r
 
 
 def test_each_node_of_a_cluster_has_its_command_below_its_name(shipped: Library) -> None:
-    made = several(shipped, ObservedNode(node(2)))
+    made = two_node_plan(shipped, ObservedNode(node_fact(2)))
     first, second = container_text(made).split("\n\n")
     for part, text in zip(made.parts, (first, second), strict=True):
         name, _, command = text.partition("\n")

@@ -12,8 +12,8 @@ from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.recipe import graphs
 from sparkdeploy.recipe.graphs import falls_back, launched
 from sparkdeploy.recipe.load import Library, load_recipe
+from tests.fakes.plans import observed, plan
 from tests.unit.plain import plain_lines
-from tests.unit.plan.facts import observed, plan
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved

@@ -19,8 +19,8 @@ from sparkdeploy.plan.images import top_of
 from sparkdeploy.plan.problems import find_problems
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
+from tests.fakes.plans import observed, plan
 from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.facts import observed, plan
 
 if TYPE_CHECKING:
     from pathlib import Path

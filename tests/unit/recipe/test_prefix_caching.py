@@ -9,8 +9,8 @@ import pytest
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.recipe.load import Library, load_recipe
+from tests.fakes.plans import observed, plan
 from tests.unit.plain import plain_lines
-from tests.unit.plan.facts import observed, plan
 
 if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan

@@ -28,9 +28,9 @@ from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
+from tests.fakes.plans import FOLDERS, model_fact
 from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
-from tests.unit.plan.facts import FOLDERS, model_fact
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding

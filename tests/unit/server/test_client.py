@@ -1,9 +1,7 @@
 """The client, against a real HTTP server that says what the test wants."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS
+from tests.fakes.http_server import TableServer, serving
 
 pytestmark = pytest.mark.outside
 
@@ -39,60 +38,29 @@ python_info{version="3.11",quoted="a \\" } b"} 1.0
 """
 
 
-class Server(ThreadingHTTPServer):
-    """Answers from a table and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: dict[str, tuple[int, str]] = {
-            "/health": (200, ""),
-            "/v1/models": (200, json.dumps({"data": [{"id": "qwen"}]})),
-            "/v1/completions": (200, json.dumps(COMPLETION)),
-            "/v1/chat/completions": (200, json.dumps(CHAT)),
-            "/metrics": (200, METRICS),
-        }
-        self.asked: list[tuple[str, str | None, Any]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
-        self.server.asked.append((self.path, self.headers.get("Authorization"), body))
-        status, text = self.server.answers.get(self.path, (404, "no such route"))
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    do_POST = do_GET  # noqa: N815 - the name is http.server's
-
-    def log_message(self, *_: object) -> None: ...
+@pytest.fixture
+def server() -> Iterator[TableServer]:
+    made = TableServer()
+    made.answers = {
+        "/health": (200, ""),
+        "/v1/models": (200, {"data": [{"id": "qwen"}]}),
+        "/v1/completions": (200, COMPLETION),
+        "/v1/chat/completions": (200, CHAT),
+        "/metrics": (200, METRICS),
+    }
+    with serving(made):
+        yield made
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def model(server: Server) -> Iterator[ServedModel]:
+def model(server: TableServer) -> Iterator[ServedModel]:
     with ServedModel(server.url, "secret") as served:
         yield served
 
 
-def test_a_completion_is_greedy_and_carries_the_key(server: Server, model: ServedModel) -> None:
+def test_a_completion_is_greedy_and_carries_the_key(
+    server: TableServer, model: ServedModel
+) -> None:
     completion = model.complete("The capital", 2, extra={"seed": 1})
 
     assert (completion.text, completion.prompt_tokens, completion.completion_tokens) == (
@@ -117,21 +85,21 @@ def test_a_chat_answer_of_reasoning_alone_is_an_answer(model: ServedModel) -> No
     assert (completion.text, completion.reasoning) == ("", "hm")
 
 
-def test_a_served_name_that_is_given_is_not_asked_for(server: Server) -> None:
+def test_a_served_name_that_is_given_is_not_asked_for(server: TableServer) -> None:
     with ServedModel(server.url, model="mine") as model:
         model.complete("x", 1)
 
     assert [path for path, _, _ in server.asked] == ["/v1/completions"]
 
 
-def test_a_refusal_carries_the_servers_words(server: Server, model: ServedModel) -> None:
+def test_a_refusal_carries_the_servers_words(server: TableServer, model: ServedModel) -> None:
     server.answers["/v1/completions"] = (400, '{"error": "prompt is too long"}')
 
     with pytest.raises(UnhealthyError, match=r"400: .*prompt is too long"):
         model.complete("x", 1)
 
 
-def test_a_missing_key_is_explained(server: Server, model: ServedModel) -> None:
+def test_a_missing_key_is_explained(server: TableServer, model: ServedModel) -> None:
     server.answers["/v1/models"] = (401, "Unauthorized")
 
     with pytest.raises(UnhealthyError) as caught:
@@ -140,7 +108,7 @@ def test_a_missing_key_is_explained(server: Server, model: ServedModel) -> None:
     assert "API key" in (caught.value.hint or "")
 
 
-def test_a_server_that_is_not_there_is_unhealthy_and_says_so(server: Server) -> None:
+def test_a_server_that_is_not_there_is_unhealthy_and_says_so(server: TableServer) -> None:
     server.server_close()
     with ServedModel(server.url) as model:
         assert not model.is_healthy()
@@ -150,7 +118,7 @@ def test_a_server_that_is_not_there_is_unhealthy_and_says_so(server: Server) -> 
 
 @pytest.mark.parametrize("page", ["<html>It works!</html>", '["a list"]'])
 def test_what_answers_in_another_way_is_no_model_server(
-    server: Server, model: ServedModel, page: str
+    server: TableServer, model: ServedModel, page: str
 ) -> None:
     server.answers["/v1/models"] = (200, page)
 
@@ -163,14 +131,14 @@ def test_what_answers_in_another_way_is_no_model_server(
         model.complete("x", 1)
 
 
-def test_an_error_on_health_is_not_healthy(server: Server, model: ServedModel) -> None:
+def test_an_error_on_health_is_not_healthy(server: TableServer, model: ServedModel) -> None:
     assert model.is_healthy()
     server.answers["/health"] = (503, "")
 
     assert not model.is_healthy()
 
 
-def test_an_answer_without_a_choice_is_an_error(server: Server, model: ServedModel) -> None:
+def test_an_answer_without_a_choice_is_an_error(server: TableServer, model: ServedModel) -> None:
     server.answers["/v1/completions"] = (200, '{"choices": []}')
 
     with pytest.raises(UnhealthyError, match="without a choice"):
@@ -178,7 +146,7 @@ def test_an_answer_without_a_choice_is_an_error(server: Server, model: ServedMod
 
 
 def test_a_proxy_of_the_environment_is_not_used(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: TableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
@@ -233,7 +201,7 @@ NO_ROUTE = (404, '{"detail":"Not Found"}')
     ],
 )
 def test_a_model_without_texts_is_asked_on_the_route_that_it_has(
-    server: Server, model: ServedModel, path: str, key: str
+    server: TableServer, model: ServedModel, path: str, key: str
 ) -> None:
     for endpoint in (COMPLETIONS, *(item.path for item in POOLING_ENDPOINTS)):
         server.answers[endpoint] = NO_ROUTE
@@ -246,7 +214,9 @@ def test_a_model_without_texts_is_asked_on_the_route_that_it_has(
     assert (asked, body[key]) == (path, ["Paris"])
 
 
-def test_a_model_that_is_not_there_is_no_missing_route(server: Server, model: ServedModel) -> None:
+def test_a_model_that_is_not_there_is_no_missing_route(
+    server: TableServer, model: ServedModel
+) -> None:
     server.answers["/v1/completions"] = (404, '{"error":{"message":"The model does not exist"}}')
     with pytest.raises(UnhealthyError) as refused:
         model.complete("a", 1)
@@ -263,14 +233,14 @@ def test_a_model_that_is_not_there_is_no_missing_route(server: Server, model: Se
     ],
 )
 def test_the_server_says_which_route_its_model_is_for(
-    server: Server, model: ServedModel, paths: dict[str, Any], route: str | None
+    server: TableServer, model: ServedModel, paths: dict[str, Any], route: str | None
 ) -> None:
     server.answers["/openapi.json"] = (200, json.dumps({"paths": paths}))
     found = model.pooling_endpoint()
     assert (found.path if found else None) == route
 
 
-def test_requests_for_embeddings_are_measured(server: Server) -> None:
+def test_requests_for_embeddings_are_measured(server: TableServer) -> None:
     server.answers["/v1/embeddings"] = (200, json.dumps({"usage": {"prompt_tokens": 100}}))
     figures = list(
         measure_pooling(

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shlex
-import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -25,6 +23,18 @@ from sparkdeploy.node import lock, shared_files
 from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watch_name, watching
 from sparkdeploy.settings import SHARED_LOCK_DIR
 from tests.examples import examples
+from tests.unit.server.spoilt_locks import (
+    BOB,
+    ENTRIES,
+    MALLORY,
+    SPOILT,
+    as_root,
+    impatient,
+    make,
+    make_outside,
+    tree,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,67 +44,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.outside
 
-PATIENCE_S = 5
 MAX_NAME = 200
-MALLORY = 61234
-BOB = 61235
-"""Users without a name: nothing of the machine belongs to them."""
-
 OTHER_FOLDER = "set SPARKDEPLOY_LOCK_DIR to another folder: root's or your own"
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
-
-
-@contextlib.contextmanager
-def impatient() -> Iterator[None]:
-    """What waits for a FIFO's other end waits for ever."""
-
-    def give_up(*_: object) -> None:
-        raise AssertionError("it blocks")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(PATIENCE_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def tree(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """All below a folder: mode, number of names and content."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        content = path.read_bytes() if path.is_file() else b""
-        found[str(path)] = (status.st_mode, status.st_nlink, content)
-    return found
-
-
-def make_outside(base: Path) -> Path:
-    outside = base / "outside"
-    (outside / "folder").mkdir(parents=True)
-    for name in ("canary", "linked"):
-        (outside / name).write_text("root's own")
-        (outside / name).chmod(0o600)
-    return outside
-
-
-ENTRIES: dict[str, Callable[[Path, Path, bytes], object]] = {
-    "nothing": lambda _path, _outside, _note: None,
-    "a file": lambda path, _outside, note: path.write_bytes(note),
-    "a file for nobody": lambda path, _outside, note: write(path, note, mode=0),
-    "a link to a file": lambda path, outside, _note: path.symlink_to(outside / "canary"),
-    "a link to a folder": lambda path, outside, _note: path.symlink_to(outside / "folder"),
-    "a link to nothing": lambda path, outside, _note: path.symlink_to(outside / "new"),
-    "a link to itself": lambda path, _outside, _note: path.symlink_to(path.name),
-    "a hard link": lambda path, outside, _note: path.hardlink_to(outside / "linked"),
-    "a FIFO": lambda path, _outside, _note: os.mkfifo(path),
-    "a folder": lambda path, _outside, _note: path.mkdir(),
-    "a socket": lambda path, _outside, _note: bind(path),
-    "a device": lambda path, _outside, _note: path.symlink_to("/dev/zero"),
-}
-SPOILT = frozenset(ENTRIES) - {"nothing", "a file", "a file for nobody"}
 FOLDERS: dict[str, Callable[[Path, Path], object]] = {
     "nothing": lambda _folder, _outside: None,
     "shared": lambda folder, _outside: make(folder, 0o1777),
@@ -125,22 +77,6 @@ NOTES = st.one_of(
         lambda note: json.dumps(note).encode()
     ),
 )
-
-
-def write(path: Path, content: bytes, *, mode: int) -> None:
-    path.write_bytes(content)
-    path.chmod(mode)
-
-
-def make(folder: Path, mode: int) -> None:
-    folder.mkdir()
-    folder.chmod(mode)
-
-
-def bind(path: Path) -> None:
-    """A socket's name is at most 107 bytes long, so it is given from within the folder."""
-    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
-        server.bind(path.name)
 
 
 def printable(error: NodeError | CheckpointError) -> bool:
@@ -346,17 +282,6 @@ def test_the_hint_for_a_builders_spoilt_lock_removes_no_tree(tmp_path: Path, ent
 
 
 # ------------------------------------------------------------------------- two users of a machine
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder such as /run/lock, on a path that every user may walk."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
-        base = Path(scratch)
-        base.chmod(0o755)
-        (base / "lock").mkdir()
-        (base / "lock").chmod(0o1777)
-        yield base / "lock"
 
 
 @as_root

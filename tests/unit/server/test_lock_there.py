@@ -16,7 +16,7 @@ from sparkdeploy.node import lock_there
 from sparkdeploy.node.lock import lock_path, node_lock
 from sparkdeploy.node.lock_there import locked_there
 from sparkdeploy.node.node import Node
-from tests.unit.server.test_lock_hostile import (
+from tests.unit.server.spoilt_locks import (
     BOB,
     ENTRIES,
     MALLORY,
@@ -25,7 +25,6 @@ from tests.unit.server.test_lock_hostile import (
     impatient,
     make,
     make_outside,
-    shared,
     tree,
     write,
 )
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from tests.unit.server.neighbours import Neighbours
 
 pytestmark = pytest.mark.outside
-__all__ = ["shared"]
 
 NAME = "spark-2-parts"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.recovery import recover_here
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
 
 if TYPE_CHECKING:
     from pathlib import Path

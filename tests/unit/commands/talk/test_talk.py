@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +15,8 @@ from sparkdeploy.commands.talk import side
 from sparkdeploy.commands.talk.answer import Telling, remark
 from sparkdeploy.server.streaming import AnswerSoFar
 from sparkdeploy.settings import load_settings
-from tests.unit.fake_containers import FakeContainers, container
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.http_server import Handler, HttpServer, serving
 from tests.unit.program import Run
 
 if TYPE_CHECKING:
@@ -31,13 +30,11 @@ pytestmark = pytest.mark.outside
 PNG = b"\x89PNG\r\n\x1a\n and more"
 
 
-class Talking(ThreadingHTTPServer):
+class Talking(HttpServer):
     """Streams what `deltas` says of a request, or refuses with `refusal`."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(TalkingHandler)
         self.deltas: Callable[[dict[str, Any]], list[dict[str, Any]]] = lambda _body: [
             {"content": "Paris"},
             {"content": "."},
@@ -53,31 +50,29 @@ class Talking(ThreadingHTTPServer):
         """What the engine says after the first piece."""
 
     def fact(self, name: str = "main", **marks: str) -> ContainerFact:
-        return container(
-            f"sparkdeploy-{name}", deployment=name, port=str(self.server_address[1]), **marks
-        )
+        return container(f"sparkdeploy-{name}", deployment=name, port=str(self.port), **marks)
 
 
-class Handler(BaseHTTPRequestHandler):
+class TalkingHandler(Handler):
     server: Talking
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         answers = {
             "/health": "",
-            "/v1/models": json.dumps({"data": [{"id": "qwen", "max_model_len": 100}]}),
-            "/openapi.json": json.dumps({"paths": {key: {} for key in self.server.routes}}),
+            "/v1/models": {"data": [{"id": "qwen", "max_model_len": 100}]},
+            "/openapi.json": {"paths": {key: {} for key in self.server.routes}},
         }
-        self._send(200, answers.get(self.path, ""))
+        self.send(200, answers.get(self.path, ""))
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def post(self) -> None:
+        body = self.body()
         self.server.asked.append(body)
         self.server.keys.append(self.headers.get("Authorization"))
         if self.path not in self.server.routes:
-            self._send(404, '{"detail":"Not Found"}')
+            self.send(404, '{"detail":"Not Found"}')
             return
         if self.server.refusal is not None:
-            self._send(*self.server.refusal)
+            self.send(*self.server.refusal)
             return
         deltas = self.server.deltas(body)
         events: list[Any] = [{"choices": [{"delta": delta}]} for delta in deltas]
@@ -86,29 +81,16 @@ class Handler(BaseHTTPRequestHandler):
         events.append({"choices": [{"delta": {}, "finish_reason": self.server.finish}]})
         usage = {"prompt_tokens": 10, "completion_tokens": len(deltas)}
         events.append({"choices": [], "usage": usage})
-        self.send_response(200)
-        self.end_headers()
-        for event in events[: self.server.most_events]:
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        parts = [f"data: {json.dumps(event)}\n\n" for event in events[: self.server.most_events]]
         if self.server.most_events is None:
-            self.wfile.write(b"data: [DONE]\n\n")
-
-    def _send(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None: ...
+            parts.append("data: [DONE]\n\n")
+        self.stream(*(part.encode() for part in parts))
 
 
 @pytest.fixture
 def server() -> Iterator[Talking]:
-    with Talking() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(Talking()) as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from dataclasses import replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,9 +25,10 @@ from sparkdeploy.commands.watch.told import scene_as_dict, scene_lines
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.settings import load_settings
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.http_server import TableServer, serving
 from tests.unit.commands.watch.scenes import NOW
 from tests.unit.commands.watch.scenes import scene as made_scene
-from tests.unit.fake_containers import FakeContainers, container
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,51 +41,21 @@ pytestmark = pytest.mark.outside
 LIMITS = json.dumps({"limits": {"memory_floor_gib": 4.0}})
 
 
-class Counting(ThreadingHTTPServer):
-    """Answers /metrics; `is_hanging` keeps its callers waiting."""
-
-    daemon_threads = True
-    text = "vllm:generation_tokens_total 5\n"
-    status = 200
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.go_on = threading.Event()
-        self.go_on.set()
-
-    @property
-    def port(self) -> str:
-        return str(self.server_address[1])
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Counting
-
-    def do_GET(self) -> None:
-        self.server.go_on.wait(30)
-        with contextlib.suppress(ConnectionError):
-            self.send_response(self.server.status)
-            self.end_headers()
-            self.wfile.write(self.server.text.encode())
-
-    def log_message(self, *_: object) -> None: ...
+def counts(server: TableServer, tokens: int, status: int = 200) -> None:
+    """Let the server answer /metrics with that many tokens."""
+    server.answers["/metrics"] = (status, f"vllm:generation_tokens_total {tokens}\n")
 
 
 @contextlib.contextmanager
-def counting() -> Iterator[Counting]:
-    with Counting() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield running
-        finally:
-            running.go_on.set()
-            running.shutdown()
-            thread.join()
+def counting() -> Iterator[TableServer]:
+    made = TableServer()
+    counts(made, 5)
+    with serving(made):
+        yield made
 
 
 @pytest.fixture
-def server() -> Iterator[Counting]:
+def server() -> Iterator[TableServer]:
     with counting() as running:
         yield running
 
@@ -146,16 +115,16 @@ def life(scene: Scene, name: str = "main") -> Standing | None:
 
 
 def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
-    server: Counting, settings: Settings
+    server: TableServer, settings: Settings
 ) -> None:
-    server.status = 503
-    engine = FakeContainers.of(deployed("main", server.port))
+    counts(server, 5, status=503)
+    engine = FakeContainers.of(deployed("main", str(server.port)))
     with watching(engine, settings) as scene:
         assert life(scene()) is Standing.STARTING
-        server.status = 200
+        counts(server, 5)
         until(lambda: life(scene()) is Standing.SERVING)
         assert scene().deployments[0].figures.generated_tokens == 5
-        server.status = 500
+        counts(server, 5, status=500)
         until(lambda: life(scene()) is Standing.SILENT)
         silent = scene().deployments[0]
         assert silent.since is not None
@@ -165,24 +134,25 @@ def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
         until(lambda: life(scene()) is Standing.STOPPED)
         engine.remove("sparkdeploy-main")
         until(lambda: life(scene()) is Standing.REMOVED)
-        engine.facts["again"] = replace(deployed("main", server.port), container_id="again")
-        server.status = 200
+        engine.facts["again"] = replace(deployed("main", str(server.port)), container_id="again")
+        counts(server, 5)
         until(lambda: life(scene()) is Standing.SERVING)
         engine.breaks_with = NodeError("docker: the Docker Engine does not answer")
         until(lambda: scene().problem)
         assert life(scene()) is Standing.SERVING, "what serves goes on"
 
 
-def test_a_server_that_hangs_delays_no_other(server: Counting, settings: Settings) -> None:
+def test_a_server_that_hangs_delays_no_other(server: TableServer, settings: Settings) -> None:
     with counting() as slow:
         slow.go_on.clear()
         engine = FakeContainers.of(
-            deployed("fast", server.port), replace(deployed("slow", slow.port), container_id="s")
+            deployed("fast", str(server.port)),
+            replace(deployed("slow", str(slow.port)), container_id="s"),
         )
         with watching(engine, settings) as scene:
             until(lambda: life(scene(), "fast") is Standing.SERVING)
             for count in (6, 7, 8):
-                server.text = f"vllm:generation_tokens_total {count}\n"
+                counts(server, count)
                 until(partial(tells, scene, count))
             assert life(scene(), "slow") is Standing.STARTING
             slow.go_on.set()
@@ -194,14 +164,14 @@ def counted(scene: Scene) -> dict[str, float | None]:
 
 
 def test_another_server_on_the_port_of_a_removed_one_is_not_it(
-    server: Counting, settings: Settings
+    server: TableServer, settings: Settings
 ) -> None:
-    engine = FakeContainers.of(deployed("main", server.port))
+    engine = FakeContainers.of(deployed("main", str(server.port)))
     with watching(engine, settings) as scene:
         until(lambda: life(scene()) is Standing.SERVING)
-        engine.facts = {"other": replace(deployed("other", server.port), container_id="other")}
+        engine.facts = {"other": replace(deployed("other", str(server.port)), container_id="other")}
         until(lambda: life(scene(), "main") is Standing.REMOVED)
-        server.text = "vllm:generation_tokens_total 99\n"
+        counts(server, 99)
         until(lambda: counted(scene()).get("other") == 99)
         figures = counted(scene())
         assert figures == {"main": 5, "other": 99}
@@ -235,20 +205,20 @@ class Restarting(FakeContainers):
 
 
 def test_a_log_is_read_again_only_when_a_server_came_back(
-    server: Counting, settings: Settings
+    server: TableServer, settings: Settings
 ) -> None:
-    engine = Restarting.of(deployed("main", server.port))
+    engine = Restarting.of(deployed("main", str(server.port)))
     with watching(engine, settings) as scene:
         until(lambda: life(scene()) is Standing.SERVING)
         until(lambda: engine.reads == 2)
         time.sleep(0.2)
         assert engine.reads == 2
-        server.text = "vllm:generation_tokens_total 1\n"
+        counts(server, 1)
         until(lambda: engine.reads == 3)
 
 
-def test_a_key_that_cannot_be_read_is_said(server: Counting, settings: Settings) -> None:
-    fact = deployed("main", server.port, exposure="public")
+def test_a_key_that_cannot_be_read_is_said(server: TableServer, settings: Settings) -> None:
+    fact = deployed("main", str(server.port), exposure="public")
     reader = ServerReader(fact, settings)
     reader.look_once()
     assert "the key of main cannot be read" in reader.look.problem

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tests.unit.fake_containers import container
+from tests.fakes.containers import container
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
-    from tests.unit.commands.lab import Lab
-    from tests.unit.fake_containers import FakeContainers
+    from tests.fakes.containers import FakeContainers
+    from tests.fakes.machines import Lab
 
 BOTH = ("spark-1", "spark-2")
 OLD, NEW = "sparkdeploy-main-replaced", "sparkdeploy-main"

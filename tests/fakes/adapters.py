@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 from sparkdeploy.image.inside.rdma import MARK
+from tests.fakes.fabric import adapters_of
 
-DEVINFO = (Path(__file__).parent / "recordings" / "devinfo.txt").read_text(encoding="utf-8")
+DEVINFO = (Path(__file__).parents[1] / "unit" / "checks" / "recordings" / "devinfo.txt").read_text(
+    encoding="utf-8"
+)
 """Of two adapters, with the first node's addresses."""
 SOUND = {
     "user": "1000:1000",
@@ -24,4 +27,12 @@ def told_inside(number: int = 1, **changes: object) -> str:
 
 
 def devinfo(number: int = 1) -> str:
-    return DEVINFO.replace(".11,", f".1{number},")
+    """Return what that node's adapters print: its own names and addresses."""
+    return of_node(number, DEVINFO.replace(".11,", f".1{number},"))
+
+
+def of_node(number: int, recorded: str) -> str:
+    """Return what the first node printed with the names of another one's adapters."""
+    for first, name in zip(adapters_of(1), adapters_of(number), strict=True):
+        recorded = recorded.replace(first, name)
+    return recorded

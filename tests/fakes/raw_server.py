@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.unit.bench.scripted import DEADLINE_S, read_request
+from tests.fakes.scripted_server import DEADLINE_S, read_request
 
 if TYPE_CHECKING:
     import ssl

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate, TurnResult
+from sparkdeploy.bench.quality.kept import (
+    QualityResult,
+    SharedEstimate,
+    SharedQuality,
+    served_by,
+)
 from sparkdeploy.bench.quantiles import Quantiles
 from sparkdeploy.bench.record import (
     Cell,
@@ -284,3 +291,33 @@ def _sample(
         counting=Counting.TOKEN_IDS,
         finish_reason="length",
     )
+
+
+def judged(reference: Run, candidate: Run, **changed: Any) -> QualityResult:
+    figures = SharedQuality(
+        against=served_by(reference).name,
+        positions=1_234,
+        top1_agreement=SharedEstimate(0.987, 0.98, 0.99),
+        mean_kl_nats=SharedEstimate(0.0012, 0.001, 0.002),
+        most_mean_kl_nats=0.0034,
+        perplexity_change=SharedEstimate(0.001),
+        drift_nats=SharedEstimate(0.05),
+    )
+    made = QualityResult(
+        taken_at="2026-11-25T08:00:00+00:00",
+        reference=served_by(reference),
+        candidate=served_by(candidate),
+        figures=figures,
+        failures=(),
+        limits={"max_mean_kl_nats": 0.01},
+    )
+    return replace(made, **changed)
+
+
+def fields_of(schema: Any) -> dict[str, tuple[list[str], list[str]]]:
+    """Names and required names of every object: pydantic's wording differs between versions."""
+    objects = {**schema["$defs"], "Run": schema}
+    return {
+        name: (sorted(item.get("properties", item.get("enum", ()))), item.get("required", []))
+        for name, item in objects.items()
+    }

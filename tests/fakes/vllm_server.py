@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from tests.unit.bench.scripted import DONE, event
+from tests.fakes.http_server import Handler, HttpServer
+from tests.fakes.scripted_server import DONE, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,15 +16,18 @@ if TYPE_CHECKING:
 TOKENS_A_WORD = 2
 TEMPLATE_TOKENS = 5
 TOKENS_A_STEP = 3
+CALLS = {
+    "Bergen": ("get_tide", {"harbour": "Bergen", "date": "2026-05-04"}),
+    "workshop": ("set_heating", {"room": "workshop", "celsius": 17.5}),
+    "lemons": ("add_to_list", {"items": ["flour", "lemons", "salt"]}),
+}
 
 
-class FakeEngine(ThreadingHTTPServer):
+class FakeEngine(HttpServer):
     """Streams `max_tokens` tokens in chunks of up to three; `refuse` and `before` change that."""
 
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, handler: type[Handler] | None = None) -> None:
+        super().__init__(handler or EngineHandler)
         self.max_model_len: int | None = 8192
         self.refuse: Callable[[dict[str, Any]], str | None] = lambda _body: None
         """Returns the words of a 400, or None."""
@@ -43,10 +47,6 @@ class FakeEngine(ThreadingHTTPServer):
         self.given_tokens = 0
         self.read_tokens = 0
         self._lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def count(self, body: dict[str, Any], prompt_tokens: int) -> None:
         with self._lock:
@@ -75,44 +75,41 @@ class FakeEngine(ThreadingHTTPServer):
         )
 
 
-class Handler(BaseHTTPRequestHandler):
+class EngineHandler(Handler):
     server: FakeEngine
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         if self.server.status != 200:
-            self._send(self.server.status, '{"error": {"message": "Loading model"}}')
+            self.send(self.server.status, '{"error": {"message": "Loading model"}}')
         elif self.path == "/v1/models":
             model = {"id": "qwen", "max_model_len": self.server.max_model_len}
-            self._send(200, json.dumps({"data": [model]}))
+            self.send(200, {"data": [model]})
         elif self.path == "/metrics" and self.server.has_metrics:
-            self._send(200, self.server.metrics())
+            self.send(200, self.server.metrics())
         elif self.path == "/version":
-            self._send(200, json.dumps({"version": "0.0-fake"}))
+            self.send(200, {"version": "0.0-fake"})
         else:
-            self._send(404, "no such route")
+            self.send(404, "no such route")
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def post(self) -> None:
+        body = self.body()
         self.server.before(body)
         if self.server.post_answer is not None:
-            self._send(*self.server.post_answer)
+            self.send(*self.server.post_answer)
             return
         words = self.server.refuse(body)
         if words is not None:
-            self._send(400, words)
+            self.send(400, words)
             return
         if self.path not in {"/v1/chat/completions", "/v1/completions"}:
-            self._send(404, "no such route")
+            self.send(404, "no such route")
             return
         self.server.heads.append({**self.headers, ":path": self.path})
         messages = body.get("messages", [{"content": body.get("prompt")}])
         text = " ".join(str(message.get("content")) for message in messages)
         prompt_tokens = TEMPLATE_TOKENS + TOKENS_A_WORD * len(text.split())
         self.server.count(body, prompt_tokens)
-        self.send_response(200)
-        self.end_headers()
-        for data in self._answer(body, prompt_tokens):
-            self.wfile.write(data)
+        self.stream(*self._answer(body, prompt_tokens))
 
     def _answer(self, body: dict[str, Any], prompt_tokens: int) -> list[bytes]:
         total = body["max_tokens"]
@@ -135,11 +132,60 @@ class Handler(BaseHTTPRequestHandler):
     def _tells_ids(self, body: dict[str, Any]) -> bool:
         return self.server.tells_usage and bool(body.get("return_token_ids"))
 
-    def _send(self, status: int, text: str) -> None:
-        data = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None: ...
+class TalkingEngine(FakeEngine):
+    """`logprob` is what it thinks of every token, in nats: another value is another model."""
+
+    def __init__(self) -> None:
+        super().__init__(TalkingHandler)
+        self.logprob = -0.1
+
+
+class TalkingHandler(EngineHandler):
+    server: TalkingEngine
+
+    def get(self) -> None:
+        if self.path == "/health":
+            self.send(200, "")
+        else:
+            super().get()
+
+    def post(self) -> None:
+        body = self.body()
+        if body.get("stream"):
+            self._stream(body)
+            return
+        self.server.before(body)
+        answer = self._thoughts(body) if "prompt" in body else self._words(body)
+        self.send(200, answer)
+
+    def _stream(self, body: dict[str, Any]) -> None:
+        self.server.before(body)
+        text = " ".join(message["content"] for message in body["messages"])
+        prompt_tokens = TEMPLATE_TOKENS + TOKENS_A_WORD * len(text.split())
+        self.server.count(body, prompt_tokens)
+        self.stream(*self._answer(body, prompt_tokens))
+
+    def _thoughts(self, body: dict[str, Any]) -> dict[str, Any]:
+        ids = [len(word) for word in body["prompt"].split()]
+        told = [{str(i): {"logprob": self.server.logprob}, "0": {"logprob": -4.0}} for i in ids]
+        choice = {
+            "text": "on",
+            "token_ids": list(range(body["max_tokens"])),
+            "prompt_token_ids": ids,
+            "prompt_logprobs": [None, *told[1:]],
+        }
+        return {"choices": [choice]}
+
+    def _words(self, body: dict[str, Any]) -> dict[str, Any]:
+        text = body["messages"][0]["content"]
+        usage = {"prompt_tokens": 2 * len(text.split()), "completion_tokens": 3}
+        message: dict[str, Any] = {"content": "God morgen"}
+        call = next((CALLS[word] for word in CALLS if word in text), None)
+        if "tools" not in body:
+            found = re.search(r"opens with (\d+)", text)
+            message = {"content": f"It is {found[1] if found else 'not there'}."}
+        elif call is not None:
+            function = {"name": call[0], "arguments": json.dumps(call[1])}
+            message = {"content": "", "tool_calls": [{"function": function}]}
+        return {"choices": [{"message": message}], "usage": usage}

@@ -12,16 +12,19 @@ from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.plan.container import Deployment, HostFolders
+from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import ModelFact, Observed, ObservedNode, OverlayFact
 from sparkdeploy.recipe.load import load_recipe
+from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library
+    from sparkdeploy.recipe.load import Library, Resolved
 
 GIB = 2**30
+IMAGE = "sparkdeploy/plugin:0123456789abcdef"
 FOLDERS = HostFolders(
     cache=Path("/home/ada/.cache/sparkdeploy/engines/0123456789abcdef/1000-1000"),
     key_file=Path("/home/ada/.local/state/sparkdeploy/keys/main"),
@@ -125,3 +128,18 @@ def plan(shipped: Library, facts: Observed, recipe: str = "v2", *settings: str) 
         resources=REPOSITORY,
     )
     return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)
+
+
+def spec_of(resolved: Resolved, exposure: Exposure = Exposure.LOOPBACK) -> ContainerSpec:
+    checkpoint = resolved.recipe.checkpoint
+    is_stock = checkpoint.fp8_dense.mode == "off" and checkpoint.lm_head == "bf16"
+    speculative = resolved.recipe.serve.speculative
+    has_drafter = speculative is not None and speculative.model is not None
+    return container_spec(
+        resolved,
+        model_fact(treated=not is_stock),
+        drafter_fact() if has_drafter else None,
+        image=IMAGE,
+        deployment=Deployment("main", exposure),
+        folders=FOLDERS,
+    )

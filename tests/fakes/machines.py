@@ -35,12 +35,11 @@ from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
-from tests.unit.checks.adapters import told_inside
+from tests.fakes.adapters import told_inside
+from tests.fakes.containers import FakeContainers
+from tests.fakes.fabric import fabric_fact, spark, sparks
+from tests.fakes.plans import FOLDERS, SPARK, built, model_fact
 from tests.unit.conftest import REPOSITORY
-from tests.unit.fake_containers import FakeContainers
-from tests.unit.plan.facts import FOLDERS, SPARK, built, model_fact
-from tests.unit.plan.test_cluster_checks import facts as fabric_fact
-from tests.unit.plan.test_cluster_launch import spark, sparks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +55,8 @@ if TYPE_CHECKING:
     from sparkdeploy.server.health import Readiness
 
 NEW = "sparkdeploy-main"
+OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
+"""Settings of two `up`s; a container's text is the number."""
 
 
 class Killed(BaseException):
@@ -377,3 +378,17 @@ def killed(_parts: Any) -> Readiness:
 def launches(lab: Lab) -> set[str]:
     found = (engine.find_container(NEW) for engine in lab.engines)
     return {fact.labels.get(labels.LAUNCH, "") for fact in found if fact is not None}
+
+
+def deployed(lab: Lab) -> Lab:
+    lab.up(OLD)
+    lab.is_answering = True
+    return lab
+
+
+def check_whole(lab: Lab, text: str) -> None:
+    """Every machine serves the same, started together, and nothing is half done."""
+    assert lab.running() == [text] * lab.count
+    assert len(launches(lab)) == 1
+    for names in lab.names():
+        assert f"{NEW}-replaced" not in names

@@ -1,0 +1,1 @@
+"""Stand-ins for machines, engines and servers, shared by all folders of tests."""
