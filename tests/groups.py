@@ -7,7 +7,7 @@ the other. Every other test file is a group of its own.
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +15,30 @@ import pytest
 import yaml
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from tests.processor import Account, ContainerWatch, machine_s, tree_s
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from _pytest.terminal import TerminalReporter
 
 UNIT = "tests/unit"
+COUNTS_AS_UNIT = ("tests/laws/",)
 REAL_VLLM = "tests/engine/vllm"
 """Its starts come one after the other: the whole run takes as long as they do."""
 COURTESY = 5
 """How nice all others are; nicer ones would starve beside what else the machine runs."""
 BUDGETS_S: dict[str, int] = yaml.safe_load(Path(__file__).with_name("budget.yaml").read_text())
+WHOLE_S = BUDGETS_S.pop("whole run")
+BEGAN = "SPARKDEPLOY_TESTS_BEGAN_S"
+"""The machine's processor seconds when the run began, of which pytest is a part."""
 
 
 def folder_of(nodeid: str) -> str:
     """Return the folder with a budget that a test is in, or else its file."""
     file = nodeid.partition("::")[0]
+    if file.startswith(COUNTS_AS_UNIT):
+        return UNIT
     around = (str(parent) for parent in PurePosixPath(file).parents)
     return next((folder for folder in around if folder in BUDGETS_S), file)
 
@@ -64,14 +72,52 @@ def _waits(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and "turn" in item.fixturenames
 
 
+ACCOUNT = pytest.StashKey[Account]()
+TAKEN = pytest.StashKey[dict[str, float]]()
+"""The processor seconds of all workers, by folder."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let what starts a real vLLM have the processors first."""
+    """Charge the test's folder from now on, and let what starts a real vLLM have the processors."""
+    stash = item.config.stash
+    if ACCOUNT not in stash:
+        stash[ACCOUNT] = _open_account(item.config)
+    stash[ACCOUNT].turn_to(folder_of(item.nodeid))
     if "PYTEST_XDIST_WORKER" in os.environ and group_of(item.nodeid) != REAL_VLLM:
         os.nice(max(COURTESY - os.nice(0), 0))
 
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+def _open_account(config: Any) -> Account:
+    """Count what this worker's processes take, and containers that mount its folder."""
+    watch = ContainerWatch("/".join(config._tmp_path_factory.getbasetemp().parts[-2:]) + "/")
+    return Account(lambda: tree_s(os.getpid()) + watch.total_s(), "finding the tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand a worker's account to the process that writes the summary."""
+    if ACCOUNT in session.config.stash:
+        account = session.config.stash[ACCOUNT]
+        account.turn_to(None)
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["processor_s"] = dict(account.charged_s)
+        _add(session.config, account.charged_s)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add up the accounts of the workers."""
+    _add(node.config, getattr(node, "workeroutput", {}).get("processor_s", {}))
+
+
+def _add(config: pytest.Config, charged_s: Mapping[str, float]) -> None:
+    taken_s = config.stash.setdefault(TAKEN, {})
+    for folder, seconds in charged_s.items():
+        taken_s[folder] = taken_s.get(folder, 0) + seconds
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Write what each group took beside its budget.
 
     What to repeat of the tests that failed goes to the file SPARKDEPLOY_FAILED_TESTS, a line each.
@@ -79,8 +125,9 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     kinds = (pytest.TestReport, pytest.CollectReport)
     every = [one for kind in terminalreporter.stats.values() for one in kind]
     reports = [report for report in every if isinstance(report, kinds)]
-    terminalreporter.section("seconds by group")
-    for line in group_lines(item for item in reports if isinstance(item, pytest.TestReport)):
+    tests = Counter(folder_of(report.nodeid) for report in reports if report.when == "call")
+    terminalreporter.section("processor seconds")
+    for line in group_lines(config.stash.get(TAKEN, {}), tests, _since_the_start_s()):
         terminalreporter.line(line)
     noted = os.environ.get("SPARKDEPLOY_FAILED_TESTS")
     if noted:
@@ -88,20 +135,29 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
         Path(noted).write_text("".join(f"{name}\n" for name in failed))
 
 
-def group_lines(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """Return a line for each folder: seconds of its tests with their fixtures, and its budget."""
-    took_s: defaultdict[str, float] = defaultdict(float)
-    tests: Counter[str] = Counter()
-    for report in reports:
-        folder = folder_of(report.nodeid)
-        took_s[folder] += report.duration
-        tests[folder] += report.when == "call"
-    return [
-        f"{folder:24} {tests[folder]:5} tests {seconds:6.0f} s, budget {BUDGETS_S[folder]:4} s"
-        f"{'   OVER' if seconds > BUDGETS_S[folder] else ''}"
-        for folder, seconds in sorted(took_s.items(), key=lambda item: -item[1])
-        if folder in BUDGETS_S
+def _since_the_start_s() -> float | None:
+    return machine_s() - float(os.environ[BEGAN]) if BEGAN in os.environ else None
+
+
+def group_lines(
+    taken_s: Mapping[str, float], tests: Mapping[str, int], whole_s: float | None
+) -> list[str]:
+    """Return a line for each folder, and one for what nobody was charged with."""
+    lines = [
+        f"{folder:24} {tests.get(folder, 0):5} tests {_beside(seconds, BUDGETS_S.get(folder))}"
+        for folder, seconds in sorted(taken_s.items(), key=lambda item: -item[1])
     ]
+    if whole_s is not None:
+        lines.append(f"{'rest':36} {whole_s - sum(taken_s.values()):6.0f} s")
+        lines.append(f"{'so far, of the machine':36} {_beside(whole_s, WHOLE_S)}")
+    return lines
+
+
+def _beside(seconds: float, budget_s: int | None) -> str:
+    if budget_s is None:
+        return f"{seconds:6.0f} s"
+    over = "   OVER" if seconds > budget_s else ""
+    return f"{seconds:6.0f} s, budget {budget_s:4} s{over}"
 
 
 def _to_repeat(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -54,6 +54,7 @@ def nothing_is_left(program: Program, worker: Machine) -> Iterator[None]:
     assert ours(worker) == []
 
 
+@pytest.mark.slow
 def test_every_fact_is_the_nodes_own(program: Program, worker: Machine) -> None:
     here = program.run("plan", "tiny")
     assert "docker: images and containers are unknown" in here.stdout
@@ -83,6 +84,7 @@ def test_a_deployment_is_started_asked_and_ended_there(
     assert "main was up already" in again.stdout, again.stderr
 
 
+@pytest.mark.slow
 def test_a_detached_start_goes_on_there(program: Program, worker: Machine) -> None:
     done = program.run("up", "tiny", "--yes", "--detach", "--on", SPARK)
     assert done.returncode == 0, done.stderr
@@ -101,6 +103,7 @@ def test_ctrl_c_here_is_ctrl_c_there(program: Program, head: Machine, worker: Ma
     assert worker.run("pgrep -f 'sparkdeploy up [t]iny'", check=False) == ""
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_names_the_node(program: Program, worker: Machine) -> None:
     slow = "serve.env={STAND_IN_LOAD_S: '200'}"
     process = program.start("up", "tiny", "--yes", "--set", slow, "--on", SPARK)

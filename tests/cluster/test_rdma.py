@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Program
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300), pytest.mark.runs("cluster")]
+pytestmark = [
+    pytest.mark.docker,
+    # Two images, a library that is compiled, and adapters for both machines.
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.runs("cluster"),
+]
 ENGINE = "cuda-0.25"
 ADAPTERS = ("rocep1s0f1", "roceP2p1s0f1")
 DEVICES = "/dev/infiniband"

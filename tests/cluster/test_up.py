@@ -142,6 +142,7 @@ def test_a_replacement_is_kept_and_rolled_back(
     assert program.answer("status")[0]["state"] == "healthy"
 
 
+@pytest.mark.slow
 def test_a_detached_start_is_waited_for_and_settled(
     program: Program, head: Machine, worker: Machine
 ) -> None:
@@ -170,13 +171,7 @@ def test_a_detached_part_that_fell_back_is_reverted(
 
 
 @pytest.mark.parametrize(
-    "later_s",
-    [
-        None,
-        0.2,
-        pytest.param(0.8, marks=pytest.mark.slow),
-        pytest.param(1.6, marks=pytest.mark.slow),
-    ],
+    "later_s", [None, *(pytest.param(it, marks=pytest.mark.slow) for it in (0.2, 0.8, 1.6))]
 )
 def test_ctrl_c_brings_the_old_one_back_however_often_it_is_pressed(
     program: Program, head: Machine, worker: Machine, later_s: float | None
@@ -204,6 +199,7 @@ def test_a_worker_that_is_killed_brings_the_old_one_back(
     assert whole(head, worker) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_whose_nccl_took_sockets_brings_the_old_one_back(
     program: Program, head: Machine, worker: Machine
 ) -> None:
@@ -217,7 +213,9 @@ def test_a_worker_whose_nccl_took_sockets_brings_the_old_one_back(
     assert whole(head, worker) == 1
 
 
-@pytest.mark.parametrize(("mend", "number"), [("rollback", 1), ("up", 2)])
+@pytest.mark.parametrize(
+    ("mend", "number"), [("rollback", 1), pytest.param("up", 2, marks=pytest.mark.slow)]
+)
 def test_an_up_that_is_killed_before_the_head_is_half_replaced_and_mended(
     program: Program, head: Machine, worker: Machine, mend: str, number: int
 ) -> None:
@@ -275,6 +273,7 @@ def test_a_former_worker_heads_without_the_base_image(
     assert ours(head) == ours(worker) == []
 
 
+@pytest.mark.slow
 def test_a_detached_first_start_that_fell_back_is_never_nothing_to_do(
     program: Program, head: Machine, worker: Machine
 ) -> None:
@@ -288,7 +287,8 @@ def test_a_detached_first_start_that_fell_back_is_never_nothing_to_do(
     assert ours(head) == ours(worker) == []
 
 
-@pytest.mark.parametrize("size", ["pipeline", pytest.param("data", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["pipeline", "data"])
 def test_stages_and_copies_of_a_model_are_started_on_both(
     program: Program, head: Machine, worker: Machine, size: str
 ) -> None:
@@ -301,6 +301,7 @@ def test_stages_and_copies_of_a_model_are_started_on_both(
         assert f"{size} 2" in log, machine.name
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_a_node_is_refused_there_and_not_by_two(
     program: Program, head: Machine, worker: Machine
 ) -> None:
@@ -335,6 +336,7 @@ def write_cluster(head: Machine, section: dict[str, Any]) -> None:
     (head.own / "home" / "config" / "config.yaml").write_text(yaml.safe_dump(config))
 
 
+@pytest.mark.slow
 def test_an_alias_of_ssh_leads_check_docker_and_rsync(
     program: Program, head: Machine, worker: Machine
 ) -> None:
@@ -401,6 +403,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.slow
 def test_three_nodes_are_checked_used_left_and_cleaned(
     program: Program, head: Machine, worker: Machine, third: Machine
 ) -> None:

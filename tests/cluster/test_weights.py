@@ -87,6 +87,7 @@ def test_a_cut_transfer_goes_on_where_it_was(
     assert "sent 0" in again.stdout
 
 
+@pytest.mark.slow
 def test_what_lies_in_a_shared_store_here_is_a_file_of_its_own_there(
     program: Program, head: Machine, worker: Machine
 ) -> None:

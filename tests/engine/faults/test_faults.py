@@ -63,16 +63,16 @@ def test_a_container_killed_while_it_starts_brings_the_old_one_back(deployed: Gr
 def test_vllm_killed_while_it_starts_brings_the_old_one_back(deployed: Ground) -> None:
     command = deployed.start("new", behaviour=NEVER)
     until(deployed.is_waited_for)
-    until(lambda: deployed.servers() == 1)
-    (serving,) = server_pids(deployed)
-    os.kill(serving, signal.SIGKILL)
+    os.kill(only_server(deployed), signal.SIGKILL)
 
     assert command.wait() == 7
     assert "137" in command.said()
     deployed.check_whole("old")
 
 
-@pytest.mark.parametrize("more", [(), ("--detach",)])
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("--detach",), marks=pytest.mark.slow)], ids=["waited", "detached"]
+)
 def test_vllm_that_dies_of_its_first_request_is_not_tried_with_it_again(
     deployed: Ground, more: tuple[str, ...]
 ) -> None:
@@ -93,10 +93,10 @@ def test_vllm_that_dies_of_its_first_request_is_not_tried_with_it_again(
 def test_vllm_killed_after_it_was_healthy_is_started_again_in_place(deployed: Ground) -> None:
     before = deployed.deployment()
     until(deployed.guard_has_seen_health)
-    (killed,) = server_pids(deployed)
+    killed = only_server(deployed)
     os.kill(killed, signal.SIGKILL)
 
-    until(lambda: deployed.servers() == 1 and server_pids(deployed) not in ([], [killed]))
+    until(lambda: only_server(deployed) != killed)
     deployed.check_whole("old")
     after = deployed.deployment()
     assert before is not None
@@ -104,7 +104,9 @@ def test_vllm_killed_after_it_was_healthy_is_started_again_in_place(deployed: Gr
     assert after.current.container_id == before.current.container_id
 
 
-@pytest.mark.parametrize("name", ["KILL", "HUP", "TERM"])
+@pytest.mark.parametrize(
+    "name", ["KILL", *(pytest.param(it, marks=pytest.mark.slow) for it in ("HUP", "TERM"))]
+)
 def test_a_deployment_killed_from_outside_is_started_by_the_next_up(
     deployed: Ground, name: str
 ) -> None:
@@ -117,8 +119,16 @@ def test_a_deployment_killed_from_outside_is_started_by_the_next_up(
     deployed.check_whole("new")
 
 
-def server_pids(place: Ground) -> list[int]:
-    return place.engine.processes(b"/usr/local/bin/vllm")
+def only_server(place: Ground) -> int:
+    """Wait until just one server runs, and return its process."""
+    found: list[int] = []
+
+    def is_alone() -> bool:
+        found[:] = place.server_pids()
+        return len(found) == 1
+
+    until(is_alone)
+    return found[0]
 
 
 # ---- the engine -----------------------------------------------------------------------------
@@ -270,7 +280,7 @@ def with_behaviour(spec: ContainerSpec, behaviour: str) -> ContainerSpec:
 def mirror(place: Ground, meminfo: Path, is_over: threading.Event) -> None:
     while not is_over.wait(0.005):
         held = 0
-        for pid in place.engine.processes(b"/usr/local/bin/vllm"):
+        for pid in place.server_pids():
             with contextlib.suppress(OSError):
                 pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
                 held += int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -286,7 +296,7 @@ def show(meminfo: Path, available_bytes: int) -> None:
 # ---- a week in minutes ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_many_ups_and_downs_leave_nothing_behind(place: Ground, count: int) -> None:
     place.cli.run("down")
     # One whose engine was killed by an earlier test may stay for good.

@@ -40,7 +40,7 @@ PROGRAM = (sys.executable, "-m", "sparkdeploy")
 # ---- the CLI --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", seeds(50, in_ci=12))
+@pytest.mark.parametrize("seed", seeds(50, in_ci=4))
 def test_a_cli_killed_at_any_moment_is_recovered_from(place: Ground, seed: int) -> None:
     chance = random.Random(seed)
     if chance.random() < 0.2:
@@ -270,7 +270,7 @@ def up_in_this_process(place: Ground, monkeypatch: pytest.MonkeyPatch, behaviour
 # ---- the clock ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offset_s", [-86400.0, 86400.0])
+@pytest.mark.parametrize("offset_s", [-86400.0, pytest.param(86400.0, marks=pytest.mark.slow)])
 def test_a_clock_that_jumps_leaves_every_way_open(deployed: Ground, offset_s: float) -> None:
     command = deployed.start("new", behaviour=NEVER)
     until(deployed.is_waited_for)

@@ -144,7 +144,7 @@ def fight(script: str, meminfo: Path) -> tuple[int, list[dict[str, object]], int
     return guard.returncode, said, mirror.least_bytes, pid
 
 
-@pytest.mark.parametrize("round_number", seeds(20, in_ci=5))
+@pytest.mark.parametrize("round_number", seeds(20, in_ci=2))
 def test_a_child_that_eats_a_gib_a_second_is_stopped_above_the_floor(
     tmp_path: Path, round_number: int
 ) -> None:

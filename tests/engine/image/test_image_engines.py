@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.docker,
+    # The same faults meet the machine's own engine in other files of this folder.
+    pytest.mark.slow,
     pytest.mark.runs("clean", "down", "image", "rollback", "status", "up"),
 ]
 DISK_MIB = 1536
@@ -62,8 +64,8 @@ class Variant:
         return EngineProgram(None if self.suite == "own" else usr_of(self.suite), self.store)
 
 
-NEWEST = Variant("sid", "containerd")
 OTHERS = (
+    Variant("sid", "containerd"),
     Variant("sid", "classic"),
     Variant("trixie", "containerd"),
     Variant("trixie", "classic"),
@@ -71,17 +73,11 @@ OTHERS = (
 OWN = Variant("own", "classic")
 
 
-def newest_and(*others: Variant) -> list[Any]:
-    """Return the newest engine, and others for the slow run."""
-    slow = [pytest.param(item, marks=pytest.mark.slow, id=name_of(item)) for item in others]
-    return [pytest.param(NEWEST, id=name_of(NEWEST)), *slow]
-
-
 def name_of(variant: Variant) -> str:
     return f"{variant.suite}-{variant.store}"
 
 
-@pytest.fixture(scope="module", params=newest_and(*OTHERS, OWN))
+@pytest.fixture(scope="module", params=(*OTHERS, OWN), ids=name_of)
 def place(
     request: pytest.FixtureRequest,
     host: DockerHost,
@@ -266,7 +262,7 @@ def answer(place: Ground, *argv: str) -> Any:
     return json.loads(text[begin.start() :])
 
 
-@pytest.fixture(scope="module", params=newest_and(*OTHERS))
+@pytest.fixture(scope="module", params=OTHERS, ids=name_of)
 def other(request: pytest.FixtureRequest) -> Iterator[SmallEngine]:
     """An engine beside the machine's own kind."""
     with small_engine(256, request.param.program()) as engine:
