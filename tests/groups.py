@@ -127,7 +127,8 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
     reports = [report for report in every if isinstance(report, kinds)]
     tests = Counter(folder_of(report.nodeid) for report in reports if report.when == "call")
     terminalreporter.section("processor seconds")
-    for line in group_lines(config.stash.get(TAKEN, {}), tests, _since_the_start_s()):
+    taken_s = config.stash.setdefault(TAKEN, {})
+    for line in group_lines(taken_s, tests, _since_the_start_s()):
         terminalreporter.line(line)
     noted = os.environ.get("SPARKDEPLOY_FAILED_TESTS")
     if noted:

@@ -20,7 +20,6 @@ from tests.cluster.conftest import (
     MODEL,
     Program,
     docker_of,
-    kill,
     ours,
     said_in_time,
     start_loading,
@@ -70,14 +69,6 @@ def current_fault() -> str:
     return os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0]
 
 
-def test_status_and_logs_know_both_nodes(program: Program) -> None:
-    assert up(program).returncode == 0
-    (row,) = program.answer("status")
-    assert row["state"] == "healthy"
-    assert row["members"] == [{"node": "spark-b", "state": "running"}]
-    assert "Loading weights" in program.run("logs", "main", "--node", "spark-b").stdout
-
-
 def test_only_the_head_has_a_port_and_nothing_is_privileged(
     program: Program, head: Machine, worker: Machine
 ) -> None:
@@ -91,13 +82,6 @@ def test_only_the_head_has_a_port_and_nothing_is_privileged(
             assert fact.labels[labels.NODES] == "spark-a,spark-b"
     assert ":18700" not in worker.run("ss -Hltn")
     assert "127.0.0.1:18700" in head.run("ss -Hltn")
-
-
-def test_a_worker_killed_while_loading_ends_the_wait(program: Program, worker: Machine) -> None:
-    process = start_loading(program, worker)
-    since_s = time.monotonic()
-    worker.run("docker kill sparkdeploy-main")
-    assert "spark-b: sparkdeploy-main died (exit code 137" in spoken(program, process, since_s)
 
 
 def test_a_head_killed_while_loading_is_named_not_its_worker(
@@ -191,21 +175,6 @@ def test_a_node_that_is_gone_while_serving_is_said_and_cleaned_when_it_is_back(
     # The next `up` finds what is left, and takes its place.
     assert up(program).returncode == 0
     assert program.answer("status")[0]["state"] == "healthy"
-
-
-def test_a_replacement_that_was_killed_is_rolled_back_on_both_nodes(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    assert up(program).returncode == 0
-    process = start_loading(program, worker)
-    both = ["sparkdeploy-main", "sparkdeploy-main-replaced"]
-    until(lambda: sorted(ours(head)) == sorted(ours(worker)) == both, timeout_s=300)
-    kill(process)
-    assert program.answer("rollback", "main")["action"] == "reverted"
-    for machine in (head, worker):
-        assert ours(machine) == ["sparkdeploy-main"], machine.name
-    until(lambda: program.answer("status")[0]["state"] == "healthy", timeout_s=120)
-    assert program.answer("rollback", "main")["action"] == "nothing"
 
 
 def test_a_worker_that_serves_another_head_is_left_alone(program: Program, worker: Machine) -> None:

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 WITHOUT_BROWSER = "SPARKDEPLOY_TESTS_WITHOUT_BROWSER"
 LONG = "a-recipe-whose-name-goes-on-and-on-and-on-until-nobody-wants-to-read-it-any-further"
-SCREENS = (Screen(360, 800), Screen(768, 1024), Screen(1440, 900), Screen(360, 800, "dark"))
+SCREENS = (
+    Screen(360, 800),
+    Screen(1440, 900),
+    *(
+        pytest.param(screen, marks=pytest.mark.slow)
+        for screen in (Screen(768, 1024), Screen(360, 800, "dark"))
+    ),
+)
 MOST_PAGES = 6
 LEAST_LETTERS_PX = 11
 PAGE = re.compile(rb"/Type\s*/Page\b(?!s)")
@@ -149,6 +156,7 @@ def hold(browser: Browser, page: str, screen: Screen, *, charts: int) -> None:
     assert browser.messages() == []
 
 
+@pytest.mark.slow
 def test_five_runs_with_loads_print_on_few_pages(browser: Browser, full_page: str) -> None:
     browser.show(full_page, Screen(768, 1024))
     assert 1 <= len(PAGE.findall(browser.print_out())) <= MOST_PAGES

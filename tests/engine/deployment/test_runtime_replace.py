@@ -13,7 +13,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.recovery import Recovery, recover_here
-from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
@@ -73,15 +73,6 @@ def containers_of(host: DockerHost, deployment: str) -> list[tuple[str, str]]:
     return [
         (fact.name, fact.state) for fact in host.own_containers() if fact.deployment == deployment
     ]
-
-
-def test_a_first_start_answers(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    assert up(host, make_spec(), tmp_path).answer.text == " Paris"
-
-    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
-    assert crashes_in(tmp_path) == []
 
 
 def test_the_same_name_replaces(
@@ -144,60 +135,6 @@ def test_a_failed_replacement_brings_the_old_one_back(
     assert not back.is_half_replaced
 
 
-def test_a_replacement_that_never_answers_brings_the_old_one_back(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    port = free_port()
-    up(host, make_spec(port=port, text="old"), tmp_path)
-
-    def give_up(_container_id: str) -> None:
-        raise UnhealthyError("no answer within 1.0s")
-
-    with pytest.raises(UnhealthyError):
-        put_in_place(
-            host,
-            make_spec(port=port, never_healthy=True, ignore_sigterm=True),
-            crashes_dir=tmp_path,
-            wait=give_up,
-        )
-
-    assert text_served_at(port) == "old"
-
-
-def test_an_interrupted_replacement_brings_the_old_one_back(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    port = free_port()
-    up(host, make_spec(port=port, text="old"), tmp_path)
-
-    with pytest.raises(KeyboardInterrupt):
-        put_in_place(
-            host,
-            make_spec(port=port, never_healthy=True),
-            crashes_dir=tmp_path,
-            wait=lambda _: signal.raise_signal(signal.SIGINT),
-        )
-
-    assert text_served_at(port) == "old"
-    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
-
-
-def test_an_interrupted_first_start_goes_on_starting(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    spec = make_spec()
-
-    with pytest.raises(KeyboardInterrupt):
-        put_in_place(
-            host,
-            spec,
-            crashes_dir=tmp_path,
-            wait=lambda _: signal.raise_signal(signal.SIGINT),
-        )
-
-    assert text_served_at(port_of(spec)) == " Paris"
-
-
 def test_an_image_that_is_not_there_leaves_the_old_one_running(
     host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
 ) -> None:
@@ -240,6 +177,7 @@ def test_a_foreign_container_with_our_name_is_refused_and_stays(
     assert _lives(host, foreign_container)
 
 
+@pytest.mark.slow
 def test_two_names_on_two_ports_run_side_by_side(
     host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
 ) -> None:
@@ -273,21 +211,12 @@ def test_a_new_container_that_may_still_start_is_left_alone(
     assert len(containers_of(host, deployment)) == 2
 
 
-def test_nothing_half_done_needs_no_recovery(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    assert recovered(host, deployment, tmp_path).action == "nothing"
-    start_serving(host, make_spec())
-
-    assert recovered(host, deployment, tmp_path).action == "nothing"
-
-
 @pytest.mark.parametrize(
     ("killed_before", "outcome"),
     [
         (1, ("nothing", "old")),
-        (2, ("reverted", "old")),
-        (3, ("reverted", "old")),
+        pytest.param(2, ("reverted", "old"), marks=pytest.mark.slow),
+        pytest.param(3, ("reverted", "old"), marks=pytest.mark.slow),
         (4, ("reverted", "old")),
         (5, ("finished", "new")),
     ],
@@ -311,7 +240,9 @@ def test_a_cli_killed_while_replacing_is_recovered_from(
     assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
 
 
-@pytest.mark.parametrize("killed_before", [5, 6, 7])
+@pytest.mark.parametrize(
+    "killed_before", [6, *(pytest.param(it, marks=pytest.mark.slow) for it in (5, 7))]
+)
 def test_a_cli_killed_while_bringing_the_old_one_back_is_recovered_from(
     host: DockerHost,
     make_spec: SpecMaker,
@@ -330,20 +261,6 @@ def test_a_cli_killed_while_bringing_the_old_one_back_is_recovered_from(
     assert text_served_at(port) == "old"
     assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
     assert len(crashes_in(tmp_path / "crashes")) >= 1
-
-
-def test_a_deployment_can_be_replaced_after_a_recovery(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    port = free_port()
-    start_serving(host, make_spec(port=port, text="old"))
-    run_dying_cli(make_spec(port=port, text="lost"), tmp_path, 4)
-    recovered(host, deployment, tmp_path)
-    assert text_served_at(port) == "old"
-
-    up(host, make_spec(port=port, text="new"), tmp_path)
-
-    assert text_served_at(port) == "new"
 
 
 def run_dying_cli(

@@ -157,6 +157,7 @@ def test_a_system_python_is_adopted_and_what_it_sees_is_still_seen(
         host.remove_image(stage.tag)
 
 
+@pytest.mark.slow
 def test_the_cpu_engine_serves_as_somebody_elses_image(host: DockerHost) -> None:
     shipped = load_engine(Library((resources() / "recipes",)), "cpu-0.32")
     own = stages_of(

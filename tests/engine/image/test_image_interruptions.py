@@ -170,7 +170,12 @@ def building(bench: Bench, stage: Stage) -> Iterator[Future[ImageFact]]:
 
 
 @pytest.mark.parametrize(
-    ("where", "left_mib"), [("the upload", 5), ("a layer", 25), ("a program", 20)]
+    ("where", "left_mib"),
+    [
+        ("a layer", 25),
+        pytest.param("the upload", 5, marks=pytest.mark.slow),
+        pytest.param("a program", 20, marks=pytest.mark.slow),
+    ],
 )
 def test_a_full_disk_ends_a_build_and_the_next_one_resumes(
     bench: Bench, where: str, left_mib: int
