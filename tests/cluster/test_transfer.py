@@ -34,6 +34,7 @@ def test_the_first_up_sends_what_the_second_does_not(program: Program) -> None:
     assert "spark-b: 0 B sent" in third.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_shows_every_nodes_part_and_does_nothing(
     program: Program, head: Machine, worker: Machine
 ) -> None:
