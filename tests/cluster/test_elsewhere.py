@@ -88,13 +88,14 @@ def test_a_deployment_is_started_asked_and_ended_there(
 def test_a_detached_start_goes_on_there(program: Program, worker: Machine) -> None:
     done = program.run("up", "tiny", "--yes", "--detach", "--on", SPARK)
     assert done.returncode == 0, done.stderr
-    until(lambda: program.answer("status", "--on", SPARK)[0]["state"] == "healthy", timeout_s=60)
+    until(lambda: program.answer("status", "--on", SPARK)[0]["state"] == "healthy")
 
 
+@pytest.mark.slow
 def test_ctrl_c_here_is_ctrl_c_there(program: Program, head: Machine, worker: Machine) -> None:
     slow = "serve.env={STAND_IN_LOAD_S: '200'}"
     process = program.start("up", "tiny", "--yes", "--set", slow, "--on", SPARK)
-    until(lambda: ours(worker) != [], timeout_s=120)
+    until(lambda: ours(worker) != [])
     worker.run("pgrep -f 'sparkdeploy up [t]iny'")
     # Not the ssh of ours: its arguments lack the option.
     head.run("pkill -INT -f 'sparkdeploy up [t]iny .*--on'")
@@ -107,7 +108,7 @@ def test_ctrl_c_here_is_ctrl_c_there(program: Program, head: Machine, worker: Ma
 def test_a_connection_that_breaks_names_the_node(program: Program, worker: Machine) -> None:
     slow = "serve.env={STAND_IN_LOAD_S: '200'}"
     process = program.start("up", "tiny", "--yes", "--set", slow, "--on", SPARK)
-    until(lambda: ours(worker) != [], timeout_s=120)
+    until(lambda: ours(worker) != [])
     worker.stop("sshd")
     with contextlib.ExitStack() as stack:
         stack.callback(worker.start_sshd)
@@ -116,4 +117,4 @@ def test_a_connection_that_breaks_names_the_node(program: Program, worker: Machi
     assert f"error: {SPARK}: " in done.stderr
     assert f"`sparkdeploy status --on {SPARK}` says what goes on there" in done.stderr
     worker.run("pkill -INT -f 'sparkdeploy up [t]iny'", check=False)
-    until(lambda: worker.run("pgrep -f 'sparkdeploy up [t]iny'", check=False) == "", timeout_s=60)
+    until(lambda: worker.run("pgrep -f 'sparkdeploy up [t]iny'", check=False) == "")

@@ -298,7 +298,7 @@ def test_a_disk_that_fills_up_during_the_transfer_is_named(
 ) -> None:
     with small_disk(worker, 1200) as root:
         process = program.start("up", "tiny", "--cluster", "--yes", "--prepare")
-        until(lambda: "docker-import-" in worker.run(f"ls {root}/tmp"), timeout_s=180)
+        until(lambda: "docker-import-" in worker.run(f"ls {root}/tmp"))
         worker.run(f"dd if=/dev/zero of={root}/filler bs=1M count=1150 status=none", check=False)
         since_s = time.monotonic()
         done = program.finish(process)

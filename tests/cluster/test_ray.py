@@ -34,7 +34,7 @@ def test_both_nodes_are_in_rays_cluster_and_nothing_of_it_stays(
 ) -> None:
     done = up(program, *RAY)
     assert done.returncode == 0, done.stderr
-    until(lambda: ray_status(head).count(" 1 node_") == 2, timeout_s=120)
+    until(lambda: ray_status(head).count(" 1 node_") == 2)
     (row,) = program.answer("status")
     assert (row["state"], row["members"]) == (
         "healthy",

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_the_first_up_sends_what_the_second_does_not(program: Program) -> None:
     first = up(program)
     assert first.returncode == 0, first.stderr

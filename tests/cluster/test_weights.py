@@ -66,7 +66,7 @@ def test_a_cut_transfer_goes_on_where_it_was(
     program: Program, weights: None, head: Machine, worker: Machine
 ) -> None:
     process = send(program)
-    until(lambda: arrived_bytes(worker) > ARRIVED_BYTES, timeout_s=60)
+    until(lambda: arrived_bytes(worker) > ARRIVED_BYTES)
     head.run("pkill -KILL -P $(pgrep -x rsync | head -n 1) -x ssh")
     cut = program.finish(process)
     assert "failed spark-b: rsync could not send weights" in cut.stdout, cut.stdout + cut.stderr

@@ -109,9 +109,9 @@ def test_a_pull_killed_between_any_bytes_goes_on_there(
         double.body_bytes = 0
         double.hold_after(dice.randrange(1 << 20, total_bytes - (1 << 20)))
         process = program.start("checkpoint", "pull", "lab/model")
-        assert double.is_held.wait(60)
+        assert double.is_held.wait(180)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
         double.go_on.set()
         assert program.answer("checkpoint", "ls", "--json")[0]["state"] == f"main = {COMMIT[:12]}"
         done = program.run("checkpoint", "pull", "lab/model")

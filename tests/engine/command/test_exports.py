@@ -22,7 +22,7 @@ from sparkdeploy.export.systemd_unit import Unit, quoted, unit_text
 from sparkdeploy.node.container import Mount, Ulimit
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
-from tests.engine.conftest import model_at, port_of, until
+from tests.engine.conftest import DEADLINE_S, model_at, port_of, until
 from tests.engine.program import Program
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def health_of(file: Path, *replaced: str) -> int:
     _, *words = service["healthcheck"]["test"]
     words = [word.replace(*replaced) if replaced else word for word in words]
     command = ["docker", "exec", service["container_name"], *words]
-    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode
+    return subprocess.run(command, capture_output=True, check=False, timeout=DEADLINE_S).returncode
 
 
 def test_compose_accepts_what_runs_beside(tmp_path: Path) -> None:

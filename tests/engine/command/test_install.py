@@ -113,8 +113,7 @@ def _running(image: str, options: list[str]) -> Iterator[str]:
         docker("rm", "--force", "--volumes", name)
 
 
-def test_the_command_works_on_a_pristine_machine_and_a_second_run_is_quick(machine: str) -> None:
-    started_s = time.monotonic()
+def test_the_command_works_on_a_pristine_machine_and_again_does_nothing(machine: str) -> None:
     first = docker("exec", machine, "/checkout/install.sh", "--tool-only")
     assert first.returncode == 0, first.stderr
 
@@ -125,11 +124,9 @@ def test_the_command_works_on_a_pristine_machine_and_a_second_run_is_quick(machi
     assert listed.returncode == 0, listed.stderr
     assert "mtp-2" in listed.stdout
 
-    between_s = time.monotonic()
     second = docker("exec", machine, "/checkout/install.sh", "--tool-only")
     assert second.returncode == 0, second.stderr
     assert "from these very sources already" in second.stderr
-    assert time.monotonic() - between_s < (between_s - started_s) / 2
 
     removed = docker("exec", machine, "/checkout/install.sh", "--uninstall")
     assert removed.returncode == 0, removed.stderr

@@ -21,7 +21,7 @@ from sparkdeploy.plan.container import (
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
-from tests.engine.conftest import TEST_LABEL, free_port, model_at, until
+from tests.engine.conftest import DEADLINE_S, TEST_LABEL, free_port, model_at, until
 from tests.engine.deployment.test_network_exposure import _some_model
 from tests.engine.program import Program
 from tests.engine.stand_in.engine import build_image
@@ -181,6 +181,6 @@ def packed(bundle: Path) -> dict[str, str]:
 
 
 def output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout

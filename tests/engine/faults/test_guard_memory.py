@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import docker
 import pytest
 
-from tests.engine.conftest import TEST_LABEL, until
+from tests.engine.conftest import DEADLINE_S, TEST_LABEL, until
 from tests.engine.ground import seeds
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def fight(script: str, meminfo: Path) -> tuple[int, list[dict[str, object]], int
             pid = int(guard.stdout.readline())
             watcher = threading.Thread(target=mirror.follow, args=(pid,))
             watcher.start()
-            _, stderr = guard.communicate(timeout=60)
+            _, stderr = guard.communicate(timeout=DEADLINE_S)
             watcher.join(10)
         finally:
             guard.kill()
@@ -177,7 +177,7 @@ def test_a_command_that_starts_daemons_is_stopped_with_all_of_them(tmp_path: Pat
             assert len({os.getsid(pid) for pid in pids}) == 3
             assert guard.poll() is None
             mirror.show(FLOOR_BYTES)
-            _, stderr = guard.communicate(timeout=60)
+            _, stderr = guard.communicate(timeout=DEADLINE_S)
         finally:
             guard.kill()
             mirror.close()
@@ -234,7 +234,7 @@ def guarded_in_a_container(
             mem_limit=limit,
             memswap_limit=limit,
         )
-        container.wait(timeout=60)
+        container.wait(timeout=DEADLINE_S)
         container.reload()
         state: dict[str, Any] = container.attrs["State"]
         return Ended(state["ExitCode"], state["OOMKilled"], container.logs().decode())

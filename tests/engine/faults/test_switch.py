@@ -154,7 +154,7 @@ def test_an_idle_one_stops_itself_and_the_first_connection_wakes_it(first: Groun
     idle = ("up", "first", "--yes", "--set", "limits.idle_stop_s=10")
     words = ("--set", "serve.env.STAND_IN=--text first")
     assert first.cli.run(*idle, *words)[0] == 0
-    until(lambda: first.servers() == 0, timeout_s=60)
+    until(lambda: first.servers() == 0)
     said = first.cli.run("status")[1]
     assert "stopped, idle for 10s, " in said
     assert "`sparkdeploy start main` starts it again" in said

@@ -24,7 +24,7 @@ from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import Settings, load_settings
-from tests.engine.conftest import until
+from tests.engine.conftest import DEADLINE_S, until
 from tests.engine.lab_stages import build, make_stage, rootfs
 from tests.engine.other_engines import usr_of
 from tests.engine.small_engine import (
@@ -140,7 +140,7 @@ class Bench:
         with building(self, stage) as future:
             if is_held:
                 self.release()
-            assert future.result(timeout=60).tags == (stage.tag,)
+            assert future.result(timeout=DEADLINE_S).tags == (stage.tag,)
         assert self.containers() == {}
         self.host.remove_image(stage.tag)
         assert self.held() == self.ids_before
@@ -200,7 +200,7 @@ def test_a_killed_container_ends_a_build_and_the_next_one_resumes(bench: Bench) 
     with building(bench, stage) as future:
         bench.kill_build()
         with pytest.raises(BuildError, match="failed at step 4/8") as caught:
-            future.result(timeout=60)
+            future.result(timeout=DEADLINE_S)
     assert "ran out of memory" in (caught.value.hint or "")
     bench.assert_nothing_half(stage)
     bench.assert_resumes(stage)
@@ -211,7 +211,7 @@ def test_an_engine_that_dies_ends_a_build_and_the_next_one_resumes(bench: Bench)
     with building(bench, stage) as future:
         bench.engine.kill()
         with pytest.raises(BuildError, match="failed at step 4/8") as caught:
-            future.result(timeout=60)
+            future.result(timeout=DEADLINE_S)
     assert caught.value.exit_code == 5
     assert caught.value.hint
     bench.engine.start()
@@ -226,7 +226,7 @@ def test_an_engine_that_dies_in_the_last_half_leaves_nothing_to_the_next_build(
     with building(bench, stage) as future:
         bench.engine.kill()
         with pytest.raises(BuildError, match="failed at step 8/9"):
-            future.result(timeout=60)
+            future.result(timeout=DEADLINE_S)
     bench.engine.start()
     assert list(bench.containers().values()) == ["exited"]
     bench.assert_resumes(stage)
