@@ -31,7 +31,7 @@ from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = [
     pytest.mark.docker,
@@ -95,14 +95,35 @@ def test_a_head_killed_while_loading_is_named_not_its_worker(
     )
 
 
-def test_dockerd_that_dies_while_loading_is_named(program: Program, worker: Machine) -> None:
+def pull_the_cable(worker: Machine) -> None:
+    worker.run(f"ip link set {TWINS[0][0]} down")
+
+
+def plug_it_in(worker: Machine) -> None:
+    configure(worker, TWINS[0][0])
+
+
+@pytest.mark.parametrize(
+    ("lose", "mend"),
+    [
+        (lambda worker: worker.stop("dockerd"), lambda worker: worker.start_dockerd()),
+        (pull_the_cable, plug_it_in),
+    ],
+    ids=["dockerd", "cable"],
+)
+def test_a_node_that_is_lost_while_loading_is_named(
+    program: Program,
+    worker: Machine,
+    lose: Callable[[Machine], None],
+    mend: Callable[[Machine], None],
+) -> None:
     process = start_loading(program, worker)
     since_s = time.monotonic()
-    worker.stop("dockerd")
+    lose(worker)
     try:
         said = spoken(program, process, since_s)
     finally:
-        worker.start_dockerd()
+        mend(worker)
     assert "spark-b: lost while it was waited for" in said
     assert "what was started there may remain" in said
 
@@ -124,18 +145,6 @@ def test_ssh_that_dies_while_loading_is_named_and_cleaned_up_later(
         worker.start_sshd()
     assert "error: spark-b: lost while it was waited for" in said
     assert "removed spark-b:sparkdeploy-main" in program.run("down", "main").stderr
-
-
-def test_a_cable_that_is_pulled_while_loading_is_noticed(program: Program, worker: Machine) -> None:
-    process = start_loading(program, worker)
-    since_s = time.monotonic()
-    worker.run(f"ip link set {TWINS[0][0]} down")
-    try:
-        said = spoken(program, process, since_s)
-    finally:
-        configure(worker, TWINS[0][0])
-    assert "error: spark-b: lost while it was waited for" in said
-    assert "what was started there may remain" in said
 
 
 def test_a_worker_killed_while_serving_makes_status_say_broken(

@@ -3,10 +3,7 @@
 import contextlib
 import io
 import json
-import subprocess
-import sys
 import tarfile
-import textwrap
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,14 +12,12 @@ from pathlib import Path
 import docker
 import pytest
 
-from sparkdeploy import labels
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.build import find_built
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage, fingerprint
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
-from tests.engine.conftest import until
 from tests.engine.lab_stages import build
 
 MakeStage = Callable[[str], Stage]
@@ -153,44 +148,6 @@ def test_foreign_images_stay(host: DockerHost, make_stage: MakeStage, settings: 
             client.images.remove(reference)
 
 
-def test_a_killed_build_leaves_no_tag(
-    host: DockerHost, make_stage: MakeStage, settings: Settings, python_base_image: str
-) -> None:
-    stage = make_stage(f"FROM {python_base_image}\nRUN sleep 30\n")
-    program = textwrap.dedent(f"""
-        import io, sys
-        from sparkdeploy.image.context import ContextFile, write_tar
-        from sparkdeploy.node.host import DockerHost
-        context = io.BytesIO()
-        dockerfile = {stage.dockerfile!r}.encode()
-        files = [ContextFile("Dockerfile", dockerfile), ContextFile("hello", b"")]
-        write_tar(files, context)
-        context.seek(0)
-        with DockerHost() as host:
-            for event in host.build(context, tag={stage.tag!r}, build_args={{}}, image_labels={{}}):
-                print(event.text, flush=True)
-    """)
-    running = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
-    assert running.stdout is not None
-    with running:
-        for line in running.stdout:
-            if "Running in" in line:
-                running.kill()
-                container = line.split()[-1]
-                break
-        else:
-            pytest.fail("the build never came to its last step")
-    until(lambda: _is_gone(host, container))
-    assert host.find_image(stage.tag) is None
-
-
-def _is_gone(host: DockerHost, container: str) -> bool:
-    fact = host.find_container(container)
-    return fact is None or not fact.is_running
-
-
 def test_a_missing_lower_stage_is_not_looked_for_in_a_registry(
     host: DockerHost, make_stage: MakeStage, settings: Settings
 ) -> None:
@@ -198,14 +155,6 @@ def test_a_missing_lower_stage_is_not_looked_for_in_a_registry(
     above = replace(stage, below="sparkdeploy/base:none", inputs={"below": "0" * 64})
     with pytest.raises(BuildError, match="sparkdeploy/base:none, which is not there"):
         build(host, above, settings)
-
-
-def test_our_images_are_listed_by_label(
-    host: DockerHost, make_stage: MakeStage, settings: Settings
-) -> None:
-    built = build(host, make_stage(ONE_FILE), settings)
-    assert built.image_id in {image.image_id for image in host.own_images()}
-    assert all(image.labels[labels.KIND] == "image" for image in host.own_images())
 
 
 LOCKED = "idna==3.11 --hash=sha256:{digest}"
