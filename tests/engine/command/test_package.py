@@ -93,6 +93,7 @@ def test_it_runs_by_name_in_an_empty_home_with_all_that_the_checkout_has(
     assert [item["stage"] for item in plan["images"]] == ["base", "engine", "plugin"]
 
 
+@pytest.mark.slow
 def test_the_sdist_installs_what_the_wheel_does(stranger: Stranger) -> None:
     said = stranger.uvx(the_only(stranger.dists, "*.tar.gz"), "--identity")
     assert said.stdout.strip() == identity(), said.stderr

@@ -50,7 +50,12 @@ def test_a_serving_deployment_is_shown_with_all_it_has(
 
 @pytest.mark.parametrize(
     ("drafted", "is_said"),
-    [("200,2400,24", True), ("199,2388,0", False), ("200,2400,120", False), (None, False)],
+    [
+        ("200,2400,24", True),
+        ("200,2400,120", False),
+        pytest.param("199,2388,0", False, marks=pytest.mark.slow),
+        pytest.param(None, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_drafter_that_is_hardly_ever_right_is_told_of_a_running_server(
     host: DockerHost, make_spec: SpecMaker, deployment: str, drafted: str | None, is_said: bool
@@ -73,14 +78,6 @@ def test_a_dead_deployment_is_shown_with_its_exit_code(
     row = row_of(host, deployment)
 
     assert (row.exit_code, row.uptime_s, row.memory_bytes) == (5, None, None)
-
-
-def test_a_deployment_that_does_not_answer_yet_is_starting(
-    host: DockerHost, make_spec: SpecMaker, deployment: str
-) -> None:
-    host.start(host.create(make_spec(never_healthy=True)))
-
-    assert row_of(host, deployment).state == "starting"
 
 
 def test_down_removes_it_and_a_second_down_does_nothing(
@@ -141,17 +138,6 @@ def test_the_log_is_followed_until_the_container_ends(
     text = b"".join(host.logs(current.container_id, follow=True)).decode()
 
     assert "Application startup complete" in text
-
-
-def test_an_unknown_deployment_is_answered_with_those_that_exist(
-    host: DockerHost, make_spec: SpecMaker, deployment: str
-) -> None:
-    start_serving(host, make_spec())
-
-    with pytest.raises(NodeError) as caught:
-        require_deployment(host, "nowhere")
-
-    assert deployment in (caught.value.hint or "")
 
 
 def test_the_port_of_a_deployment_is_named_after_it(

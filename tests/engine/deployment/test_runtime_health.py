@@ -72,28 +72,6 @@ def test_a_container_that_dies_at_once_is_told_within_two_seconds(
     assert caught.value.exit_code == 7
 
 
-def test_a_container_that_is_killed_during_its_start_is_told_within_two_seconds(
-    host: DockerHost, make_spec: SpecMaker
-) -> None:
-    spec = make_spec(never_healthy=True)
-    container_id = host.create(spec)
-    host.start(container_id)
-    killed_s: list[float] = []
-
-    def kill_once(_tracker: PhaseTracker, elapsed_s: float) -> None:
-        if elapsed_s > 1 and not killed_s:
-            host.stop(container_id, timeout_s=0)
-            killed_s.append(time.monotonic())
-
-    with (
-        model_at(port_of(spec)) as model,
-        pytest.raises(ContainerDiedError),
-    ):
-        wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S, on_phase=kill_once)
-
-    assert time.monotonic() - killed_s[0] < patiently(2)
-
-
 def test_a_container_removed_by_hand_ends_the_wait(host: DockerHost, make_spec: SpecMaker) -> None:
     spec = make_spec(never_healthy=True)
     container_id = host.create(spec)

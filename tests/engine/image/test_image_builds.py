@@ -15,9 +15,10 @@ import pytest
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.build import find_built
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage, fingerprint
+from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
+from tests.engine import lab_stages
 from tests.engine.lab_stages import build
 
 MakeStage = Callable[[str], Stage]
@@ -39,22 +40,8 @@ def make_stage(host: DockerHost) -> Iterator[MakeStage]:
     made: list[Stage] = []
 
     def make(dockerfile: str) -> Stage:
-        hello = ContextFile("hello", uuid.uuid4().bytes, 0o755)
-        inputs = {"dockerfile": fingerprint({"": dockerfile}), "hello": hello.digest()}
-        mark = fingerprint(inputs)
-        stage = Stage(
-            name="engine",
-            engine="lab-image-test",
-            base_source="registry",
-            tag=f"sparkdeploy/lab-image-test:{mark[:16]}",
-            fingerprint=mark,
-            dockerfile=dockerfile,
-            context=(hello,),
-            below=None,
-            inputs=inputs,
-        )
-        made.append(stage)
-        return stage
+        made.append(lab_stages.make_stage("engine", dockerfile))
+        return made[-1]
 
     yield make
     for stage in made:
