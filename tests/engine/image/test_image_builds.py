@@ -174,6 +174,7 @@ def test_a_wheel_that_differs_from_its_lock_fails_and_the_next_run_succeeds(
     assert build(host, right, own).tags == (right.tag,)
 
 
+@pytest.mark.slow
 def test_an_index_that_does_not_answer_leaves_no_image(
     host: DockerHost, make_stage: MakeStage, python_base_image: str, tmp_path: Path
 ) -> None:
