@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def place(
     host: DockerHost, python_base_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ground]:

@@ -296,7 +296,7 @@ def show(meminfo: Path, available_bytes: int) -> None:
 # ---- a week in minutes ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_many_ups_and_downs_leave_nothing_behind(place: Ground, count: int) -> None:
     place.cli.run("down")
     # One whose engine was killed by an earlier test may stay for good.

@@ -40,7 +40,7 @@ PROGRAM = (sys.executable, "-m", "sparkdeploy")
 # ---- the CLI --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", seeds(50, in_ci=4))
+@pytest.mark.parametrize("seed", seeds(50, in_ci=3))
 def test_a_cli_killed_at_any_moment_is_recovered_from(place: Ground, seed: int) -> None:
     chance = random.Random(seed)
     if chance.random() < 0.2:
@@ -65,7 +65,9 @@ def test_a_cli_killed_at_any_moment_is_recovered_from(place: Ground, seed: int) 
 
 
 @pytest.mark.parametrize("seed", seeds(4, in_ci=1))
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    "name", ["SIGINT", *(pytest.param(it, marks=pytest.mark.slow) for it in ("SIGTERM", "SIGHUP"))]
+)
 def test_a_cli_that_is_interrupted_puts_things_right_itself(
     deployed: Ground, name: str, seed: int
 ) -> None:
@@ -98,7 +100,9 @@ def test_an_interrupted_first_start_goes_on(place: Ground) -> None:
 # ---- another command ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("word", "left"), [("down", None), ("rollback", "old")])
+@pytest.mark.parametrize(
+    ("word", "left"), [("rollback", "old"), pytest.param("down", None, marks=pytest.mark.slow)]
+)
 def test_a_start_is_ended_by_another_command(deployed: Ground, word: str, left: str | None) -> None:
     command = deployed.start("new", behaviour=NEVER)
     until(deployed.is_waited_for)
@@ -160,6 +164,7 @@ def test_a_rollback_to_something_else_than_was_planned_is_none(place: Ground) ->
     place.check_whole("old")
 
 
+@pytest.mark.slow
 def test_a_rollback_that_lacks_memory_leaves_the_newer_one(deployed: Ground) -> None:
     assert deployed.up("new")[0] == 0
     with deployed.host() as own:
@@ -197,6 +202,7 @@ def a_large_neighbour() -> ContainerSpec:
     )
 
 
+@pytest.mark.slow
 def test_what_a_killed_command_left_is_held_against_its_plan_too(deployed: Ground) -> None:
     deployed.tell_servers("left.log", FALLEN_BACK)
     command = deployed.start("new", *STRICT, behaviour="--model-log left.log --wait-for left")
