@@ -6,20 +6,23 @@ import errno
 import hashlib
 import shutil
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from sparkdeploy.checkpoint.answers import CHUNK_BYTES
 from sparkdeploy.checkpoint.arriving import Arriving
-from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint.hub import ATTEMPTS, Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin, find_pinned
 from sparkdeploy.checkpoint.pull import Download, plan_download, pull, resolve
 from sparkdeploy.checkpoint.source import find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
-from tests.hub.double import Fault, HubDouble, Repo, hub_double
+from tests.hub.double import Fault, HubDouble, Repo, hub_double, xet_hash_of
+from tests.hub.xet import xet_by_get
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -265,6 +268,39 @@ def test_a_hub_that_stays_busy_ends_in_an_error(hub: Hub, lock: HubLock, double:
     with pytest.raises(CheckpointError, match="does not answer as a hub should") as caught:
         fetch(hub, lock)
     assert caught.value.exit_code == 6
+
+
+class WaitedTooOftenError(BaseException):
+    """Not an Exception, so that nothing takes it for one of the download's own."""
+
+
+@pytest.mark.parametrize("is_xet", [False, True], ids=["http", "xet"])
+def test_a_file_that_stops_at_the_same_place_is_not_resumed_without_end(
+    hub: Hub,
+    lock: HubLock,
+    double: HubDouble,
+    small_twin: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_xet: bool,
+) -> None:
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _s: None))
+    name = "model-00001-of-00002.safetensors"
+    double.repos[REPO].is_xet = is_xet
+    places = (f"/lab/twin/{FIRST}/{name}", f"/xet/{xet_hash_of(small_twin / name)}")
+    # Some bytes come once, or again with every try of a store that cannot resume; then nothing.
+    double.faults = [Fault(places[0], keep_bytes=100_000)]
+    double.faults += [Fault(place, keep_bytes=0, times=999) for place in places]
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) > 3 * ATTEMPTS:
+            raise WaitedTooOftenError
+
+    with xet_by_get(), pytest.raises(CheckpointError, match=f"{name} does not come"):
+        fetch(replace(hub, sleep=wait), lock)
+    assert len(waits) <= ATTEMPTS + 2
 
 
 @pytest.mark.timeout(60)

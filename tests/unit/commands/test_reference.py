@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +19,8 @@ from sparkdeploy.rehearsal.reference import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sparkdeploy.recipe.load import Library
 
 TWIN = Path("/data/m/twin")
@@ -41,14 +43,31 @@ def test_a_broken_record_is_none(tmp_path: Path, content: str) -> None:
     assert read_reference(tmp_path / "record.json") is None
 
 
-def record_of(shipped: Library, recipe: str, *settings: str) -> Path:
+def record_of(
+    shipped: Library,
+    recipe: str,
+    *settings: str,
+    tags: tuple[str, ...] = ("engine:1", "plugin:1"),
+    asked: Mapping[str, object] = MappingProxyType({}),
+) -> Path:
     """Where the text of a recipe's miniature is recorded."""
     engine = load_engine(shipped, "cpu-0.32")
     resolved = load_recipe(shipped, recipe, settings)
     small = miniature_of(resolved, engine=engine, twin=TWIN, port=8190)
-    image = SimpleNamespace(stage=SimpleNamespace(tag="sparkdeploy/plugin:1"))
-    plan: Any = SimpleNamespace(resolved=small.resolved, images=(image,))
-    return reference_path(plan, {}, Path("/state"))
+    images = tuple(SimpleNamespace(stage=SimpleNamespace(tag=tag)) for tag in tags)
+    plan: Any = SimpleNamespace(resolved=small.resolved, images=images)
+    return reference_path(plan, asked, Path("/state"))
+
+
+def test_a_changed_image_or_question_has_a_record_of_its_own(shipped: Library) -> None:
+    paths = {
+        record_of(shipped, "v2"),
+        # The last stage's tag holds the fingerprints of those below it.
+        record_of(shipped, "v2", tags=("engine:1", "plugin:2")),
+        record_of(shipped, "v2", asked={"prompts": ["Once"]}),
+        record_of(shipped, "v2", asked={"prompts": ["Twice"]}),
+    }
+    assert len(paths) == 4
 
 
 @pytest.mark.parametrize("recipe", ["mtp-2", "hybrid"])
