@@ -36,7 +36,10 @@ ANY_RELEASE = "any"
 """What adopt.py takes for the release of an image of which nobody promised one."""
 PLUGIN_SUFFIXES = (".py", ".cu")
 """Of what the plugin's wheel is made of: its code, and CUDA C++ that is compiled where it runs."""
-GUARD_MODULES = ("__init__", "key_middleware", "ray_head", "ray_worker")
+GUARD_MODULES = (
+    *("__init__", "asgi", "host_middleware", "key_middleware", "template_arguments"),
+    *("ray_head", "ray_worker"),
+)
 """What a container needs of the plugin's package beside the guard, whatever it serves."""
 LEFTOVER_LABEL = f"{labels.KIND}=leftover"
 """On the throw-away halves of a build, so that they are found and removed after it."""

@@ -27,6 +27,13 @@ WORKSPACE = "/workspace"
 CHAT_TEMPLATE_TARGET = "/run/sparkdeploy/chat_template.jinja"
 KEY_TARGET = "/run/sparkdeploy/key"
 KEY_MIDDLEWARE = "sparkdeploy_vllm.key_middleware.RequireKey"
+HOST_MIDDLEWARE = "sparkdeploy_vllm.host_middleware.RequireOwnHost"
+"""Where no key is asked for, a web page must not reach the server by a name of its own."""
+ORIGINS_FLAG = "--allowed-origins"
+ORIGINS_FLAG_START = "--allowed-o"
+"""The least of it that argparse takes for the whole."""
+NO_ORIGINS = "[]"
+"""vLLM 0.25 allows every web page by default, 0.32 none."""
 MEDIA_FLAG = "--allowed-media-domains"
 MEDIA_FLAG_START = "--allowed-med"
 """The least of it that argparse takes for the whole."""
@@ -106,8 +113,9 @@ def serve_argv(
     argv = ["vllm", "serve", model, *_media_arguments(recipe)]
     argv += ["--served-model-name", *recipe.model.served_names]
     argv += ["--host", exposure.host, "--port", str(recipe.serve.port)]
-    if exposure is Exposure.PUBLIC:
-        argv += ["--middleware", KEY_MIDDLEWARE]
+    argv += _origin_arguments(recipe)
+    is_public = exposure is Exposure.PUBLIC
+    argv += ["--middleware", KEY_MIDDLEWARE if is_public else HOST_MIDDLEWARE]
     argv += (word for _, words in flags.field_arguments(recipe.serve) for word in words)
     if recipe.serve.speculative is not None:
         argv += ["--speculative-config", _speculative_json(recipe.serve.speculative, companions)]
@@ -131,10 +139,19 @@ def _media_arguments(recipe: Recipe) -> tuple[str, ...]:
     """Let no client make the server fetch what it may reach itself: on a host's own network that
     is every service of the machine. The recipe's own list takes the place of ours.
     """
-    named = (flags.flag_of(argument) for argument in recipe.serve.extra_args)
-    if any(flag.startswith(MEDIA_FLAG_START) for flag in named if flag is not None):
+    if _names_flag(recipe, MEDIA_FLAG_START):
         return ()
     return (f"{MEDIA_FLAG}={NO_DOMAIN}",)
+
+
+def _origin_arguments(recipe: Recipe) -> tuple[str, ...]:
+    """Let no web page read the server's answers but those that the recipe lists."""
+    return () if _names_flag(recipe, ORIGINS_FLAG_START) else (ORIGINS_FLAG, NO_ORIGINS)
+
+
+def _names_flag(recipe: Recipe, start: str) -> bool:
+    named = (flags.flag_of(argument) for argument in recipe.serve.extra_args)
+    return any(flag.startswith(start) for flag in named if flag is not None)
 
 
 def _adapters(adapters: Sequence[LoraAdapter], companions: Sequence[str]) -> Iterator[str]:

@@ -6,23 +6,17 @@ Use: `vllm serve --middleware sparkdeploy_vllm.key_middleware.RequireKey`.
 
 import hashlib
 import hmac
-import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Mapping
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from sparkdeploy_vllm.asgi import App, Receive, Scope, Send, answer_json
+from sparkdeploy_vllm.template_arguments import DropTokenizerArguments
 
 HEALTH_PATH = "/health"
 _PREFLIGHT_HEADERS = (b"origin", b"access-control-request-method")
 _REQUESTED = b"access-control-request-"
 KEY_VARIABLE = "VLLM_API_KEY"
-_REFUSAL = json.dumps(
-    {"error": {"message": "missing or wrong API key", "type": "authentication_error", "code": 401}}
-).encode()
+_REFUSAL = {"message": "missing or wrong API key", "type": "authentication_error", "code": 401}
 
 
 class RequireKey:
@@ -38,7 +32,8 @@ class RequireKey:
         key = env.get(KEY_VARIABLE, "")
         if not key:
             raise RuntimeError(f"sparkdeploy: RequireKey needs a key in {KEY_VARIABLE}")
-        self.app = app
+        # Inside this one: no body is read of a client without the key.
+        self.app: App = DropTokenizerArguments(app)
         self._key_digest = _digest(key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +44,7 @@ class RequireKey:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "API key required"})
         else:
-            await _refuse(send)
+            await answer_json(send, 401, {"error": _REFUSAL}, [(b"www-authenticate", b"Bearer")])
 
     def _is_allowed(self, scope: Scope) -> bool:
         if scope["type"] == "http" and scope["path"] == HEALTH_PATH:
@@ -81,16 +76,6 @@ def _without_a_target(scope: Scope) -> Scope:
     wanted = [it for it in headers if it[0] == b"origin" or it[0].startswith(_REQUESTED)]
     path = {"path": HEALTH_PATH, "raw_path": HEALTH_PATH.encode(), "query_string": b""}
     return {**scope, **path, "headers": wanted}
-
-
-async def _refuse(send: Send) -> None:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(_REFUSAL)).encode()),
-        (b"www-authenticate", b"Bearer"),
-    ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": _REFUSAL})
 
 
 def _digest(value: bytes) -> bytes:

@@ -51,18 +51,16 @@ RENDER_LIMIT_S = 5
 PATIENCE_S = 10.0
 EACH = 60
 SLOW_S = 12
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 SENT_BY_CLIENTS = [
     ({"chat_template": "{{ 1 }}"}, "Refused request with untrusted chat template"),
     ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "Refused request with untrusted"),
     ({"chat_template_kwargs": {"messages": []}}, "multiple values"),
     ({"chat_template_kwargs": {"conversation": []}}, "multiple values"),
     ({"chat_template_kwargs": {"tokenizer": 1}}, "multiple values"),
-    (
-        {"chat_template_kwargs": {"tokenize": True, "padding": "max_length", "max_length": 10**5}},
-        "maximum context length",
-    ),
 ]
+TO_THE_TOKENIZER = {"tokenize": True, "padding": "max_length", "max_length": 10**9}
+"""Of so many tokens vLLM would make a list of several GiB, before it looks at the context."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -134,7 +132,7 @@ def test_slow_clients_keep_nobody_from_an_answer_and_leave_nothing(host: DockerH
     with (
         connections(EACH, b"") as dripping,
         connections(EACH, HEAD + b"Content-Length: 100000\r\n\r\n{"),
-        connections(EACH, b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"),
+        connections(EACH, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         connections(4, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body),
     ):
         for second in range(SLOW_S):
@@ -164,6 +162,17 @@ def test_a_client_brings_no_template_and_no_message_of_another(
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
     assert chat("hello").ok
+
+
+def test_words_to_the_tokenizer_do_not_reach_it() -> None:
+    answer = chat("hello", chat_template_kwargs=TO_THE_TOKENIZER)
+    assert answer.ok, answer.text
+    assert answer.json()["usage"] == chat("hello").json()["usage"]
+
+
+def test_a_name_of_others_that_leads_here_is_refused() -> None:
+    headers = {"Host": f"rebound.example:{PORT}"}
+    assert requests.get(f"{URL}/v1/models", headers=headers, timeout=PATIENCE_S).status_code == 421
 
 
 def test_an_endless_template_ends_its_own_request_and_later_ones_are_answered() -> None:
