@@ -112,7 +112,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
     used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - silence and clock are for tests
         self,
         base_url: str,
         api_key: str | None = None,
@@ -120,6 +120,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         ca_file: Path | None = None,
         target: Target | None = None,
         silence_s: float = SILENCE_S,
+        require_listener: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         parts = urlsplit(base_url)
@@ -136,6 +137,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
             request_bytes, host=parts.netloc.rpartition("@")[2], path=path, headers=headers
         )
         self._silence_s = silence_s
+        self._require_listener = require_listener or _anybody
         self._clock = clock
         self._runner = asyncio.Runner()
 
@@ -143,6 +145,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         self._runner.close()
 
     def round(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Exchange, ...]:
+        self._require_listener()
         requests = [self._request(body=json.dumps(body).encode()) for body in bodies]
         with _without_pauses():
             seen = self._runner.run(self._exchange_all(requests))
@@ -154,6 +157,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         Moments are seconds from the beginning, ascending, one a chain. Nothing waits for the
         answers of other chains. After a failure the rest of its chain is not sent.
         """
+        self._require_listener()
         requests = [
             [self._request(body=json.dumps(body).encode()) for body in bodies] for bodies in chains
         ]
@@ -224,6 +228,10 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
             await asyncio.wait((receiver.ended,), timeout=min(left_s, PAUSE_S))
             receiver.look_in_a_pause()
         return None
+
+
+def _anybody() -> None:
+    """Take whoever listens: an address that a person gave is no container of ours."""
 
 
 @contextlib.contextmanager

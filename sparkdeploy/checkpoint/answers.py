@@ -25,6 +25,7 @@ TIMEOUT_S = (15.0, 60.0)
 CHUNK_BYTES = 1 << 16
 """What is lost at most when a connection breaks."""
 REDIRECTS_LIMIT = 10
+_PORTS = {"http": 80, "https": 443}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -77,7 +78,7 @@ def open_answer(
         if response.status_code in _REDIRECTS and location:
             response.close()
             target = _target(asked, location, what)
-            if session.should_strip_auth(asked, target):  # type: ignore[no-untyped-call]
+            if not is_same_host(url, target):
                 sent.pop("Authorization", None)
             asked = target
             continue
@@ -123,8 +124,31 @@ def is_followed(asked: str, target: str) -> bool:
 
 
 def is_same_host(url: str, other: str) -> bool:
-    """Whether both are on one host, port and scheme."""
-    return urlsplit(url)[:2] == urlsplit(other)[:2]
+    """Whether both are on one host, port and scheme; False for what can be read in two ways."""
+    origin = _origin(url)
+    return origin is not None and origin == _origin(other)
+
+
+def _origin(url: str) -> tuple[str, str, int] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    is_plain = set(parts.netloc).isdisjoint("@\\ \t\r\n") and parts.netloc.isascii()
+    if port is None or not parts.hostname or not is_plain:
+        return None
+    return parts.scheme, parts.hostname, port
+
+
+def authorization(url: str, endpoint: str, token: str | None) -> dict[str, str]:
+    """Return the header with the hub's token for an address, and none for one of another host.
+
+    Every request of a hub's gets its token here, wherever its address comes from: an answer may
+    name any.
+    """
+    is_for_hub = token and is_same_host(url, endpoint)
+    return {"Authorization": f"Bearer {token}"} if is_for_hub else {}
 
 
 @contextlib.contextmanager

@@ -16,7 +16,13 @@ from urllib.parse import quote
 import requests
 
 from sparkdeploy.checkpoint import repo_files
-from sparkdeploy.checkpoint.answers import HubSession, body, is_web_address, open_answer
+from sparkdeploy.checkpoint.answers import (
+    HubSession,
+    authorization,
+    body,
+    is_web_address,
+    open_answer,
+)
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, hostile, printable, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import LOGIN, Settings
@@ -83,7 +89,7 @@ class Hub:
 
     def _listing(self, repo: str, revision: str) -> bytes:
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        headers = authorization(url, self.endpoint, self.token)
         text = bytearray()
         session = HubSession()
         session.deadline.allow(LISTING_LIMIT_S)

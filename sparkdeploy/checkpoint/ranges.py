@@ -14,7 +14,14 @@ from typing import Any, Protocol
 import requests
 
 from sparkdeploy.checkpoint import contents
-from sparkdeploy.checkpoint.answers import CHUNK_BYTES, HubAnswer, HubSession, body, open_answer
+from sparkdeploy.checkpoint.answers import (
+    CHUNK_BYTES,
+    HubAnswer,
+    HubSession,
+    authorization,
+    body,
+    open_answer,
+)
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.hub import Hub, RetryError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
@@ -160,9 +167,7 @@ class HubRanges:
         place = self._places.get(file)
         url = place or self.hub.url(self.facts.repo, self.facts.commit, file)
         headers = {"Range": f"bytes={begin}-{end - 1}"}
-        if self.hub.token and place is None:
-            # A redirect to the host that keeps the bytes is followed without it.
-            headers["Authorization"] = f"Bearer {self.hub.token}"
+        headers |= authorization(url, self.hub.endpoint, self.hub.token)
         session = self.session
         deadline = session.deadline
         deadline.allow(ANSWER_LIMIT_S)

@@ -26,7 +26,7 @@ from huggingface_hub.utils._xet import abort_xet_session
 
 from sparkdeploy import __version__
 from sparkdeploy.checkpoint import cache
-from sparkdeploy.checkpoint.answers import CHUNK_BYTES, is_followed, is_same_host
+from sparkdeploy.checkpoint.answers import CHUNK_BYTES, authorization, is_followed, is_same_host
 from sparkdeploy.checkpoint.arriving import HashedPart, WrongContentError
 from sparkdeploy.checkpoint.durable import finish
 from sparkdeploy.checkpoint.hub import RetryError
@@ -135,12 +135,16 @@ class Transfer:
                     f"the hub now states {shown(said)}, and its list {shown(expected)}.",
                     hint=_OTHERS_HINT,
                 )
-        if not is_followed(url, found.location):
-            raise CheckpointError(
-                f"{self.facts.repo}: the hub sends to {shown(found.location)} for {file.name}, "
-                "which is not followed.",
-                hint=_OTHERS_HINT,
-            )
+        named = [found.location]
+        if found.xet_file_data is not None:
+            named.append(found.xet_file_data.refresh_route)
+        for address in named:
+            if not is_followed(url, address):
+                raise CheckpointError(
+                    f"{self.facts.repo}: the hub sends to {shown(address)} for {file.name}, "
+                    "which is not followed.",
+                    hint=_OTHERS_HINT,
+                )
         return found
 
     def _by_http(self, arriving: Arriving, described: HfFileMetadata, blobs: int) -> None:
@@ -185,7 +189,7 @@ class Transfer:
                 file_download.xet_get(
                     incomplete_path=part,
                     xet_file_data=xet,
-                    headers=self._headers(self.hub.endpoint),
+                    headers=self._headers(xet.refresh_route),
                     expected_size=file.size_bytes,
                     displayed_filename=file.name,
                     tqdm_class=_bar(arriving.add),
@@ -206,12 +210,12 @@ class Transfer:
 
     def _headers(self, url: str) -> dict[str, str]:
         """What the library sends; the token goes to no other host."""
-        token = self.hub.token if is_same_host(url, self.hub.endpoint) else None
         headers: dict[str, str] = build_hf_headers(
-            token=token or False, library_name="sparkdeploy", library_version=__version__
+            token=False, library_name="sparkdeploy", library_version=__version__
         )
         # A little of a compressed body may become a lot.
-        return {**headers, "accept-encoding": "identity"}
+        headers["accept-encoding"] = "identity"
+        return headers | authorization(url, self.hub.endpoint, self.hub.token)
 
     @contextlib.contextmanager
     def _errors_of(self, file: RepoFile, url: str) -> Iterator[None]:

@@ -11,6 +11,7 @@ from sparkdeploy.cli.printing import answer
 from sparkdeploy.commands.request import up_words
 from sparkdeploy.commands.up import Extent
 from sparkdeploy.console import console, format_seconds
+from sparkdeploy.export.clients import with_key
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
@@ -107,10 +108,8 @@ def _example(outcome: Outcome) -> str:
 def curl_line(base_url: str, path: str, model: str, key_file: Path | None = None) -> str:
     """Return a request that somebody may try, as it would be typed."""
     url, body = f"{base_url}{path}", json.dumps(example_body(path, model))
-    command = shlex.join(["curl", "-s", url, "-H", "Content-Type: application/json"])
-    if key_file is not None:
-        command += f' -H "Authorization: Bearer $(cat {key_file})"'
-    return f"{command} -d {shlex.quote(body)}"
+    words = ["curl", "-s", url, "-H", "Content-Type: application/json", "-d", body]
+    return with_key(shlex.join(words), key_file)
 
 
 def _tried(outcome: Outcome) -> str:

@@ -151,7 +151,7 @@ def _registry_answers(settings: Settings) -> bool:
     url = f"https://{settings.hosts.container_registry}/v2/"
     try:
         bundle = str(settings.build.ca_bundle or True)
-        answer = requests.get(url, timeout=REGISTRY_TIMEOUT_S, verify=bundle)
+        answer = requests.get(url, timeout=REGISTRY_TIMEOUT_S, verify=bundle, allow_redirects=False)
     except requests.RequestException:
         return False
     return answer.status_code in KNOWN_ANSWERS

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
+from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
+from sparkdeploy.node.listener import Listener, listener_of
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.drafting import poor_drafter
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 10.0
 """A server that reads a long prompt may be slow to say that it is well."""
+_SAID_UNKNOWN: set[str] = set()
 COUNTERS_TIMEOUT_S = 2.0
 """A busy server counts on, and nobody waits long for a remark."""
 
@@ -32,11 +36,17 @@ def served_model(host: DockerHost, container_id: str, settings: Settings) -> Ser
     fact = host.find_container(container_id)
     if fact is None:
         raise NodeError(f"container {container_id[:12]} is gone")
-    return model_of(fact, settings)
+    return model_of(fact, settings, host)
 
 
-def model_of(fact: ContainerFact, settings: Settings) -> ServedModel:
-    """Return a container's client; NodeError without a port in its labels, or a readable key."""
+def model_of(
+    fact: ContainerFact, settings: Settings, host: DockerHost | None = None
+) -> ServedModel:
+    """Return a container's client; NodeError without a port in its labels, or a readable key.
+
+    The client sends neither key nor prompt while somebody else listens on the port. With `host`
+    the container may still be started, or started again.
+    """
     if fact.port is None:
         raise NodeError(
             f"container {fact.name} has no port in its labels",
@@ -46,7 +56,32 @@ def model_of(fact: ContainerFact, settings: Settings) -> ServedModel:
         f"http://127.0.0.1:{fact.port}",
         read_key(fact, settings),
         model=fact.labels.get(labels.SERVED_NAME),
+        require_listener=functools.partial(require_listener, fact, host),
     )
+
+
+def require_listener(fact: ContainerFact, host: DockerHost | None = None) -> None:
+    """UnhealthyError unless a container's own process listens on its port.
+
+    Where that cannot be known, a warning says so once.
+    """
+    now = (host.find_container(fact.container_id) if host is not None else None) or fact
+    port = fact.port or 0
+    found = listener_of(now, port)
+    if found is Listener.NOBODY:
+        raise UnhealthyError(f"http://127.0.0.1:{port} is not reachable: nobody listens there")
+    if found is Listener.ANOTHER:
+        raise UnhealthyError(
+            f"another program than {fact.name} listens on 127.0.0.1:{port}; neither the key nor "
+            "a prompt is sent to it",
+            hint=f"`sudo ss -ltnp sport = :{port}` shows which",
+        )
+    if found is Listener.UNKNOWN and fact.container_id not in _SAID_UNKNOWN:
+        _SAID_UNKNOWN.add(fact.container_id)
+        console.warn(
+            f"whether {fact.name} or another program listens on 127.0.0.1:{port} cannot be seen "
+            "from here"
+        )
 
 
 def read_key(fact: ContainerFact, settings: Settings) -> str | None:
@@ -76,6 +111,8 @@ def read_key_file(path: Path | None) -> str | None:
 def answers(fact: ContainerFact) -> bool:
     """Say whether the server of a running container calls itself healthy (no key needed)."""
     if not fact.is_running or fact.port is None:
+        return False
+    if listener_of(fact, fact.port) in {Listener.NOBODY, Listener.ANOTHER}:
         return False
     with ServedModel(f"http://127.0.0.1:{fact.port}") as model:
         return model.is_healthy()

@@ -143,16 +143,23 @@ def _continue(way: _Way) -> ClientSettings:
     return ClientSettings(text, "~/.continue/config.yaml")
 
 
+def with_key(curl: str, key_file: Path | None) -> str:
+    """Return curl's command with a key file's key, if there is one.
+
+    The key goes through a pipe: what stands in arguments, every user of the machine reads.
+    """
+    if key_file is None:
+        return curl
+    header = 'header = "Authorization: Bearer %s"\\n'
+    return f"printf '{header}' \"$(cat {shlex.quote(str(key_file))})\" | {curl} -K -"
+
+
 def _curl(way: _Way) -> ClientSettings:
-    """The key goes through a pipe: what stands in arguments, every user of the machine reads."""
+    """Return a request to try, for a shell."""
     path = CHAT if way.served.writes_text else EMBEDDINGS
     body = json.dumps(example_body(path, way.served.model))
     words = ["curl", "-s", f"{way.base_url}{path}", "-H", "Content-Type: application/json"]
-    command = shlex.join([*words, "-d", body])
-    if way.key_file is not None:
-        header = 'header = "Authorization: Bearer %s"\\n'
-        key = f"$(cat {shlex.quote(str(way.key_file))})"
-        command = f"printf '{header}' \"{key}\" | {command} -K -"
+    command = with_key(shlex.join([*words, "-d", body]), way.key_file)
     return ClientSettings(f"{command}\n", "a shell")
 
 

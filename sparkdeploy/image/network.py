@@ -155,7 +155,12 @@ def has_torch_at_hand(stage: Stage, settings: Settings) -> bool:
 def refusal(url: str, settings: Settings) -> Exception | None:
     """Ask a host for anything; return why nothing came back."""
     try:
-        requests.head(url, timeout=KNOCK_TIMEOUT_S, verify=str(settings.build.ca_bundle or True))
+        requests.head(
+            url,
+            timeout=KNOCK_TIMEOUT_S,
+            verify=str(settings.build.ca_bundle or True),
+            allow_redirects=False,
+        )
     except (requests.RequestException, OSError) as error:
         return error
     return None

@@ -105,6 +105,10 @@ class ContainerFact:
     """Docker's own time, UTC; two of one engine compare as text."""
     started_at: str = ""
     finished_at: str = ""
+    pid: int | None = None
+    """Its first process, as Docker's machine numbers it; None while it does not run."""
+    uid: int | None = None
+    """The user that its processes have; None where Docker knows only a name."""
 
     @property
     def is_running(self) -> bool:

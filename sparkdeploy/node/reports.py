@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,14 @@ def read_container(item: Mapping[str, Any]) -> ContainerFact:
         created_at=item.get("Created") or "",
         started_at=state.get("StartedAt") or "",
         finished_at=state.get("FinishedAt") or "",
+        pid=state.get("Pid") or None,
+        uid=_uid(item["Config"].get("User") or ""),
     )
+
+
+def _uid(user: str) -> int | None:
+    number = user.partition(":")[0]
+    return int(number) if re.fullmatch("[0-9]{1,10}", number) else None
 
 
 def restarts_for_ever(item: Mapping[str, Any]) -> bool:

@@ -16,9 +16,11 @@ from sparkdeploy.server.streaming import server_words
 from sparkdeploy.server.trust import CA_HINT, connection_words, is_untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+HEALTH_PATH = "/health"
+"""Needs no key, and is asked while anything may listen on the port: it gets none."""
 HEALTH_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 10.0
 ROUTES_TIMEOUT_S = 120.0
@@ -51,8 +53,8 @@ class NoSuchRouteError(UnhealthyError):
 class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     """The OpenAI-style server at a base URL such as `http://127.0.0.1:8000`; a context manager.
 
-    Proxies of the environment are never used. Every failure is an UnhealthyError that carries
-    the server's own words.
+    Proxies of the environment are never used, and no redirect is followed: vLLM sends none. Every
+    failure is an UnhealthyError that carries the server's own words.
     """
 
     def __init__(
@@ -62,22 +64,24 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         *,
         model: str | None = None,
         ca_file: Path | None = None,
+        require_listener: Callable[[], None] | None = None,
     ) -> None:
         """Ask for `model` (the served name); without one for the first that the server names.
 
         `ca_file` holds the certificates to trust; without one the usual ones are.
+        `require_listener` is called before a key or a prompt is sent, and raises UnhealthyError
+        where somebody else would get it.
         """
         self.base_url = base_url.rstrip("/")
         self.api_key = api_key
         self.ca_file = ca_file
+        self.require_listener = require_listener
         self._model = model
         self._session = requests.Session()
         # A proxy from the environment would be asked for 127.0.0.1, and ~/.netrc for a password.
         self._session.trust_env = False
         if ca_file is not None:
             self._session.verify = str(ca_file)
-        if api_key:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
 
     def __exit__(self, *_: object) -> None:
         self._session.close()
@@ -85,7 +89,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     def is_healthy(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
         """Say whether /health answers 200 in time."""
         try:
-            self._call("/health", timeout_s=timeout_s)
+            self._call(HEALTH_PATH, timeout_s=timeout_s)
         except UnhealthyError:
             return False
         return True
@@ -250,9 +254,21 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     ) -> requests.Response:
         url = self.base_url + path
         method = "GET" if body is None else "POST"
+        headers: dict[str, str] = {}
+        if path != HEALTH_PATH:
+            if self.require_listener is not None:
+                self.require_listener()
+            if self.api_key:
+                headers["Authorization"] = f"Bearer {self.api_key}"
         try:
             response = self._session.request(
-                method, url, json=body, timeout=timeout_s, stream=is_streamed
+                method,
+                url,
+                json=body,
+                headers=headers,
+                timeout=timeout_s,
+                stream=is_streamed,
+                allow_redirects=False,
             )
         except requests.Timeout as error:
             raise UnhealthyError(f"{url} did not answer within {timeout_s:g} s") from error
@@ -288,6 +304,13 @@ def _refusal(url: str, response: requests.Response) -> UnhealthyError:
         hint = "the server wants its API key as a Bearer token"
     if response.status_code == requests.codes.service_unavailable:
         hint = "a server that still starts says so: try again when it is ready"
+    if response.is_redirect:
+        location = response.headers["Location"][:_SHOWN_CHARACTERS]
+        return UnhealthyError(
+            f"{url} answered {response.status_code}, a redirect to {location}, which is not "
+            "followed",
+            hint="vLLM sends none: is this its address?",
+        )
     said = response.text.strip()
     words = server_words(said)[:_SHOWN_CHARACTERS]
     is_no_route = response.status_code == requests.codes.not_found and said == _NO_ROUTE

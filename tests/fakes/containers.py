@@ -1,7 +1,11 @@
-"""A Docker Engine's containers without Docker: names, states, and who was stopped."""
+"""A Docker Engine's containers without Docker: names, states, and who was stopped.
+
+Their process is that of the tests, where the servers are that answer for them.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self, cast
@@ -20,7 +24,7 @@ MARKS = {labels.KIND: "container", labels.DEPLOYMENT: "main"}
 def container(name: str, state: str = "running", **more: str) -> ContainerFact:
     """A container of ours; its id is its first name, `more` are labels without their prefix."""
     marks = {labels.PREFIX + key.replace("_", "-"): value for key, value in more.items()}
-    return ContainerFact(name, name, "sha256:0", state, {**MARKS, **marks})
+    return ContainerFact(name, name, "sha256:0", state, {**MARKS, **marks}, pid=os.getpid())
 
 
 @dataclass
@@ -75,7 +79,9 @@ class FakeContainers:
 
     def create(self, spec: ContainerSpec) -> str:
         key = f"new-{spec.name}"
-        self.facts[key] = ContainerFact(key, spec.name, "sha256:1", "created", spec.labels)
+        self.facts[key] = ContainerFact(
+            key, spec.name, "sha256:1", "created", spec.labels, pid=os.getpid()
+        )
         return key
 
     def start(self, key: str) -> None:

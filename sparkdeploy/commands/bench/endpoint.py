@@ -16,6 +16,7 @@ from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.trust import ca_file as trusted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from sparkdeploy.bench.record import RecipeOrigin, RunOrigin
@@ -42,10 +43,17 @@ class Endpoint:
     container_id: str | None
     origin: RunOrigin
     ca_file: Path | None = None
+    require_listener: Callable[[], None] | None = None
 
     def opened(self) -> ServedModel:
         """Return a client of its own; a session is for one thread."""
-        return ServedModel(self.base_url, self.api_key, model=self.model, ca_file=self.ca_file)
+        return ServedModel(
+            self.base_url,
+            self.api_key,
+            model=self.model,
+            ca_file=self.ca_file,
+            require_listener=self.require_listener,
+        )
 
 
 def reach_deployment(name: str, settings: Settings) -> Endpoint:
@@ -93,6 +101,7 @@ def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -
         container_id=container_id,
         origin=origin,
         ca_file=model.ca_file,
+        require_listener=model.require_listener,
     )
 
 

@@ -102,7 +102,11 @@ def bench_pooling(
 
         def opened() -> ServedModel:
             return ServedModel(
-                model.base_url, model.api_key, model=model.name, ca_file=model.ca_file
+                model.base_url,
+                model.api_key,
+                model=model.name,
+                ca_file=model.ca_file,
+                require_listener=model.require_listener,
             )
 
         figures = measure_pooling(

@@ -225,6 +225,8 @@ def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> Suit
 
 def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:
     has_key = endpoint.api_key is not None
+    if endpoint.require_listener is not None:
+        endpoint.require_listener()
     with connect(settings) as host:
         return measure_with_tools(host, load, endpoint.container_id or "", has_key=has_key)
 
@@ -283,7 +285,11 @@ def _server(
     machine = THIS_MACHINE if endpoint.origin.machine is not None else None
     with (
         Streams(
-            endpoint.base_url, endpoint.api_key, ca_file=endpoint.ca_file, target=target
+            endpoint.base_url,
+            endpoint.api_key,
+            ca_file=endpoint.ca_file,
+            target=target,
+            require_listener=endpoint.require_listener,
         ) as streams,
         endpoint.opened() as model,
         endpoint.opened() as watched,

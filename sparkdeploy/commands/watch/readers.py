@@ -94,6 +94,7 @@ class ServerReader(Reader):
     def __init__(self, fact: ContainerFact, settings: Settings) -> None:
         super().__init__(f"server-{fact.deployment}")
         self.container_id = fact.container_id
+        self.pid = fact.pid
         self.look = ServerLook()
         self.turns_noticed = 0
         """How often something happened of which the log may tell: a start, or an end."""
@@ -197,7 +198,7 @@ class EngineReader(Reader):
         for name, reader in servers.items():
             fact = served.get(name)
             # Another server may come to listen on its port.
-            if fact is None or fact.container_id != reader.container_id:
+            if fact is None or (fact.container_id, fact.pid) != (reader.container_id, reader.pid):
                 reader.end()
         for name, fact in served.items():
             if name not in servers or servers[name].ended.is_set():

@@ -11,7 +11,7 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS
-from tests.fakes.http_server import TableServer, serving
+from tests.fakes.http_server import Handler, HttpServer, TableServer, serving
 
 pytestmark = pytest.mark.outside
 
@@ -77,6 +77,35 @@ def test_a_completion_is_greedy_and_carries_the_key(
         "temperature": 0.0,
         "seed": 1,
     }
+
+
+def test_health_is_asked_without_the_key(server: TableServer, model: ServedModel) -> None:
+    assert model.is_healthy(timeout_s=10)
+    model.exposition()
+
+    assert [(path, key) for path, key, _ in server.asked] == [
+        ("/health", None),
+        ("/metrics", "Bearer secret"),
+    ]
+
+
+def test_no_redirect_is_followed(server: TableServer) -> None:
+    class Moved(Handler):
+        def post(self) -> None:
+            self.body()
+            self.send_response(307)
+            self.send_header("Location", f"{server.url}/v1/completions")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with (
+        serving(HttpServer(Moved)) as moved,
+        ServedModel(moved.url, "secret", model="qwen") as model,
+        pytest.raises(UnhealthyError, match=r"a redirect to http://127\.0\.0\.1"),
+    ):
+        model.ask("/v1/completions", {"prompt": "secret"})
+
+    assert server.asked == []
 
 
 def test_a_chat_answer_of_reasoning_alone_is_an_answer(model: ServedModel) -> None:

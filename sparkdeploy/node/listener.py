@@ -1,0 +1,118 @@
+"""Who listens on a port of this machine's loopback, before a key or a prompt is sent there.
+
+While a server loads or starts again, any user of the machine can bind its port. The kernel says
+which sockets listen (/proc/net/tcp) and which process holds each of them (/proc/PID/fd); where
+another user's processes may not be read, it says at least whose a socket is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.node.container import ContainerFact
+
+PROC = Path("/proc")
+_LISTENS = "0A"
+_ADDRESSES = frozenset(
+    {
+        "0100007F",  # 127.0.0.1
+        "00000000",
+        "00000000000000000000000000000000",  # [::], which takes IPv4 too
+        "0000000000000000FFFF00000100007F",
+        "0000000000000000FFFF000000000000",
+    }
+)
+"""As the kernel of a little-endian machine writes those that take what is sent to 127.0.0.1."""
+
+
+class Listener(Enum):
+    CONTAINER = "container"
+    NOBODY = "nobody"
+    ANOTHER = "another"
+    UNKNOWN = "unknown"
+    """The kernel shows neither the container's processes nor a user to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningSocket:
+    inode: str
+    uid: int
+
+
+def listener_of(fact: ContainerFact, port: int, proc: Path = PROC) -> Listener:
+    """Return whether the sockets that listen on 127.0.0.1:`port` are this container's."""
+    try:
+        sockets = set(listening_sockets(port, proc))
+    except (OSError, ValueError):
+        return Listener.UNKNOWN
+    if not sockets:
+        return Listener.NOBODY
+    missing, is_complete = _not_held(fact.pid, {it.inode for it in sockets}, proc)
+    if not missing:
+        return Listener.CONTAINER
+    if is_complete:
+        return Listener.ANOTHER
+    if fact.uid is None:
+        return Listener.UNKNOWN
+    is_its_users = all(it.uid == fact.uid for it in sockets)
+    return Listener.CONTAINER if is_its_users else Listener.ANOTHER
+
+
+def listening_sockets(port: int, proc: Path = PROC) -> Iterator[ListeningSocket]:
+    """Yield the sockets that may take what is sent to 127.0.0.1:`port`."""
+    for table in ("tcp", "tcp6"):
+        path = proc / "net" / table
+        if table == "tcp6" and not path.exists():
+            continue  # a machine without IPv6
+        for line in path.read_text().splitlines()[1:]:
+            words = line.split()
+            address, _, number = words[1].partition(":")
+            if words[3] == _LISTENS and address in _ADDRESSES and int(number, 16) == port:
+                yield ListeningSocket(words[9], int(words[7]))
+
+
+def _not_held(pid: int | None, inodes: set[str], proc: Path) -> tuple[set[str], bool]:
+    """Return which sockets no process of a container holds, and whether all could be read."""
+    missing = set(inodes)
+    if pid is None or not (proc / str(pid)).is_dir():
+        return missing, False
+    is_complete = True
+    for process in _descendants(pid, proc):
+        try:
+            missing -= set(_socket_inodes(process))
+        except PermissionError:
+            is_complete = False
+        if not missing:
+            break
+    return missing, is_complete
+
+
+def _descendants(pid: int, proc: Path) -> Iterator[Path]:
+    """Yield a process and all that it started, the nearest first."""
+    waiting = deque([str(pid)])
+    while waiting:
+        process = proc / waiting.popleft()
+        yield process
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            for thread in sorted((process / "task").iterdir()):
+                waiting.extend((thread / "children").read_text().split())
+
+
+def _socket_inodes(process: Path) -> Iterator[str]:
+    try:
+        names = list((process / "fd").iterdir())
+    except FileNotFoundError:
+        return
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            target = str(name.readlink())
+            if target.startswith("socket:["):
+                yield target.removeprefix("socket:[").removesuffix("]")

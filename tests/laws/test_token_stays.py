@@ -1,0 +1,111 @@
+"""A hub's token goes to the hub's own host, port and scheme, whatever address an answer names."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.checkpoint import transfer
+from sparkdeploy.checkpoint.answers import HubSession, authorization, open_answer
+from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
+from sparkdeploy.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HUB = "https://hub.example"
+TOKEN = "hf_secret"
+COMMIT = "a" * 40
+FOREIGN = [
+    *("https://evil.example/x", "http://hub.example/x", "https://hub.example:444/x"),
+    *("https://hub.example.evil.example/x", "https://hub.example@evil.example/x"),
+    *("https://evil.example\\@hub.example/x", "https://hub.example\\.evil.example/x"),
+    *("//evil.example/x", "https://evil.example:443/hub.example", "https://[::1]/x", ""),
+    *("https://sub.hub.example/x", "ftp://hub.example/x", "https://hub.example:x/", "https:///x"),
+]
+
+
+@pytest.mark.parametrize("address", FOREIGN)
+def test_no_other_address_gets_it(address: str) -> None:
+    assert authorization(address, HUB, TOKEN) == {}
+
+
+@pytest.mark.parametrize("address", ["https://hub.example/x", "https://HUB.example:443/x?y"])
+def test_the_hub_gets_it(address: str) -> None:
+    assert authorization(address, HUB, TOKEN) == {"Authorization": f"Bearer {TOKEN}"}
+    assert authorization(address, HUB, None) == {}
+
+
+@given(st.text(max_size=30))
+def test_nothing_before_the_hubs_name_lets_another_host_have_it(text: str) -> None:
+    assert authorization(f"https://evil.example{text}", HUB, TOKEN) == {}
+
+
+class Played(HubSession):
+    """Answers every request by a redirect to the next address, and remembers who got a token."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        super().__init__()
+        self.addresses = addresses
+        self.got: list[tuple[str, bool]] = []
+
+    def get(self, url: str, **options: Any) -> Any:  # type: ignore[override]
+        self.got.append((url, "Authorization" in options["headers"]))
+        if not self.addresses:
+            return _Answer(200, {})
+        return _Answer(302, {"Location": self.addresses.pop(0)})
+
+
+class _Answer:
+    def __init__(self, status_code: int, headers: dict[str, str]) -> None:
+        self.status_code, self.headers, self.ok = status_code, headers, status_code == 200
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> _Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+# An address without a host is joined to the one that was asked, the hub's own.
+@pytest.mark.parametrize("address", [it for it in FOREIGN if it not in {"", "https:///x"}])
+def test_a_redirect_leaves_it_behind_and_does_not_bring_it_back(address: str) -> None:
+    session = Played([address, f"{HUB}/back"])
+    try:
+        with open_answer(session, f"{HUB}/x", authorization(HUB, HUB, TOKEN), "x"):
+            pass
+    except CheckpointError:
+        pass  # such as from HTTPS to HTTP
+    assert session.got[0] == (f"{HUB}/x", True)
+    assert not any(has_token for _, has_token in session.got[1:])
+
+
+@pytest.mark.parametrize("route", [it for it in FOREIGN if it])
+def test_a_xet_refresh_route_elsewhere_does_not_get_it(
+    route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library sends these headers to the route that the hub's answer names."""
+    file = RepoFile("model.safetensors", 3, "b" * 64, None)
+    facts = RepoFacts("org/name", "main", COMMIT, None, (file,))
+    bringing = transfer.Transfer(Hub(HUB, tmp_path, TOKEN), facts)
+    named = SimpleNamespace(
+        commit_hash=COMMIT,
+        etag=file.sha256,
+        size=3,
+        location=f"{HUB}/blob",
+        xet_file_data=SimpleNamespace(file_hash="c" * 64, refresh_route=route),
+    )
+    monkeypatch.setattr(transfer, "get_hf_file_metadata", lambda *_args, **_more: named)
+    try:
+        described = bringing._describe(file)
+    except CheckpointError:
+        return
+    assert described.xet_file_data is not None
+    sent = bringing._headers(described.xet_file_data.refresh_route)
+    assert TOKEN not in str(sent)

@@ -1,0 +1,146 @@
+"""Who listens on a port, as the kernel says it; and what is sent to whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.deploy.serving import require_listener
+from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.listener import Listener, listener_of
+from sparkdeploy.node.reports import read_container
+from sparkdeploy.server.client import ServedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LISTEN = (
+    "import socket, sys; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); "
+    "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+)
+IN_A_CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+TABLE = "  sl  local_address rem_address st tx:rx tr tm retr uid timeout inode\n"
+LINE = "   0: {address}:1F40 00000000:0000 {state} 0:0 0:0 0 {uid} 0 {inode} 1\n"
+
+
+def fact(pid: int | None, uid: int | None = None, port: int = 8000) -> ContainerFact:
+    marks = {"dev.sparkdeploy.port": str(port)}
+    return ContainerFact("c1", "sparkdeploy-main", "i", "running", marks, pid=pid, uid=uid)
+
+
+@pytest.fixture
+def other() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A program whose child listens, and the port."""
+    argv = (sys.executable, "-c", IN_A_CHILD, LISTEN)
+    with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True) as running:
+        assert running.stdout is not None
+        yield running, int(running.stdout.readline())
+        assert running.stdin is not None
+        running.stdin.close()
+
+
+def test_a_process_of_the_container_is_told_from_another(
+    other: tuple[subprocess.Popen[str], int],
+) -> None:
+    running, port = other
+    assert listener_of(fact(running.pid), port) is Listener.CONTAINER
+    with subprocess.Popen((sys.executable, "-c", "input()"), stdin=-1) as stranger:
+        assert listener_of(fact(stranger.pid, os.getuid()), port) is Listener.ANOTHER
+        stranger.kill()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_only_is_bound_is_nobodys(address: str) -> None:
+    with socket.socket() as bound:
+        bound.bind((address, 0))
+        port = bound.getsockname()[1]
+        assert listener_of(fact(os.getpid()), port) is Listener.NOBODY
+        bound.listen()
+        assert listener_of(fact(os.getpid()), port) is Listener.CONTAINER
+
+
+def written(proc: Path, uid: int, *, address: str = "0100007F", state: str = "0A") -> Path:
+    (proc / "net").mkdir()
+    line = LINE.format(address=address, state=state, uid=uid, inode=77)
+    (proc / "net" / "tcp").write_text(TABLE + line)
+    return proc
+
+
+@pytest.mark.parametrize(
+    ("uid", "of_the_container", "found"),
+    [
+        (1000, 1000, Listener.CONTAINER),
+        (1001, 1000, Listener.ANOTHER),
+        (0, 1000, Listener.ANOTHER),
+        (1000, None, Listener.UNKNOWN),
+    ],
+)
+def test_where_processes_are_not_shown_the_sockets_user_decides(
+    tmp_path: Path, uid: int, of_the_container: int | None, found: Listener
+) -> None:
+    assert listener_of(fact(42, of_the_container), 8000, written(tmp_path, uid)) is found
+
+
+def test_one_socket_of_another_user_is_enough(tmp_path: Path) -> None:
+    proc = written(tmp_path, 1000)
+    table = proc / "net" / "tcp"
+    second = LINE.format(address="00000000", state="0A", uid=1001, inode=78)
+    table.write_text(table.read_text() + second)
+    assert listener_of(fact(42, 1000), 8000, proc) is Listener.ANOTHER
+
+
+def test_other_states_and_addresses_do_not_count(tmp_path: Path) -> None:
+    proc = written(tmp_path, 1000, state="01")
+    assert listener_of(fact(42, 1000), 8000, proc) is Listener.NOBODY
+    (proc / "net" / "tcp").write_text(
+        TABLE + LINE.format(address="0500000A", state="0A", uid=1, inode=7)
+    )
+    assert listener_of(fact(42, 1000), 8000, proc) is Listener.NOBODY
+
+
+def test_no_table_is_not_known_to_be_good(tmp_path: Path) -> None:
+    assert listener_of(fact(42, 1000), 8000, tmp_path) is Listener.UNKNOWN
+
+
+def test_neither_key_nor_prompt_is_sent_to_another_program() -> None:
+    with socket.socket() as foreign:
+        foreign.bind(("127.0.0.1", 0))
+        foreign.listen()
+        port = foreign.getsockname()[1]
+        with subprocess.Popen((sys.executable, "-c", "input()"), stdin=-1) as container:
+            check = partial(require_listener, fact(container.pid, port=port))
+            with (
+                ServedModel(
+                    f"http://127.0.0.1:{port}", "sk-right", require_listener=check
+                ) as model,
+                pytest.raises(UnhealthyError, match="another program than sparkdeploy-main"),
+            ):
+                model.ask("/v1/completions", {"prompt": "secret"})
+            container.kill()
+        foreign.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            foreign.accept()
+
+
+def test_dockers_record_names_process_and_user() -> None:
+    record = {
+        "Id": "c1",
+        "Name": "/sparkdeploy-main",
+        "Image": "i",
+        "State": {"Status": "running", "Pid": 42},
+        "Config": {"Labels": {}, "User": "65532:65532"},
+    }
+    found = read_container(json.loads(json.dumps(record)))
+    assert (found.pid, found.uid) == (42, 65532)
+    record["State"], record["Config"] = {"Status": "exited", "Pid": 0}, {"User": "nobody"}
+    found = read_container(record)
+    assert (found.pid, found.uid) == (None, None)
