@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 END_TIMEOUT_S = 5.0
+MAX_OUTPUT_BYTES = 64 << 20
+"""What a program may write to us in all; one that writes more is ended."""
+MAX_ERROR_BYTES = 1 << 20
+"""What is shown of the errors of a program whose output is read as it comes."""
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +56,9 @@ def run(
     env: Mapping[str, str] | None = None,
 ) -> Completed:
     """Run a program to its end; raise NodeError when it cannot start or runs out of time."""
-    console.detail(shlex.join(argv))
-    try:
-        done = subprocess.run(
-            list(argv),
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            env=dict(env) if env is not None else None,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise _not_installed(argv[0]) from error
-    except subprocess.TimeoutExpired as error:
-        raise NodeError(f"`{shlex.join(argv)}` did not end within {timeout_s:g} s") from error
-    return Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
+    exit_code, stdout, stderr = _ended(argv, stdin, timeout_s, env)
+    text = stdout.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return Completed(tuple(argv), exit_code, text, stderr.decode(errors="replace"))
 
 
 def run_into(
@@ -80,22 +70,79 @@ def run_into(
     env: Mapping[str, str] | None = None,
 ) -> Completed:
     """As `run`, with the program's output byte for byte in a file; `stdout` stays empty."""
+    exit_code, _, stderr = _ended(argv, stdin, timeout_s, env, file)
+    return Completed(tuple(argv), exit_code, "", stderr.decode(errors="replace"))
+
+
+def _ended(
+    argv: Sequence[str],
+    stdin: str | None,
+    timeout_s: float | None,
+    env: Mapping[str, str] | None,
+    file: IO[bytes] | None = None,
+) -> tuple[int, bytes, bytes]:
+    """Return the exit code and what the program wrote; `file` takes its output instead."""
     console.detail(shlex.join(argv))
+    with tempfile.TemporaryFile() as given:
+        given.write((stdin or "").encode())
+        given.seek(0)
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=given,
+                stdout=subprocess.PIPE if file is None else file,
+                stderr=subprocess.PIPE,
+                env=dict(env) if env is not None else None,
+            )
+        except FileNotFoundError as error:
+            raise _not_installed(argv[0]) from error
+        with process:
+            try:
+                stdout, stderr = _read_all(process, argv, timeout_s)
+                return process.wait(), stdout, stderr
+            except BaseException:
+                process.kill()
+                raise
+
+
+def _read_all(
+    process: subprocess.Popen[bytes], argv: Sequence[str], timeout_s: float | None
+) -> tuple[bytes, bytes]:
+    """Read both streams to their ends; raise NodeError for too many bytes or too long a time."""
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    streams = (process.stdout, process.stderr)
+    said = {stream: bytearray() for stream in streams}
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            if stream is not None:
+                selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise NodeError(f"`{shlex.join(argv)}` did not end within {timeout_s:g} s")
+            for key, _ in selector.select(left_s):
+                stream = cast("IO[bytes]", key.fileobj)
+                if not (chunk := os.read(stream.fileno(), _CHUNK_BYTES)):
+                    selector.unregister(stream)
+                said[stream] += chunk
+            if sum(map(len, said.values())) > MAX_OUTPUT_BYTES:
+                limit = f"{MAX_OUTPUT_BYTES >> 20} MiB"
+                raise NodeError(f"`{shlex.join(argv)}` wrote more than {limit}, and was ended")
+    _wait_until(process, deadline_s, argv, timeout_s)
+    return bytes(said[process.stdout]), bytes(said[process.stderr])
+
+
+def _wait_until(
+    process: subprocess.Popen[bytes],
+    deadline_s: float | None,
+    argv: Sequence[str],
+    timeout_s: float | None,
+) -> None:
+    """Wait for a program that has closed its streams, or never had any of ours."""
     try:
-        done = subprocess.run(
-            list(argv),
-            input=stdin.encode(),
-            stdout=file,
-            stderr=subprocess.PIPE,
-            timeout=timeout_s,
-            env=dict(env) if env is not None else None,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise _not_installed(argv[0]) from error
+        process.wait(None if deadline_s is None else max(deadline_s - time.monotonic(), 0.01))
     except subprocess.TimeoutExpired as error:
         raise NodeError(f"`{shlex.join(argv)}` did not end within {timeout_s:g} s") from error
-    return Completed(tuple(argv), done.returncode, "", done.stderr.decode(errors="replace"))
 
 
 @contextlib.contextmanager
@@ -124,7 +171,7 @@ def output_of(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> I
                 raise
         if process.returncode:
             errors.seek(0)
-            said = errors.read().decode(errors="replace")
+            said = errors.read(MAX_ERROR_BYTES).decode(errors="replace")
             command = shlex.join(argv)
             raise NodeError(f"`{command}` failed: exit code {process.returncode}", detail=said)
 
@@ -228,11 +275,13 @@ class Running:
             if not more:
                 return None
             said += more
+            if len(said) > MAX_ERROR_BYTES:
+                return None
         return said
 
     def errors(self) -> str:
         self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")
+        return self._errors.read(MAX_ERROR_BYTES).decode(errors="replace")
 
     def wait(self) -> int:
         return self._process.wait()

@@ -61,7 +61,8 @@ class LogReading:
     def feed(self, chunk: str) -> str:
         """Return what can be shown; the beginning of a colour waits for its end."""
         text = self._held + chunk
-        unfinished = _UNFINISHED.search(text)
+        # Searched from each of many carriage returns it would take quadratic time.
+        unfinished = _UNFINISHED.search(text, max(len(text) - MAX_HELD - 1, 0))
         cut = unfinished.start() if unfinished else len(text)
         if len(text) - cut > MAX_HELD:
             cut = len(text)

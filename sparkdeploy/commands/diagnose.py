@@ -24,12 +24,12 @@ from sparkdeploy.deploy.evidence import (
     ROOT_CAUSE,
     known_secrets,
     newest_crash,
-    text_without_secrets,
     write_evidence,
 )
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal import visible, visible_line
 
@@ -61,7 +61,7 @@ def diagnose(subject: str | None, output: Path | None) -> Bundle:
     """
     settings = load_settings()
     subject = subject if subject is not None else _only_subject(settings)
-    keys = known_secrets([settings.state_dir / "keys"])
+    keys = known_secrets([settings.state_dir / "keys"]) + environment_secrets()
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-") as scratch:
         found = _collect(subject, Path(scratch), settings, keys)
         if not found:

@@ -17,6 +17,13 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import __version__
 from sparkdeploy.node.container import is_name
 from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.secret_shapes import (
+    REMOVED,
+    SHORTEST_KNOWN,
+    environment_secrets,
+    names_a_secret,
+    text_without_secrets,
+)
 from sparkdeploy.server.forensics import guard_reports, root_cause
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.terminal import visible, visible_log
@@ -30,21 +37,6 @@ if TYPE_CHECKING:
 KEPT_CRASHES = 20
 ROOT_CAUSE = "00-root-cause.txt"
 """One line: what it died of. Its name puts it on top."""
-REMOVED = "(removed)"
-SHORTEST_KNOWN = 8
-"""A shorter value may stand anywhere by chance."""
-_SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential|auth")
-_HARMLESS_NAME = re.compile(r"(?i)tokens|tokenizer|key_file|keyword|author")
-_SHAPES = (
-    re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{6,}"),
-    re.compile(r"()\b(?:hf|gh[pousr]|glpat|sk|xox[abp])[-_][\w-]{12,}"),
-    re.compile(r"()\bAKIA[A-Z0-9]{16}\b"),
-    re.compile(r"(://)[^/\s:@]+:[^/\s@]+(?=@)"),
-    re.compile(
-        r"""(?ix)(["']?\b[\w-]*(?:api[_-]?key|secret|passwo?r?d|passwd|(?<!\w)token|_token)["']?
-        \s*[:=]\s*\[?\s*["']?)(?!None\b|null\b|true\b|false\b)[^\s"',}\]]{6,}"""
-    ),
-)
 
 
 def save_evidence(
@@ -64,7 +56,7 @@ def save_evidence(
     """
     folder = _new_folder(crashes_dir, deployment)
     # The keys of all deployments stand beside the evidence in the state folder.
-    keys = known_secrets([crashes_dir.parent / "keys"])
+    keys = known_secrets([crashes_dir.parent / "keys"]) + environment_secrets()
     write_evidence(host, container_id, folder, details=details or {}, keys=keys)
     folders = [item for item in crashes_dir.iterdir() if item.is_dir()]
     for oldest in sorted(folders, key=lambda item: item.stat().st_mtime)[:-KEPT_CRASHES]:
@@ -163,20 +155,12 @@ def known_secrets(folders: Iterable[Path]) -> tuple[str, ...]:
     return tuple(value for value in values if len(value) >= SHORTEST_KNOWN)
 
 
-def text_without_secrets(text: str, known: Iterable[str] = ()) -> str:
-    for value in known:
-        text = text.replace(value, REMOVED)
-    for shape in _SHAPES:
-        text = shape.sub(rf"\g<1>{REMOVED}", text)
-    return text
-
-
 def value_without_secrets(value: Any, known: Iterable[str] = ()) -> Any:  # noqa: ANN401 - any JSON
     """Return a JSON value in which what a secret-sounding key names is replaced, and every text."""
     if isinstance(value, dict):
         return {
             name: REMOVED
-            if isinstance(item, str) and _names_a_secret(str(name))
+            if isinstance(item, str) and names_a_secret(str(name))
             else value_without_secrets(item, known)
             for name, item in value.items()
         }
@@ -192,10 +176,6 @@ def record_without_secrets(record: Mapping[str, Any], known: Iterable[str] = ())
     return cleaned
 
 
-def _names_a_secret(name: str) -> bool:
-    return bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.search(name)
-
-
 def _redacted(pair: str) -> str:
     name, separator, _ = pair.partition("=")
-    return f"{name}{separator}{REMOVED}" if _names_a_secret(name) else pair
+    return f"{name}{separator}{REMOVED}" if names_a_secret(name) else pair

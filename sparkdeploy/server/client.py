@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import requests
 
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.server.bounded import read_whole
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
 from sparkdeploy.server.streaming import server_words
@@ -267,9 +268,11 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
                 json=body,
                 headers=headers,
                 timeout=timeout_s,
-                stream=is_streamed,
+                stream=True,
                 allow_redirects=False,
             )
+            if not is_streamed or response.status_code != requests.codes.ok:
+                read_whole(response, url, timeout_s=timeout_s)
         except requests.Timeout as error:
             raise UnhealthyError(f"{url} did not answer within {timeout_s:g} s") from error
         except requests.RequestException as error:

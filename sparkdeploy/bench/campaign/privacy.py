@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.deploy.evidence import REMOVED, text_without_secrets
+from sparkdeploy.secret_shapes import REMOVED, text_without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -32,11 +32,12 @@ from sparkdeploy.commands.bench.campaign_steps import merged
 from sparkdeploy.commands.bench.run import ISO_8601
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import console
-from sparkdeploy.deploy.evidence import SHORTEST_KNOWN, known_secrets
+from sparkdeploy.deploy.evidence import known_secrets
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.recipe.paths import named_paths
+from sparkdeploy.secret_shapes import SHORTEST_KNOWN
 from sparkdeploy.settings import LOGIN, resources
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.recipe.schema import Recipe
+from sparkdeploy.secret_shapes import text_without_secrets
 from sparkdeploy.server.log_lines import LineSplitter, read_line
 from sparkdeploy.server.phases import PhaseTracker
 
@@ -54,7 +55,7 @@ def endpoint_origin(model: ServedModel) -> RunOrigin:
     is_here = urlsplit(model.base_url).hostname in {"127.0.0.1", "localhost", "::1"}
     version = model.version()
     return RunOrigin(
-        url=model.base_url,
+        url=text_without_secrets(model.base_url),
         model=model.name,
         client=_client_origin("here" if is_here else "over the network"),
         engine=EngineOrigin(version=version) if version else None,
@@ -67,7 +68,7 @@ def deployment_origin(
 ) -> RunOrigin:
     record = host.inspect(fact.container_id)
     return RunOrigin(
-        url=model.base_url,
+        url=text_without_secrets(model.base_url),
         model=fact.labels.get(labels.SERVED_NAME, ""),
         client=_client_origin("here"),
         deployment=fact.deployment,

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 
     from sparkdeploy.shell import Completed
 
-TIMEOUT_S = 900.0
+TIMEOUT_S = 300.0
+"""Of each step: a source is small."""
 MAX_ENTRIES = 200_000
 MAX_LIST_BYTES = 64 << 20
 MAX_ENTRY_BYTES = 1 << 20
 """A few kilobytes of trees that hold one another list more files than any machine holds."""
 MAX_PACK_BYTES = 1 << 30
 """git may write no file that is larger: a source is recipes, not weights."""
+MAX_MEMORY_BYTES = 2 << 30
+"""A server may list refs without an end; git keeps them all in memory."""
 PROTOCOLS = "file:git:http:https:ssh"
 """Others, such as ext::, are commands."""
 _QUIET = (
@@ -229,7 +232,11 @@ def _run(*words: str) -> Completed:
 
 def _argv(*words: str) -> list[str]:
     settings = [word for setting in _QUIET for word in ("-c", setting)]
-    limit = ["prlimit", f"--fsize={MAX_PACK_BYTES}"] if shell.which("prlimit") else []
+    limit = (
+        ["prlimit", f"--fsize={MAX_PACK_BYTES}", f"--data={MAX_MEMORY_BYTES}"]
+        if shell.which("prlimit")
+        else []
+    )
     return [*limit, "git", *settings, *words]
 
 

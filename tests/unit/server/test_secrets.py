@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sparkdeploy.deploy.evidence import (
     known_secrets,
     record_without_secrets,
-    text_without_secrets,
     value_without_secrets,
 )
+from sparkdeploy.secret_shapes import text_without_secrets
 from tests.unit.server.log_files import HEALTHY, recorded
 
 if TYPE_CHECKING:
