@@ -27,7 +27,7 @@ LAYERS = (
         *("stored_json", "table", "terminal", "wrap"),
     ),
     (
-        *("agenda", "console", "live", "paper", "picture"),
+        *("agenda", "console", "live", "paper", "picture", "secret_shapes"),
         *("screen", "settings", "shell", "yaml_text"),
     ),
     ("recipe",),
