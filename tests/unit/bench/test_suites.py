@@ -200,6 +200,7 @@ def test_a_gate_holds_the_mean_against_the_floor() -> None:
     with pytest.raises(BenchError, match=r"49\.4 tok/s end to end is below the floor of 51"):
         require_gate(run, 51.0, "albond")
     require_gate(run, 49.0, "albond")
+    require_gate(run, mean_of(five.cells, "end_to_end_tok_s"), "the floor itself")
     first, *others = five.cells
     rounds = (replace(first.rounds[0], failures=1), *first.rounds[1:])
     failed = replace(five, cells=(replace(first, rounds=rounds), *others))

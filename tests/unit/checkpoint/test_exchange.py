@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,12 @@ def test_two_names_change_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     durable.replace_folder(tmp_path / "staged", tmp_path / "m")
     assert (tmp_path / "m/new").exists()
     assert not (tmp_path / "staged").exists()
+
+
+def test_a_written_file_may_be_read_by_all_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        durable.write_text(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,8 +33,10 @@ def test_a_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "it's a folder" / ("x" * 300)
     with (
-        pytest.raises(CheckpointError, match="cannot be opened"),
-        only_one(tmp_path / ("x" * 300), "a shard"),
+        pytest.raises(CheckpointError, match="cannot be opened") as caught,
+        only_one(path, "a shard"),
     ):
         raise AssertionError("a lock without a file")
+    assert shlex.split(str(caught.value.hint).partition(": ")[2]) == ["ls", "-l", str(path)]

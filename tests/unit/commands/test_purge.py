@@ -65,6 +65,18 @@ def purge(engine: Engine) -> tuple[Leftover, ...]:
     return purging.purge(load_settings(), engine.host, agrees=agrees)
 
 
+@pytest.mark.parametrize("role", ["data", "cache", "state"])
+def test_a_folder_that_the_user_named_stays(
+    home: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    named = home / "named" / role
+    named.mkdir(parents=True)
+    (named / "thesis.txt").write_text("of a year")
+    monkeypatch.setenv(f"SPARKDEPLOY_{role.upper()}_DIR", str(named))
+    purge(NoImages(lab=Lab.__new__(Lab)))
+    assert (named / "thesis.txt").read_text() == "of a year"
+
+
 def test_a_deployment_over_several_nodes_goes_from_all_of_them(lab: Lab) -> None:
     removed = purge(lab.engines[0])
     assert lab.names() == [[], [], []]

@@ -75,6 +75,11 @@ def test_another_treatment_has_a_record_of_its_own(shipped: Library, recipe: str
     assert record_of(shipped, recipe) != record_of(shipped, "v2")
 
 
+@pytest.mark.parametrize("setting", ["checkpoint.lm_head=bf16", "checkpoint.fp8_dense.mode=off"])
+def test_each_part_of_a_treatment_counts(shipped: Library, setting: str) -> None:
+    assert record_of(shipped, "v2", setting) != record_of(shipped, "v2")
+
+
 @pytest.mark.parametrize("recipe", ["dflash", "dflash-prose"])
 def test_what_drafts_is_held_against_the_same_record(shipped: Library, recipe: str) -> None:
     assert record_of(shipped, recipe) == record_of(shipped, "v2")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy.commands import stop as commands_stop
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy import again
+from sparkdeploy.deploy import again, changing
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.ink import plain_text
+from sparkdeploy.node.lock import node_lock
+from sparkdeploy.settings import load_settings
 from sparkdeploy.table import laid_out
 from tests.fakes.machines import NEW, Killed, Lab, build, dies, interrupts, launches
 
@@ -53,6 +56,24 @@ def test_what_was_stopped_starts_again_as_the_very_same(lab: Lab) -> None:
     assert (started.changed, ids(lab), lab.waits) == (True, before, waits + 1)
     assert started.base_url == "http://127.0.0.1:8000"
     check_serves(lab, "1")
+
+
+@pytest.mark.parametrize("command", ["stop", "start"])
+def test_nothing_stops_or_starts_while_another_command_changes_the_machine(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    if command == "start":
+        lab.stop()
+    before = lab.running()
+    at_once = partial(changing.changing, wait_s=0.0)
+    monkeypatch.setattr(commands_stop, "changing", at_once)
+    settings = load_settings()
+    with (
+        node_lock(settings.lock_dir, settings.node_name, command="sparkdeploy up v2"),
+        pytest.raises(NodeError, match=r"is being changed by .*up v2"),
+    ):
+        getattr(lab, command)()
+    assert lab.running() == before
 
 
 def test_a_second_stop_and_a_second_start_do_nothing(lab: Lab) -> None:

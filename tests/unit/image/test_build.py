@@ -14,7 +14,7 @@ from sparkdeploy import labels, shell
 from sparkdeploy.console import Step
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import base
-from sparkdeploy.image.build import _labelled, build_stage, find_built
+from sparkdeploy.image.build import _labelled, _require_architecture, build_stage, find_built
 from sparkdeploy.image.inside import rdma
 from sparkdeploy.image.inside.prove import MARK
 from sparkdeploy.image.stages import LEFTOVER_LABEL, DebianRecipe, Stage, stages_of
@@ -194,6 +194,25 @@ def test_a_foreign_image_under_our_tag_is_refused(stages: tuple[Stage, ...]) -> 
     host = ScriptedHost([], {stages[0].tag: foreign})
     with pytest.raises(NodeError, match="was not made by sparkdeploy"):
         find_built(cast(DockerHost, host), stages[0])
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_image_of_other_inputs_does_not_count_as_built(
+    stages: tuple[Stage, ...], own: bool
+) -> None:
+    fingerprint = stages[0].fingerprint if own else "0123456789abcdef"
+    made = {labels.KIND: "image", labels.FINGERPRINT: fingerprint}
+    image = ImageFact("sha256:x", (stages[0].tag,), made, 1)
+    host = ScriptedHost([], {stages[0].tag: image})
+    assert find_built(cast(DockerHost, host), stages[0]) == (image if own else None)
+
+
+def test_an_image_for_another_processor_is_refused(stages: tuple[Stage, ...]) -> None:
+    stage = replace(stages[0], architecture="aarch64")
+    image = ImageFact("sha256:x", (stage.tag,), {}, 1, architecture="arm64")
+    _require_architecture(stage, image)
+    with pytest.raises(BuildError, match="is for aarch64, and Docker made it for amd64"):
+        _require_architecture(stage, replace(image, architecture="amd64"))
 
 
 @pytest.mark.parametrize("other", [{}, {labels.FINGERPRINT: "another"}])

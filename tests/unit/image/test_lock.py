@@ -33,6 +33,15 @@ def test_names_are_normalised_and_versions_kept_whole() -> None:
     assert lock.read_pins(text) == (PackagePin("a-b-c", "1.0+cpu"), PackagePin("d", "2"))
 
 
+def test_a_wheel_with_another_hash_is_not_taken(tmp_path: Path) -> None:
+    wheel = tmp_path / "a_b-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    pin, spark = PackagePin("a-b", "1.0"), WheelPlatform("aarch64", "3.11")
+    for hashes, found in (({lock.sha256_of(wheel)}, wheel), ({"0" * 64}, None), (set(), wheel)):
+        package = LockedPackage(pin, frozenset(hashes))
+        assert lock.find_wheel(package, [tmp_path], spark) == found
+
+
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_pin_of_a_shipped_lock_has_a_hash(path: Path) -> None:
     entries = path.read_text().replace("\\\n", " ").splitlines()

@@ -1,0 +1,95 @@
+"""What of a container's spec reaches the Docker Engine, and what the engine is never asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import docker
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, Mount, Ulimit
+from sparkdeploy.node.containers import Containers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPEC = ContainerSpec(
+    name="sparkdeploy-main",
+    image="sparkdeploy/plugin:0123456789abcdef",
+    entrypoint=("/opt/venv/bin/python", "-m", "guard"),
+    command=("--", "vllm", "serve"),
+    env={"HF_HUB_OFFLINE": "1"},
+    mounts=(Mount("/data/model", "/m"), Mount("/data/cache", "/cache", "rw")),
+    user="1000:1001",
+    gpus="all",
+    tmpfs={"/tmp": "rw,nosuid"},
+    shm_size_bytes=2**30,
+    ulimits=(Ulimit("memlock", -1),),
+    devices=("/dev/infiniband",),
+    cap_add=("IPC_LOCK",),
+    labels={labels.KIND: "container"},
+)
+
+
+class RecordingApi(docker.APIClient):
+    """The SDK's own client, which forms a request and sends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(base_url="http://127.0.0.1:1", version="1.44")
+        self.created: dict[str, Any] = {}
+
+    def create_container_from_config(self, config: Any, name: str | None = None, *_: Any) -> Any:
+        self.created = {"name": name, **config}
+        return {"Id": "c" * 64}
+
+    def remove_container(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("a container is removed")
+
+
+@pytest.fixture
+def api() -> Iterator[RecordingApi]:
+    client = RecordingApi()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def host(api: RecordingApi) -> Containers:
+    made = object.__new__(Containers)
+    made._api = api
+    return made
+
+
+def test_all_of_a_spec_reaches_docker(host: Containers, api: RecordingApi) -> None:
+    assert host.create(SPEC) == "c" * 64
+    made, limits = api.created, api.created["HostConfig"]
+    assert (made["name"], made["Image"], made["User"]) == (SPEC.name, SPEC.image, SPEC.user)
+    assert (made["Entrypoint"], made["Cmd"]) == ([*SPEC.entrypoint], [*SPEC.command])
+    assert made["Env"] == ["HF_HUB_OFFLINE=1"]
+    assert made["Labels"] == SPEC.labels
+    assert made["StopSignal"] == "SIGTERM"
+    mounts = [(it["Source"], it["Target"], it["ReadOnly"]) for it in limits["Mounts"]]
+    assert mounts == [("/data/model", "/m", True), ("/data/cache", "/cache", False)]
+    assert limits["NetworkMode"] == "host"
+    assert (limits["CapDrop"], limits["CapAdd"]) == (["ALL"], ["IPC_LOCK"])
+    assert limits["SecurityOpt"] == ["no-new-privileges"]
+    assert limits["ReadonlyRootfs"] is True
+    assert limits["RestartPolicy"] == {"Name": "no"}
+    assert limits["Tmpfs"] == SPEC.tmpfs
+    assert limits["ShmSize"] == SPEC.shm_size_bytes
+    assert limits["Ulimits"] == [{"Name": "memlock", "Soft": -1, "Hard": -1}]
+    assert [it["PathOnHost"] for it in limits["Devices"]] == ["/dev/infiniband"]
+    assert limits["DeviceRequests"][0]["Capabilities"] == [["gpu"]]
+    assert limits["DeviceRequests"][0]["Count"] == -1
+    assert limits["LogConfig"]["Config"] == {"max-size": "50m", "max-file": "3"}
+
+
+def test_a_container_of_others_is_not_removed(
+    host: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fact = ContainerFact("d" * 64, "postgres", "sha256:0", "running", {})
+    monkeypatch.setattr(host, "find_container", lambda _reference: fact)
+    with pytest.raises(NodeError, match="postgres was not made by sparkdeploy"):
+        host.remove("postgres")

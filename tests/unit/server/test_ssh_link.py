@@ -1,0 +1,67 @@
+"""The words with which ssh is started: which key, which node, and a script as one word."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.ssh import READY, SshLink, SshTarget
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TARGET = SshTarget("spark-2", "spark-2.local", user="ada")
+FAKE = f"""\
+#!/bin/sh
+for word; do printf '%s\\n' "$word"; done >> "$SSH_WORDS"
+printf '\\n' >> "$SSH_WORDS"
+case " $* " in
+*" -M "*) echo {READY}; exec cat ;;
+*" -G "*) printf 'hostname 10.0.0.2\\nport 2222\\n' ;;
+*) for word; do last=$word; done; sh -c "$last" ;;
+esac
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(FAKE)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("SSH_WORDS", str(tmp_path / "words"))
+    return tmp_path / "words"
+
+
+def started(calls: Path) -> list[list[str]]:
+    return [call.splitlines() for call in calls.read_text().split("\n\n") if call]
+
+
+def test_every_ssh_asks_nobody_and_takes_no_unknown_host(calls: Path) -> None:
+    with SshLink(TARGET) as link:
+        link.run("true")
+        direct = shlex.split(link.rsync_shell("192.168.177.12"))
+    opened = [words for words in started(calls) if "-G" not in words]
+    assert len(opened) == 3
+    for words in (*opened, direct):
+        assert "StrictHostKeyChecking=yes" in words
+        assert "BatchMode=yes" in words
+        assert words[words.index("-l") + 1] == "ada"
+    for option in ("HostName=192.168.177.12", "HostKeyAlias=[10.0.0.2]:2222", "ProxyJump=none"):
+        assert option in direct
+
+
+@pytest.mark.parametrize("word", ["a b", "$HOME", "it's", '"', "*", "a\\b"])
+def test_a_script_runs_there_as_it_was_written(calls: Path, word: str) -> None:
+    with SshLink(TARGET) as link:
+        done = link.run(f"printf '<%s>' {shlex.quote(word)}")
+    assert (done.exit_code, done.stdout) == (0, f"<{word}>")
+
+
+def test_what_ssh_itself_says_is_no_exit_code_of_the_script(calls: Path) -> None:
+    with SshLink(TARGET) as link, pytest.raises(NodeError, match=r"spark-2: .*password or a key"):
+        link.run("echo 'Permission denied (publickey).' >&2; exit 255")
