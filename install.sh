@@ -162,11 +162,11 @@ install_tool() {
   if is_root; then umask 022; fi
   mkdir -p -- "$TOOL_HOME"
   rm -f -- "$stamp"
-  if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1 ||
+  if ! "$VENV/bin/python" -I -m pip --version >/dev/null 2>&1 ||
     [ "$("$VENV/bin/python" --version)" != "$("$PYTHON" --version)" ]; then
-    "$PYTHON" -m venv --clear "$VENV"
+    "$PYTHON" -I -m venv --clear "$VENV"
   fi
-  PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -m pip install --quiet "$CHECKOUT" >&2 ||
+  PIP_DISABLE_PIP_VERSION_CHECK=1 "$VENV/bin/python" -I -m pip install --quiet "$CHECKOUT" >&2 ||
     fail 1 "pip could not install sparkdeploy. Behind a proxy or a private CA, set HTTPS_PROXY,
 PIP_CERT or PIP_INDEX_URL (pip.conf works too) and run ./install.sh again."
   "$VENV/bin/sparkdeploy" --version >/dev/null

@@ -27,6 +27,8 @@ MAX_OUTPUT_BYTES = 64 << 20
 MAX_ERROR_BYTES = 1 << 20
 """What is shown of the errors of a program whose output is read as it comes."""
 _CHUNK_BYTES = 1 << 16
+AS_MODULE = ("-P", "-m", "sparkdeploy")
+"""How a Python runs this program. -P: no module is taken from the folder where it starts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,10 @@ from sparkdeploy.export.systemd_unit import Again, Unit, unit_name, unit_text
 from sparkdeploy.plan.make import unsettled
 from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.server.phases import recall_similar
+from sparkdeploy.shell import AS_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from sparkdeploy.commands.request import Request
     from sparkdeploy.settings import Settings
@@ -59,6 +60,12 @@ FOLDER_VARIABLES = (
 """Variables that say where things are. No other enters a unit: proxies and tokens are secrets."""
 
 
+UNIT_FOLDER = "/"
+"""Where a unit starts: nobody but root can put a file there."""
+_PATHS = ("path", "chat_template")
+"""How settings end that are paths, and mean another file in another folder."""
+
+
 def export_systemd(
     request: Request, settings: Settings, env: Mapping[str, str], again: Again = Again.UNIT
 ) -> str:
@@ -66,22 +73,42 @@ def export_systemd(
 
     Raises RecipeError for a recipe that is none, and UsageError for a variable that is typed.
     """
+    request = _with_whole_paths(request)
     resolved = resolve(request, settings)
     _refuse_variables(request, settings)
     # This very program, found without PATH.
-    program = (sys.executable, "-m", "sparkdeploy")
+    program = (sys.executable, *AS_MODULE)
     return unit_text(
         Unit(
             deployment=request.deployment.name,
             up=[*program, *up_words(seen_from_anywhere(request, settings)), "--yes", "--stay"],
             stop=[*program, "stop", request.deployment.name],
             user=_user(),
-            folder=str(Path.cwd()),
-            env={name: env[name] for name in FOLDER_VARIABLES if env.get(name)},
+            folder=UNIT_FOLDER,
+            env=dict(_folder_variables(env)),
             startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
             again=again,
         )
     )
+
+
+def _folder_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that say where things are, each path whole."""
+    for name in FOLDER_VARIABLES:
+        if value := env.get(name):
+            is_path = name != "DOCKER_HOST" and not value.startswith("~")
+            yield name, os.path.abspath(value) if is_path else value  # noqa: PTH100 - as typed
+
+
+def _with_whole_paths(request: Request) -> Request:
+    """Return the request with paths of `--set` as they are meant in the present folder."""
+
+    def whole(item: str) -> str:
+        name, equals, value = item.partition("=")
+        is_path = name.strip().endswith(_PATHS) and not value.startswith(("/", "~"))
+        return f"{name}={Path(value).absolute()}" if is_path and equals and value else item
+
+    return replace(request, assignments=tuple(map(whole, request.assignments)))
 
 
 def _refuse_variables(request: Request, settings: Settings) -> None:

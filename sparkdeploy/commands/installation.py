@@ -58,7 +58,7 @@ def installation_of(prefix: Path, origin: Mapping[str, Any]) -> Installation:
         update = f"uvx --from {NEWER} sparkdeploy" if origin else "uvx sparkdeploy@latest"
         return Installation("uvx", update)
     python = shlex.quote(str(prefix / "bin" / "python"))
-    return Installation("pip", f"{python} -m pip install --upgrade {wanted}")
+    return Installation("pip", f"{python} -I -m pip install --upgrade {wanted}")
 
 
 def _checkout(origin: Mapping[str, Any]) -> str:

@@ -132,7 +132,7 @@ def _service(served: Sequence[ServedDeployment], gateway: Gateway, image: str) -
         environment={"HOME": "/tmp", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # noqa: S108 - there
         volumes=mounts,
         healthcheck={
-            "test": ["CMD", "python", "-c", _LIVES.format(port=gateway.port)],
+            "test": ["CMD", "python", "-I", "-c", _LIVES.format(port=gateway.port)],
             "interval": "30s",
             "timeout": "10s",
             "start_period": "60s",

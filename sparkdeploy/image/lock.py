@@ -198,7 +198,7 @@ def find_uv() -> Path:
     if not found.is_file():
         raise NodeError(
             "uv is not installed, and only uv resolves for another platform",
-            hint=f"{sys.executable} -m pip install uv",
+            hint=f"{sys.executable} -I -m pip install uv",
         )
     return found
 

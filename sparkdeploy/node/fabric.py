@@ -273,7 +273,7 @@ def connect_to_worker(here: Node, worker: Node) -> Connection:
 
 @contextlib.contextmanager
 def _listening(machine: Node, address: str) -> Iterator[int | None]:
-    with machine.start(f"exec python3 -c {shlex.quote(LISTEN)} {address}") as program:
+    with machine.start(f"exec python3 -I -c {shlex.quote(LISTEN)} {address}") as program:
         said = program.read_until("\n", timeout_s=LISTEN_TIMEOUT_S)
         yield int(said) if said and said.strip().isdigit() else None
 

@@ -11,14 +11,14 @@ if ! {
     uv pip install --python venv/bin/python --requirement requirements.txt
 }; then
   rm -rf venv
-  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "python3 there is older than 3.11"; exit 1; }
-  python3 -m venv venv
-  venv/bin/python -m pip install --disable-pip-version-check --requirement requirements.txt
+  python3 -I -m venv venv
+  venv/bin/python -I -m pip install --disable-pip-version-check --requirement requirements.txt
 fi
 export PYTHONDONTWRITEBYTECODE=1
 found="$(PYTHONPATH="$staged" venv/bin/python -P -m sparkdeploy --identity)"
 [ "$found" = "$identity" ] || { echo "it is $found, and not $identity"; exit 1; }
-site="$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+site="$(venv/bin/python -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 printf '%s\n' "$into/$name" >"$site/sparkdeploy.pth"
 [ -x "$into/$name/venv/bin/python" ] || rm -rf "${into:?}/$name"

@@ -9,6 +9,7 @@ import base64
 import gzip
 import hashlib
 import io
+import re
 import secrets
 import shlex
 import sys
@@ -22,17 +23,17 @@ from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.settings import resources
+from sparkdeploy.shell import AS_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.node.ssh import SshLink
 
-MARK = "sparkdeploy:"
 KEPT_PROGRAMS = 2
 SHOWN_LINES = 20
-# -P: a folder of the user's that is called sparkdeploy is not the program.
-AS_MODULE = ("-P", "-m", "sparkdeploy")
+FACT = re.compile(r"sparkdeploy:(cache|sent|python|command)=(.+)")
+"""A line of ask.sh; a login may greet with any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def ask(link: SshLink, digest: str) -> MachineReport:
     """Ask in one go; a file in the user's shell start-up may print before."""
     values = {"identity": identity(), "interpreter": sys.executable, "digest": digest}
     said = link.run(assigned(body_of("ask"), **values)).stdout.splitlines()
-    told = dict(line.removeprefix(MARK).split("=", 1) for line in said if line.startswith(MARK))
+    told = {fact[1]: fact[2] for line in said if (fact := FACT.fullmatch(line))}
     if "cache" not in told:
         raise NodeError(
             f"{link.name}: ssh logs in, but no shell script runs there",

@@ -62,7 +62,7 @@ esac
 """
 PYTHON = """\
 #!/bin/sh
-if [ "$1" = -c ]; then mkdir -p {home}/site; echo {home}/site; exit; fi
+if [ "$1 $2" = "-I -c" ]; then mkdir -p {home}/site; echo {home}/site; exit; fi
 exec {real} "$@"
 """
 
@@ -229,7 +229,7 @@ def test_a_failed_bringing_names_the_node_and_the_fix_and_is_not_taken_for_whole
     node: Node, said: Said, step: str, hint: str
 ) -> None:
     node.has_uv(step)
-    node.give("bin/python3", f'#!/bin/sh\n[ "$1" = -c ] || {{ {step}; }}\n')
+    node.give("bin/python3", f'#!/bin/sh\n[ "$1 $2" = "-I -c" ] || {{ {step}; }}\n')
     code, _, err = said("plan", "--on", "spark")
     assert code == 4
     assert "error: spark: sparkdeploy could not be installed there" in err

@@ -237,7 +237,7 @@ def test_what_sets_no_variable_is_kept_as_it_was_typed(assignment: str) -> None:
         ("uv-receipt.toml", {}, "uv tool", "uv tool upgrade sparkdeploy"),
         ("archive-v0/x/pyvenv.cfg", WHEEL, "uvx", f"uvx --from {NEWER} sparkdeploy"),
         ("archive-v0/x/pyvenv.cfg", {}, "uvx", "uvx sparkdeploy@latest"),
-        ("pyvenv.cfg", {}, "pip", "/bin/python -m pip install --upgrade sparkdeploy"),
+        ("pyvenv.cfg", {}, "pip", "/bin/python -I -m pip install --upgrade sparkdeploy"),
     ],
 )
 def test_a_newer_version_comes_the_way_this_one_came(

@@ -47,10 +47,10 @@ def is_variable(text: str) -> bool:
 
 UNIT = Unit(
     deployment="main",
-    up=("/opt/sparkdeploy/bin/python", "-m", "sparkdeploy", "up", "v2", "--yes"),
-    stop=("/opt/sparkdeploy/bin/python", "-m", "sparkdeploy", "stop", "main"),
+    up=("/opt/sparkdeploy/bin/python", "-P", "-m", "sparkdeploy", "up", "v2", "--yes"),
+    stop=("/opt/sparkdeploy/bin/python", "-P", "-m", "sparkdeploy", "stop", "main"),
     user="ada",
-    folder="/home/ada",
+    folder="/",
     env={"HF_HOME": "/data/hf 100%"},
     startup_timeout_s=1800,
 )
