@@ -16,7 +16,7 @@ from sparkdeploy.recipe.library import library, of_source, recipe_folders
 from sparkdeploy.recipe.load import look_into
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sparkdeploy.recipe.foreign.translate import Translation
@@ -86,16 +86,24 @@ def import_recipes(
     found = tuple(_read(shelf, file, assignments) for file in _files(source))
     if destination is None:
         return found
-    place, trusted = destination.resolve(), recipe_folders(settings)
-    if any(place.is_relative_to(folder.resolve()) for folder in trusted):
-        _refuse_without_consent(found)
     root = source if source.is_dir() else source.parent
     places = _places(found, root, destination)
     try:
+        _refuse_without_consent(
+            item for item in found if _is_trusted(places.get(item.file), settings)
+        )
         _refuse_other_files(found, places)
-        return tuple(_written(item, places.get(item.file)) for item in found)
+        return tuple(_written(item, places.get(item.file), settings) for item in found)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{destination} cannot be written to: {error}") from error
+
+
+def _is_trusted(path: Path | None, settings: Settings) -> bool:
+    """Return whether a file written there is one of the user's own recipes, links resolved."""
+    if path is None:
+        return False
+    place = path.resolve()
+    return any(place.is_relative_to(folder.resolve()) for folder in recipe_folders(settings))
 
 
 def _places(found: Sequence[Imported], root: Path, destination: Path) -> dict[Path, Path]:
@@ -142,7 +150,7 @@ def _imported(file: Path, loaded: Loaded, translation: Translation) -> Imported:
     return Imported(file, translation, (*mistakes,), (*consents,), loaded.warnings)
 
 
-def _refuse_without_consent(found: Sequence[Imported]) -> None:
+def _refuse_without_consent(found: Iterable[Imported]) -> None:
     """A recipe in a folder of the user's own is the user's word: nobody is asked again.
 
     What has mistakes was not asked about to the end.
@@ -169,9 +177,13 @@ def _refuse_other_files(found: Sequence[Imported], places: Mapping[Path, Path]) 
             )
 
 
-def _written(item: Imported, path: Path | None) -> Imported:
+def _written(item: Imported, path: Path | None, settings: Settings) -> Imported:
     if path is None or item.text is None:
         return item
     path.parent.mkdir(parents=True, exist_ok=True)
-    durable.write_text(path, item.text)
+    # A link may have been put there since the first look; the folder is now written as it is.
+    folder = path.parent.resolve()
+    if _is_trusted(folder / path.name, settings):
+        _refuse_without_consent([item])
+    durable.write_text(folder / path.name, item.text)
     return replace(item, written=path)

@@ -190,3 +190,22 @@ def test_two_recipes_of_one_name_are_both_written(run: Run, tmp_path: Path) -> N
         (folder / f"{name}.yaml").write_text(f"name: same\nmodel: a/{name}\ncontainer: vllm-node\n")
     assert run("recipe", "import", str(folder), "-o", str(target)).returncode == 0
     assert {path.name for path in target.iterdir()} == {"same.yaml", "two.yaml"}
+
+
+@pytest.mark.parametrize("way", ["parent", "link"])
+def test_nothing_reaches_a_trusted_folder_by_its_parent_or_a_link(
+    run: Run, theirs: Path, tmp_path: Path, way: str
+) -> None:
+    trusted = tmp_path / "config" / "recipes"
+    trusted.mkdir(parents=True)
+    source, target = theirs.parent, tmp_path / "elsewhere"
+    if way == "parent":
+        theirs.rename(theirs.parent / "recipes")
+        target = trusted.parent
+    else:
+        target.mkdir()
+        (target / "below").symlink_to(trusted)
+    done = run("recipe", "import", str(source), "-o", str(target))
+    assert done.returncode == 3
+    assert "recipes of that folder are trusted" in done.stderr
+    assert list(trusted.iterdir()) == []
