@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -303,8 +304,16 @@ def _default_hosts() -> Mapping[str, str]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    # Not Path.exists: of a folder that this user may not search it raises, or says no.
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError as error:
+        raise RecipeError(
+            f"{path} cannot be read: {error.strerror}",
+            hint=f"ls -ld {shlex.quote(str(path.parent))}",
+        ) from error
     content = yaml_text.load_file(path) or {}
     try:
         return ConfigFile.model_validate(content).model_dump()

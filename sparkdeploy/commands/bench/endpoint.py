@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
+_SUCH_AS = "such as http://127.0.0.1:8000"
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """What a URL needs beside itself; a deployment of sparkdeploy needs neither."""
@@ -67,7 +70,12 @@ def reach_deployment(name: str, settings: Settings) -> Endpoint:
 
 def server_at(url: str, access: Access) -> ServedModel:
     base_url = url.rstrip("/").removesuffix("/v1")
-    parts = urlsplit(base_url)
+    try:
+        parts = urlsplit(base_url)
+        _ = parts.port
+    except ValueError as error:
+        # The address may hold a password, so it is not in the message.
+        raise UsageError(f"--url is no address: {error}", hint=_SUCH_AS) from error
     if "@" in parts.netloc:
         # Neither printed, recorded nor sent: not even in this message.
         raise UsageError(
@@ -75,7 +83,7 @@ def server_at(url: str, access: Access) -> ServedModel:
             hint="leave it out; a key goes into a file: --key-file FILE",
         )
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise UsageError(f"{url!r} is no address", hint="such as http://127.0.0.1:8000")
+        raise UsageError(f"{url!r} is no address", hint=_SUCH_AS)
     ca_file = trusted(access.ca_file) if parts.scheme == "https" else None
     key = read_key_file(access.key_file)
     return ServedModel(base_url, key, model=access.model, ca_file=ca_file)
