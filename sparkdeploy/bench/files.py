@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import json
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sparkdeploy import yaml_text
+from sparkdeploy import atomic_files, yaml_text
 from sparkdeploy.bench.record import SCHEMA_VERSION, Run
 from sparkdeploy.errors import BenchError
 from sparkdeploy.node.private_folder import make_private
@@ -58,15 +57,10 @@ def shipped(name: str) -> Any:  # noqa: ANN401 - YAML content
 
 def write_whole(text: str, path: Path) -> None:
     """Write a file that appears whole or not at all; BenchError when it cannot be written."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_text(text, encoding="utf-8")
-        staged.replace(path)
+        atomic_files.write_text(path, text)
     except OSError as error:
-        # Where a file stands in the folder's place there is nothing to remove either.
-        with contextlib.suppress(OSError):
-            staged.unlink(missing_ok=True)
         raise BenchError(f"{path} cannot be written: {error.strerror}") from error
 
 
@@ -75,15 +69,11 @@ def require_writable(path: Path) -> None:
 
     A file of PROBE_BYTES is written beside it and removed: a full disk shows at once.
     """
-    probe = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         make_private(path.parent)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        try:
-            probe.write_bytes(bytes(PROBE_BYTES))
-        finally:
-            probe.unlink(missing_ok=True)
+        atomic_files.probe(path.parent, PROBE_BYTES)
     except OSError as error:
         raise BenchError(
             f"{path} could not be written: {error.strerror}",

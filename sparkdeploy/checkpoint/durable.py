@@ -17,6 +17,7 @@ from typing import IO, BinaryIO, Literal
 
 import xxhash
 
+from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint.repo_files import git_blob_hash
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
@@ -87,14 +88,9 @@ def _open_lock(path: Path) -> int:
 @contextlib.contextmanager
 def staged_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of `path`, durable and of mode 0644, unless it raises."""
-    staged = hidden_beside(path)
-    try:
-        with staged.open("wb") as file:
-            yield file
-            finish(file)
-        staged.replace(path)
-    finally:
-        staged.unlink(missing_ok=True)
+    with atomic_files.replacing(path, 0o644, staged=hidden_beside(path)) as file:
+        yield file
+        finish(file)
     sync_folder(path.parent)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdeploy import atomic_files
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.ink import line_of
@@ -58,7 +59,7 @@ def print_outlook(outlook: Outlook, page: Path | None, *, as_json: bool) -> None
     """Print what fits and how fast it would be, and write the page when one is wanted."""
     if page is not None:
         try:
-            page.write_text(outlook.page(), encoding="utf-8")
+            atomic_files.write_text(page, outlook.page())
         except OSError as error:
             raise SparkdeployError(f"{page} cannot be written: {error.strerror}") from error
         console.info(f"wrote {page}")

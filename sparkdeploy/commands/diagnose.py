@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy import atomic_files
 from sparkdeploy.commands import chosen
 from sparkdeploy.commands.doctor import doctor_report
 from sparkdeploy.commands.operate import current_rows
@@ -166,13 +167,9 @@ def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def _pack(path: Path, contents: dict[str, bytes]) -> None:
     """Write beside the target and rename: half an archive is none."""
-    staged, archive = path.with_name(f".{path.name}.new"), io.BytesIO()
+    archive = io.BytesIO()
     write_tar((ContextFile(*item, FILE_MODE) for item in contents.items()), archive)
     try:
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(gzip.compress(archive.getvalue()))
-        staged.replace(path)
+        atomic_files.write_bytes(path, gzip.compress(archive.getvalue()), FILE_MODE)
     except OSError as error:
-        staged.unlink(missing_ok=True)
         raise SparkdeployError(f"{path} cannot be written: {error.strerror}") from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import labels
+from sparkdeploy import atomic_files, labels
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_bytes
@@ -21,7 +22,6 @@ from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
@@ -264,24 +264,22 @@ def export_images(reference: str, file: Path, settings: Settings) -> tuple[Archi
 
     Raises NodeError for an image that is not here, and for a tar that cannot be written.
     """
-    part = file.with_name(f".{file.name}.part")
     with connect(settings) as host:
         chain = image_chain(host, host.measured(find_own(host.own_images(), reference)))
         tags = [image.tags[0] for image in chain]
         try:
-            with console.step(f"export {tags[0]}") as step, part.open("wb") as stream:
-                for chunk in host.save_images(tags):
-                    stream.write(chunk)
-                    step.progress(stream.tell(), max(chain[0].size_bytes, stream.tell()))
-            written = list_archive(part)
-            part.replace(file)
+            with atomic_files.replacing(file, atomic_files.SHARED_FILE_MODE) as stream:
+                with console.step(f"export {tags[0]}") as step:
+                    for chunk in host.save_images(tags):
+                        stream.write(chunk)
+                        step.progress(stream.tell(), max(chain[0].size_bytes, stream.tell()))
+                stream.flush()
+                written = list_archive(Path(stream.name))
         except OSError as error:
             raise NodeError(
                 f"{file} cannot be written: {error.strerror or error}",
                 hint=f"it needs about {chain[0].size_bytes} bytes",
             ) from error
-        finally:
-            part.unlink(missing_ok=True)
     return tuple(sorted(written, key=lambda image: tags.index(image.tags[0])))
 
 

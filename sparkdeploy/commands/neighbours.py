@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy import atomic_files
 from sparkdeploy.commands.chosen import several
 from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console
@@ -110,8 +111,7 @@ def write_export(export: Export, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for file in export.files:
             path = folder / file.path
-            path.write_text(file.text, encoding="utf-8")
-            path.chmod(0o755 if file.is_program else 0o644)
+            atomic_files.write_text(path, file.text, 0o755 if file.is_program else 0o644)
     except OSError as error:
         raise UsageError(f"{folder} cannot be written to: {error.strerror}") from error
 

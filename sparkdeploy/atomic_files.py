@@ -1,0 +1,62 @@
+"""Files in a folder of the user's choice, where another user may have put links.
+
+A file is made under a random name that nothing has, without following links, and renamed. A link
+with the target's name is replaced, and what it leads to stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PRIVATE_FILE_MODE = 0o600
+SHARED_FILE_MODE = 0o644
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def replacing(
+    path: Path, mode: int = PRIVATE_FILE_MODE, *, staged: Path | None = None
+) -> Iterator[BinaryIO]:
+    """Yield a new file that takes the place of `path` when the block ends, unless it raises.
+
+    `staged` is its name until then; without one it is random. Raises OSError.
+    """
+    place = staged or path.with_name(f".{secrets.token_hex(8)}.new")
+    descriptor = os.open(place, _NEW, PRIVATE_FILE_MODE)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+        place.replace(path)
+    finally:
+        place.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes, mode: int = PRIVATE_FILE_MODE) -> None:
+    """Write a file that appears whole or not at all; OSError when it cannot be written."""
+    with replacing(path, mode) as file:
+        file.write(content)
+
+
+def write_text(path: Path, text: str, mode: int = SHARED_FILE_MODE) -> None:
+    """Write a text as UTF-8; it appears whole or not at all. Raises OSError."""
+    write_bytes(path, text.encode(), mode)
+
+
+def probe(folder: Path, size_bytes: int) -> None:
+    """Write a file of that size into a folder and remove it; OSError where there is no space."""
+    place = folder / f".{secrets.token_hex(8)}.probe"
+    descriptor = os.open(place, _NEW, PRIVATE_FILE_MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(bytes(size_bytes))
+    finally:
+        place.unlink(missing_ok=True)

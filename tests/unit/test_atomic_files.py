@@ -1,0 +1,61 @@
+"""Files that are written where another user may have put links."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import atomic_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_link_with_the_targets_name_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_text("mine")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "report.txt").symlink_to(private)
+    for name in (".report.txt.new", ".report.txt.part", f".report.txt.{os.getpid()}"):
+        (shared / name).symlink_to(private)
+    atomic_files.write_text(shared / "report.txt", "new")
+    assert private.read_text() == "mine"
+    assert not (shared / "report.txt").is_symlink()
+    assert (shared / "report.txt").read_text() == "new"
+
+
+def test_a_named_staging_file_is_never_an_existing_one(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_text("mine")
+    staged = tmp_path / "staged"
+    staged.symlink_to(private)
+    with (
+        pytest.raises(OSError, match=os.strerror(errno.EEXIST)),
+        atomic_files.replacing(tmp_path / "target", staged=staged) as file,
+    ):
+        file.write(b"theirs")
+    assert private.read_text() == "mine"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "report.txt"
+    target.write_text("old")
+
+    def fails() -> None:
+        with atomic_files.replacing(target) as file:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="space"):
+        fails()
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.txt"]
+
+
+def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
+    atomic_files.probe(tmp_path, 10)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,43 @@
+"""Broken addresses, folders that cannot be read and greetings of a login are no bugs of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkdeploy import settings
+from sparkdeploy.checkpoint.answers import is_web_address
+from sparkdeploy.commands.bench.endpoint import Access, server_at
+from sparkdeploy.commands.elsewhere.program import FACT
+from sparkdeploy.errors import RecipeError, UsageError
+
+
+@pytest.mark.parametrize("url", ["http://[x", "http://x:port", "http://x:99999"])
+def test_a_broken_address_is_a_mistake_in_usage(url: str) -> None:
+    with pytest.raises(UsageError, match="no address"):
+        server_at(url, Access())
+
+
+@pytest.mark.parametrize("url", ["http://[x", "https://[", "http://x]"])
+def test_a_hub_with_a_bracket_is_no_address(url: str) -> None:
+    assert not is_web_address(url)
+
+
+def test_a_configuration_folder_that_cannot_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    with pytest.raises(RecipeError, match=r"config\.yaml cannot be read: Permission denied"):
+        settings.load_settings({"SPARKDEPLOY_CONFIG_DIR": "/closed"})
+
+
+def test_a_greeting_is_no_fact() -> None:
+    assert FACT.fullmatch("sparkdeploy: welcome") is None
+    assert FACT.fullmatch("sparkdeploy:welcome=you") is None
+    found = FACT.fullmatch("sparkdeploy:cache=/home/ada/.cache/sparkdeploy")
+    assert found is not None
+    assert found.groups() == ("cache", "/home/ada/.cache/sparkdeploy")
