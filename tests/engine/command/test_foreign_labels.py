@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,12 +92,14 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with small_engine() as engine:
-        locks = tmp_path / "locks"
+def place() -> Iterator[Place]:
+    # Not below pytest's folders: whenever a pytest starts, only their owner may enter them again.
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-users-") as name, small_engine() as engine:
+        root = Path(name)
+        root.chmod(0o755)
         program = Program(
-            tmp_path / "home",
-            {"DOCKER_HOST": engine.address, "SPARKDEPLOY_LOCK_DIR": str(locks)},
+            root / "home",
+            {"DOCKER_HOST": engine.address, "SPARKDEPLOY_LOCK_DIR": str(root / "locks")},
         )
         with contextlib.closing(docker.DockerClient(base_url=engine.address)) as client:
             for tag, marks in ((IMAGE, {}), (THEIRS, {labels.STAGE: "engine"})):
@@ -140,21 +143,17 @@ def test_what_carries_our_labels_and_is_not_ours_stays_as_it_is(place: Place) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
-def test_another_user_of_the_engine_is_told_whose_a_deployment_is(
-    place: Place, tmp_path: Path
-) -> None:
+def test_another_user_of_the_engine_is_told_whose_a_deployment_is(place: Place) -> None:
     place.make("sparkdeploy-main", {**OURS, labels.PORT: "8000", labels.USER: "anna"})
-    home = tmp_path / "bob"
+    root = place.program.root.parent
+    home, locks = root / "bob", root / "locks"
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
-    for folder in (*home.parents, place.program.root.parent):
-        if folder.is_relative_to("/tmp") and folder.name != "tmp":
-            folder.chmod(0o755)
     socket = Path(place.program.env["DOCKER_HOST"].removeprefix("unix://"))
     socket.parent.chmod(0o755)
     socket.chmod(0o666)
-    (tmp_path / "locks").mkdir()
-    (tmp_path / "locks").chmod(0o1777)
+    locks.mkdir(exist_ok=True)
+    locks.chmod(0o1777)
 
     seen = place.run_as(NOBODY, home, "status")
     removed = place.run_as(NOBODY, home, "down", "main")

@@ -113,6 +113,7 @@ def _running(image: str, options: list[str]) -> Iterator[str]:
         docker("rm", "--force", "--volumes", name)
 
 
+@pytest.mark.slow
 def test_the_command_works_on_a_pristine_machine_and_again_does_nothing(machine: str) -> None:
     first = docker("exec", machine, "/checkout/install.sh", "--tool-only")
     assert first.returncode == 0, first.stderr
@@ -134,6 +135,7 @@ def test_the_command_works_on_a_pristine_machine_and_again_does_nothing(machine:
         assert docker("exec", machine, "test", "-e", left).returncode == 1
 
 
+@pytest.mark.slow
 def test_a_user_on_a_machine_without_docker_is_told_all_commands(machine: str) -> None:
     result = docker("exec", *SOMEBODY, machine, "/checkout/install.sh")
     assert result.returncode == 4
