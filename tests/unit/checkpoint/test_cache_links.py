@@ -118,63 +118,6 @@ def test_what_stands_in_the_place_of_a_file_is_replaced_and_its_target_kept(
     assert canary(outside) == before
 
 
-def test_a_link_to_the_cache_itself_is_followed(
-    hub: Hub, lock: HubLock, root: Path, tmp_path: Path
-) -> None:
-    root.rmdir()
-    elsewhere = tmp_path / "other-disk"
-    elsewhere.mkdir()
-    root.symlink_to(elsewhere)
-    assert (fetch(hub, lock) / NAME).read_bytes() == PAYLOAD
-    assert (elsewhere / "blobs" / SHA256).read_bytes() == PAYLOAD
-
-
-@pytest.fixture
-def shared(hub: Hub, root: Path) -> Path:
-    """A file of the cache's shared store, damaged, which two repositories link to."""
-    store = hub.cache / "blobs" / "c1"
-    store.mkdir(parents=True)
-    (store / "content").write_bytes(DAMAGED)
-    for repo in (root, hub.cache / "models--lab--other"):
-        place = repo / "snapshots" / COMMIT / NAME
-        place.parent.mkdir(parents=True)
-        (repo / "blobs").mkdir()
-        (repo / "blobs" / SHA256).symlink_to("../../blobs/c1/content")
-        place.symlink_to(f"../../../blobs/{SHA256}")
-    return store / "content"
-
-
-def test_a_damaged_file_of_a_shared_store_is_replaced_here_and_left_to_the_others(
-    hub: Hub, lock: HubLock, root: Path, shared: Path
-) -> None:
-    other = hub.cache / "models--lab--other"
-    before, store_before = canary(other), canary(shared.parent)
-    snapshot = fetch(hub, lock)
-    assert (snapshot / NAME).read_bytes() == PAYLOAD
-    assert not (root / "blobs" / SHA256).is_symlink()
-    assert (canary(other), canary(shared.parent)) == (before, store_before)
-
-
-def test_a_snapshot_that_links_straight_into_a_store_loses_its_link_only(
-    hub: Hub, lock: HubLock, root: Path, shared: Path
-) -> None:
-    place = root / "snapshots" / COMMIT / NAME
-    place.unlink()
-    (root / "blobs" / SHA256).unlink()
-    place.symlink_to("../../../../blobs/c1/content")
-    assert (fetch(hub, lock) / NAME).read_bytes() == PAYLOAD
-    assert shared.read_bytes() == DAMAGED
-
-
-def test_a_damaged_blob_of_its_own_is_fetched_again(hub: Hub, lock: HubLock, root: Path) -> None:
-    place = root / "snapshots" / COMMIT / NAME
-    place.parent.mkdir(parents=True)
-    (root / "blobs").mkdir()
-    (root / "blobs" / SHA256).write_bytes(DAMAGED)
-    place.symlink_to(f"../../../blobs/{SHA256}")
-    assert (fetch(hub, lock) / NAME).read_bytes() == PAYLOAD
-
-
 @pytest.mark.parametrize("commit", ["../../../outside", "..", "", ".", "/", "\x1b", "x/../.."])
 def test_a_branch_that_names_no_snapshot_is_not_followed_out_of_the_cache(
     hub: Hub, root: Path, outside: Path, commit: str

@@ -13,10 +13,10 @@ from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.draft import draft_plan
-from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
-from tests.hub.double import CHUNK_BYTES, Fault, HubDouble, Repo, hub_double
+from tests.hub.double import HubDouble, Repo, hub_double
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,16 +59,6 @@ def test_pull_says_bytes_disk_and_licence_and_answers_with_the_folder(
     assert said.endswith("licence apache-2.0")
 
 
-def test_pull_update_follows_the_branch_and_pull_alone_does_not(
-    run: Run, double: HubDouble, small_twin: Path
-) -> None:
-    run("checkpoint", "pull", "lab/twin")
-    double.repos["lab/twin"] = Repo({COMMIT: small_twin, MOVED: small_twin}, {"main": MOVED})
-    assert run("checkpoint", "pull", "lab/twin").stdout.strip().endswith(COMMIT)
-    assert run("checkpoint", "pull", "lab/twin", "--update").stdout.strip().endswith(MOVED)
-    assert run("checkpoint", "pull", "lab/twin").stdout.strip().endswith(MOVED)
-
-
 def test_ls_shows_what_rm_then_deletes(run: Run, double: HubDouble) -> None:
     run("checkpoint", "pull", "lab/twin")
     listed = run.answer("checkpoint", "ls", "--json")
@@ -88,13 +78,6 @@ def test_ls_shows_what_rm_then_deletes(run: Run, double: HubDouble) -> None:
 def test_ls_passes_over_a_folder_nobody_can_name(run: Run, double: HubDouble) -> None:
     (load_settings().hub_cache / "models--a--b--c").mkdir(parents=True)
     assert run.answer("checkpoint", "ls", "--json") == []
-
-
-def test_a_closed_repository_exits_six_and_names_its_page(run: Run, double: HubDouble) -> None:
-    double.repos["lab/twin"].token = "secret"
-    done = run("checkpoint", "pull", "lab/twin")
-    assert done.returncode == 6
-    assert f"{double.endpoint}/lab/twin" in done.stderr
 
 
 def test_a_plan_fetches_a_missing_model_after_a_yes(double: HubDouble) -> None:
@@ -121,34 +104,6 @@ def test_without_a_yes_nothing_comes(double: HubDouble) -> None:
     assert [seen for seen in double.seen if seen.server == "blobs"] == []
 
 
-def test_an_interrupted_download_is_no_model(double: HubDouble) -> None:
-    double.faults = [Fault("model_extra_tensors.safetensors", status=404, times=99)]
-    with pytest.raises(CheckpointError, match="no such repository, revision or file"):
-        bring_models(plan_of("baseline"), load_settings(), lambda _question: True)
-    assert plan_of("baseline").checkpoint.action is Action.FETCH
-    double.faults = []
-    bring_models(plan_of("baseline"), load_settings(), lambda _question: True)
-    assert plan_of("baseline").checkpoint.action is Action.REUSE
-
-
-def test_a_plan_counts_what_a_cut_download_left(double: HubDouble) -> None:
-    whole = sum(path.stat().st_size for path in double.repos["lab/twin"].commits[COMMIT].iterdir())
-    name = "model-00002-of-00002.safetensors"
-    cut, gone = (
-        Fault(name, keep_bytes=2 * CHUNK_BYTES, skip=1),
-        Fault(name, status=404, times=99, skip=1),
-    )
-    double.faults = [cut, gone]
-    with pytest.raises(CheckpointError):
-        bring_models(plan_of("baseline"), load_settings(), lambda _question: True)
-    cache = load_settings().hub_cache / "models--lab--twin" / "blobs"
-    here = sum(path.stat().st_size for path in cache.iterdir())
-    left = plan_of("baseline").observed.model
-    assert isinstance(left, MissingModel)
-    assert 0 < here < whole
-    assert (left.size_bytes, left.here_bytes) == (whole, here)
-
-
 def test_a_snapshot_of_other_programs_is_pinned_where_it_is(
     run: Run, double: HubDouble, small_twin: Path
 ) -> None:
@@ -163,13 +118,6 @@ def test_a_snapshot_of_other_programs_is_pinned_where_it_is(
     found = plan_of("baseline").observed.model
     assert isinstance(found, ModelFact)
     assert found.revision == COMMIT
-
-
-def test_the_cache_serves_without_a_hub(run: Run, double: HubDouble) -> None:
-    run("checkpoint", "pull", "lab/twin")
-    double.repos.clear()
-    assert run("checkpoint", "pull", "lab/twin").returncode == 0
-    assert plan_of("baseline").checkpoint.action is Action.REUSE
 
 
 def test_a_drafter_is_fetched_with_its_model(double: HubDouble, small_twin: Path) -> None:
@@ -221,17 +169,6 @@ def test_plan_without_a_hub_states_shipped_facts_and_says_so(
     assert (unknown["fetch_bytes"], unknown["known_from"][:6]) == (None, "nobody")
 
 
-def test_plan_states_bytes_and_room_without_asking_the_hub(run: Run, fp8_double: HubDouble) -> None:
-    run("checkpoint", "pull", "lab/twin")
-    fp8_double.seen.clear()
-    takes = run.answer("checkpoint", "plan", "hybrid", *PREBUILT, "--json")
-    assert fp8_double.seen == []
-    weights, scales = 4 * 3 * 256 * 128, 4 * 3 * 2 * 2
-    assert takes["fetch_bytes"] == weights + scales
-    assert takes["write_bytes"] > takes["fetch_bytes"]
-    assert takes["free_bytes"] > 0
-
-
 def test_build_writes_a_standalone_checkpoint_that_verify_and_inspect_know(
     run: Run, fp8_double: HubDouble, tmp_path: Path
 ) -> None:
@@ -264,18 +201,6 @@ def test_verify_deep_holds_a_download_against_the_hub(run: Run, double: HubDoubl
     done = run("checkpoint", "verify", "lab/twin", "--deep")
     assert done.returncode == 6
     assert "model-00001" in done.stderr
-
-
-def test_an_fp8_repository_of_another_model_is_refused(
-    run: Run, fp8_double: HubDouble, tmp_path: Path
-) -> None:
-    run("checkpoint", "pull", "lab/twin")
-    fp8_double.repos["lab/fp8"] = Repo(
-        {FP8_COMMIT: fp8_double.repos["lab/twin"].commits[COMMIT]}, {"main": FP8_COMMIT}
-    )
-    done = run("checkpoint", "build", "hybrid", *PREBUILT, "--standalone", str(tmp_path / "x"))
-    assert done.returncode == 6
-    assert "does not hold the FP8 shared experts" in done.stderr
 
 
 def test_build_without_a_source_says_which_settings_name_one(run: Run, double: HubDouble) -> None:

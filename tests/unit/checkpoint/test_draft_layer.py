@@ -13,7 +13,7 @@ from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of, sta
 from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment, check_source, unfit
+from sparkdeploy.checkpoint.treatment import Treatment, check_source
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
 from tests.families import config
@@ -87,29 +87,12 @@ def test_what_cannot_be_shrunk_is_refused_by_name(name: str, item: Located, word
     assert "mtp_weights: bf16" in (caught.value.hint or "")
 
 
-def test_norms_of_32_bits_are_no_reason() -> None:
-    norm = "mtp.norm.weight"
-    assert draft_layer_of("it", {**layer(), norm: located(norm, "F32", (128,))}) == COUNTED
-
-
 def test_a_checkpoint_without_a_draft_layer_is_refused(folder: Path) -> None:
     (folder / "model_extra_tensors.safetensors").unlink()
     (folder / "model.safetensors.index.json").unlink()
     alone = Treatment(mtp_weights="int4-fp8")
     with pytest.raises(CheckpointError, match="no draft layer"):
         check_source(open_folder(folder), alone)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt-oss", "deepseek-v3", "glm4-moe"])
-def test_a_family_without_qwens_draft_layer_is_told_before_the_download(family: str) -> None:
-    assert any(
-        "mtp_weights" in why for why in unfit(config(family), Treatment(mtp_weights="int4-fp8"))
-    )
-
-
-@pytest.mark.parametrize("family", ["qwen3.5-moe", "qwen3-next"])
-def test_qwens_hybrids_have_it(family: str) -> None:
-    assert list(unfit(config(family), SHRUNK)) == []
 
 
 def test_the_overlay_says_what_the_plugin_has_to_convert(folder: Path, tmp_path: Path) -> None:
@@ -162,7 +145,3 @@ def test_an_overlay_that_was_edited_is_named(tmp_path: Path, block: str) -> None
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=re.escape("config.json")):
         stated_draft_layer(tmp_path)
-
-
-def test_it_is_a_treatment_by_itself() -> None:
-    assert not Treatment(mtp_weights="int4-fp8").is_none

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-import time
 import tracemalloc
 from dataclasses import fields
 from pathlib import Path
@@ -20,7 +19,6 @@ from requests.adapters import BaseAdapter
 from sparkdeploy.checkpoint import safetensors
 from sparkdeploy.checkpoint.answers import HubSession, open_answer
 from sparkdeploy.checkpoint.contents import (
-    CONFIG_LIMIT_BYTES,
     INDEX_FILE,
     mtp_names,
     parse_index,
@@ -52,7 +50,6 @@ from tests.unit.checkpoint.conftest import tree
 from tests.unit.checkpoint.hostile_listings import (
     COMMIT,
     REPO,
-    canary,
     hostile_names,
     junk,
     listing,
@@ -87,19 +84,6 @@ def test_an_index_names_files_of_its_own_folder_or_is_refused(files: list[object
         assert Path("/folder", file).parent == Path("/folder")
         assert file not in {"", ".", ".."}
         assert file.isprintable()
-
-
-@pytest.mark.parametrize("file", ["../victim", "..", "/abs/victim", "a\\..\\b", "\ud800", "a\x00"])
-def test_verify_names_an_index_that_leads_out_of_its_folder(folder: Path, file: str) -> None:
-    (folder.parent / "victim").write_text("the user's own")
-    index = json.loads((folder / INDEX_FILE).read_text())
-    index["weight_map"]["lm_head.weight"] = file
-    (folder / INDEX_FILE).write_text(json.dumps(index))
-    before = canary(folder.parent)
-    with pytest.raises(CheckpointError, match="no weight_map from tensors to files") as caught:
-        verify_headers(folder)
-    assert caught.value.message.isprintable()
-    assert canary(folder.parent) == before
 
 
 def nested_index() -> bytes:
@@ -160,17 +144,18 @@ def test_a_configuration_of_a_stranger_is_read_or_refused(
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b"null", b"\xff", b'{"a":' + b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}"]
+    "text",
+    [
+        *(b"", b"[]", b"null", b"\xff", b'{"a":' + b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}"),
+        *(b'{"model_type": "\\ud800"}', b'{"a": [{"\\udfff": 1}]}'),
+        b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}",
+    ],
 )
 def test_a_configuration_that_is_no_json_object_is_named(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "config.json").write_bytes(text)
-    with pytest.raises(CheckpointError, match=r"config\.json (cannot be read|is not a JSON)"):
+    with pytest.raises(CheckpointError, match=r"config\.json (cannot be read|is not a JSON)") as it:
         read_config(FolderRanges(tmp_path))
-
-
-def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has no file 'config\.json'"):
-        read_config(FolderRanges(tmp_path))
+    assert it.value.message.isprintable()
 
 
 @pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
@@ -185,20 +170,6 @@ def test_a_hub_is_not_asked_for_a_configuration_or_index_of_any_length(
         with pytest.raises(CheckpointError, match=f"{file} has {size_bytes} bytes, more than"):
             read(source)
         assert hostile.files_asked == []
-
-
-def test_a_configuration_made_to_fill_memory_takes_little_of_it(tmp_path: Path) -> None:
-    text = b'{"a": [' + b"{}," * (CONFIG_LIMIT_BYTES // 3 - 100) + b"{}]}"
-    (tmp_path / "config.json").write_bytes(text)
-    begin_s = time.process_time()
-    tracemalloc.start()
-    try:
-        read_config(FolderRanges(tmp_path))
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < 200 * MB
-    assert time.process_time() - begin_s < 10
 
 
 def test_a_model_with_a_file_of_our_name_is_refused_and_not_written_to(
@@ -236,21 +207,6 @@ def test_a_manifest_of_wrong_types_is_none(folder: Path, field: str) -> None:
         assert read_manifest(out) is None
         with pytest.raises(CheckpointError, match=f"{MANIFEST_FILE} is not whole"):
             verify_headers(out)
-
-
-@pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}, [[[[{"x": "\udfff"}]]]]])
-def test_a_configuration_with_half_a_letter_is_refused(tmp_path: Path, value: object) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": value}))
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read") as caught:
-        read_config(FolderRanges(tmp_path))
-    assert caught.value.message.isprintable()
-
-
-def test_a_configuration_that_could_not_be_written_again_is_refused(tmp_path: Path) -> None:
-    text = '{"a": ' + "[" * 500 + "]" * 500 + "}"
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match="nested too deep"):
-        read_config(FolderRanges(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -291,15 +247,11 @@ def long_shape() -> bytes:
     return b'{"a":{"dtype":"U8","shape":[' + b"1," * 20_000_000 + b'0],"data_offsets":[0,0]}}'
 
 
-def much_metadata() -> bytes:
-    return b'{"__metadata__":{' + b",".join(b'"%d":""' % n for n in range(2_000_000)) + b"}}"
-
-
 def some_metadata() -> bytes:
     return b'{"__metadata__":{' + b",".join(b'"%d":""' % n for n in range(20_000)) + b"}}"
 
 
-@pytest.mark.parametrize("made", [many_tensors, long_shape, much_metadata, some_metadata])
+@pytest.mark.parametrize("made", [many_tensors, long_shape, some_metadata])
 def test_a_header_made_to_fill_memory_is_refused(made: Callable[[], bytes]) -> None:
     text = made()
     assert len(text) < HEADER_LIMIT_BYTES

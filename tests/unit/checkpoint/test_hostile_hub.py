@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
-import signal
 import subprocess
 import tempfile
 import threading
@@ -21,14 +19,10 @@ from huggingface_hub import file_download
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint import contents, ranges
-from sparkdeploy.checkpoint.contents import INDEX_FILE
 from sparkdeploy.checkpoint.hub import LISTING_LIMIT_BYTES, Hub, read_listing
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
-from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import HubRanges
-from sparkdeploy.checkpoint.repo_files import FILES_LIMIT, name_problem
 from sparkdeploy.errors import CheckpointError
 from tests.examples import examples
 from tests.hub.hostile import HostileHub, hostile_hub
@@ -37,13 +31,10 @@ from tests.unit.checkpoint.hostile_listings import (
     PAYLOAD,
     REPO,
     canary,
-    hostile_names,
     listing,
     listings,
-    parts,
     refusal,
     sibling,
-    small,
 )
 
 if TYPE_CHECKING:
@@ -109,25 +100,6 @@ def refuse_a_process(*_arguments: object, **_options: object) -> None:
     raise AssertionError("a process was started")
 
 
-@pytest.mark.parametrize("last", ["f" * 64, "0" * 64])
-@pytest.mark.parametrize("name", ["../../../victim", "../../../../victim", "{home}/victim"])
-def test_a_file_that_a_hub_names_outside_its_snapshot_stays_as_it_is(
-    hub: Hub, lock: HubLock, hostile: HostileHub, tmp_path: Path, name: str, last: str
-) -> None:
-    before = canary(tmp_path)
-    wrong = {"sha256": last, "size": len(PAYLOAD), "pointerSize": 134}
-    hostile.listing = listing(
-        sibling(name.format(home=hub.cache.parent)), sibling("z.safetensors", lfs=wrong)
-    )
-    with pytest.raises(CheckpointError) as caught:
-        fetch(hub, lock)
-    assert canary(tmp_path) == before
-    assert hostile.files_asked == []
-    assert caught.value.message.startswith("lab/twin: the name of a file, ")
-    assert "victim" in caught.value.message
-    assert caught.value.hint
-
-
 @settings(max_examples=examples(400))
 @given(text=listings(), revision=st.sampled_from(("main", COMMIT, "2" * 40, "../x", "\x1b")))
 def test_a_listing_is_read_into_names_that_stay_inside_or_refused(
@@ -148,20 +120,10 @@ def test_a_listing_is_read_into_names_that_stay_inside_or_refused(
         assert place == f"/cache/snapshot/{file.name}"
         assert file.name.isprintable()
         assert set(file.blob_name) <= set("0123456789abcdef")
-    assert len({file.name for file in facts.files}) == len(facts.files) > 0
-
-
-@settings(max_examples=examples(300))
-@given(name=hostile_names | st.lists(parts, min_size=1, max_size=20).map("/".join))
-def test_a_name_that_is_taken_can_be_made_below_a_folder_and_nowhere_else(name: object) -> None:
-    if name_problem(name) is not None:
-        return
-    assert isinstance(name, str)
-    with tempfile.TemporaryDirectory() as made:
-        place = Path(made) / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(b"")
-        assert [path for path in Path(made).rglob("*") if path.is_file()] == [place]
+        assert all(len(part.encode()) < 256 for part in file.name.split("/"))
+    names = {file.name for file in facts.files}
+    assert len(names) == len(facts.files) > 0
+    assert not names & {str(folder) for name in names for folder in Path(name).parents}
 
 
 @settings(max_examples=examples(80))
@@ -189,16 +151,6 @@ def test_a_hostile_listing_changes_nothing_but_its_own_folder(
         assert all(link.resolve().is_relative_to(root) for link in root.rglob("*"))
 
 
-def test_a_sound_listing_of_the_same_server_is_fetched(
-    hub: Hub, lock: HubLock, hostile: HostileHub
-) -> None:
-    hostile.listing = listing(sibling("a/b/model.safetensors"), small("config.json"))
-    snapshot = fetch(hub, lock)
-    assert (snapshot / "a/b/model.safetensors").read_bytes() == PAYLOAD
-    assert (snapshot / "config.json").read_bytes() == PAYLOAD
-    assert (hub.cache / "models--lab--twin" / "refs" / "main").read_text() == COMMIT
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [
@@ -214,11 +166,6 @@ def test_names_that_cannot_stand_beside_each_other_are_refused(
         read_listing(REPO, "main", listing(*map(sibling, names)))
 
 
-def test_another_commit_than_the_one_that_was_asked_for_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=f"asked for {'2' * 40} and describes {COMMIT}"):
-        read_listing(REPO, "2" * 40, listing(sibling("a")))
-
-
 def endless() -> bytes:
     return listing(sibling("a"), padding=" " * 40 * MB)
 
@@ -231,15 +178,7 @@ def crowded() -> bytes:
     return listing()[:-1] + b', "x": [' + b"{}," * (LISTING_LIMIT_BYTES // 3 - 100) + b"{}]}"
 
 
-def numerous() -> bytes:
-    return b'{"sha": "%s", "siblings": [%s{}]}' % (COMMIT.encode(), b"{}," * FILES_LIMIT)
-
-
-def deep() -> bytes:
-    return listing(*(sibling(f"{number}{'/x' * 400}") for number in range(2000)))
-
-
-@pytest.mark.parametrize("made", [endless, nested, crowded, numerous, deep])
+@pytest.mark.parametrize("made", [endless, nested, crowded])
 def test_a_listing_made_to_fill_memory_takes_little_of_it(
     hub: Hub, lock: HubLock, hostile: HostileHub, made: Callable[[], bytes]
 ) -> None:
@@ -253,15 +192,6 @@ def test_a_listing_made_to_fill_memory_takes_little_of_it(
     finally:
         tracemalloc.stop()
     assert peak_bytes < 200 * MB
-    assert time.monotonic() - begin_s < 10
-
-
-def test_the_most_files_that_are_taken_are_read_in_little_time_and_memory() -> None:
-    files = [small(f"{'x' * 9}/{'y' * 9}/{number:090d}") for number in range(FILES_LIMIT)]
-    text = listing(*files)
-    assert len(text) < LISTING_LIMIT_BYTES
-    begin_s = time.monotonic()
-    assert len(read_listing(REPO, "main", text).files) == FILES_LIMIT
     assert time.monotonic() - begin_s < 10
 
 
@@ -301,28 +231,11 @@ def test_a_redirect_of_the_listing_to_another_host_goes_without_the_token(
     assert set(other.authorizations) == {None}
 
 
-def test_a_range_of_too_many_digits_is_an_error_of_the_hub(
-    hub: Hub, lock: HubLock, hostile: HostileHub
-) -> None:
-    hostile.listing = listing(sibling("model.safetensors"))
-    hostile.payload_headers = {"Content-Range": f"bytes 0-1/{'9' * 5000}"}
-    with pytest.raises(CheckpointError, match="cannot be read in parts") as caught:
-        read(hub, lock)
-    # Only who fetches FP8 tensors can do without them.
-    assert "FP8" not in str(caught.value.hint)
-    with pytest.raises(CheckpointError, match="does not come"):
-        fetch(hub, lock)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"listing": listing(sibling("../../../\x1b[31mvictim"))}, "leads out|cannot be printed"),
-        ({"listing": listing(sibling("\x1b]0;owned\x07"))}, "cannot be printed"),
-        ({"listing": listing(sibling("a\x9b2J\ud800"))}, "cannot be printed"),
-        ({"listing": listing(sibling("a"), sha="\x1b[2J")}, "stands for the commit"),
         ({"listing": b"\x1b[2J"}, "no JSON"),
-        ({"status": 418, "reason": "\x1b[2Jowned"}, "does not answer as a hub"),
         ({"status": 404, "reason": "\x1b[2Jowned"}, "no such repository"),
     ],
 )
@@ -341,16 +254,6 @@ def test_pull_from_a_hostile_hub_exits_six_and_prints_nothing_raw(
     assert "fix: " in done.stderr
     assert any(part in done.stderr for part in said.split("|"))
     assert (done.stdout + done.stderr).replace("\n", "").isprintable()
-
-
-def test_a_licence_that_would_act_on_the_terminal_is_not_stated(
-    run: Run, hostile: HostileHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hostile.listing = listing(sibling("model.safetensors"), cardData={"license": "\x1b[2Jmit"})
-    monkeypatch.setenv("HF_ENDPOINT", hostile.endpoint)
-    done = run("checkpoint", "pull", REPO)
-    assert done.returncode == 0, done.stderr
-    assert "licence not stated" in done.stderr
 
 
 def lock_entries() -> st.SearchStrategy[object]:
@@ -419,13 +322,11 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 BROKEN = {
     "a negative chunk": CHUNKED + b"-5\r\n{}\r\n0\r\n\r\n",
     "a chunk beyond every number": CHUNKED + b"f" * 24 + b"\r\n{}\r\n0\r\n\r\n",
-    "a chunk of no size": CHUNKED + b"\x1b[31mzz\r\n{}\r\n0\r\n\r\n",
     "no HTTP": b"\x1b]0;x\x07 999\r\n\r\n",
     "an empty label": HEAD.replace(b"200", b"302") + b"Location: http://a..b/\r\n\r\n",
     "a long label": HEAD.replace(b"200", b"302") + b"Location: http://%s.x/\r\n\r\n" % (b"a" * 300),
-    "a label of letters that grow": HEAD.replace(b"200", b"302")
-    + f"Location: http://{'İ' * 70}.x/\r\n\r\n".encode(),
     "a range that is none": b"HTTP/1.1 206 x\r\nContent-Range: \x1b[31m%s\r\n\r\n" % (b"A" * 30000),
+    "a range of many digits": HEAD + b"Content-Range: bytes 0-1/%s\r\n\r\n" % (b"9" * 5000),
 }
 
 
@@ -463,11 +364,9 @@ def ended() -> Iterator[None]:
 
 
 ENDLESS = {
-    "interim answers": lambda: forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 500),
     "trailers": lambda: forever(CHUNKED + b"2\r\n{}\r\n0\r\n", b"a: b\r\n" * 5000),
     "slow headers": lambda: forever(HEAD, b"a", 0.01),
     "a slow body": lambda: forever(HEAD + b"Content-Length: 1000000\r\n\r\n", b" ", 0.01),
-    "slow chunks": lambda: forever(CHUNKED, b"1\r\n \r\n", 0.01),
 }
 
 
@@ -547,43 +446,13 @@ def test_an_address_that_no_hub_has_is_refused_without_a_try(
     assert endpoint in done.stderr
 
 
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def much(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(4 << 30)
-
-
-@pytest.mark.parametrize("made", [a_pipe, a_device, much, Path.mkdir])
-def test_a_lock_file_that_is_no_plain_file_is_refused_and_not_waited_for(
-    lock: HubLock, made: Callable[[Path], None]
-) -> None:
+@pytest.mark.timeout(20)
+def test_a_lock_file_that_is_a_pipe_is_not_waited_for(lock: HubLock) -> None:
     lock.state_dir.mkdir()
-    made(lock.path)
-    with pytest.raises(CheckpointError) as caught:
-        within_seconds(lock.pins)
-    assert caught.value.message.startswith(f"{lock.path} cannot be read: ")
+    os.mkfifo(lock.path)
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        lock.pins()
     assert caught.value.hint == "remove it to resolve revisions anew"
-
-
-@pytest.mark.parametrize("name", ["hub-lock.lock", "hub-lock.new"])
-@pytest.mark.parametrize("made", [a_pipe, Path.mkdir])
-def test_what_stands_beside_the_lock_file_is_not_waited_for(
-    lock: HubLock, made: Callable[[Path], None], name: str
-) -> None:
-    lock.state_dir.mkdir()
-    made(lock.state_dir / name)
-    error = refusal(
-        lambda: within_seconds(lambda: lock.set(REPO, "main", RevisionPin(COMMIT, "2026")))
-    )
-    assert error is None or name in error.message
-    assert (error is None) == (lock.commit(REPO, "main") == COMMIT)
 
 
 def test_pins_that_could_not_be_read_again_are_not_written(lock: HubLock) -> None:
@@ -591,35 +460,3 @@ def test_pins_that_could_not_be_read_again_are_not_written(lock: HubLock) -> Non
     with pytest.raises(CheckpointError, match="would be larger than 16 MiB"):
         lock.set(REPO, "dev", RevisionPin(COMMIT, "2" * (17 << 20)))
     assert lock.commit(REPO, "main") == COMMIT
-
-
-@pytest.mark.parametrize("made", [a_pipe, a_device, much])
-@pytest.mark.parametrize("name", ["config.json", INDEX_FILE, MANIFEST_FILE])
-def test_a_file_of_a_folder_that_is_no_plain_file_is_not_waited_for(
-    tmp_path: Path, name: str, made: Callable[[Path], None]
-) -> None:
-    made(tmp_path / name)
-    if name == MANIFEST_FILE:
-        assert within_seconds(lambda: read_manifest(tmp_path)) is None
-        return
-    read = contents.read_config if name == "config.json" else contents.read_tensors
-    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
-        within_seconds(lambda: read(tmp_path))
-    if name == "config.json":
-        with pytest.raises(CheckpointError, match=r"no regular file|more than"):
-            within_seconds(lambda: ranges.read_config(ranges.FolderRanges(tmp_path)))
-
-
-def within_seconds(work: Callable[[], object]) -> object:
-    """What it returns or raises, unless it waits, or asks for memory that nobody has."""
-    memory = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, refuse_a_process)
-    signal.setitimer(signal.ITIMER_REAL, 3)
-    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (1 << 30), memory[1]))
-    try:
-        return work()
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, memory)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -6,9 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
 from sparkdeploy.checkpoint.fp8 import (
     VALUES_BY_CODE,
-    e4m3_values,
     expected_bytes,
     expected_fp8,
     unlike,
@@ -152,36 +149,6 @@ def test_progress_of_several_connections_never_falls(
     assert told[-1] == (expected_bytes(sizes),) * 2
 
 
-@dataclass(frozen=True)
-class OneBreaks(FolderRanges):
-    """Its first tensor cannot be read; the others come in two halves, slowly."""
-
-    first: threading.Semaphore = field(default_factory=threading.Semaphore)
-    whole: list[int] = field(default_factory=list)
-
-    def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
-        content = b"".join(super().read(file, begin, end))
-        if not file.endswith(".safetensors") or begin <= 8:
-            yield content
-            return
-        if self.first.acquire(blocking=False):
-            raise CheckpointError("the cable is out")
-        yield content[: len(content) // 2]
-        time.sleep(0.5)
-        yield content[len(content) // 2 :]
-        self.whole.append(begin)
-
-
-def test_the_first_error_ends_what_comes_beside_it(
-    fetch: Callable[[RangeSource], Fp8Shard], fp8_twin: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparkdeploy.checkpoint.fp8_shard.REQUEST_BYTES", 1)
-    source = OneBreaks(fp8_twin)
-    with pytest.raises(CheckpointError, match="the cable is out"):
-        fetch(source)
-    assert source.whole == []
-
-
 def test_a_disk_that_takes_less_than_it_is_given_is_given_the_rest(
     fetch: Callable[[RangeSource], Fp8Shard],
     fp8_twin: Path,
@@ -269,20 +236,6 @@ def test_only_headers_and_needed_tensors_are_fetched(
     needed = expected_bytes(model_sizes(read_config(small_twin))) + headers + index
     assert needed <= double.body_bytes <= 1.05 * needed
     assert ranges.received_bytes == double.body_bytes
-
-
-def test_a_folder_gives_the_same_shard_as_a_hub(
-    ranges: HubRanges, small_twin: Path, fp8_twin: Path, tmp_path: Path
-) -> None:
-    sizes = model_sizes(read_config(small_twin))
-    sources: dict[str, RangeSource] = {"hub": ranges, "folder": FolderRanges(fp8_twin)}
-    made = [
-        fetch_shard(
-            source, Order(sizes, "lab"), tmp_path / name, lambda _done, _total: None
-        ).path.read_bytes()
-        for name, source in sources.items()
-    ]
-    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize(
@@ -401,17 +354,6 @@ def test_anything_but_the_expected_set_is_fatal_and_named(
     assert not (tmp_path / "fp8" / SHARD_FILE).exists()
 
 
-def test_a_shard_counts_only_with_its_last_file(
-    ranges: HubRanges, fetch: Callable[[RangeSource], Fp8Shard], double: HubDouble, tmp_path: Path
-) -> None:
-    fetch(ranges)
-    (tmp_path / "fp8" / DONE_FILE).unlink()
-    assert read_shard(tmp_path / "fp8") is None
-    double.body_bytes = 0
-    fetch(ranges)
-    assert read_shard(tmp_path / "fp8") is not None
-
-
 def test_an_overlay_shows_the_shard_beside_the_download(
     ranges: HubRanges,
     fetch: Callable[[RangeSource], Fp8Shard],
@@ -459,11 +401,3 @@ def test_coalescing_covers_every_span_and_wastes_little(
     assert sum(span.size_bytes for span in joined) <= needed * 1.1
     for span in spans:
         assert any(one.begin <= span.begin and span.end <= one.end for one in joined)
-
-
-@given(st.floats(-1000, 1000))
-def test_e4m3_is_the_nearest_value(value: float) -> None:
-    code = encode_e4m3(value)
-    size = e4m3_values()[code & 0x7F]
-    nearest = min(abs(abs(value) - other) for other in e4m3_values())
-    assert abs(abs(value) - size) == nearest

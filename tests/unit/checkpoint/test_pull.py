@@ -191,16 +191,6 @@ def test_an_update_that_was_cut_is_taken_once_it_is_whole(
     assert served(hub, lock) == SECOND
 
 
-def test_an_update_leaves_a_snapshot_of_other_programs_that_serves(
-    hub: Hub, lock: HubLock, moved: HubDouble
-) -> None:
-    lock.set(REPO, "main", RevisionPin(FIRST, "2026-01-01T00:00:00+00:00"))
-    refused = download(hub, lock, anew=True, free=0)
-    with pytest.raises(CheckpointError, match="disk: lab/twin needs"):
-        pull(hub, lock, refused, lambda _done, _total: None)
-    assert served(hub, lock) == FIRST
-
-
 def test_a_found_snapshot_that_went_and_came_back_in_part_does_not_serve(
     hub: Hub, lock: HubLock, double: HubDouble
 ) -> None:

@@ -82,13 +82,6 @@ def test_an_overlay_that_counts_nothing_is_named(overlay: Path) -> None:
         stated_shared_experts(overlay)
 
 
-def test_an_overlay_that_leaves_them_alone_says_nothing(folder: Path, tmp_path: Path) -> None:
-    target = tmp_path / "data" / "m" / "ck" / "plain"
-    build_overlay(open_folder(folder), Treatment(lm_head="int8"), target)
-    assert stated_shared_experts(target) == 0
-    assert "shared_experts" not in (target / "config.json").read_text()
-
-
 def test_it_is_a_treatment_by_itself(folder: Path) -> None:
     alone = Treatment(shared_experts="int4")
     assert not alone.is_none
@@ -109,17 +102,6 @@ def test_a_checkpoint_without_them_at_16_bits_is_refused(folder: Path, tmp_path:
             (broken / file.name).write_bytes(content)
     with pytest.raises(CheckpointError, match="1 of 12 shared-expert weights are missing"):
         check_source(open_folder(broken), INT4)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3-dense", "gpt-oss", "deepseek-v3"])
-def test_a_family_without_such_experts_is_told_before_the_download(family: str) -> None:
-    reasons = list(unfit(config(family), Treatment(shared_experts="int4")))
-    assert any("checkpoint.shared_experts" in reason for reason in reasons)
-
-
-@pytest.mark.parametrize("family", ["qwen3.5-moe", "qwen3-next"])
-def test_qwens_hybrids_have_them(family: str) -> None:
-    assert list(unfit(config(family), Treatment(shared_experts="int4"))) == []
 
 
 @given(

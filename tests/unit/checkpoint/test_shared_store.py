@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from huggingface_hub import snapshot_download
 
-from sparkdeploy.checkpoint.cache import repo_folder, unshared_name
+from sparkdeploy.checkpoint.cache import repo_folder
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.links import shared_files
@@ -127,13 +127,6 @@ def test_a_model_is_the_same_wherever_its_files_lie(lab: Lab) -> None:
     assert source_identity(mixed) == before
 
 
-def test_a_store_on_another_disk_is_followed(lab: Lab, tmp_path: Path) -> None:
-    lab.by_library(TWIN)
-    (lab.cache / "blobs").rename(tmp_path / "other-disk")
-    (lab.cache / "blobs").symlink_to(tmp_path / "other-disk")
-    assert lab.payload(TWIN, SHARED) in lab.source().shared
-
-
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -194,18 +187,6 @@ def test_ls_counts_what_is_shared_and_rm_frees_what_nobody_else_has(lab: Lab) ->
     remove(last, lab.settings)
     assert not [path for path in (lab.cache / "blobs").rglob("*") if len(path.name) == 64]
     assert list(stored(lab.settings)) == []
-
-
-def test_rm_of_a_repository_on_another_disk_removes_it_there(lab: Lab, tmp_path: Path) -> None:
-    lab.by_library(TWIN)
-    root = repo_folder(lab.cache, TWIN)
-    elsewhere = tmp_path / "other-disk" / root.name
-    shutil.copytree(root, elsewhere, symlinks=False)
-    shutil.rmtree(root)
-    root.symlink_to(elsewhere)
-    remove(find_stored(TWIN, lab.settings), lab.settings)
-    assert not root.is_symlink()
-    assert not elsewhere.exists()
 
 
 def test_a_pull_into_a_cache_of_the_library_brings_nothing_and_verifies(lab: Lab) -> None:
@@ -292,38 +273,3 @@ def test_a_store_of_chunks_that_nobody_reaches_is_gone_around(lab: Lab, small_tw
     snapshot = lab.pull(TWIN)
     assert (snapshot / SHARED).read_bytes() == (small_twin / SHARED).read_bytes()
     assert lab.source().shared == ()
-
-
-def test_a_transfer_that_broke_leaves_no_part_that_could_be_gone_on_from(lab: Lab) -> None:
-    lab.double.faults = [Fault("/xet/", keep_bytes=100_000, times=2)]
-    lab.pull(TWIN)
-    assert not [path for path in lab.cache.rglob("*") if "sparkdeploy-part" in path.name]
-    assert lab.payload(TWIN, SHARED) in lab.source().shared
-
-
-def test_what_killed_tries_left_beside_a_blob_is_removed(lab: Lab) -> None:
-    blobs = repo_folder(lab.cache, TWIN) / "blobs"
-    blobs.mkdir(parents=True)
-    facts = resolve(lab.hub, lab.lock, TWIN, "main", anew=False)
-    name = next(file.blob_name for file in facts.files if file.name == SHARED)
-    left = [f"{name}.0a1b2c3d.incomplete", f".{name}.sparkdeploy-part"]
-    for path in left:
-        (blobs / path).write_bytes(b"half")
-    (blobs / f".{name}.0a1b2c3d.shared").symlink_to("../../blobs/x")
-    lab.pull(TWIN)
-    assert {path.name for path in blobs.iterdir()} == {file.blob_name for file in facts.files}
-
-
-def test_a_blob_that_a_killed_try_did_not_offer_to_the_store_is_offered(lab: Lab) -> None:
-    lab.pull(TWIN)
-    blob, payload = lab.blob(TWIN, OWN), lab.payload(TWIN, OWN)
-    blob.unlink()
-    payload.rename(blob)
-    payload.with_name(payload.name + ".refs").unlink()
-    facts = resolve(lab.hub, lab.lock, TWIN, "main", anew=False)
-    file = next(file for file in facts.files if file.name == OWN)
-    blob.with_name(unshared_name(file)).touch()
-    (repo_folder(lab.cache, TWIN) / "snapshots" / COMMIT / OWN).unlink()
-    lab.pull(TWIN)
-    assert payload.is_file()
-    assert blob.is_symlink()

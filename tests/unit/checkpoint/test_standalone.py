@@ -12,14 +12,12 @@ import pytest
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
 from sparkdeploy.checkpoint.fp8 import Mismatch, expected_fp8
-from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard, take_shard
+from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
-from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
 from sparkdeploy.checkpoint.source import CheckpointSource, open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import inspect_checkpoint, verify_bytes, verify_headers
 from sparkdeploy.errors import CheckpointError
 from tests.unit.checkpoint.conftest import tree
@@ -107,20 +105,6 @@ def test_the_source_is_not_touched_and_twice_is_once(
     assert tree(folder) == before
 
 
-def test_what_a_build_killed_after_its_last_step_left_goes_with_the_next(
-    folder: Path, made: Path, shard: Fp8Shard
-) -> None:
-    (made.parent / f".{made.name}.retired").mkdir()
-    (made.parent / f".{made.name}.journal").write_text('{"fingerprint": "x"}\n')
-    journal = shard.path.with_name("journal.jsonl")
-    journal.write_text("{}")
-    build(open_folder(folder), shard, made)
-    assert take_shard(shard.path.parent) == shard
-    assert not journal.exists()
-    left = {path.name for path in made.parent.iterdir() if path.name.startswith(f".{made.name}")}
-    assert left == {f".{made.name}.lock"}
-
-
 @pytest.mark.parametrize("torn", ['{"file": "x", "ha', "\0\0\0}\n"])
 def test_a_journal_that_the_power_cut_tore_is_read_as_far_as_it_goes(
     folder: Path, shard: Fp8Shard, tmp_path: Path, torn: str
@@ -192,18 +176,6 @@ def test_one_flipped_bit_is_found_anywhere(made: Path) -> None:
                 verify_bytes(made, {}, _ignore)
         path.write_bytes(content)
     verify_bytes(made, {}, _ignore)
-
-
-def test_an_overlay_is_verified_with_its_shard(
-    folder: Path, shard: Fp8Shard, tmp_path: Path
-) -> None:
-    target = tmp_path / "data" / "m" / "ck" / "v2"
-    treatment = Treatment("prebuilt", lm_head="int8", mtp="required", fp8_origin="lab")
-    build_overlay(open_folder(folder), treatment, target, shard)
-    assert verify_headers(target).fp8_weights == 12
-    (target / "config.json").write_text((folder / "config.json").read_text())
-    with pytest.raises(CheckpointError, match="does not ask for them"):
-        verify_headers(target)
 
 
 def _edit(folder: Path, change: Callable[[dict[str, TensorData]], object]) -> None:

@@ -12,13 +12,15 @@ from tests.families.checkpoints import plain
 FP8 = Treatment(fp8_mode="online")
 INT8 = Treatment(lm_head="int8")
 MTP = Treatment(fp8_mode="online", mtp="required")
+SHARED = Treatment(shared_experts="int4")
+SHRUNK = Treatment(mtp="required", mtp_weights="int4-fp8")
 # BERT has no head at all, and Mamba's configuration says nothing of one.
 WITH_HEADS = [name for name in NAMES if name not in {"bert"}]
 
 
 @pytest.mark.parametrize("family", ["qwen3.5-moe", "qwen3-next"])
 def test_qwens_hybrids_have_every_treatment(family: str) -> None:
-    for treatment in (FP8, INT8, MTP):
+    for treatment in (FP8, INT8, MTP, SHARED, SHRUNK):
         assert list(unfit(config(family), treatment)) == []
 
 
@@ -31,6 +33,8 @@ def test_names_of_shared_experts_are_those_of_the_checkpoint() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3-dense", "gpt-oss", "glm4-moe", "deepseek-v3"])
 def test_who_has_no_shared_experts_of_that_kind_is_told(family: str) -> None:
     assert "FP8 is for shared experts" in next(unfit(config(family), FP8))
+    for treatment, field in ((SHARED, "checkpoint.shared_experts"), (SHRUNK, "mtp_weights")):
+        assert any(field in reason for reason in unfit(config(family), treatment))
 
 
 @pytest.mark.parametrize("family", WITH_HEADS)

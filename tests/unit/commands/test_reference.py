@@ -75,9 +75,12 @@ def test_another_treatment_has_a_record_of_its_own(shipped: Library, recipe: str
     assert record_of(shipped, recipe) != record_of(shipped, "v2")
 
 
-@pytest.mark.parametrize("setting", ["checkpoint.lm_head=bf16", "checkpoint.fp8_dense.mode=off"])
+@pytest.mark.parametrize("setting", ["lm_head=bf16", "fp8_dense.mode=off", "shared_experts=int4"])
 def test_each_part_of_a_treatment_counts(shipped: Library, setting: str) -> None:
-    assert record_of(shipped, "v2", setting) != record_of(shipped, "v2")
+    plain = "checkpoint.fp8_dense.mode=off"
+    base = (plain,) if setting.startswith("shared") else ()
+    changed = record_of(shipped, "v2", *base, f"checkpoint.{setting}")
+    assert changed != record_of(shipped, "v2", *base)
 
 
 @pytest.mark.parametrize("recipe", ["dflash", "dflash-prose"])
