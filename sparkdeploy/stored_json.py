@@ -22,6 +22,7 @@ MAX_NUMBER = 2**63
 MIN_NUMBER = 1e-60
 """So that what is divided by it is one."""
 MAX_DIGITS = 20
+_WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -88,11 +89,38 @@ def open_regular(path: Path) -> BufferedReader:
         if error.errno != errno.ENXIO:  # a socket
             raise
         raise _no_file() from error
+    return _regular(descriptor)
+
+
+def _regular(descriptor: int) -> BufferedReader:
     # Before Python opens it, which has words of its own for a folder.
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _no_file()
     return os.fdopen(descriptor, "rb")
+
+
+def read_unlinked(path: Path, limit_bytes: int) -> bytes:
+    """Return what a regular file holds that no link leads to, at any part of its absolute path.
+
+    A path whose links were followed leads to the file that was judged, whatever the owner of a
+    folder on the way puts there meanwhile. Raises OSError as `read_bytes` does.
+    """
+    folder = os.open(path.anchor, _WAY)
+    try:
+        for part in path.parts[1:-1]:
+            below = os.open(part, _WAY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with _regular(descriptor) as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {limit_bytes >> 10} KiB")
+    return content
 
 
 def _no_file() -> OSError:

@@ -25,6 +25,7 @@ from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observe import locate_model, treatment_for
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
+from sparkdeploy.plan.template import write_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,7 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
     """
     build_images(plan, nodes.here.docker, settings)
     prepare_checkpoint(plan, settings)
+    prepare_template(plan)
     for travel in same_images(plan, nodes, settings):
         node = nodes.node(travel.node)
         with named(node):
@@ -104,6 +106,20 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
         f"{f'{shared} INT4 layers of shared experts, ' if shared else ''}"
         f"{result.mtp_tensor_count} MTP tensors"
     )
+
+
+def prepare_template(plan: Plan) -> None:
+    """Write the copy of the chat template that is mounted; NodeError when it cannot be."""
+    template = plan.folders.chat_template
+    if template is None:
+        return
+    try:
+        write_template(template)
+    except OSError as error:
+        raise NodeError(
+            f"{template.path} cannot be written: {error.strerror or error}",
+            hint=f"look at whose the folder is: ls -ld {shlex.quote(str(template.path.parent))}",
+        ) from error
 
 
 def prepare_folders(plan: Plan, nodes: Nodes) -> None:

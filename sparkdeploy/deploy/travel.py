@@ -198,7 +198,8 @@ def same_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> 
     if move is None:
         raise NodeError(f"{worker.name} did not name its user's home folder")
     models = (plan.observed.model, *plan.observed.companions)
-    trees = trees_of(models, plan.folders.chat_template, move)
+    template = plan.folders.chat_template
+    trees = trees_of(models, template.path if template is not None else None, move)
     return sum(same_tree(tree, nodes.here, worker, settings) for tree in trees)
 
 

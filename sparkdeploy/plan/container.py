@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,19 @@ UNLIMITED = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Template:
+    """A chat template as it was read and judged, and where its copy for the container lies."""
+
+    path: Path
+    """In the state folder, named by the digest of what it holds."""
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class HostFolders:
     cache: Path
     key_file: Path
-    chat_template: Path | None = None
+    chat_template: Template | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +230,7 @@ def _mounts(place: Place, exposure: Exposure) -> tuple[Mount, ...]:
     if exposure is Exposure.PUBLIC:
         mounts.append(Mount(str(folders.key_file), launch.KEY_TARGET))
     if folders.chat_template is not None:
-        mounts.append(Mount(str(folders.chat_template), launch.CHAT_TEMPLATE_TARGET))
+        mounts.append(Mount(str(folders.chat_template.path), launch.CHAT_TEMPLATE_TARGET))
     return tuple(mounts)
 
 

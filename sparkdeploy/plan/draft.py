@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.survey import Survey, probe
-from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.caches import cache_folder, refuse_nesting
 from sparkdeploy.plan.container import HostFolders
 from sparkdeploy.plan.formation import alone, form_up
 from sparkdeploy.plan.images import stages_for
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observe import observe
+from sparkdeploy.plan.template import read_template
 
 if TYPE_CHECKING:
     from sparkdeploy.node.node import Nodes
@@ -69,7 +68,7 @@ def decide(
     folders = HostFolders(
         cache=cache_folder(resolved, settings, observed, deployment, engine),
         key_file=settings.state_dir / "keys" / deployment.name,
-        chat_template=_chat_template(resolved),
+        chat_template=read_template(resolved, settings),
     )
     return make_plan(
         resolved,
@@ -79,17 +78,3 @@ def decide(
         folders=folders,
         formation=formation,
     )
-
-
-def _chat_template(resolved: Resolved) -> Path | None:
-    """Return the file, which stands beside the recipe that names it; Docker would make a folder."""
-    template = resolved.recipe.serve.chat_template
-    if template is None:
-        return None
-    path = Path(template).expanduser().resolve()
-    if not path.is_file():
-        origin = resolved.origins.get(("serve", "chat_template"))
-        raise RecipeError(
-            f"serve.chat_template: {path} is not a file", hint=f"it is named by {origin}"
-        )
-    return path

@@ -9,6 +9,7 @@ from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.console import format_bytes
 from sparkdeploy.plan.container import container_user
+from sparkdeploy.plan.exchangeable import exchangeable
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Problem
 from sparkdeploy.recipe.families import first_release
@@ -35,6 +36,7 @@ def model_problems(plan: Plan) -> Iterator[Problem]:
     yield from _treatment_problems(plan.observed)
     yield from _cache_problems(plan)
     yield from _owner_problems(plan.observed)
+    yield from _exchange_problems(plan)
 
 
 def architecture_problems(plan: Plan) -> Iterator[Problem]:
@@ -167,3 +169,28 @@ def _owner_problems(observed: Observed) -> Iterator[Problem]:
             f"sudo chown -R {observed.caller_uid} {model.root}, or run sparkdeploy as root",
             blocks="prepare",
         )
+
+
+def _exchange_problems(plan: Plan) -> Iterator[Problem]:
+    """Name folders of this machine that another user could exchange for a link of theirs.
+
+    What is downloaded lies in the hub cache that the caller's settings name, and is not looked at.
+    """
+    recipe, observed = plan.resolved.recipe, plan.observed
+    if recipe.allow_unsafe:
+        return
+    wanted, facts = (recipe.model, *recipe.companions), (observed.model, *observed.companions)
+    for weights, fact in zip(wanted, facts, strict=False):
+        if weights.path is None or not isinstance(fact, ModelFact):
+            continue
+        # Root serves the folder of a user as that user, who reads nothing new by exchanging it.
+        owner = {fact.owner_uid} if observed.caller_uid == 0 else set()
+        found = exchangeable(fact.root.resolve(), {0, observed.caller_uid, *owner})
+        if found is not None:
+            yield Problem(
+                "folders.exchange",
+                f"{fact.root} would be mounted, and another user could exchange it: "
+                f"{found.folder}: {found.reason}",
+                f"{found.fix}, or take it as it is with --allow-unsafe",
+                blocks="prepare",
+            )

@@ -73,7 +73,7 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
     moved = replace(
         folders,
         cache=move.path(folders.cache).with_name(f"{uid}-{gid}"),
-        chat_template=move.path(template) if template is not None else None,
+        chat_template=replace(template, path=move.path(template.path)) if template else None,
     )
     return Place(moved, models[0], tuple(models[1:]))
 

@@ -74,6 +74,14 @@ class Judge:
         asked += [item for item in self._paths() if self._is_foreign(item[0])]
         yield from (Mistake(path, question, "") for path, question in asked)
 
+    def template_question(self, meant: Path) -> str | None:
+        """Say why the chat template at `meant` needs consent; None where it needs none."""
+        origin = self._origin(paths.CHAT_TEMPLATE)
+        if not self.foreign_files or not self._is_foreign(paths.CHAT_TEMPLATE):
+            return None
+        beside = Path(origin.file).parent if origin is not None else Path()
+        return paths.template_question(meant, beside)
+
     def _origin(self, path: KeyPath) -> ValueOrigin | None:
         return self.origins.get(written_part(path, self.origins))
 

@@ -27,7 +27,7 @@ from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.unsafe import consent_hint
 from sparkdeploy.settings import CLUSTER_VARIABLE
-from sparkdeploy.stored_json import read_bytes
+from sparkdeploy.stored_json import read_bytes, read_unlinked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -165,9 +165,10 @@ class _Packer:
             self.take(beside, is_consented=is_consented)
         template = serve.get("chat_template") if isinstance(serve, dict) else None
         if isinstance(template, str) and template and not template.startswith(("/", "~")):
+            meant = Path(os.path.realpath(path.parent / template))
             if not is_own and not is_consented:
-                _refuse_template(path, template)
-            self._add(path.parent / template, is_own=is_own)
+                _refuse_template(path, meant)
+            self._add(path.parent / template, is_own=is_own, meant=meant)
         if is_own or is_consented:
             for folder in _mod_folders(content, path.parent):
                 self._add_mod(folder)
@@ -193,7 +194,8 @@ class _Packer:
         real = path.resolve()
         return any(real.is_relative_to(folder.resolve()) for folder in self._library.folders)
 
-    def _add(self, path: Path, *, is_own: bool) -> None:
+    def _add(self, path: Path, *, is_own: bool, meant: Path | None = None) -> None:
+        """Take a file; `meant` is where its links led when it was judged."""
         place = _place(path)
         # There it would count as the user's own words.
         if not is_own and place.startswith(f"{_place(self.own)}/"):
@@ -203,12 +205,14 @@ class _Packer:
             )
         if not path.is_file():
             return
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+        try:
+            content = read_unlinked(meant or path.resolve(), MAX_TEMPLATE_BYTES)
+        except OSError as error:
             raise RecipeError(
-                f"{path} is larger than {MAX_TEMPLATE_BYTES} bytes, and is not sent",
+                f"{path} is not sent: {error.strerror}",
                 hint="copy it there, and name it by its absolute path",
-            )
-        self.files[place] = ContextFile(place, path.read_bytes())
+            ) from error
+        self.files[place] = ContextFile(place, content)
 
 
 def _as_ours(path: Path) -> Mapping[str, Any]:
@@ -231,8 +235,7 @@ def _mod_folders(content: Mapping[str, Any], beside: Path) -> Iterator[Path]:
                 yield folder
 
 
-def _refuse_template(path: Path, template: str) -> None:
+def _refuse_template(path: Path, meant: Path) -> None:
     """A stranger's recipe has no file of this machine sent that it could not have mounted here."""
-    meant = Path(os.path.realpath(path.parent / template))
     if question := template_question(meant, path.parent):
         raise RecipeError(f"{path}: serve.chat_template: {question}", hint=consent_hint(str(path)))

@@ -119,7 +119,7 @@ def test_the_page_in_docs_lists_the_very_checks_there_are(
     listed = set(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", page, re.MULTILINE))
     emitted = {check for name in NAMES for check in examined(name, shipped, monkeypatch)}
     # These speak only of a model that is here, which no recording has.
-    with_model = {"folders.readable", "folders.owner"}
+    with_model = {"folders.readable", "folders.owner", "folders.exchange"}
     assert listed == emitted | with_model
 
 

@@ -131,3 +131,21 @@ def test_a_folder_without_weights_is_a_problem_unless_none_are_needed(
         assert found[0].blocks == "prepare"
         room = next(item for item in made.findings if item.check == "machine.room")
         assert "memory was not checked" in room.seen
+
+
+def test_a_models_folder_that_others_may_exchange_is_a_problem_without_consent(
+    shipped: Library, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shared" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    for mode, settings, count in (
+        (0o755, (), 0),
+        (0o777, (), 1),
+        (0o777, ("allow_unsafe=true",), 0),
+    ):
+        folder.parent.chmod(mode)
+        made = planned_folder(shipped, folder, *settings)
+        found = [item for item in made.problems if item.check == "folders.exchange"]
+        assert len(found) == count
+        assert all(item.fix.startswith(f"chmod o-w {folder.parent}, or") for item in found)
