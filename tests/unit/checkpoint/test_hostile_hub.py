@@ -23,6 +23,7 @@ from sparkdeploy.checkpoint.hub import LISTING_LIMIT_BYTES, Hub, read_listing
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import HubRanges
+from sparkdeploy.checkpoint.repo_files import name_problem
 from sparkdeploy.errors import CheckpointError
 from tests.examples import examples
 from tests.hub.hostile import HostileHub, hostile_hub
@@ -444,6 +445,11 @@ def test_an_address_that_no_hub_has_is_refused_without_a_try(
     assert done.returncode == 6, done.stderr
     assert setting in done.stderr
     assert endpoint in done.stderr
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "/".join("x" * 3000)])
+def test_a_name_that_no_file_system_can_hold_is_refused(name: str) -> None:
+    assert name_problem(name) is not None
 
 
 @pytest.mark.timeout(20)

@@ -44,23 +44,6 @@ def test_a_relative_folder_is_beside_its_recipe(
     assert loaded.checkpoint.fp8_dense.source == (str(tmp_path / meant) if is_path else written)
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"), [("./d", "recipes/d"), ("/d", "/d"), ("lab/draft", None)]
-)
-def test_a_drafters_folder_is_beside_its_recipe(
-    shipped: Library, tmp_path: Path, written: str, meant: str | None
-) -> None:
-    recipe = write(
-        tmp_path / "recipes" / "mine.yaml",
-        f"extends: dflash\nserve: {{speculative: {{model: {written}}}}}\n",
-    )
-    (drafter,) = load_recipe(own(shipped, tmp_path / "recipes"), recipe).recipe.companions
-    if meant is None:
-        assert (drafter.repo, drafter.path) == (written, None)
-    else:
-        assert (drafter.repo, drafter.path) == (None, str(tmp_path / meant))
-
-
 def test_a_child_elsewhere_inherits_the_parents_folder(shipped: Library, tmp_path: Path) -> None:
     parent = write(tmp_path / "a" / "parent.yaml", "extends: v2\nmodel: {path: weights}\n")
     child = write(tmp_path / "b" / "child.yaml", f"extends: {parent}\n")
@@ -82,23 +65,3 @@ def test_what_is_typed_is_meant_as_seen_from_here(
 def test_a_home_folder_is_found_later(shipped: Library, tmp_path: Path, written: str) -> None:
     recipe = write(tmp_path / "mine.yaml", f"extends: v2\nmodel: {{path: '{written}'}}\n")
     assert load_recipe(own(shipped, tmp_path), recipe).recipe.model.path == written
-
-
-@pytest.mark.parametrize("written", ["~nobody-of-this-name/models", "~\u00e4"])
-def test_the_home_of_nobody_is_a_name_like_any_other(
-    shipped: Library, tmp_path: Path, written: str
-) -> None:
-    recipe = write(tmp_path / "mine.yaml", f"extends: v2\nmodel: {{path: '{written}'}}\n")
-    assert load_recipe(own(shipped, tmp_path), recipe).recipe.model.path == f"{tmp_path}/{written}"
-
-
-@pytest.mark.parametrize("model", ["7", "{path: 7}", "[a]", "{path: null}"])
-def test_what_is_no_folder_is_left_to_the_schema(
-    shipped: Library, tmp_path: Path, model: str
-) -> None:
-    recipe = write(tmp_path / "mine.yaml", f"extends: v2\nmodel: {model}\n")
-    if model == "{path: null}":
-        assert load_recipe(shipped, recipe).recipe.model.path is None
-        return
-    with pytest.raises(Exception, match="mistake"):
-        load_recipe(shipped, recipe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,22 +80,6 @@ def test_what_the_release_would_refuse_is_said_before(
 )
 def test_what_the_release_takes_passes(shipped: Library, setting: str) -> None:
     load_recipe(shipped, "baseline", [setting])
-
-
-def test_a_plugin_may_register_parsers_of_its_own(shipped: Library) -> None:
-    plugged = ["serve.extra_args=[--tool-parser-plugin, /x.py]", "serve.tool_call_parser=mine"]
-    load_recipe(shipped, "baseline", plugged)
-
-
-def test_three_findings_stand_in_one_report_within_a_second(shipped: Library) -> None:
-    started = time.monotonic()
-    said = refusal(
-        shipped,
-        "serve.tool_call_parser=qwen3_codr",
-        "serve.extra_args=[--watchdog-config, '{}', --moe-backend, marlon]",
-    )
-    assert len(said.splitlines()) == 3
-    assert time.monotonic() - started < 1
 
 
 def test_an_image_of_others_is_warned_about_alone(shipped: Library) -> None:

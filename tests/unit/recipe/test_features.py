@@ -85,17 +85,6 @@ def test_each_row_begins_with_the_release_that_brought_it(
     assert f"came with {first_with}" in features.lacks(last_without, feature)
 
 
-def test_the_page_on_engines_names_the_bad_releases_with_their_source() -> None:
-    page = (REPOSITORY / "docs" / "engines.md").read_text()
-    failures = [failure for family in families() for failure in family.fails]
-    assert failures
-    for failure in failures:
-        first, last = failure.from_.rpartition(".")[0], failure.to.rpartition(".")[0]
-        assert f"{first} to {last}" in page
-        assert re.search(PUBLIC_SOURCE, failure.source)
-        assert failure.source.partition(",")[0] in page
-
-
 @pytest.mark.parametrize(
     ("recipe", "vllm", "words"),
     [
@@ -112,16 +101,6 @@ def test_an_engine_too_old_for_a_recipe_is_refused_with_the_source(
     assert re.search(PUBLIC_SOURCE, said)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "vllm"),
-    [("hybrid", "0.20.2"), ("v2", "0.23.0"), ("dflash", "0.32.0"), ("v2-tq", "0.25.1")],
-)
-def test_the_first_engine_with_a_feature_takes_the_recipe(
-    with_engine: Library, recipe: str, vllm: str
-) -> None:
-    assert load_recipe(with_engine, recipe, [f"engine=e-{vllm}"]).engine.vllm == vllm
-
-
 @pytest.mark.parametrize("vllm", ["0.26.0", "0.28.1"])
 def test_a_release_known_to_be_bad_needs_consent(with_engine: Library, vllm: str) -> None:
     said = refusal(with_engine, "v2", f"engine=e-{vllm}")
@@ -129,16 +108,6 @@ def test_a_release_known_to_be_bad_needs_consent(with_engine: Library, vllm: str
     assert "--allow-known-bad" in said
     allowed = load_recipe(with_engine, "v2", [f"engine=e-{vllm}", "allow_known_bad=true"])
     assert allowed.recipe.allow_known_bad
-
-
-@pytest.mark.parametrize("vllm", ["0.24.0", "0.25.1", "0.29.0", "0.33.0"])
-def test_other_releases_are_not_known_to_be_bad(vllm: str) -> None:
-    assert all(family.failure(vllm) is None for family in families())
-
-
-def test_a_bad_release_is_bad_for_its_families_alone(with_engine: Library) -> None:
-    other = ["engine=e-0.28.1", "model.repo=openai/gpt-oss-20b"]
-    assert load_recipe(with_engine, "baseline", other).engine.vllm == "0.28.1"
 
 
 def test_a_family_that_came_later_is_said_with_its_release(with_engine: Library) -> None:
@@ -154,10 +123,6 @@ def test_an_image_is_named_by_content_or_by_a_tag(shipped: Library) -> None:
     for named in (*digests, "vllm:latest", "a.test:5000/b/c:v0.33.0"):
         resolved = load_recipe(shipped, "v2", ["engine=image", f"image='{named}'"])
         assert resolved.engine.image == named
-
-
-def test_an_image_for_an_engine_that_makes_its_own_is_a_mistake(shipped: Library) -> None:
-    assert "makes its own image" in refusal(shipped, "v2", "image='0123456789ab'")
 
 
 def test_the_page_on_engines_shows_every_row_of_the_table() -> None:

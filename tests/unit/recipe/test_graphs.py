@@ -8,12 +8,10 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.launch import Exposure, serve_argv
-from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.recipe import graphs
 from sparkdeploy.recipe.graphs import falls_back, launched
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.plans import observed, plan
-from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
@@ -26,14 +24,6 @@ PIECEWISE = ("--compilation-config", '{"cudagraph_mode":"PIECEWISE"}')
 @pytest.fixture(autouse=True)
 def one_proven_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "TURBOQUANT_FULL_GRAPHS", frozenset({PROVEN}))
-
-
-def test_that_none_is_proven_is_said(shipped: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "TURBOQUANT_FULL_GRAPHS", frozenset())
-    assert PIECEWISE[1] in argv_of(loaded(shipped))
-    with pytest.raises(RecipeError) as refused:
-        loaded(shipped, "serve.compilation_config={cudagraph_mode: FULL}")
-    assert "on no vLLM yet" in (refused.value.detail or "")
 
 
 def loaded(shipped: Library, *settings: str) -> Resolved:
@@ -104,22 +94,6 @@ def test_full_graphs_are_refused_where_nobody_proved_them(shipped: Library, sett
 def test_only_drafts_by_mtp_were_proven(shipped: Library) -> None:
     resolved = loaded(shipped, "serve.speculative={method: ngram, tokens: 2}")
     assert falls_back(resolved.recipe, resolved.engine)
-
-
-def test_a_cpu_engine_has_no_graphs(shipped: Library) -> None:
-    resolved = loaded(shipped)
-    on_cpu = resolved.engine.model_copy(update={"kind": "cpu", "vllm": "0.32.0"})
-    assert not falls_back(resolved.recipe, on_cpu)
-
-
-def test_a_plan_says_what_it_chose_and_what_may_be_faster(shipped: Library) -> None:
-    words = "piecewise CUDA graphs: full ones with TurboQuant and speculation are proven"
-    unproven = plain_lines(plan_lines(plan(shipped, observed(), "v2-tq", UNPROVEN)))
-    (at,) = (number for number, line in enumerate(unproven) if words in line)
-    assert unproven[at].endswith("on vLLM 0.25.1")
-    assert unproven[at + 1].endswith("also try --set serve.speculative=null")
-    proven = plain_lines(plan_lines(plan(shipped, observed(), "v2-tq")))
-    assert not [line for line in proven if words in line]
 
 
 def test_the_container_is_started_with_the_choice(shipped: Library) -> None:

@@ -6,12 +6,10 @@ The tables are names, flags and values as recipes of others have them, or as an 
 from __future__ import annotations
 
 import json
-import re
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -25,11 +23,10 @@ from sparkdeploy.recipe.flags import (
     VALUE_FLAGS,
     flag_of,
 )
-from sparkdeploy.recipe.harmless import MAX_VALUE_LENGTH, Allowed, lists, questions
+from sparkdeploy.recipe.harmless import Allowed, lists, questions
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Recipe, Serve
 from sparkdeploy.recipe.unsafe import Judge
-from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -38,248 +35,80 @@ if TYPE_CHECKING:
 ROWS = list(lists().rows())
 HARMLESS_ENV = [
     ("VLLM_MARLIN_USE_ATOMIC_ADD", "1"),
-    ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1"),
-    ("VLLM_USE_V2_MODEL_RUNNER", "1"),
-    ("VLLM_USE_AOT_COMPILE", "1"),
     ("VLLM_USE_MEGA_AOT_ARTIFACT", "-1"),
-    ("VLLM_USE_BREAKABLE_CUDAGRAPH", "0"),
-    ("VLLM_USE_FLASHINFER_SAMPLER", "0"),
-    ("VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8", "1"),
-    ("VLLM_USE_FLASHINFER_MOE_FP16", "1"),
-    ("VLLM_USE_DEEP_GEMM", "0"),
-    ("VLLM_USE_B12X_MOE", "1"),
-    ("VLLM_ENABLE_ROCE_ALLREDUCE", "1"),
     ("VLLM_ROCE_ALLREDUCE_MAX_SIZE", "2MB"),
-    ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
-    ("VLLM_TARGET_DEVICE", "cuda"),
-    ("VLLM_SSM_CONV_STATE_LAYOUT", "DS"),
-    ("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", "256"),
-    ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1200"),
-    ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "600"),
-    ("VLLM_FLOAT32_MATMUL_PRECISION", "high"),
-    ("VLLM_FLASHINFER_ALLREDUCE_BACKEND", "trtllm"),
     ("VLLM_DISTRIBUTED_EXECUTOR_CONFIG", '{"placement_group_options":{"strategy":"SPREAD"}}'),
-    ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "0"),
-    ("VLLM_TRITON_MLA_SPARSE_TOPK_CHUNK_SIZE", "512"),
-    ("VLLM_B12X_W4A16_FORCE_BLOCKS_MAX_M", "16"),
-    ("EXL3_TEMP_ROWS_FUSED", "128"),
     ("GLM53_SPINWAIT_MS", "stock"),
-    ("B12X_POLICY_MODE", "auto"),
-    ("B12X_COMPILE_WORKERS", "4"),
-    ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
     ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512"),
-    ("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8"),
-    ("CUTE_DSL_ARCH", "sm_121a"),
-    ("FLASHINFER_CUDA_ARCH_LIST", "12.1a"),
-    ("TORCH_CUDA_ARCH_LIST", "12.1a"),
     ("TORCH_CUDA_ARCH_LIST", "9.0 12.1+PTX"),
-    ("FLASHINFER_DISABLE_VERSION_CHECK", "1"),
-    ("NCCL_NET", "IB"),
-    ("NCCL_NVLS_ENABLE", "0"),
-    ("NCCL_PROTO", "Simple"),
-    ("NCCL_ALGO", "Ring"),
-    ("NCCL_DEBUG", "WARN"),
-    ("NCCL_IB_ROCE_VERSION_NUM", "2"),
     ("NCCL_IB_ADDR_FAMILY", "AF_INET"),
-    ("NCCL_IB_TIMEOUT", "25"),
-    ("NCCL_IGNORE_CPU_AFFINITY", "1"),
     ("OMP_NUM_THREADS", "4"),
-    ("MAX_JOBS", "4"),
-    ("MALLOC_ARENA_MAX", "2"),
-    ("SAFETENSORS_FAST_GPU", "1"),
-    ("INSTANTTENSOR_CHUNK_SIZE", "8388608"),
-    ("INSTANTTENSOR_BACKEND", "BUFFERED"),
-    ("TILELANG_CLEANUP_TEMP_FILES", "1"),
-    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-    ("NVIDIA_TF32_OVERRIDE", "1"),
-    ("TRANSFORMERS_OFFLINE", "1"),
     ("HF_HUB_OFFLINE", "1"),
-    ("HF_HUB_DISABLE_XET", "1"),
-    ("DG_JIT_USE_NVRTC", "0"),
 ]
 HARMFUL_ENV = [
     ("TORCHINDUCTOR_CPP_MARCH", "native -fplugin=/m/hub/x.so"),
     ("CUDA_HOME", "/usr/local/cuda"),
-    ("CUDA_PATH", "/usr/local/cuda"),
-    ("DG_JIT_NVCC_COMPILER", "/usr/local/cuda/bin/nvcc"),
-    ("FLASHINFER_NVCC", "/m/hub/nvcc"),
-    ("FLASHINFER_EXTRA_LDFLAGS", "-Wl,x"),
-    ("FLASHINFER_WORKSPACE_BASE", "/cache"),
-    ("TRITON_CACHE_MANAGER", "evil:Manager"),
-    ("TRITON_PTXAS_PATH", "/m/hub/ptxas"),
-    ("OMP_TOOL_LIBRARIES", "/m/hub/x.so"),
-    ("TORCH_TRACE", "/m/hub"),
-    ("CUBLAS_LOGDEST_DBG", "/cache/x"),
-    ("NCCL_RAS_ADDR", "0.0.0.0:28028"),
     ("NCCL_NET", "evil"),
     ("NCCL_NET_PLUGIN", "/m/hub/x.so"),
-    ("NCCL_TUNER_PLUGIN", "x"),
-    ("NCCL_DEBUG_FILE", "/cache/x"),
     ("NCCL_DEBUG", "WARN\n"),
-    ("NCCL_SOCKET_IFNAME", "eth0"),
-    ("NCCL_TOPO_FILE", "/m/hub/x"),
-    ("VLLM_USAGE_STATS_SERVER", "http://elsewhere"),
-    ("VLLM_NO_USAGE_STATS", "0"),
-    ("VLLM_PLUGINS", "none"),
-    ("VLLM_CACHE_ROOT", "/m/hub"),
-    ("VLLM_SERVER_DEV_MODE", "1"),
     ("VLLM_ALLOW_INSECURE_SERIALIZATION", "1"),
-    ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True"),
     ("VLLM_MARLIN_USE_ATOMIC_ADD", "1 "),
     ("VLLM_MARLIN_USE_ATOMIC_ADD", "\u0661"),
     ("vllm_marlin_use_atomic_add", "1"),
     ("VLLM_ROCE_ALLREDUCE_MAX_SIZE", "2MB; id"),
-    ("PYTORCH_CUDA_ALLOC_CONF", "backend:evil"),
     ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,"),
     ("TORCH_CUDA_ARCH_LIST", "12.1a -fplugin=x"),
-    ("CUTE_DSL_ARCH", "sm_121a;x"),
     ("HF_HUB_OFFLINE", "0"),
-    ("TRANSFORMERS_OFFLINE", "0"),
-    ("HF_HOME", "/root/.cache/huggingface"),
-    ("HF_ENDPOINT", "http://elsewhere"),
-    ("TMPDIR", "/cache/tmp"),
-    ("HOME", "/root"),
-    ("PYTHONPATH", "/m/hub"),
-    ("LD_LIBRARY_PATH", "/m/hub"),
-    ("GLIBC_TUNABLES", "x"),
-    ("NVIDIA_VISIBLE_DEVICES", "all"),
-    ("NVIDIA_FORWARD_COMPAT", "1"),
-    ("RAY_ADDRESS", "10.0.0.1:6379"),
     ("https_proxy", "http://elsewhere"),
-    ("GLM52_BIND_HOST_TRITON", "0"),
-    ("DS4_DSPARK_MODEL", "~/gguf/x.gguf"),
     ("OMP_NUM_THREADS", "9" * 5000),
 ]
 HARMLESS_ARGUMENTS = [
     "--async-scheduling",
-    "--block-size 64",
     "--block-size=64",
-    "--moe-backend marlin",
-    "--moe-backend flashinfer_b12x",
-    "--linear-backend b12x",
-    "--mm-encoder-tp-mode data",
-    "--mamba-cache-mode align",
-    "--mamba-backend flashinfer",
-    "--mamba-ssm-cache-dtype float32",
-    "--mamba-cache-philox-rounds 5",
-    "--enable-mamba-cache-stochastic-rounding",
-    "--tokenizer-mode deepseek_v4",
-    "--enable-flashinfer-autotune",
+    "--block_size 64",
+    "-dcp 2 -ep --seed 1",
     "--no-enable-flashinfer-autotune",
-    "--max-cudagraph-capture-size 16",
     "--cudagraph-capture-sizes 5 10 15 20 --seed 42",
-    "--dtype bfloat16",
-    "--generation-config vllm",
-    "--generation-config auto",
     "--default-chat-template-kwargs.thinking=true",
-    "--default-chat-template-kwargs.reasoning_effort=max",
-    '--default-chat-template-kwargs {"enable_thinking":true}',
     '--default-chat-template-kwargs {"reasoning_effort":"high","clear_thinking":false}',
-    '--reasoning-config {"reasoning_parser":"deepseek_v4","reasoning_start_str":"<think>"}',
-    "--mm-processor-cache-gb 2",
-    '--limit-mm-per-prompt {"image":2,"video":0}',
     '--limit-mm-per-prompt {"image":{"count":2,"width":512}}',
-    "--kv-cache-memory-bytes 8589934592",
-    '--diffusion-config {"canvas_length":256}',
-    "--decode-context-parallel-size 2 --dcp-kv-cache-interleave-size 16",
-    "--exp-b12x",
     "--kv-cache-memory-bytes 0.5g",
-    "--mxfp4-backend CUTLASS --mxfp4-layers moe,qkv,o,lm_head",
-    "--uvicorn-log-level warning --disable-uvicorn-access-log",
-    "--skip-mm-profiling",
-    "--runner pooling",
-    "--performance-mode throughput",
-    "--optimization-level 3",
-    "--no-scheduler-reserve-full-isl",
-    "--max-parallel-loading-workers 1",
-    "--long-prefill-token-threshold 4096",
-    "--gdn-decode-kernel b12x",
-    "--enable-prompt-tokens-details",
-    "--disable-custom-all-reduce",
-    '--attention-config {"sparse_mla_force_mqa":true}',
-    "--attention-config.use_fp4_indexer_cache=True",
     "--attention-config.use_fp4_indexer_cache true",
-    '--hf-overrides {"index_topk_pattern":"FFFSSSF"}',
+    "--attention_config.backend FLASH_ATTN",
     '--hf-overrides {"rope_scaling":{"rope_type":"yarn","factor":4.0}}',
-    '--model-loader-extra-config {"instanttensor_copy":false}',
 ]
 HARMFUL_ARGUMENTS = [
-    "--pipeline-parallel-size 3",
-    "-pp 2",
-    "--data-parallel-size 2",
-    "--distributed-executor-backend mp",
-    "--distributed-executor-backend this.s",
     "--distributed-executor-backend ray",
-    "--allowed-media-domains *",
     "--allowed-local-media-path /",
     "--worker-cls evil.Worker",
-    "--worker-extension-cls evil.Worker",
-    "--scheduler-cls evil.Scheduler",
-    "--logits-processors evil",
     "--logits_processors=evil",
-    "--tool-parser-plugin x.py",
-    "--reasoning-parser-plugin x.py",
     "--tool-parser-plug x.py",
-    "--ec-transfer-config {}",
     "--kv-transfer-config.kv_connector=evil",
-    "--weight-transfer-config {}",
-    "--model-class-overrides {}",
-    "--additional-config {}",
-    "--grpc",
-    "--config x.yaml",
     "@file",
-    "--tool-server demo",
-    "--ssl-keyfile /m/hub/x",
-    "--root-path /x",
-    "--engram-config {}",
-    "--enable-log-requests",
-    "--uvicorn-log-level trace",
-    "--generation-config /m/hub/x",
     "--generation-config ./x",
-    "--tokenizer evil/tokenizer",
     "--tokenizer-mode evil.mode",
     "--moe-backend evil:x",
-    "--load-format runai_streamer",
     "-O3",
-    "-cc.mode 0",
     "-cc.backend=evil.run",
-    "--block_size evil.run",
-    "-block_size 64",
     "-pp evil.run",
-    "-p 2",
     "--block-siz 64",
     "--block-size",
     "--block-size 64 stray",
-    "--block-size=64 stray",
     "--block-size=",
-    "--async-scheduling stray",
     "--async-scheduling=true",
     "--async-scheduling.x true",
     "stray",
-    "-",
     "--",
     "--cudagraph-capture-sizes 1 2 x",
-    "--cudagraph-capture-sizes",
-    '--hf-overrides {"architectures":["Evil"]}',
     '--hf-overrides {"auto_map":{"AutoConfig":"x.py"}}',
-    "--hf-overrides.architectures x",
     "--hf-overrides [1]",
     '--hf-overrides {"rope_theta":1,"rope_theta":2}',
     "--cpu-offload-gb -1.5",
-    "--hf-overrides {",
     "--hf-overrides " + "[" * 5000,
     '--limit-mm-per-prompt {"image":' + "9" * 5000 + "}",
-    '--limit-mm-per-prompt {"image":{"url":"x"}}',
     '--default-chat-template-kwargs {"chat_template":"x"}',
-    "--default-chat-template-kwargs.enable_thinking+ true",
-    '--model-loader-extra-config {"tensorizer_uri":"s3://x"}',
-    '--structured-outputs-config {"reasoning_parser_plugin":"x.py"}',
-    '--compilation-config {"backend":"evil.run"}',
     '--compilation-config {"inductor_passes":{"x":"evil.run"}}',
-    '--compilation-config {"inductor_compile_config":{"cpp.march":"x"}}',
-    '--compilation-config {"cache_dir":"/m/hub"}',
     '--compilation-config {"custom_ops":[["all"]]}',
-    "--compilation-config.debug_dump_path /x",
 ]
 NEVER_LISTED = {
     *("--allowed-local-media-path", "--allowed-media-domains", "--config", "--download-dir"),
@@ -324,19 +153,6 @@ def test_each_question_names_what_it_is_about() -> None:
     assert [index for index, _ in asked] == [2, 5, 7, 8]
     for words in ("--worker-cls evil.Worker extra", "--seed x", "--uds=/x", "stray"):
         assert any(words in question for _, question in asked)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--mamba_ssm_cache_dtype float32",
-        "--block_size=64",
-        "--attention_config.backend FLASH_ATTN",
-        "-dcp 2 -ep --seed 1",
-    ],
-)
-def test_a_spelling_that_means_one_flag_in_every_release_is_looked_up(line: str) -> None:
-    assert list(questions(line.split())) == []
 
 
 def test_no_list_holds_what_is_known_to_be_harmful() -> None:
@@ -428,18 +244,6 @@ def test_no_harmless_value_is_a_flag_a_path_or_a_module(name: str, row: Allowed)
     texts += ["--host", "/etc/passwd", "./x", "~/x", "a/b", "a.b", "a:b", "@x", "", " ", "1 "]
     texts += ["evil.Worker", "x.so", "http://x", "1\n", "\u0661", "1;id", "$(id)", "\0"]
     assert [text for text in texts if lists().matches(row, text)] == []
-
-
-@settings(max_examples=examples(300))
-@given(st.data())
-def test_a_pattern_takes_little_time_whatever_it_is_given(data: st.DataObject) -> None:
-    patterns = sorted({lists().pattern(row) for _, row in ROWS if row.value is not None})
-    pattern = data.draw(st.sampled_from(patterns))
-    piece = data.draw(st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True)) or "0"
-    text = (piece * MAX_VALUE_LENGTH)[: MAX_VALUE_LENGTH - 1] + data.draw(st.sampled_from("!1a,"))
-    begun = time.thread_time()
-    re.fullmatch(pattern, text, re.ASCII)
-    assert time.thread_time() - begun < 0.05
 
 
 def test_no_value_of_a_flag_is_read_as_a_key_of_another() -> None:

@@ -73,12 +73,6 @@ def test_turboquant_is_kept_and_its_graphs_are_not(shipped: Library, recipe: str
     assert not [note for note in made.dropped if "kv_cache_dtype" in note]
 
 
-def test_another_cache_than_turboquant_is_dropped_and_said(shipped: Library) -> None:
-    made = rehearsed(shipped, "v2-kv8")
-    assert made.resolved.recipe.serve.kv_cache_dtype == "auto"
-    assert [note for note in made.dropped if note.startswith("serve.kv_cache_dtype=fp8: ")]
-
-
 @pytest.mark.parametrize(("engine", "kept"), [("cpu-0.25", "float32"), ("cpu-0.32", "bfloat16")])
 def test_the_dtype_of_states_is_kept_where_the_release_has_it(
     shipped: Library, engine: str, kept: str
@@ -89,12 +83,6 @@ def test_the_dtype_of_states_is_kept_where_the_release_has_it(
     assert made.resolved.recipe.serve.mamba_ssm_cache_dtype == kept
     said = [note for note in made.dropped if note.startswith("serve.mamba_ssm_cache_dtype=")]
     assert len(said) == (kept == "float32")
-
-
-def test_a_machine_gives_no_more_than_the_recipe_asks_for(shipped: Library) -> None:
-    limits = rehearsed(shipped, "v2", "limits.memory_floor_gib=0.5").resolved.recipe.limits
-    assert limits.memory_floor_gib == 0.5
-    assert rehearsed(shipped, "v2").resolved.recipe.limits.memory_floor_gib == 1
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(32_768, DRAFT_ROWS), (64, 64)])
@@ -146,12 +134,3 @@ def test_the_text_to_compare_with_differs_in_speculation_alone(shipped: Library)
     speculative = small.recipe.serve.speculative
     serve = plain.serve.model_copy(update={"speculative": speculative})
     assert plain.model_copy(update={"serve": serve}) == small.recipe
-
-
-def test_a_number_of_nodes_is_no_limit_for_a_twin(shipped: Library) -> None:
-    made = rehearsed(shipped, "v2", "cluster.min_nodes=2", "cluster.max_nodes=4")
-    cluster = made.resolved.recipe.cluster
-    assert (cluster.min_nodes, cluster.max_nodes) == (None, None)
-    for limit in ("cluster.min_nodes=2", "cluster.max_nodes=4"):
-        assert [note for note in made.dropped if note.startswith(f"{limit}: ")]
-    assert not [note for note in rehearsed(shipped, "v2").dropped if "nodes" in note]

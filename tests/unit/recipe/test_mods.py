@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -84,13 +83,6 @@ def test_without_a_repository_six_folders_are_looked_in(
     assert found(shipped, path, "{folder: mods/fix}").is_missing != is_found
 
 
-def test_a_repository_is_looked_through_up_to_its_top(shipped: Library, tmp_path: Path) -> None:
-    folder = write_mod(tmp_path / "mods" / "fix")
-    (tmp_path / ".git").mkdir()
-    path = tmp_path.joinpath(*"abcdefgh", "mine.yaml")
-    assert found(shipped, path, "{folder: mods/fix}").folder == folder
-
-
 def test_a_missing_mod_says_where_it_was_looked_for(shipped: Library, tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     path = tmp_path / "a" / "b" / "mine.yaml"
@@ -104,36 +96,6 @@ def test_a_missing_mod_says_where_it_was_looked_for(shipped: Library, tmp_path: 
     assert "looked for nowhere, " in outside.message
 
 
-def test_a_source_without_the_mod_is_named(shipped: Library, tmp_path: Path) -> None:
-    taken = tmp_path / "sources" / "lab" / "taken"
-    taken.mkdir(parents=True)
-    (taken / ".sparkdeploy-source").write_text("{}")
-    (problem,) = problems_of(shipped, taken / "recipes" / "mine.yaml", "{folder: mods/fix}")
-    assert problem.message == (
-        "the source lab has no mod mods/fix: its run.sh was looked for in recipes/mods/fix and "
-        "mods/fix of it"
-    )
-
-
-def test_what_a_missing_mod_proposes_works_once_the_path_is_right(
-    shipped: Library, tmp_path: Path
-) -> None:
-    path, elsewhere = tmp_path / "r" / "mine.yaml", write_mod(tmp_path / "else" / "mods" / "fix")
-    here = write_mod(tmp_path / "r" / "mods" / "a b")
-    named = '{folder: "mods/a b", network: true}, {folder: mods/fix}, {run: "pip install x"}'
-    (problem,) = problems_of(shipped, path, named)
-    words = shlex.split(problem.fix.partition("name its folder: ")[2].partition(";")[0])
-    assert words[0] == "--set"
-    assert "/path/to/mods/fix" in words[1]
-    setting = words[1].replace("/path/to/mods/fix", str(elsewhere))
-    made = load_recipe(shipped, str(path), ("allow_unsafe=true", setting)).mods
-    assert [(mod.folder, mod.run, mod.needs_network) for mod in made] == [
-        (here, "", True),
-        (elsewhere, "", False),
-        (None, "pip install x", False),
-    ]
-
-
 @pytest.mark.parametrize("name", ["../mods/fix", "mods/../../mods/fix", "mods/out"])
 def test_a_mod_leads_out_of_no_folder(shipped: Library, tmp_path: Path, name: str) -> None:
     outside = write_mod(tmp_path / "mods" / "fix")
@@ -142,15 +104,6 @@ def test_a_mod_leads_out_of_no_folder(shipped: Library, tmp_path: Path, name: st
     (tmp_path / "repo" / ".git").mkdir()
     (inside / "out").symlink_to(outside)
     assert found(shipped, tmp_path / "repo" / "mine.yaml", f"{{folder: {name}}}").is_missing
-
-
-def test_a_mod_that_is_typed_is_looked_for_beside_the_recipe(
-    shipped: Library, tmp_path: Path
-) -> None:
-    folder = write_mod(tmp_path / "mods" / "fix")
-    setting = "mods=[{folder: mods/fix, network: true}]"
-    mod = found(shipped, tmp_path / "mine.yaml", "", setting)
-    assert (mod.folder, mod.needs_network) == (folder, True)
 
 
 def test_commands_are_a_mod_of_their_own(shipped: Library, tmp_path: Path) -> None:
@@ -191,24 +144,6 @@ def test_a_mod_is_known_by_the_content_of_all_its_files(tmp_path: Path) -> None:
     assert read_mod(mod).digest() != second
 
 
-def test_a_mod_is_the_same_however_its_folder_is_written(tmp_path: Path) -> None:
-    folder = write_mod(tmp_path / "mods" / "fix")
-    names = ("mods/fix", "./mods/fix", "mods//fix/", "mods/fix/.", str(folder))
-    made = [read_mod(FoundMod(name, folder, "", needs_network=False)) for name in names]
-    assert len({stages(mod)[2].fingerprint for mod in made}) == 1
-
-
-def test_what_comes_and_goes_in_a_folder_is_no_part_of_the_mod(tmp_path: Path) -> None:
-    folder = write_mod(tmp_path / "fix")
-    mod = FoundMod("fix", folder, "", needs_network=False)
-    before = read_mod(mod)
-    (folder / ".git").write_text("gitdir: ../.git/modules/fix\n")
-    (folder / "sub" / "__pycache__").mkdir(parents=True)
-    (folder / "sub" / "__pycache__" / "x.pyc").write_bytes(b"x")
-    (folder / "sub" / ".DS_Store").write_bytes(b"x")
-    assert read_mod(mod) == before
-
-
 @pytest.mark.parametrize("kind", ["link", "pipe", "no script", "too many", "too large"])
 def test_what_is_no_mod_is_refused(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -237,15 +172,6 @@ def test_a_script_with_line_ends_of_windows_is_refused(tmp_path: Path) -> None:
         read_mod(mod)
     subprocess.run(["sh", "-c", refused.value.hint or ""], check=True)
     assert read_mod(mod).script == "set -e\ntrue\n"
-
-
-@pytest.mark.parametrize("name", [b"caf\xe9.patch", b"a\n# ---- mod fix: b", b"\xe2\x80\xae.py"])
-def test_a_name_that_cannot_be_printed_is_refused(tmp_path: Path, name: bytes) -> None:
-    folder = write_mod(tmp_path / "fix")
-    (folder / os.fsdecode(name)).write_text("")
-    with pytest.raises(BuildError, match=r"the file name '.*\\") as refused:
-        read_mod(FoundMod("fix", folder, "", needs_network=False))
-    assert str(refused.value).isprintable()
 
 
 def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
@@ -280,16 +206,6 @@ def test_a_token_in_commands_is_in_no_label() -> None:
     assert "abc123" not in str(stage.labels()) + stage.dockerfile
 
 
-def test_mods_of_one_name_have_a_folder_each(tmp_path: Path) -> None:
-    names = ("a/fix", "b/fix", "c/fix-2", "a/fix")
-    for name in set(names):
-        write_mod(tmp_path / name, f"echo {name}\n")
-    made = [read_mod(FoundMod(name, tmp_path / name, "", needs_network=False)) for name in names]
-    of_mods = [stage for stage in stages(*made) if stage.name == "mod"]
-    assert [stage.mod_slug for stage in of_mods] == ["fix", "fix-2", "fix-2-2", "fix-3"]
-    assert all(f" /workspace/mods/{it.mod_slug}/\n" in it.dockerfile for it in of_mods)
-
-
 @pytest.mark.parametrize(
     ("recipe", "settings", "top"),
     [
@@ -311,3 +227,22 @@ def test_a_template_of_a_mod_may_not_lead_out_of_the_workspace(
     for name in ("../x.jinja", "/etc/x.jinja", "a/../../x.jinja", ".x.jinja", "x.txt"):
         with pytest.raises(RecipeError):
             load_recipe(shipped, "baseline", (f"serve.chat_template_of_mod={name}",))
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.patch", b"a\n# ---- mod fix: b", b"\xe2\x80\xae.py"])
+def test_a_name_that_cannot_be_printed_is_refused(tmp_path: Path, name: bytes) -> None:
+    folder = write_mod(tmp_path / "fix")
+    (folder / os.fsdecode(name)).write_text("")
+    with pytest.raises(BuildError, match=r"the file name '.*\\") as refused:
+        read_mod(FoundMod("fix", folder, "", needs_network=False))
+    assert str(refused.value).isprintable()
+
+
+def test_mods_of_one_name_have_a_folder_each(tmp_path: Path) -> None:
+    names = ("a/fix", "b/fix", "c/fix-2", "a/fix")
+    for name in set(names):
+        write_mod(tmp_path / name, f"echo {name}\n")
+    made = [read_mod(FoundMod(name, tmp_path / name, "", needs_network=False)) for name in names]
+    of_mods = [stage for stage in stages(*made) if stage.name == "mod"]
+    assert [stage.mod_slug for stage in of_mods] == ["fix", "fix-2", "fix-2-2", "fix-3"]
+    assert all(f" /workspace/mods/{it.mod_slug}/\n" in it.dockerfile for it in of_mods)

@@ -52,21 +52,6 @@ def test_a_recipe_saved_into_the_home_folder_gets_no_file_of_it(home: Path, temp
     assert str(home / template) in said
 
 
-def test_a_folder_that_holds_homes_is_no_folder_of_recipes(home: Path) -> None:
-    for folder in (home.parent, home.parent.parent):
-        said = refusal(recipe(folder, "serve: {chat_template: user/notes.jinja}"))
-        assert "lies" in said
-
-
-def test_a_folder_that_everybody_writes_into_is_no_folder_of_recipes(tmp_path: Path) -> None:
-    public = tmp_path / "public"
-    public.mkdir()
-    public.chmod(0o1777)
-    (public / "a.jinja").write_text("x")
-    said = refusal(recipe(public, "serve: {chat_template: a.jinja}"))
-    assert "holds more than recipes" in said
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -109,17 +94,6 @@ def test_a_template_beside_its_recipe_is_taken(home: Path, tmp_path: Path) -> No
         resolve(Request(recipe(folder, f"serve: {{chat_template: {template}}}")), load_settings())
 
 
-def test_a_template_that_a_merge_key_brings_is_found_beside_its_recipe_too(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = "serve: {<<: {chat_template: a.jinja}}"
-    path = recipe(tmp_path / "elsewhere", body)
-    (tmp_path / "elsewhere" / "a.jinja").write_text("x")
-    monkeypatch.chdir(home)
-    resolved = resolve(Request(path), load_settings())
-    assert resolved.recipe.serve.chat_template == str(tmp_path / "elsewhere" / "a.jinja")
-
-
 @pytest.mark.parametrize("body", ["model: {{path: '{}'}}", FP8])
 @pytest.mark.parametrize(
     ("folder", "reason"),
@@ -144,12 +118,6 @@ def test_a_models_folder_is_open_and_looks_like_one(
     assert reason in str(refused.value.detail)
 
 
-def test_a_model_beside_a_recipe_in_the_home_folder_needs_consent(home: Path) -> None:
-    (home / "weights").mkdir()
-    (home / "weights" / "config.json").write_text("{}")
-    assert "holds more than recipes" in refusal(recipe(home, "model: {path: weights}"))
-
-
 def test_a_model_beside_its_recipe_is_taken(tmp_path: Path) -> None:
     weights = tmp_path / "elsewhere" / "weights"
     weights.mkdir(parents=True)
@@ -168,3 +136,12 @@ def test_the_home_of_a_folders_owner_counts_where_sudo_gives_another(
     monkeypatch.setattr(pwd, "getpwuid", lambda _: pwd.struct_passwd(fields))
     monkeypatch.setenv("HOME", str(tmp_path / "root"))
     assert "holds more" in refusal(recipe(home, "serve: {chat_template: notes.jinja}"))
+
+
+def test_a_folder_that_everybody_writes_into_is_no_folder_of_recipes(tmp_path: Path) -> None:
+    public = tmp_path / "public"
+    public.mkdir()
+    public.chmod(0o1777)
+    (public / "a.jinja").write_text("x")
+    said = refusal(recipe(public, "serve: {chat_template: a.jinja}"))
+    assert "holds more than recipes" in said

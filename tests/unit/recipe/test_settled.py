@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.errors import BuildError, NodeError, RecipeError
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.pins import keep
-from sparkdeploy.image.settle import Settling, differences
+from sparkdeploy.image.settle import differences
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.load import library, load_recipe
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 TAG = "vllm/vllm-openai:nightly"
 DIGEST = "vllm/vllm-openai@sha256:" + "a" * 64
-OTHER = "vllm/vllm-openai@sha256:" + "b" * 64
 CONTENTS = ImageContents(
     vllm="0.33.0",
     torch="2.14.0",
@@ -55,17 +53,6 @@ def settled(contents: ImageContents | None = CONTENTS) -> ImageLock:
 def baseline(*settings: str) -> Resolved:
     wanted = ("engine=image", f"image={TAG}", *settings)
     return load_recipe(library(load_settings()), "baseline", wanted)
-
-
-def test_a_registry_that_does_not_tell_names_the_setting_of_a_mirror() -> None:
-    class Silent:
-        def registry_image(self, _reference: str) -> None:
-            raise NodeError("no answer")
-
-    with pytest.raises(BuildError) as refused:
-        Settling(Silent(), "aarch64", load_settings()).ask(TAG)  # type: ignore[arg-type]
-    mirror = "set `container_registry` in config.yaml to your mirror's host name"
-    assert mirror in str(refused.value.hint)
 
 
 def test_a_tag_that_nobody_asked_for_stays_a_tag() -> None:
@@ -131,40 +118,6 @@ def test_contents_that_are_none_are_looked_for_again(text: str) -> None:
     assert not isinstance(baseline().engine, SettledEngine)
 
 
-def test_contents_that_cannot_be_read_are_named_in_a_sentence() -> None:
-    path = settled().contents_path(DIGEST)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(RecipeError, match="image-contents") as caught:
-        baseline()
-    assert "\n" not in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("number", "advice"), [(errno.ENOSPC, "free space below"), (errno.EACCES, "belongs to")]
-)
-def test_a_lock_that_cannot_be_written_says_what_helps(
-    monkeypatch: pytest.MonkeyPatch, number: int, advice: str
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(number, "no")
-
-    monkeypatch.setattr("sparkdeploy.image.pins.write_private", refuse)
-    with pytest.raises(NodeError, match=r"image-lock\.json cannot be written: no") as caught:
-        keep(load_settings(), TAG, SettledImage(DIGEST, "now"))
-    assert advice in (caught.value.hint or "")
-
-
-def test_the_lock_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(
-        "os.fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
-    )
-    settings = load_settings()
-    keep(settings, TAG, SettledImage(DIGEST, "now"))
-    assert synced == [str(settings.state_dir / ".image-lock.json.new"), str(settings.state_dir)]
-
-
 def test_what_another_image_brings_is_told() -> None:
     known = newest()
     fewer = replace(known, flags={name: it for name, it in known.flags.items() if name != "--port"})
@@ -211,12 +164,11 @@ def test_a_plan_of_an_unsettled_tag_prints_no_name_that_will_be_another(run: Run
     assert json.loads(run(*wanted, "--json").stdout)["image"]["settled"] is None
 
 
-def test_what_was_another_digest_is_another_stage() -> None:
-    settled()
-    keep(load_settings(), TAG, SettledImage(OTHER, "now"))
-    assert baseline().engine.image == OTHER
-
-
-def test_a_fork_is_not_tried_with_a_release(run: Run) -> None:
-    done = run("plan", "qwen3.8-flash-next-int4")
-    assert "x qwen3.8-flash-next-int4 needs Saren-Arterius' fork of vLLM" in done.stdout
+def test_the_lock_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(
+        "os.fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+    )
+    settings = load_settings()
+    keep(settings, TAG, SettledImage(DIGEST, "now"))
+    assert synced == [str(settings.state_dir / ".image-lock.json.new"), str(settings.state_dir)]

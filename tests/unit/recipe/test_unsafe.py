@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,46 +40,15 @@ V2 = load_recipe(SHELF, "v2")
 
 UNSAFE = [
     "serve: {env: {PYTHONPATH: /m/hub}}",
-    "serve: {env: {LD_AUDIT: /m/hub/x.so}}",
-    "serve: {env: {VLLM_PLUGINS: none}}",
-    "serve: {env: {VLLM_SERVER_DEV_MODE: '1'}}",
-    "serve: {env: {VLLM_ALLOW_INSECURE_SERIALIZATION: '1'}}",
-    "serve: {env: {NCCL_NET_PLUGIN: /m/hub/x.so}}",
-    "serve: {env: {TRITON_CACHE_DIR: /m/hub}}",
-    "serve: {env: {HF_ENDPOINT: 'http://elsewhere'}}",
-    "serve: {env: {https_proxy: 'http://elsewhere'}}",
     "serve: {extra_args: [--worker-cls, evil.Worker]}",
-    "serve: {extra_args: ['--logits_processors=evil']}",
-    "serve: {extra_args: [--allowed-local-media-path=/]}",
-    "serve: {extra_args: [--tool-parser-plug, x.py]}",
-    "serve: {extra_args: ['--kv-transfer-config.kv_connector=evil']}",
     "serve: {compilation_config: {inductor_passes: {x: evil.run}}}",
-    "serve: {env: {TORCHINDUCTOR_CPP_MARCH: 'native -fplugin=/m/hub/x.so'}}",
-    "serve: {env: {CUDA_HOME: /m/hub}}",
-    "serve: {env: {FLASHINFER_NVCC: nvcc}}",
-    "serve: {env: {FLASHINFER_EXTRA_LDFLAGS: '-Wl,x'}}",
-    "serve: {env: {TRITON_CACHE_MANAGER: 'evil:Manager'}}",
-    "serve: {env: {OMP_TOOL_LIBRARIES: x.so}}",
-    "serve: {env: {TORCH_TRACE: x}}",
-    "serve: {env: {CUBLAS_LOGDEST_DBG: x}}",
-    "serve: {env: {NCCL_RAS_ADDR: '0.0.0.0:1'}}",
-    "serve: {env: {NCCL_NET: evil}}",
-    "serve: {env: {VLLM_USAGE_STATS_SERVER: 'http://elsewhere'}}",
-    "serve: {extra_args: [--ec-transfer-config, '{}']}",
-    "serve: {extra_args: [--weight-transfer-config, '{}']}",
-    "serve: {extra_args: [--model-class-overrides, '{}']}",
-    "serve: {extra_args: [--grpc]}",
-    "serve: {extra_args: [--allowed-media-domains, '*']}",
-    "serve: {extra_args: [stray]}",
     "serve: {trust_remote_code: true}",
     "serve: {load_format: pt}",
     "serve: {override_generation_config: {evil: 1}}",
-    "serve: {compilation_config: {backend: evil.run}}",
     "serve: {<<: {trust_remote_code: true}}",
     "serve: {speculative: {method: dflash, tokens: 2, model: ../x}}\ncheckpoint: {mtp: 'off'}",
     "cluster: {speculative: {method: dflash, tokens: 2, model: /x}}",
     "cluster: {backend: ray}",
-    "limits: {memory_floor_gib: 0}",
     "limits: {memory_floor_gib: 3.99}",
     f"engine: image\nimage: there/x@sha256:{'0' * 64}",
     "model: {path: /etc}",
@@ -109,14 +77,6 @@ def test_a_recipe_from_elsewhere_needs_consent(tmp_path: Path, body: str) -> Non
     assert resolved(recipe, "allow_unsafe=true").recipe.allow_unsafe
 
 
-@pytest.mark.parametrize("body", UNSAFE)
-def test_the_users_own_recipes_are_the_users_words(tmp_path: Path, body: str) -> None:
-    own = load_settings().config_dir / "recipes"
-    own.mkdir(parents=True)
-    shutil.copy(from_elsewhere(tmp_path, body), own / "their.yaml")
-    assert resolved("their").recipe.name == "their"
-
-
 def test_what_is_typed_is_the_users_word(tmp_path: Path) -> None:
     recipe = from_elsewhere(tmp_path, "")
     typed = resolved(recipe, "serve.env={PYTHONPATH: /x}", "model.path=/etc")
@@ -136,17 +96,6 @@ def test_a_recipe_cannot_consent_to_a_bad_release_either(tmp_path: Path) -> None
             resolved(recipe, *consent)
         assert "pass --allow-known-bad on the command line" in str(refused.value.detail)
     assert resolved(recipe, "allow_known_bad=true").recipe.allow_known_bad
-
-
-def test_an_image_from_elsewhere_is_named_before_it_runs(tmp_path: Path) -> None:
-    image = f"there/x@sha256:{'0' * 64}"
-    recipe = from_elsewhere(tmp_path, f"engine: image\nimage: {image}")
-    with pytest.raises(RecipeError) as refused:
-        resolved(recipe)
-    assert f"their.yaml:6: image: {image}" in str(refused.value.detail)
-    assert "an image is code of others" in str(refused.value.detail)
-    mine = f"sha256:{'1' * 64}"
-    assert resolved(recipe, f"image={mine}").engine.image == mine
 
 
 def test_all_that_needs_consent_is_listed_at_once_with_its_line(tmp_path: Path) -> None:
@@ -189,12 +138,6 @@ def test_what_was_allowed_is_listed_without_values_and_there_is_nothing_to_mend(
         "allowed by --allow-unsafe: serve.trust_remote_code, mods.0, serve.env.LAB_TOKEN"
     )
     assert (found.verdict, found.fix) == (Verdict.WARN, None)
-
-
-def test_consent_that_nothing_needs_is_left_out(tmp_path: Path) -> None:
-    found = consent_of(resolved(from_elsewhere(tmp_path, ""), "allow_unsafe=true"))
-    assert found.fix == "leave --allow-unsafe out"
-    assert "nothing of this recipe needs it" in found.seen
 
 
 @pytest.mark.parametrize(
@@ -240,41 +183,6 @@ HARMLESS = [
 @pytest.mark.parametrize("body", HARMLESS)
 def test_a_harmless_recipe_from_elsewhere_needs_no_consent(tmp_path: Path, body: str) -> None:
     assert resolved(from_elsewhere(tmp_path, body)).recipe.name == "their"
-
-
-def test_a_link_out_of_the_recipes_folder_is_followed_first(tmp_path: Path) -> None:
-    recipe = from_elsewhere(tmp_path, "model: {path: weights}")
-    (tmp_path / "elsewhere" / "weights").symlink_to("/etc")
-    with pytest.raises(RecipeError) as refused:
-        resolved(recipe)
-    assert "/etc lies outside" in str(refused.value.detail)
-
-
-def test_a_model_beside_its_recipe_or_in_the_hub_cache_is_fine(tmp_path: Path) -> None:
-    cache = load_settings().hub_cache
-    for place in ("weights", str(cache / "models--a--b" / "snapshots" / "0")):
-        resolved(from_elsewhere(tmp_path, f"model: {{path: '{place}'}}"))
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "--hos=0.0.0.0",
-        "--api-k",
-        "--speculative-config.method",
-        "-sc",
-        "--middle",
-        "--trust_remote_code",
-        "--distributed-executor-backend=this.s",
-    ],
-)
-def test_a_flag_that_sparkdeploy_decides_is_known_in_every_spelling(
-    tmp_path: Path, argument: str
-) -> None:
-    with pytest.raises(RecipeError) as refused:
-        resolved(from_elsewhere(tmp_path, f"serve: {{extra_args: ['{argument}']}}"))
-    words = str(refused.value.detail)
-    assert "set by sparkdeploy" in words or "given twice" in words
 
 
 @pytest.mark.parametrize(
@@ -479,12 +387,6 @@ def test_what_your_own_recipe_may_do_is_not_lent_to_a_strangers(
     assert resolved(str(path), "allow_unsafe=true").recipe.name == "dep"
 
 
-def test_keys_without_end_are_a_question_and_no_bug(tmp_path: Path) -> None:
-    flag = "--hf-overrides.rope_scaling" + ".factor" * 3000
-    with pytest.raises(RecipeError, match="consent"):
-        resolved(from_elsewhere(tmp_path, f"serve: {{extra_args: [{flag}, '1']}}"))
-
-
 @pytest.mark.parametrize("mode", ["[1]", "{}", "[]", "{a: 1}"])
 def test_a_graph_mode_that_is_no_word_is_a_mistake_and_no_bug(tmp_path: Path, mode: str) -> None:
     # A release whose full graphs nobody proved: there the mode is looked at.
@@ -493,14 +395,3 @@ def test_a_graph_mode_that_is_no_word_is_a_mistake_and_no_bug(tmp_path: Path, mo
     recipe.write_text(recipe.read_text().replace("extends: v2", "extends: v2-tq"))
     with pytest.raises(RecipeError, match="mistake"):
         resolved(str(recipe))
-
-
-def test_a_folder_that_is_not_there_is_called_so_before_anything_else(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    gone = "/nowhere/at/all"
-    path.write_text(
-        f"schema: 1\nname: mine\ntitle: t\nengine: cuda-0.33\nmodel: {{path: {gone}}}\n"
-    )
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(SHELF, str(path))
-    assert f"model.path: {gone} does not exist" in (caught.value.detail or "")
