@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sparkdeploy import atomic_files, labels
 from sparkdeploy.checkpoint import durable
@@ -19,9 +19,11 @@ from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.container import own_tags
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources
+from sparkdeploy.stored_json import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
@@ -273,8 +275,8 @@ def export_images(reference: str, file: Path, settings: Settings) -> tuple[Archi
                     for chunk in host.save_images(tags):
                         stream.write(chunk)
                         step.progress(stream.tell(), max(chain[0].size_bytes, stream.tell()))
-                stream.flush()
-                written = list_archive(Path(stream.name))
+                stream.seek(0)
+                written = list_archive(file, stream)
         except OSError as error:
             raise NodeError(
                 f"{file} cannot be written: {error.strerror or error}",
@@ -291,8 +293,22 @@ def import_images(
     `expected_digest` is what `export` printed. Raises BuildError before anything is loaded when
     the archive is damaged, foreign or another one.
     """
+    with _opened(file) as stream:
+        return _import(file, stream, expected_digest, settings)
+
+
+def _opened(file: Path) -> IO[bytes]:
+    try:
+        return open_regular(file)
+    except OSError as error:
+        raise BuildError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def _import(
+    file: Path, stream: IO[bytes], expected_digest: str | None, settings: Settings
+) -> tuple[ArchivedImage, ...]:
     with console.step(f"verify {file.name}"):
-        images = read_archive(file)
+        images = read_archive(file, stream)
     wanted = (expected_digest or "").removeprefix("sha256:")
     if wanted and all(image.digest != wanted for image in images):
         raise BuildError(
@@ -300,13 +316,29 @@ def import_images(
             detail="\n".join(f"sha256:{image.digest} {' '.join(image.tags)}" for image in images),
         )
     with connect(settings) as host:
-        with console.step(f"load {file.name}"), file.open("rb") as stream:
+        stream.seek(0)
+        with console.step(f"load {file.name}"):
             host.load_images(stream)
-        for tag, wanted_labels in ((tag, it.labels) for it in images for tag in it.tags):
-            found = host.find_image(tag)
-            if found is None or dict(found.labels) != dict(wanted_labels):
-                raise NodeError(f"{tag} is not what the archive holds after loading it")
+        for image in images:
+            for tag in image.tags:
+                _require_loaded(host, tag, image)
     return images
+
+
+def _require_loaded(host: DockerHost, tag: str, image: ArchivedImage) -> None:
+    """Raise NodeError, with the tag removed, unless an engine loaded the image that was verified.
+
+    The engine reads an archive in its own way, and the file may have changed since.
+    """
+    found = host.find_image(tag)
+    if image.is_loaded(found):
+        return
+    if found is not None and found.labels.get(labels.KIND) == "image":
+        host.remove_image(tag)
+    raise NodeError(
+        f"{tag} is not what the archive holds after loading it",
+        hint=f"do not use it: docker image rm {shlex.quote(tag)}",
+    )
 
 
 def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:

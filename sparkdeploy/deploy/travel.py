@@ -93,9 +93,14 @@ def _send_image(engine: Stage, head: Node, worker: Node) -> int:
             raise stream.failure from None
         raise _explained(error, worker, image, stream.read_bytes) from error
     with named(worker):
-        is_there = find_built(worker.docker, engine) is not None
-    if not is_there:
+        there = find_built(worker.docker, engine)
+    if there is None:
         raise NodeError(f"{worker.name}: {engine.tag} is not there after it was loaded")
+    if (there.layers, there.configuration) != (image.layers, image.configuration):
+        raise NodeError(
+            f"{worker.name}: {engine.tag} is another image than {head.name}'s after it was loaded",
+            hint=f"on {worker.name}: docker image rm {shlex.quote(engine.tag)}",
+        )
     console.info(
         f"  {format_bytes(stream.read_bytes)} as {format_bytes(stream.sent_bytes)} compressed"
     )

@@ -191,6 +191,10 @@ class ImageFact:
     """NAME@sha256:..., as registries know it; none for an image that was made here."""
     volumes: tuple[str, ...] = field(default=(), compare=False)
     """What a build writes below these folders is thrown away; empty in lists, which do not tell."""
+    layers: tuple[str, ...] = field(default=(), compare=False)
+    """sha256 of each as it is unpacked, lowest first; empty in lists, which do not tell."""
+    configuration: str = field(default="", compare=False)
+    """What it runs and how, as `run_configuration` writes it; empty in lists."""
 
     @property
     def stage(self) -> str:
@@ -222,6 +226,12 @@ class ImageFact:
         except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
+
+
+def run_configuration(config: Mapping[str, Any]) -> str:
+    """Return what an image's configuration says of its processes; equal for equal images."""
+    names = ("Entrypoint", "Cmd", "Env", "User", "WorkingDir", "Volumes", "Shell", "Healthcheck")
+    return json.dumps({name: config.get(name) or None for name in names}, sort_keys=True)
 
 
 def is_ours(name: str, marks: Mapping[str, str]) -> bool:

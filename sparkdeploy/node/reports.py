@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.node.container import ContainerFact, ImageFact
+from sparkdeploy.node.container import ContainerFact, ImageFact, run_configuration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,7 +123,19 @@ def read_image(item: Mapping[str, Any]) -> ImageFact:
     digests = tuple(name for name in item.get("RepoDigests") or () if "<none>" not in name)
     size_bytes = int(item.get("Size") or 0)
     volumes = tuple(sorted(config.get("Volumes") or {}))
-    return ImageFact(item["Id"], tags, marks, size_bytes, architecture, digests, volumes)
+    layers = tuple((item.get("RootFS") or {}).get("Layers") or ())
+    configuration = run_configuration(config) if "Config" in item else ""
+    return ImageFact(
+        item["Id"],
+        tags,
+        marks,
+        size_bytes,
+        architecture,
+        digests,
+        volumes,
+        layers,
+        configuration,
+    )
 
 
 def read_container(item: Mapping[str, Any]) -> ContainerFact:

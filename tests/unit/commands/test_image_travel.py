@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -68,3 +69,14 @@ def test_the_workers_engine_is_named(
     with pytest.raises(NodeError) as caught:
         travel._bring(STAGE, STAGE, head(), worker(**changes), cast("Settings", None))
     assert caught.value.message == "spark-2: docker: the disk of this engine is broken"
+
+
+def test_another_image_under_the_tag_of_what_was_sent_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(travel, "free_bytes_on", lambda *_: None)
+    other = replace(BUILT, layers=("sha256:other",))
+    there = iter((None, None, None, other))
+    receiver = worker(find_image=lambda _: next(there))
+    with pytest.raises(NodeError, match="is another image than spark-1's after it was loaded"):
+        travel._bring(STAGE, STAGE, head(), receiver, cast("Settings", None))

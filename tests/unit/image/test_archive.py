@@ -1,21 +1,29 @@
 """Image archives that are whole, damaged or somebody else's."""
 
+import contextlib
 import gzip
 import hashlib
 import io
 import json
 import tarfile
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.errors import BuildError
+from sparkdeploy.commands import image as image_shelf
+from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.archive import list_archive, read_archive
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.reports import read_image
+from sparkdeploy.settings import load_settings
 
 TAG = "sparkdeploy/plugin:0123"
 LAYER = b"the bytes of a layer"
+Member = tuple[tarfile.TarInfo, bytes]
 
 
 def sha256(content: bytes) -> str:
@@ -135,3 +143,108 @@ def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
 def test_an_image_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="not made by sparkdeploy"):
         read_archive(write(tmp_path / "a.tar", files("foreign")))
+
+
+def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> Member:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname, entry.size = kind, link, len(data)
+    return entry, data
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (member("./manifest.json", b"[]"), r"holds \./manifest\.json, which no image archive has"),
+        (member("manifest.json", b"[]"), "holds manifest.json twice"),
+        (member("x/../manifest.json", b"[]"), "which no image archive has"),
+        (member("../manifest.json", b"[]"), "which no image archive has"),
+        (member("/manifest.json", b"[]"), "which no image archive has"),
+        (member("blobs//sha256", b"x"), "which no image archive has"),
+        (member("l2/layer.tar", kind=tarfile.SYMTYPE, link="/etc/shadow"), "leads elsewhere"),
+        (member("l2/layer.tar", kind=tarfile.SYMTYPE, link="../manifest.json"), "leads elsewhere"),
+        (member("l2/layer.tar", kind=tarfile.LNKTYPE, link="l1/layer.tar"), "no regular file"),
+        (member("l2/layer.tar", kind=tarfile.FIFOTYPE), "no regular file"),
+        (member("index.json", kind=tarfile.CHRTYPE), "no regular file"),
+    ],
+)
+def test_what_another_reader_takes_for_something_else_is_refused(
+    tmp_path: Path, added: Member, said: str
+) -> None:
+    path = write(tmp_path / "a.tar", files())
+    with tarfile.open(path, "a") as archive:
+        archive.addfile(added[0], io.BytesIO(added[1]))
+    for read in (read_archive, list_archive):
+        with pytest.raises(BuildError, match=said):
+            read(path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "PaxHeaders/x"])
+def test_a_list_or_header_of_gigabytes_is_not_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.tar"
+    entry = tarfile.TarInfo(name)
+    entry.size = 3 << 30
+    entry.type = tarfile.REGTYPE if name == "manifest.json" else tarfile.XHDTYPE
+    with path.open("wb") as file:
+        file.write(entry.tobuf(tarfile.USTAR_FORMAT))
+        file.truncate(512 + entry.size + 1024)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BuildError, match=r"too large|larger than"):
+            read_archive(path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+class Engine:
+    """One that loads what it likes of an archive."""
+
+    def __init__(self, loaded: ImageFact) -> None:
+        self.loaded = loaded
+        self.removed: list[str] = []
+
+    def load_images(self, archive: IO[bytes]) -> None:
+        with tarfile.open(fileobj=archive) as opened:
+            assert opened.getnames()
+
+    def find_image(self, _: str) -> ImageFact:
+        return self.loaded
+
+    def remove_image(self, reference: str) -> None:
+        self.removed.append(reference)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "is_taken"),
+    [
+        ({}, (LAYER,), True),
+        ({}, (b"another layer",), False),
+        ({}, (), False),
+        ({"Entrypoint": ["/evil"]}, (LAYER,), False),
+        ({"Env": ["PYTHONPATH=/evil"]}, (LAYER,), False),
+    ],
+)
+def test_what_was_loaded_is_what_was_verified(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, object],
+    layers: tuple[bytes, ...],
+    is_taken: bool,
+) -> None:
+    found = read_image(
+        {
+            "Id": "sha256:1",
+            "RepoTags": [TAG],
+            "Config": {"Labels": {labels.KIND: "image"}, **config},
+            "RootFS": {"Layers": [f"sha256:{sha256(layer)}" for layer in layers]},
+        }
+    )
+    engine = Engine(found)
+    monkeypatch.setattr(image_shelf, "connect", lambda _: contextlib.nullcontext(engine))
+    path = write(tmp_path / "a.tar", files())
+    if is_taken:
+        assert image_shelf.import_images(path, None, load_settings())
+    else:
+        with pytest.raises(NodeError, match="is not what the archive holds"):
+            image_shelf.import_images(path, None, load_settings())
+    assert bool(engine.removed) != is_taken
