@@ -27,7 +27,7 @@ import requests
 from sparkdeploy.checkpoint.fp8_shard import read_shard
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.errors import CheckpointError
-from tests.bench import checkpoint_worker
+from tests.engine.checkpoint import checkpoint_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

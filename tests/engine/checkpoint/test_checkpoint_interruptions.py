@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from tests.bench.checkpoint_pair import SMALL, TWENTIETH, PairShape, build_pair
 from tests.engine.checkpoint.checkpoint_killer import tree_hash
+from tests.engine.checkpoint.checkpoint_pair import SMALL, TWENTIETH, PairShape, build_pair
 from tests.hub.double import HubDouble, Repo, hub_double
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_two_builders_at_once_make_one_checkpoint_and_fetch_it_once(
     int4, fp8 = serve(double, SMALL, tmp_path / "pair")
     double.delay_s = 0.002
     root = tmp_path / "both"
-    worker = "tests.bench.checkpoint_worker"
+    worker = "tests.engine.checkpoint.checkpoint_worker"
     both = [start(worker, "all", root, int4, fp8) for _ in range(2)]
     for process in both:
         answer_of(process)

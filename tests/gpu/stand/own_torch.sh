@@ -6,7 +6,6 @@
 #   own_torch.sh start          join the parts, link CUDA's libraries, start the servers and the soak
 #   own_torch.sh take SECONDS   wait for the checks, no longer than that; what there is goes to $OUT
 #   own_torch.sh loaders        in the background: cold starts of each loader, once the checks are through
-#   own_torch.sh kernels        TurboQuant's decode kernel alone, right and fast, once the checks are through
 #   own_torch.sh soaked SECONDS wait for the end of every soak, no longer than that; all results go to $OUT
 # The folders are those of the other sittings; FIRST, PARTS, SITE and VENV are for trying it elsewhere.
 # TWINS says which twins are made, PLAN what is asked of them, CARD on which GPU; SOAK_S=0 soaks nothing.
@@ -130,14 +129,6 @@ loaders() {
   LD_LIBRARY_PATH=/tmp/lib VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
     PYTHONPATH=$SITE setsid nohup "$STAND_PYTHON" /tmp/stand/loaders.py measure /tmp/loaded \
     /tmp/out/loaders.json > /tmp/logs/loaders.txt 2>&1 &
-}
-
-kernels() {
-  local script
-  for script in accuracy bench; do
-    CUDA_VISIBLE_DEVICES=$CARD PYTHONPATH=$SITE "$STAND_PYTHON" \
-      "tests/gpu/kernels/turboquant_$script.py" 2>&1 | tee "/tmp/out/turboquant-$script.txt" || true
-  done
 }
 
 soaked() {
