@@ -1,100 +1,28 @@
 """Following a build: progress, the end of the log, the hint."""
 
 import json
-import re
-import tarfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import pytest
 
 from sparkdeploy import labels, shell
-from sparkdeploy.console import Step
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import base
-from sparkdeploy.image.build import _labelled, _require_architecture, build_stage, find_built
-from sparkdeploy.image.inside import rdma
+from sparkdeploy.image.build import _require_architecture, find_built
 from sparkdeploy.image.inside.prove import MARK
-from sparkdeploy.image.stages import LEFTOVER_LABEL, DebianRecipe, Stage, stages_of
+from sparkdeploy.image.stages import DebianRecipe, Stage, stages_of
 from sparkdeploy.node.container import ImageFact
-from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.reports import BuildEvent
 from sparkdeploy.settings import BuildNetwork, resources
+from tests.fakes.builds import ScriptedHost, build
 
 from .conftest import LoadEngine, MakeSettings
 
-
-@dataclass
-class Recorder:
-    """A status line that keeps what it showed."""
-
-    shown: list[str] = field(default_factory=list)
-
-    def show(self, text: str) -> None:
-        self.shown.append(text)
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class ScriptedHost:
-    """An engine that answers a build with given events and makes the image when all went well."""
-
-    events: Sequence[BuildEvent]
-    images: dict[str, ImageFact] = field(default_factory=dict)
-    removed: list[str] = field(default_factory=list)
-    stage: Stage | None = None
-    networks: list[str | None] = field(default_factory=list)
-    platforms: list[str | None] = field(default_factory=list)
-    said: tuple[int, str] = (0, "")
-    rdma_missing: dict[str, str] = field(default_factory=dict)
-    refusal: str | None = None
-
-    def find_image(self, reference: str) -> ImageFact | None:
-        return self.images.get(reference)
-
-    def builder_refusal(self) -> str | None:
-        return self.refusal
-
-    def build(
-        self,
-        context: IO[bytes],
-        *,
-        tag: str,
-        build_args: Mapping[str, str],
-        image_labels: object,
-        network: str | None,
-        platform: str | None = None,
-    ) -> Iterator[BuildEvent]:
-        with tarfile.open(fileobj=context) as archive:
-            member = archive.extractfile("Dockerfile")
-            assert member is not None
-            dockerfile = member.read().decode()
-        yield from self.events
-        self.networks.append(network)
-        self.platforms.append(platform)
-        if self.stage is not None and not any(event.error for event in self.events):
-            self.images[tag] = ImageFact("sha256:new", (tag,), labels_in(dockerfile), 1)
-
-    def run_once(self, image: str, command: list[str], **_: object) -> tuple[int, str]:
-        if rdma.MARK in command[-1]:
-            return 0, rdma.MARK + json.dumps({"missing": self.rdma_missing})
-        return self.said
-
-    def remove_leftover_tag(self, reference: str) -> None:
-        self.images.pop(reference, None)
-
-    def remove_leftovers(self, image_ids: Sequence[str]) -> None:
-        self.removed += image_ids
-
-
-def labels_in(dockerfile: str) -> dict[str, str]:
-    text = dockerfile[dockerfile.rindex("\nLABEL ") :].replace("\\\n", " ")
-    pairs = re.findall(r'("(?:[^"\\]|\\.)*")=("(?:[^"\\]|\\.)*")', text)
-    return {json.loads(name): json.loads(value) for name, value in pairs}
+if TYPE_CHECKING:
+    from sparkdeploy.node.host import DockerHost
 
 
 @pytest.fixture
@@ -103,15 +31,6 @@ def stages(load: LoadEngine) -> tuple[Stage, ...]:
     return stages_of(
         load("cpu-0.32"), base_source="registry", architecture="x86_64", resources=resources()
     )
-
-
-def run(
-    host: ScriptedHost, stage: Stage, make_settings: MakeSettings
-) -> tuple[ImageFact, list[str]]:
-    recorder = Recorder()
-    step = Step("build", 0.0, recorder, lambda: 1.0)
-    fact = build_stage(cast(DockerHost, host), stage, make_settings(BuildNetwork()), step)
-    return fact, recorder.shown
 
 
 def test_a_build_shows_its_step_its_last_line_and_the_bytes_of_a_pull(
@@ -125,7 +44,7 @@ def test_a_build_shows_its_step_its_last_line_and_the_bytes_of_a_pull(
         BuildEvent("\x1b[91mfetching idna\x1b[0m\n"),
     ]
     host = ScriptedHost(events, stage=stages[0])
-    _, shown = run(host, stages[0], make_settings)
+    _, shown = build(host, stages[0], make_settings)
     assert any("3.0 MB of 6.0 MB" in text for text in shown)
     assert any("step 1/9: fetching idna" in text for text in shown)
     assert host.removed == ["0123456789ab"]
@@ -138,7 +57,7 @@ def test_a_failing_build_ends_with_the_last_thirty_lines(
     events += [BuildEvent(f"line {number}\n") for number in range(100)]
     events.append(BuildEvent("returned a non-zero code: 1", error="returned a non-zero code: 1"))
     with pytest.raises(BuildError, match="step 2/9") as caught:
-        run(ScriptedHost(events), stages[0], make_settings)
+        build(ScriptedHost(events), stages[0], make_settings)
     tail = (caught.value.detail or "").splitlines()
     assert len(tail) == 30
     assert tail[-2:] == ["line 99", "returned a non-zero code: 1"]
@@ -161,24 +80,8 @@ def test_a_known_cause_comes_with_its_fix(
 ) -> None:
     events = [BuildEvent(f"{line}\n"), BuildEvent("failed", error="failed")]
     with pytest.raises(BuildError) as caught:
-        run(ScriptedHost(events), stages[0], make_settings)
+        build(ScriptedHost(events), stages[0], make_settings)
     assert hint in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("device", "setting"), [("cpu", "torch_cpu_index"), ("cuda", "torch_cuda_index")]
-)
-def test_pytorchs_own_index_is_named_where_it_is_asked(
-    stages: tuple[Stage, ...], make_settings: MakeSettings, device: Any, setting: str
-) -> None:
-    events = [
-        BuildEvent("Step 8/16 : RUN uv pip install $TORCH_SOURCE --requirement /lock/torch.txt\n"),
-        BuildEvent("dns error: failed to lookup address information\n"),
-        BuildEvent("failed", error="failed"),
-    ]
-    with pytest.raises(BuildError) as caught:
-        run(ScriptedHost(events), replace(stages[0], runs_on=device), make_settings)
-    assert f"`{setting}` or `wheelhouse`" in (caught.value.hint or "")
 
 
 def test_a_stage_that_is_there_is_not_built(
@@ -186,14 +89,14 @@ def test_a_stage_that_is_there_is_not_built(
 ) -> None:
     there = ImageFact("sha256:old", (stages[0].tag,), stages[0].labels(), 1)
     host = ScriptedHost([BuildEvent("x", error="it was built")], {stages[0].tag: there})
-    assert run(host, stages[0], make_settings)[0] is there
+    assert build(host, stages[0], make_settings)[0] is there
 
 
 def test_a_foreign_image_under_our_tag_is_refused(stages: tuple[Stage, ...]) -> None:
     foreign = ImageFact("sha256:other", (stages[0].tag,), {}, 1)
     host = ScriptedHost([], {stages[0].tag: foreign})
     with pytest.raises(NodeError, match="was not made by sparkdeploy"):
-        find_built(cast(DockerHost, host), stages[0])
+        find_built(cast("DockerHost", host), stages[0])
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -204,7 +107,7 @@ def test_an_image_of_other_inputs_does_not_count_as_built(
     made = {labels.KIND: "image", labels.FINGERPRINT: fingerprint}
     image = ImageFact("sha256:x", (stages[0].tag,), made, 1)
     host = ScriptedHost([], {stages[0].tag: image})
-    assert find_built(cast(DockerHost, host), stages[0]) == (image if own else None)
+    assert find_built(cast("DockerHost", host), stages[0]) == (image if own else None)
 
 
 def test_an_image_for_another_processor_is_refused(stages: tuple[Stage, ...]) -> None:
@@ -222,20 +125,7 @@ def test_a_stage_without_the_one_below_is_refused(
     below = ImageFact("sha256:x", (stages[0].tag,), other, 1)
     host = ScriptedHost([], {stages[0].tag: below} if other else {})
     with pytest.raises(BuildError, match="which is not there"):
-        run(host, stages[1], make_settings)
-
-
-def test_a_missing_mmdebstrap_names_the_package(
-    load: LoadEngine, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = stages_of(
-        load("cpu-0.32"), base_source="debian", architecture="x86_64", resources=resources()
-    )[0]
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NodeError, match="mmdebstrap is not installed") as caught:
-        run(ScriptedHost([]), stage, make_settings)
-    assert "apt-get install" in (caught.value.hint or "")
-    assert caught.value.exit_code == 4
+        build(host, stages[1], make_settings)
 
 
 @pytest.fixture
@@ -272,39 +162,8 @@ def test_a_missing_mmdebstrap_comes_with_what_it_needs_here(
     monkeypatch.setattr("os.geteuid", lambda: user_id)
     monkeypatch.setattr(base, "DEBIAN_KEYRING", tmp_path if keyring else tmp_path / "none")
     with pytest.raises(NodeError, match="mmdebstrap is not installed") as caught:
-        run(ScriptedHost([]), debian_base, make_settings)
+        build(ScriptedHost([]), debian_base, make_settings)
     assert caught.value.hint == f"sudo apt-get install --yes {wanted}"
-
-
-@pytest.mark.parametrize(
-    ("line", "package"),
-    [
-        (
-            "W: GPG error: http://debian.test bookworm InRelease: NO_PUBKEY 0E98",
-            "debian-archive-keyring",
-        ),
-        (
-            "E: The repository 'http://debian.test bookworm' is not signed.",
-            "debian-archive-keyring",
-        ),
-        ("E: unable to pick chroot mode automatically (use --mode for manual)", "uidmap"),
-    ],
-)
-def test_an_mmdebstrap_that_lacks_a_package_names_it(
-    debian_base: Stage,
-    make_settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    line: str,
-    package: str,
-) -> None:
-    stub = tmp_path / "mmdebstrap"
-    stub.write_text(f'#!/bin/sh\necho "{line}" >&2\nexit 25\n')
-    stub.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(BuildError, match="exit code 25") as caught:
-        run(ScriptedHost([]), debian_base, make_settings)
-    assert caught.value.hint == f"sudo apt-get install {package}"
 
 
 def test_mmdebstrap_gets_the_packages_and_leaves_no_trace_of_this_machine(
@@ -323,38 +182,6 @@ def test_mmdebstrap_gets_the_packages_and_leaves_no_trace_of_this_machine(
     assert argv[-1] == "http://debian.test/debian"
     assert '--customize-hook=rm -f "$1/etc/apt/sources.list"' in argv
     assert not any("secret" in word for word in argv)
-
-
-def test_a_base_for_another_platform_is_built_rather_than_imported(
-    debian_base: Stage,
-    make_settings: MakeSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("mmdebstrap", "arch-test"):
-        # The last but one argument is the tar to write.
-        (tmp_path / name).write_text("#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\n: > $1\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    foreign = replace(debian_base, platform="linux/arm64")
-    host = ScriptedHost([], stage=foreign)
-    run(host, foreign, make_settings)
-    assert host.platforms == ["linux/arm64"]
-    assert host.images[foreign.tag].fingerprint == debian_base.fingerprint
-    (tmp_path / "arch-test").unlink()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NodeError, match="arch-test is not installed"):
-        run(ScriptedHost([]), foreign, make_settings)
-
-
-def test_nothing_stands_between_an_empty_image_and_its_first_files() -> None:
-    lines = _labelled(
-        "FROM a AS b\nRUN c\n\nFROM scratch\nCOPY --from=b / /\nENV d=e\n", {"f": "g"}
-    )
-    before, leftover, after = lines.partition(f"LABEL {LEFTOVER_LABEL}\n")
-    assert before.endswith("FROM scratch\nCOPY --from=b / /\n")
-    assert leftover
-    assert after == 'ENV d=e\nLABEL "f"="g"\n'
 
 
 def proof_of(kernels: Mapping[str, Mapping[str, int]], torch_cuda: str | None) -> str:
@@ -376,7 +203,7 @@ def test_what_was_found_in_an_engine_becomes_a_label_of_the_tagged_image(
     stage, below = cuda_engine
     said = proof_of({"_C.abi3.so": {"sm_120f": 33}}, "13.0")
     host = ScriptedHost([], {below.tags[0]: below}, stage=stage, said=(0, said))
-    fact, _ = run(host, stage, make_settings)
+    fact, _ = build(host, stage, make_settings)
     assert json.loads(fact.labels[labels.PROOF])["kernels"] == {"_C.abi3.so": {"sm_120f": 33}}
     assert fact.labels[labels.FINGERPRINT] == stage.fingerprint
     assert set(host.images) == {below.tags[0], stage.tag}
@@ -401,7 +228,7 @@ def test_an_engine_that_could_not_serve_gets_no_tag(
     stage, below = cuda_engine
     host = ScriptedHost([], {below.tags[0]: below}, stage=stage, said=said)
     with pytest.raises(BuildError, match=words):
-        run(host, stage, make_settings)
+        build(host, stage, make_settings)
     assert set(host.images) == {below.tags[0]}
 
 
@@ -416,22 +243,8 @@ def test_an_engine_of_ours_without_rdma_gets_no_tag(
     there = {below.tags[0]: below}
     host = ScriptedHost([], there, stage=stage, said=SOUND, rdma_missing=NO_VERBS)
     with pytest.raises(BuildError, match="cannot reach RDMA adapters: libibverbs"):
-        run(host, stage, make_settings)
+        build(host, stage, make_settings)
     assert set(host.images) == {below.tags[0]}
-
-
-def test_who_brings_an_image_without_rdma_is_told_what_it_lacks(
-    load: LoadEngine, make_settings: MakeSettings, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engine = load("image").model_copy(update={"image": "0123456789ab"})
-    stage = stages_of(
-        engine, base_source="registry", architecture="aarch64", resources=resources()
-    )[0]
-    there = {"0123456789ab": ImageFact("sha256:x", (), {}, 1)}
-    host = ScriptedHost([], there, stage=stage, said=SOUND, rdma_missing=NO_VERBS)
-    fact, _ = run(host, stage, make_settings)
-    assert fact.proof["rdma_missing"] == NO_VERBS
-    assert "libibverbs1, ibverbs-providers" in capsys.readouterr().err
 
 
 def test_the_reason_an_image_gives_for_not_fitting_is_the_message(
@@ -445,9 +258,9 @@ def test_the_reason_an_image_gives_for_not_fitting_is_the_message(
     events = [BuildEvent("sparkdeploy-refused: there is no Python in it\n")]
     events += [BuildEvent("code: 1", error="code: 1")]
     with pytest.raises(BuildError, match="does not fit what it stands on: there is no Python"):
-        run(ScriptedHost(events, there), stage, make_settings)
+        build(ScriptedHost(events, there), stage, make_settings)
     with pytest.raises(BuildError, match="not on this machine"):
-        run(ScriptedHost(events), stage, make_settings)
+        build(ScriptedHost(events), stage, make_settings)
 
 
 @pytest.mark.parametrize("base_source", ["registry", "debian"])
@@ -463,7 +276,7 @@ def test_an_engine_without_a_builder_is_named_before_anything_is_made(
     )[0]
     host = ScriptedHost([], refusal="only BuildKit is supported")
     with pytest.raises(BuildError, match="no longer has the builder") as caught:
-        run(host, stage, make_settings)
+        build(host, stage, make_settings)
     assert caught.value.detail == "only BuildKit is supported"
     assert "sparkdeploy image import" in (caught.value.hint or "")
     assert host.networks == []

@@ -51,13 +51,6 @@ def test_a_machine_without_room_is_refused_with_everything_it_lacks(source: Sour
     assert caught.value.exit_code == 4
 
 
-@pytest.mark.parametrize(("disk", "memory"), [(60 * GB, 16 * GIB), (None, None)])
-def test_a_machine_with_room_is_not(
-    source: SourceBuild, disk: int | None, memory: int | None
-) -> None:
-    compilation.refuse_machine(source, engine="e", disk_bytes=disk, memory_bytes=memory)
-
-
 def test_sources_out_of_reach_are_refused_by_name(make_settings: MakeSettings) -> None:
     settings = make_settings(BuildNetwork())
     gone = replace(settings, hosts=replace(settings.hosts, source_forge="http://127.0.0.1:9"))
@@ -98,51 +91,6 @@ def test_a_git_ref_takes_the_place_of_the_sdist_and_is_another_wheel(
     assert compilation.wheel_folder(changed, settings) != compilation.wheel_folder(stage, settings)
 
 
-def test_what_is_installed_beside_it_does_not_compile_it_again(
-    stage: Stage, make_settings: MakeSettings
-) -> None:
-    settings = make_settings(BuildNetwork())
-    other = replace(stage, inputs={**stage.inputs, "lock/packages.txt": "another"})
-    assert compilation.wheel_folder(other, settings) == compilation.wheel_folder(stage, settings)
-
-
-def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
-    stage: Stage, make_settings: MakeSettings
-) -> None:
-    settings = make_settings(BuildNetwork())
-    folder = compilation.wheel_folder(stage, settings)
-    folder.mkdir(parents=True)
-    (folder / ".vllm-0.19.1.whl.part").write_bytes(b"half")
-    assert compilation.find_wheel(stage, settings) is None
-    wheel = folder / "vllm-0.19.1-cp312-cp312-linux_aarch64.whl"
-    wheel.write_bytes(b"")
-    nobody = cast(DockerHost, None)
-    compilation.refuse_start(stage, nobody, settings)
-    assert compilation.compile_wheel(nobody, stage, settings, cast(Step, None)) == wheel
-
-
-def test_the_compilers_container_sees_its_own_folders_and_the_cache(
-    stage: Stage, tmp_path: Path
-) -> None:
-    spec = compilation.compile_spec(
-        stage,
-        tmp_path / "in",
-        tmp_path / "work",
-        wheels=tmp_path / "wheels",
-        ccache=tmp_path / "ccache",
-    )
-    assert spec.image == stage.below
-    assert {mount.target: mount.mode for mount in spec.mounts} == {
-        "/compile": "ro",
-        "/network": "ro",
-        "/work": "rw",
-        "/wheels": "rw",
-        "/ccache": "rw",
-    }
-    assert int(spec.env["MAX_JOBS"]) * compilation.MEMORY_PER_COMPILER_GIB <= 16
-    assert spec.gpus == "none"
-
-
 @dataclass
 class Compiler:
     """An engine whose one container ends as told, and leaves a wheel or not."""
@@ -178,7 +126,7 @@ def test_a_compiler_that_fails_shows_its_end_and_leaves_no_container(
     settings = make_settings(BuildNetwork())
     compiler = Compiler(exit_code=1)
     with pytest.raises(BuildError, match="did not compile") as caught:
-        compilation.compile_wheel(cast(DockerHost, compiler), stage, settings, cast(Step, None))
+        compilation.compile_wheel(cast("DockerHost", compiler), stage, settings, cast("Step", None))
     assert caught.value.detail == "ninja: build stopped"
     # One that a killed command left under its name, and its own.
     assert compiler.removed == [f"sparkdeploy-compile-{stage.fingerprint[:12]}", "id"]
@@ -192,8 +140,23 @@ def test_a_compiled_wheel_is_kept_and_travels_with_the_build(
     wheel = compilation.wheel_folder(stage, settings) / "vllm-0.19.1-cp312-cp312-linux_aarch64.whl"
     done = Compiler(exit_code=0, wheel=wheel)
     assert (
-        compilation.compile_wheel(cast(DockerHost, done), stage, settings, cast(Step, None))
+        compilation.compile_wheel(cast("DockerHost", done), stage, settings, cast("Step", None))
         == wheel
     )
     files = network.files(replace(stage, compiled=wheel), settings)
     assert f"network/compiled/{wheel.name}" in {file.path for file in files}
+
+
+def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
+    stage: Stage, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(BuildNetwork())
+    folder = compilation.wheel_folder(stage, settings)
+    folder.mkdir(parents=True)
+    (folder / ".vllm-0.19.1.whl.part").write_bytes(b"half")
+    assert compilation.find_wheel(stage, settings) is None
+    wheel = folder / "vllm-0.19.1-cp312-cp312-linux_aarch64.whl"
+    wheel.write_bytes(b"")
+    nobody = cast(DockerHost, None)
+    compilation.refuse_start(stage, nobody, settings)
+    assert compilation.compile_wheel(nobody, stage, settings, cast(Step, None)) == wheel

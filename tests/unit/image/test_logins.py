@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import docker.auth
 import pytest
-from docker.errors import DockerException
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.connection import translated
@@ -36,22 +33,6 @@ def test_a_login_that_is_none_is_named(logins: Path, entry: Any) -> None:
     assert "docker login lab.example" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "",
-        "[]",
-        '{"auths": []}',
-        '{"auths": {"a": {"auth": "b3dsOmhpZGRlbg=="}, "b": {"identitytoken": "x", "auth": 1}}}',
-    ],
-)
-def test_what_the_sdk_reads_or_leaves_alone_is_no_failure(logins: Path, text: str | None) -> None:
-    if text is not None:
-        logins.write_text(text)
-    refuse_unreadable()
-
-
 @pytest.mark.filterwarnings("ignore:docker-credential")
 @pytest.mark.parametrize("helper", ["missing", "exits"])
 @pytest.mark.parametrize("is_one", [True, False])
@@ -70,20 +51,3 @@ def test_a_helper_that_fails_is_named_with_its_registry(
     said = caught.value.message
     assert said.startswith(f"the login for {subject} could not be read from {logins}: ")
     assert ("locked" if helper == "exits" else "docker-credential-missing not installed") in said
-
-
-def test_the_sdks_own_warning_is_not_shown(logins: Path) -> None:
-    program = (
-        "import sparkdeploy.node.connection, docker.credentials\n"
-        "docker.credentials.Store('missing')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert (done.stdout, done.stderr) == ("", "")
-    assert not logins.exists()
-
-
-def test_other_failures_stay_what_they_are() -> None:
-    with pytest.raises(NodeError, match="does not answer"), translated("pull it"):
-        raise DockerException("gone")

@@ -14,8 +14,7 @@ from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.reports import BuildEvent
 from sparkdeploy.settings import resources
-
-from .test_build import ScriptedHost, run
+from tests.fakes.builds import ScriptedHost, build
 
 if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
@@ -47,7 +46,7 @@ def test_what_failed_within_a_mod_that_ended_well_is_told(
 ) -> None:
     events = [STEP, BuildEvent(f"before\n{line}\nafter\n")]
     host = ScriptedHost(events, stage=mod, said=(0, json.dumps(NOTE)))
-    run(host, mod, make_settings)
+    build(host, mod, make_settings)
     warned = capsys.readouterr().err
     assert "warning: the mod mods/fix ended well, and said on its way:\n" in warned
     assert warned.count(line) == 1
@@ -58,14 +57,14 @@ def test_nothing_is_told_of_a_mod_that_says_nothing_odd(
     mod: Stage, make_settings: MakeSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = ScriptedHost([STEP, BuildEvent("1 FAILEDOVER\n")], stage=mod, said=(0, json.dumps(NOTE)))
-    run(host, mod, make_settings)
+    build(host, mod, make_settings)
     assert "warning" not in capsys.readouterr().err
 
 
 def test_the_lines_of_a_log_are_cut(mod: Stage, make_settings: MakeSettings) -> None:
     events = [STEP, BuildEvent("x" * 10_000_000), BuildEvent("failed", error="failed")]
     with pytest.raises(BuildError) as caught:
-        run(ScriptedHost(events), mod, make_settings)
+        build(ScriptedHost(events), mod, make_settings)
     assert len(caught.value.detail or "") < 2_000
 
 
@@ -96,8 +95,8 @@ def test_every_file_that_was_written_is_compared(
     stage = replace(mod, below=below.tags[0], inputs={**mod.inputs, "below": "x"})
     if before == "now":
         with pytest.raises(BuildError, match="the mod mods/fix changed nothing"):
-            run(host, stage, make_settings)
+            build(host, stage, make_settings)
     else:
-        assert run(host, stage, make_settings)[0].proof == {"changed": ["/2000"], "count": 1}
+        assert build(host, stage, make_settings)[0].proof == {"changed": ["/2000"], "count": 1}
     assert sum(host.asked) == len(files)
     assert max(host.asked) <= 1_000

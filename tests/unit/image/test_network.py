@@ -127,13 +127,6 @@ def test_an_image_is_looked_for_at_the_configured_registry(image: str, expected:
     assert network.registry_reference(image, "registry.test") == expected
 
 
-def test_the_base_is_told_where_its_image_is(
-    stages: tuple[Stage, ...], make_settings: MakeSettings
-) -> None:
-    arguments = network.build_args(stages[0], make_settings(BuildNetwork()))
-    assert arguments == {"BASE_IMAGE": "registry.test/library/debian:bookworm-slim"}
-
-
 @pytest.mark.parametrize("name", ["ca_bundle", "wheelhouse"])
 def test_a_path_that_the_user_named_is_never_left_out_without_a_word(
     stages: tuple[Stage, ...], tmp_path: Path, name: str
@@ -148,10 +141,3 @@ def test_a_path_that_the_user_named_is_never_left_out_without_a_word(
 
     assert "~" not in refused.value.message
     assert refused.value.hint == f"it is set by environment SPARKDEPLOY_{name.upper()}"
-
-
-def test_a_wheelhouse_may_have_a_space_in_its_path(tmp_path: Path) -> None:
-    folder = tmp_path / "my wheels"
-    folder.mkdir()
-    settings = load_settings({"SPARKDEPLOY_WHEELHOUSE": str(folder)})
-    assert settings.build.find_links == (folder,)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.image.inside.prove import Kernel, kernels_of, runs_on
+from sparkdeploy.image.inside.prove import kernels_of, runs_on
 
 PTX, CUBIN = 1, 2
 ENTRY_BYTES = 64
@@ -88,7 +88,3 @@ def test_an_unknown_layout_is_an_error_and_not_a_guess(tmp_path: Path) -> None:
 )
 def test_what_runs_on_a_spark_without_compiling(name: str, runs: bool) -> None:
     assert runs_on(name, 121) is runs
-
-
-def test_kernels_are_ordered_by_architecture() -> None:
-    assert sorted([Kernel(120, "f"), Kernel(90, "a"), Kernel(120, "")])[0] == Kernel(90, "a")

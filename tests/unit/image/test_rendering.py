@@ -52,22 +52,6 @@ def test_the_other_stages_differ_from_these_as_committed(
     assert_golden(request, "dockerfiles/others.diff", "\n".join(parts))
 
 
-def test_each_python_has_a_lock_of_its_own(load: LoadEngine) -> None:
-    shipped = load("cuda-0.25")
-    assert shipped.base is not None
-    locks = set()
-    for python in ("3.11", "3.12", "3.13"):
-        base = shipped.base.model_copy(update={"python": python})
-        middle = stages_of(
-            shipped.model_copy(update={"base": base}),
-            base_source="registry",
-            architecture="aarch64",
-            resources=resources(),
-        )[1]
-        locks.add(middle.inputs["lock/packages.txt"])
-    assert len(locks) == 3
-
-
 @pytest.mark.parametrize(
     ("name", "source"),
     [(name, "registry") for name in ENGINES]
@@ -79,21 +63,6 @@ def test_no_dockerfile_needs_buildkit(load: LoadEngine, name: str, source: BaseS
     ):
         found = [what for what, sign in NEEDS_BUILDKIT.items() if sign.search(stage.dockerfile)]
         assert not found, f"{stage.name} uses {found}"
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("RUN --mount=type=cache,target=/root/.cache true", "RUN --mount"),
-        ("COPY --chmod=0755 a b", "COPY --chmod"),
-        ("COPY --from=x --link a b", "COPY --chmod"),
-        ("RUN <<EOF", "heredoc"),
-        ("COPY <<'EOF' /a", "heredoc"),
-        ("# syntax=docker/dockerfile:1", "syntax line"),
-    ],
-)
-def test_the_guard_knows_what_needs_buildkit(line: str, what: str) -> None:
-    assert NEEDS_BUILDKIT[what].search(f"FROM a\n{line}\n")
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -132,18 +101,6 @@ def test_an_existing_image_is_adopted(load: LoadEngine, image: str) -> None:
 def test_an_image_that_is_not_named_is_refused(load: LoadEngine) -> None:
     with pytest.raises(BuildError, match="names no image"):
         stages_of(load("image"), base_source="debian", architecture="x86_64", resources=resources())
-
-
-def test_another_image_is_another_stage(load: LoadEngine) -> None:
-    tags = set()
-    for digit in "01":
-        engine = load("image").model_copy(update={"image": "sha256:" + digit * 64})
-        tags.add(
-            stages_of(
-                engine, base_source="registry", architecture="aarch64", resources=resources()
-            )[-1].tag
-        )
-    assert len(tags) == 2
 
 
 def test_a_missing_lock_is_named(load: LoadEngine, tmp_path: Path) -> None:

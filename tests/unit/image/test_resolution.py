@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy.commands import image as image_commands
-from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform, find_wheel
 from sparkdeploy.settings import BuildNetwork, resources
@@ -74,24 +74,6 @@ def test_a_lock_lists_every_package_but_those_from_elsewhere(fake_uv: Path, tmp_
     assert lock.date_of(text) == lock.LOCK_DATE
 
 
-def test_uv_reaches_the_world_as_pip_does_here(fake_uv: Path, tmp_path: Path) -> None:
-    network = BuildNetwork(ca_bundle=tmp_path / "ca.pem", index_url="https://index.test/simple")
-    lock.make_lock(tmp_path, X86_64, "2026-11-15", network=network)
-    seen = (tmp_path / "seen").read_text().splitlines()
-    assert f"SSL_CERT_FILE={tmp_path}/ca.pem" in seen
-    assert "UV_DEFAULT_INDEX=https://index.test/simple" in seen
-
-
-def test_a_missing_uv_is_named_with_the_command_that_brings_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    with pytest.raises(NodeError, match="uv is not installed") as caught:
-        lock.find_uv()
-    assert "pip install uv" in (caught.value.hint or "")
-
-
 def test_no_solution_ends_with_what_uv_said(fake_uv: Path, tmp_path: Path) -> None:
     fake_uv.write_text("#!/bin/sh\necho no such version >&2\nexit 1\n")
     with pytest.raises(BuildError, match="could not resolve") as caught:
@@ -127,8 +109,3 @@ def test_a_remade_lock_is_compared_and_written(
     (tmp_path / "solution").write_text(SOLUTION.replace("3.20", "3.21"))
     third = image_commands.remake_locks("cuda-0.25", "2026-11-20", settings)
     assert third[0].differences == ("~ idna 3.20 -> 3.21",)
-
-
-def test_an_engine_without_a_lock_of_its_own_is_refused(make_settings: MakeSettings) -> None:
-    with pytest.raises(BuildError, match="has no base"):
-        image_commands.remake_locks("image", None, make_settings(BuildNetwork()))

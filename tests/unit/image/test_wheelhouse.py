@@ -2,7 +2,6 @@
 
 import hashlib
 import http.server
-import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from sparkdeploy.commands.image import _indexes
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
-from sparkdeploy.image.stages import stages_of
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.settings import BuildNetwork, resources
 
@@ -123,47 +121,11 @@ def test_a_file_that_the_lock_does_not_mean_is_not_taken(
         fetch(index, tmp_path)
 
 
-def test_a_package_that_no_index_knows_is_named(index: Index, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="no index has a-b"):
-        fetch(index, tmp_path)
-
-
 def test_an_index_that_does_not_answer_is_named_by_its_host_only(tmp_path: Path) -> None:
     gone = Index()
     gone.url = "http://127.0.0.1:9/simple"
     with pytest.raises(BuildError, match=r"127\.0\.0\.1 does not answer"):
         fetch(gone, tmp_path)
-
-
-TORCH = LockedPackage(PackagePin("torch", "2.13.0+cpu"))
-
-
-@pytest.mark.parametrize("is_up", [True, False])
-def test_pytorchs_own_index_is_named_with_its_setting(
-    index: Index, tmp_path: Path, is_up: bool
-) -> None:
-    url = index.url if is_up else "http://localhost:9/whl"
-    indexes = (
-        PackageIndex(index.url, "index_url"),
-        PackageIndex(url, "torch_cpu_index", frozenset({"torch"})),
-    )
-    with pytest.raises(BuildError) as caught:
-        Wheelhouse(tmp_path, SPARK, indexes).fetch([TORCH], on_wheel=print)
-    assert caught.value.message == (
-        "no index has torch 2.13.0+cpu for aarch64 and Python 3.11 (asked: 127.0.0.1)"
-        if is_up
-        else "torch 2.13.0+cpu: the index at localhost does not answer"
-    )
-    assert "`torch_cpu_index` names another index" in (caught.value.hint or "")
-    assert "`wheelhouse`" in (caught.value.hint or "")
-
-
-def test_only_pytorchs_packages_are_asked_of_its_index(index: Index, tmp_path: Path) -> None:
-    own = PackageIndex("http://localhost:9/whl", "torch_cpu_index", frozenset({"torch"}))
-    indexes = (PackageIndex(index.url, "index_url"), own)
-    with pytest.raises(BuildError, match="no index has a-b") as caught:
-        Wheelhouse(tmp_path, SPARK, indexes).fetch([PACKAGE], on_wheel=print)
-    assert "`index_url` names another index" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -184,28 +146,6 @@ def test_each_engine_takes_torch_from_the_index_of_its_kind(
     indexes = list(_indexes(found, settings, torch))
     assert [item.setting for item in indexes] == ["index_url", "PIP_EXTRA_INDEX_URL", setting]
     assert set(indexes[-1].packages or ()) == names
-
-
-def test_what_is_taken_unverified_is_said_with_what_pins_it(load: LoadEngine) -> None:
-    said: dict[tuple[str, str], str] = {}
-    for name, architecture in itertools.product(("cpu-0.32", "cuda-0.25"), lock.ARCHITECTURES):
-        stages = stages_of(
-            load(name), base_source="debian", architecture=architecture, resources=resources()
-        )
-        if warning := "".join(stage.unverified for stage in stages):
-            said[name, architecture] = warning
-    assert said == {
-        ("cpu-0.32", "aarch64"): (
-            "torch==2.13.0+cpu for aarch64 has no hash in the lock: what the index sends is taken; "
-            "with the wheel in `wheelhouse`, `sparkdeploy image lock cpu-0.32` pins it"
-        )
-    }
-
-
-def test_the_lock_that_is_to_be_completed_is_the_one_an_engine_shares(load: LoadEngine) -> None:
-    mine = load("cpu-0.32").model_copy(update={"name": "mine", "lock": "cpu-0.32"})
-    stages = stages_of(mine, base_source="debian", architecture="aarch64", resources=resources())
-    assert "`sparkdeploy image lock cpu-0.32` pins it" in stages[1].unverified
 
 
 def test_a_wheel_at_hand_is_copied(index: Index, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ UNSAFE = [
     "serve: {<<: {trust_remote_code: true}}",
     "serve: {speculative: {method: dflash, tokens: 2, model: ../x}}\ncheckpoint: {mtp: 'off'}",
     "cluster: {speculative: {method: dflash, tokens: 2, model: /x}}",
+    "serve: {speculative: {method: mtp, tokens: 2, code_revision: x}}",
     "cluster: {backend: ray}",
     "limits: {memory_floor_gib: 3.99}",
     f"engine: image\nimage: there/x@sha256:{'0' * 64}",

@@ -1,0 +1,103 @@
+"""An engine that answers a build as a test says."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, cast
+
+from sparkdeploy.console import Step
+from sparkdeploy.image.build import build_stage
+from sparkdeploy.image.inside import rdma
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.settings import BuildNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.image.stages import Stage
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.reports import BuildEvent
+    from sparkdeploy.settings import Settings
+
+
+@dataclass
+class Recorder:
+    """A status line that keeps what it showed."""
+
+    shown: list[str] = field(default_factory=list)
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class ScriptedHost:
+    """An engine that answers a build with given events and makes the image when all went well."""
+
+    events: Sequence[BuildEvent]
+    images: dict[str, ImageFact] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    stage: Stage | None = None
+    networks: list[str | None] = field(default_factory=list)
+    platforms: list[str | None] = field(default_factory=list)
+    said: tuple[int, str] = (0, "")
+    rdma_missing: dict[str, str] = field(default_factory=dict)
+    refusal: str | None = None
+
+    def find_image(self, reference: str) -> ImageFact | None:
+        return self.images.get(reference)
+
+    def builder_refusal(self) -> str | None:
+        return self.refusal
+
+    def build(
+        self,
+        context: IO[bytes],
+        *,
+        tag: str,
+        build_args: Mapping[str, str],
+        image_labels: object,
+        network: str | None,
+        platform: str | None = None,
+    ) -> Iterator[BuildEvent]:
+        with tarfile.open(fileobj=context) as archive:
+            member = archive.extractfile("Dockerfile")
+            assert member is not None
+            dockerfile = member.read().decode()
+        yield from self.events
+        self.networks.append(network)
+        self.platforms.append(platform)
+        if self.stage is not None and not any(event.error for event in self.events):
+            self.images[tag] = ImageFact("sha256:new", (tag,), labels_in(dockerfile), 1)
+
+    def run_once(self, image: str, command: list[str], **_: object) -> tuple[int, str]:
+        if rdma.MARK in command[-1]:
+            return 0, rdma.MARK + json.dumps({"missing": self.rdma_missing})
+        return self.said
+
+    def remove_leftover_tag(self, reference: str) -> None:
+        self.images.pop(reference, None)
+
+    def remove_leftovers(self, image_ids: Sequence[str]) -> None:
+        self.removed += image_ids
+
+
+def labels_in(dockerfile: str) -> dict[str, str]:
+    text = dockerfile[dockerfile.rindex("\nLABEL ") :].replace("\\\n", " ")
+    pairs = re.findall(r'("(?:[^"\\]|\\.)*")=("(?:[^"\\]|\\.)*")', text)
+    return {json.loads(name): json.loads(value) for name, value in pairs}
+
+
+def build(
+    host: ScriptedHost, stage: Stage, make_settings: Callable[[BuildNetwork], Settings]
+) -> tuple[ImageFact, list[str]]:
+    recorder = Recorder()
+    step = Step("build", 0.0, recorder, lambda: 1.0)
+    fact = build_stage(cast("DockerHost", host), stage, make_settings(BuildNetwork()), step)
+    return fact, recorder.shown
