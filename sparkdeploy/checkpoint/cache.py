@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import stat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
@@ -192,7 +193,7 @@ def _open_part(folder: int, part: str, path: Path) -> int:
             raise
         raise CheckpointError(
             f"{path} is a link or a file where a folder must be; nothing was written through it.",
-            hint=f"look at it, then remove it and try again: ls -ld {path}",
+            hint=f"look at it, then remove it and try again: ls -ld {shlex.quote(str(path))}",
         ) from error
 
 

@@ -8,6 +8,7 @@ notes, here as well. Importing it takes the 0.3 s that the library takes.
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,8 @@ def remove_repository(root: Path) -> None:
     ).execute()
     if real.exists():
         raise CheckpointError(
-            f"{real} cannot be removed.", hint=f"look at whose it is: ls -ld {real}"
+            f"{real} cannot be removed.",
+            hint=f"look at whose it is: ls -ld {shlex.quote(str(real))}",
         )
     if root.is_symlink():
         root.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -174,9 +175,13 @@ def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> Non
         raise UsageError("--save captures one side", hint="capture the other into a second file")
     if save.suffix != ".json":
         raise UsageError(f"--save {save}: a capture's name ends in .json")
-    side = asked[0] if asked else chosen.said(None, f"bench quality --save {save}")
+    side = (
+        asked[0] if asked else chosen.said(None, f"bench quality --save {shlex.quote(str(save))}")
+    )
     write_capture(ask(side), save)
-    console.info(f"wrote {save}; compare it with `sparkdeploy bench quality {save} OTHER`")
+    console.info(
+        f"wrote {save}; compare it with `sparkdeploy bench quality {shlex.quote(str(save))} OTHER`"
+    )
 
 
 def _compared(asked: list[str], ask: Callable[[str], Capture]) -> tuple[Capture, Capture]:

@@ -67,7 +67,7 @@ def write_standalone(
     if source is None or not isinstance(fact, ModelFact):
         raise CheckpointError(
             f"{recipe.model.known_as} is not on this machine.",
-            hint=f"sparkdeploy checkpoint pull {recipe.model.known_as}",
+            hint=f"sparkdeploy checkpoint pull {shlex.quote(recipe.model.known_as)}",
         )
     size_bytes, free_bytes = fact.size_bytes, facts.free_bytes(out.absolute().parent)
     if free_bytes is not None and size_bytes > free_bytes:
@@ -245,5 +245,5 @@ def refuse_other_family(resolved: Resolved, settings: Settings) -> None:
     if not is_qwen35_moe(found.config):
         raise RecipeError(
             f"{resolved.called} serves {model.source}, and a twin resembles Qwen3.5-MoE alone",
-            hint=f"sparkdeploy rehearse {resolved.called} shrinks its own configuration",
+            hint=f"`sparkdeploy rehearse {resolved.called}` shrinks its own configuration",
         )

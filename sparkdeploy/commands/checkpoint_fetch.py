@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.hub import open_hub
@@ -63,7 +64,7 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
         raise CheckpointError(
             f"{names} is not on this machine ({size} to download)",
             hint="say yes, or pass --yes; or `sparkdeploy checkpoint pull "
-            f"{downloads[0].facts.repo}` first",
+            f"{shlex.quote(downloads[0].facts.repo)}` first",
         )
     console.expect(*awaited_downloads(downloads))
     for download in downloads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,7 +124,7 @@ def _remove_folder(folder: Path) -> None:
             _remove_empty(folder)
     except OSError as error:
         told = f"{error.filename} cannot be removed: {error.strerror}"
-        raise NodeError(told, hint=f"sudo rm -r {folder}") from error
+        raise NodeError(told, hint=f"sudo rm -r {shlex.quote(str(folder))}") from error
 
 
 def _remove_empty(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,7 +115,8 @@ def _treatment(plan: Plan) -> ExpectedTreatment | None:
     manifest = read_manifest(Path(model.overlay.path))
     if manifest is None:
         raise CheckpointError(
-            f"{model.overlay.path} has lost its manifest", hint=f"rm -r {model.overlay.path}"
+            f"{model.overlay.path} has lost its manifest",
+            hint=f"rm -r {shlex.quote(str(model.overlay.path))}",
         )
     drafts = recipe.serve.speculative is not None
     head = recipe.checkpoint.draft_lm_head if drafts else None

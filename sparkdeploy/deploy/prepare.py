@@ -161,7 +161,7 @@ def _give(path: Path, uid: int, gid: int, *, mode: int) -> None:
             raise NodeError(
                 f"{path} belongs to uid {status.st_uid}, but the container runs as {uid}, the "
                 "owner of the model folder",
-                hint=f"sudo chown -R {uid}:{gid} {path}",
+                hint=f"sudo chown -R {uid}:{gid} {shlex.quote(str(path))}",
             )
         os.chown(path, uid, gid)
     # Only the owner may do this, who is another user when the model is.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import sys
 import tempfile
 import tomllib
@@ -198,7 +199,7 @@ def find_uv() -> Path:
     if not found.is_file():
         raise NodeError(
             "uv is not installed, and only uv resolves for another platform",
-            hint=f"{sys.executable} -I -m pip install uv",
+            hint=f"{shlex.quote(sys.executable)} -I -m pip install uv",
         )
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
@@ -43,4 +44,5 @@ def _write(path: Path, text: str, *, is_durable: bool) -> None:
 def _hint(folder: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"free space below {folder}"
-    return f"`ls -ld {folder}` shows whom it belongs to: only that user may write there"
+    listing = f"`ls -ld {shlex.quote(str(folder))}`"
+    return f"{listing} shows whom it belongs to: only that user may write there"

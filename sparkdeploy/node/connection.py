@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import socket
 from typing import TYPE_CHECKING, Self
 
@@ -62,7 +63,8 @@ def _require_listener(address: str) -> None:
         # Its machine's memory, disks and models are not this one's.
         raise NodeError(
             f"docker at {address} is another machine's, and this command is about its own",
-            hint=f"pass `--on {address}` where a command has it, or run it on that machine",
+            hint=f"pass `--on {shlex.quote(address)}` where a command has it, "
+            "or run it on that machine",
         )
     if not address.startswith("unix://"):
         return

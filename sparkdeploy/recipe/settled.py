@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping, Sequence  # noqa: TC003 - pydantic reads them
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -143,13 +144,14 @@ class ImageLock:
             return None
         except OSError as error:
             raise RecipeError(
-                f"{path} cannot be read: {error.strerror}", hint=f"rm -r {path}"
+                f"{path} cannot be read: {error.strerror}", hint=f"rm -r {shlex.quote(str(path))}"
             ) from error
 
     def _unusable(self, reason: object) -> RecipeError:
         return RecipeError(
             f"{self.path} cannot be used: {reason}",
-            hint=f"rm {self.path}: `up` then asks the registry again what each tag is",
+            hint=f"rm {shlex.quote(str(self.path))}: "
+            "`up` then asks the registry again what each tag is",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.report.chart import plottable
@@ -74,13 +75,14 @@ def _command(first: ShownRun, missing: ShownRun) -> str:
     """Return how it is measured: in one go where both are served, else one after the other."""
     sides = [shown.run.origin.deployment or shown.run.origin.url for shown in (first, missing)]
     if sides[0] and sides[1] and sides[0] != sides[1]:
-        return f"`sparkdeploy bench quality {sides[0]} {sides[1]}`"
+        return f"`{shlex.join(['sparkdeploy', 'bench', 'quality', sides[0], sides[1]])}`"
     reference = first.name if first is not missing else "reference"
-    served = sides[1] or "main"
+    file = shlex.quote(f"{reference}.json")
+    served = shlex.quote(sides[1] or "main")
     command = "sparkdeploy bench quality"
     return (
-        f"`{command} {served} --save {reference}.json` while {reference} is served, then "
-        f"`{command} {reference}.json {served}`"
+        f"`{command} {served} --save {file}` while {reference} is served, then "
+        f"`{command} {file} {served}`"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -148,7 +149,7 @@ def _put_back_after(
 def _put_back(before: Before | None, deployment: str, folder: Path, settings: Settings) -> None:
     hint = f"`sparkdeploy down {deployment}`"
     if before is not None:
-        hint = f"`sparkdeploy up {before.wanted} --name {deployment}`"
+        hint = f"`sparkdeploy up {shlex.quote(before.wanted)} --name {deployment}`"
     console.info("putting back what served before")
     try:
         console.info(put_back(before, deployment, folder, settings))

@@ -1,0 +1,159 @@
+"""Commands that messages tell to type hold nothing of a user's, or it is quoted for a shell."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.recipe.load import Library, load_recipe
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PACKAGE = REPOSITORY / "sparkdeploy"
+COMMANDS = re.compile(r"\b(sparkdeploy|sudo|docker|rm|mv|chmod|chown|ssh|curl|git|ls|mkdir|write) ")
+QUOTED = re.compile(r"\bquote\(|\bshlex\.join\(")
+SAFE = {
+    # Names of deployments and of configured nodes: letters, digits and . _ - alone.
+    *("row.name", "fact.deployment", "head.deployment"),
+    *("container.deployment", "report.deployment", "found.current.name", "item.name", "fact.name"),
+    *("worker.name", "head", "there", "owner", "node", "node.name", "found.name"),
+    # Of recipes' and engines' own formats, which allow no more either.
+    *("engine.name", "engine.lock", "stage.tag", "image.below", "image.tags[0]"),
+    # `called` is quoted where it is made, and so are whole commands that are named before.
+    *("resolved.called", "plan.resolved.called", "self.command"),
+    # Numbers, and constants of the program.
+    *("port", "served.port", "uid", "gid", "COMMAND", "LLAMA_BENCHY", "LOOPBACK", "_UNITS"),
+}
+"""Whatever else is put into a command needs a `shlex.quote`, or a line below."""
+REVIEWED = {
+    "bench/report/load.py": {"other.run.run_id"},
+    "bench/report/page.py": {"item.run.run_id"},
+    "bench/report/quality.py": {"command", "file", "served"},
+    "checks/docker.py": {"dead[0].deployment", "running[-1].deployment"},
+    "cli/bench.py": {"command", "meant"},
+    "cli/completion/shells.py": {"Shell.BASH", "shell"},
+    "cli/image.py": {"engine"},
+    "cli/main.py": {"__version__", "traceback.format_exc()"},
+    "cli/meant.py": {"called", "group", "path"},
+    "cli/outcome.py": {"it"},
+    "cli/recipe_source.py": {"' '.join(pending)"},
+    "cli/recipes.py": {"command", "made.next_step"},
+    "cli/stopping.py": {"name"},
+    "cli/upkeep.py": {"by_itself"},
+    "commands/bench/before.py": {"deployment"},
+    "commands/bench/pair_recipes.py": {"deployment"},
+    "commands/checkpoint.py": {"name"},
+    "commands/chosen.py": {"words"},
+    "commands/connecting.py": {"host"},
+    "commands/elsewhere/program.py": {"link.name", "place.name"},
+    "commands/image.py": {"folder"},
+    "commands/image_build.py": {"name"},
+    "commands/new_recipe.py": {"cluster", "consent"},
+    "commands/operate.py": {"name"},
+    "commands/purge.py": {"deployment.name"},
+    "commands/rehearsal_neighbours.py": {"name"},
+    "commands/source/change.py": {"name"},
+    "commands/status_words.py": {"unit"},
+    "commands/stop.py": {"name"},
+    "commands/talk/answer.py": {"body", "name", "partner.model.base_url", "route.path"},
+    "commands/up.py": {"self.name"},
+    "commands/update.py": {"__version__", "report.installation.by"},
+    "deploy/changing.py": {"command"},
+    "deploy/expectation.py": {"subjects"},
+    "deploy/recovery.py": {"deployment"},
+    "deploy/replace.py": {"deployment", "name"},
+    "export/neighbour.py": {"text"},
+    "image/base.py": {"' '.join(missing_packages(os.geteuid()))"},
+    "image/emulation.py": {"REGISTERED / found[0].name", "REGISTERED / name", "shows"},
+    "image/failures.py": {"own"},
+    "image/lock.py": {"engine"},
+    "image/pull.py": {"reference.partition('/')[0]"},
+    "image/settle.py": {"reference.partition('/')[0]"},
+    "image/wheelhouse.py": {"asked[-1].setting", "index.setting"},
+    "node/cluster.py": {"host"},
+    "node/logins.py": {"registry"},
+    "node/node.py": {"node.entry.ssh"},
+    "plan/findings.py": {"step.stage.tag"},
+    "plan/problems.py": {"name"},
+    "plan/room.py": {"_capacity_command(plan)", "cluster"},
+    "recipe/library.py": {"visible_line(name)"},
+    "recipe/sources/shelf.py": {"name"},
+    "recipe/unsafe.py": {"command", "name"},
+    "shell.py": {"command", "program"},
+}
+"""By file: constants, names that a format allows, words that are quoted before, and prose."""
+
+
+def unquoted(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Return line and expression of what is put into a command as it is."""
+    fixes = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg in {"hint", "fix"}
+        for part in ast.walk(node.value)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            for inside in commands_in(node, is_fix=node in fixes):
+                if inside not in SAFE and not QUOTED.search(inside):
+                    yield node.lineno, inside
+
+
+def commands_in(node: ast.JoinedStr, *, is_fix: bool) -> Iterator[str]:
+    """Return the expressions that stand between backticks, or behind a command of a fix."""
+    text = ""
+    for part in node.values:
+        if isinstance(part, ast.Constant):
+            text += str(part.value)
+            continue
+        if not isinstance(part, ast.FormattedValue):
+            continue
+        in_command = COMMANDS.search(text) and (is_fix or text.startswith("sparkdeploy "))
+        if text.count("`") % 2 or (in_command and "`" not in text):
+            yield ast.unparse(part.value)
+        text += "x"
+
+
+def found_in(path: Path) -> set[str]:
+    return {text for _line, text in unquoted(ast.parse(path.read_text()))}
+
+
+def test_what_a_message_tells_to_type_is_quoted() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): found_in(path)
+        for path in PACKAGE.rglob("*.py")
+        if "vllm_plugin" not in path.parts
+    }
+    new = {path: texts - REVIEWED.get(path, set()) for path, texts in found.items()}
+    assert {path: texts for path, texts in new.items() if texts} == {}
+
+
+@pytest.mark.parametrize("stem", ["a b", "it's", "$(id)", "`id`", "a;b"])
+def test_what_a_user_called_a_recipe_is_proposed_as_one_word(tmp_path: Path, stem: str) -> None:
+    file = tmp_path / f"{stem}.yaml"
+    file.write_text("schema: 1\nname: mine\ntitle: mine\nextends: v2\n")
+    resolved = load_recipe(Library((REPOSITORY / "recipes",)), str(file))
+    assert shlex.split(resolved.called) == [str(file)]
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ('f"`sparkdeploy show {path}`"', ["path"]),
+        ('f"`sparkdeploy show {shlex.quote(path)}`"', []),
+        ('Error("x", hint=f"rm -r {path}")', ["path"]),
+        ('Error("x", hint=f"{path} cannot be read")', []),
+        ('command = f"sparkdeploy up {wanted}"', ["wanted"]),
+        ('f"{path} is read by `up`"', []),
+        ('f"`sparkdeploy down {row.name}`"', []),
+    ],
+)
+def test_an_unquoted_word_is_seen(code: str, found: list[str]) -> None:
+    assert [text for _line, text in unquoted(ast.parse(code))] == found
