@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -29,6 +30,9 @@ class PollingRequest:
     most_bytes: int = MOST_BYTES
     every_s: float = EVERY_S
     answer_timeout_s: float = ANSWER_TIMEOUT_S
+    may_send: Callable[[socket.socket], bool] | None = None
+    """Asked of each connection once it stands, before anything is sent; None: always."""
+    _is_cleared: bool = False
     _socket: socket.socket | None = None
     _unsent: bytes = b""
     _received: bytearray = field(default_factory=bytearray)
@@ -51,7 +55,7 @@ class PollingRequest:
 
     def _connect(self, now_s: float) -> None:
         self._started_s = now_s
-        self._unsent = self.request
+        self._unsent, self._is_cleared = self.request, self.may_send is None
         self._received.clear()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setblocking(False)
@@ -60,6 +64,8 @@ class PollingRequest:
 
     def _advance(self, connection: socket.socket) -> Reply | None:
         try:
+            if not self._is_cleared and not self._clear(connection):
+                return None
             if self._unsent:
                 self._unsent = self._unsent[connection.send(self._unsent) :]
             while piece := connection.recv(65_536):
@@ -74,6 +80,14 @@ class PollingRequest:
             return None
         self._hang_up()
         return _read(bytes(self._received))
+
+    def _clear(self, connection: socket.socket) -> bool:
+        """Whether the request may be sent; OSError while there is no connection."""
+        connection.send(b"")
+        self._is_cleared = self.may_send is None or self.may_send(connection)
+        if not self._is_cleared:
+            self._hang_up()
+        return self._is_cleared
 
     def _hang_up(self) -> None:
         if self._socket is not None:

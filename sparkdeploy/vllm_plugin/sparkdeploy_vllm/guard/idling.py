@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparkdeploy_vllm.guard.asking import PollingRequest, question
+from sparkdeploy_vllm.guard.listening import is_server_below
 from sparkdeploy_vllm.guard.stalling import LONGEST_STEP_S, EngineWork, read_counters
 
 LOOK_EVERY_S = 4.0
@@ -81,5 +82,5 @@ class IdleOrders:
     def watch(self) -> IdleWatch:
         """A watch that has seen nothing yet; ValueError where the server's address is none."""
         metrics = question(f"{self.server}/metrics", key=self.key)
-        metrics.every_s = LOOK_EVERY_S
+        metrics.every_s, metrics.may_send = LOOK_EVERY_S, is_server_below
         return IdleWatch(metrics, self.stop_after_s)

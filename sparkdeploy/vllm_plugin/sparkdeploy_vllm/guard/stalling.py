@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparkdeploy_vllm.guard.asking import PollingRequest, question
+from sparkdeploy_vllm.guard.listening import is_server_below
 from sparkdeploy_vllm.guard.waiting import Waiters, connected
 
 LOOK_EVERY_S = 4.0
@@ -225,7 +226,7 @@ class StallOrders:
     def watch(self) -> StallWatch:
         """A watch that has seen nothing yet; ValueError where the server's address is none."""
         metrics = question(f"{self.server}/metrics", key=self.key)
-        metrics.every_s = LOOK_EVERY_S
+        metrics.every_s, metrics.may_send = LOOK_EVERY_S, is_server_below
         waiters = Waiters(functools.partial(connected, metrics.port))
         return StallWatch(metrics, Stillness(self.stall_s), self._canary(), waiters)
 
@@ -234,5 +235,5 @@ class StallOrders:
             return None
         body = json.dumps({"model": self.canary_model, "prompt": "a", "max_tokens": 1}).encode()
         ask = question(f"{self.server}/v1/completions", method="POST", key=self.key, body=body)
-        ask.every_s, ask.answer_timeout_s = 0.0, self.stall_s
+        ask.every_s, ask.answer_timeout_s, ask.may_send = 0.0, self.stall_s, is_server_below
         return Canary(ask, self.canary_after_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_ESTABLISHED = b"01"
+ESTABLISHED = b"01"
 
 
 def connected(port: int, tables: tuple[Path, ...] = TABLES) -> frozenset[bytes]:
@@ -21,7 +21,7 @@ def connected(port: int, tables: tuple[Path, ...] = TABLES) -> frozenset[bytes]:
         with suppress(OSError):
             rows += (line.split(None, 4) for line in table.read_bytes().splitlines()[1:])
     ours = b":%04X" % port
-    return frozenset(row[2] for row in rows if row[3] == _ESTABLISHED and row[1].endswith(ours))
+    return frozenset(row[2] for row in rows if row[3] == ESTABLISHED and row[1].endswith(ours))
 
 
 @dataclass(slots=True)

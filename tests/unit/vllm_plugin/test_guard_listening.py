@@ -1,0 +1,157 @@
+"""The guard sends its key and its questions to a server that it started, and to no other."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sparkdeploy_vllm.guard import listening
+from sparkdeploy_vllm.guard.asking import PollingRequest
+from sparkdeploy_vllm.guard.idling import IdleOrders
+from sparkdeploy_vllm.guard.listening import is_server_below
+from sparkdeploy_vllm.guard.stalling import StallOrders
+
+KEY = "a-key-of-the-deployment"
+LISTEN = (
+    "import socket, sys; s = socket.socket({family}); "
+    "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); "
+    "s.bind(({address!r}, {port})); s.listen(); "
+    "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+)
+TABLE = "  sl  local_address rem_address st tx:rx tr tm retr uid timeout inode\n"
+
+
+@contextmanager
+def child(address: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
+    """A process of ours that listens; its port."""
+    family = int(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    script = LISTEN.format(address=address, port=port, family=family)
+    with subprocess.Popen((sys.executable, "-c", script), stdin=-1, stdout=-1) as running:
+        assert running.stdout is not None
+        assert running.stdin is not None
+        try:
+            yield int(running.stdout.readline())
+        finally:
+            running.stdin.close()
+
+
+def looked_at(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        return is_server_below(connection)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
+def test_a_server_that_it_started_is_its_own(address: str) -> None:
+    with child(address) as port:
+        assert looked_at(port)
+
+
+def test_a_server_that_somebody_else_started_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as another:
+        assert not looked_at(another.getsockname()[1])
+
+
+def test_a_connection_that_another_took_before_its_own_server_listened_is_not() -> None:
+    another = socket.create_server(("127.0.0.1", 0))
+    port = another.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        accepted, _ = another.accept()
+        another.close()
+        with accepted, child(port=port) as same:
+            assert same == port
+            assert not is_server_below(connection)
+            assert looked_at(port)
+
+
+def test_one_of_two_listeners_is_enough_to_be_silent() -> None:
+    another = socket.socket()
+    another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    another.bind(("127.0.0.1", 0))
+    another.listen()
+    port = another.getsockname()[1]
+    script = (
+        "import socket, sys; s = socket.socket(); "
+        "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); "
+        f"s.bind(('127.0.0.1', {port})); s.listen(); print(flush=True); sys.stdin.read()"
+    )
+    with another, subprocess.Popen((sys.executable, "-c", script), stdin=-1, stdout=-1) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        assert not looked_at(port)
+        another.close()
+        assert looked_at(port)
+        running.kill()
+
+
+@pytest.mark.parametrize(("uid", "is_own"), [(os.getuid(), True), (os.getuid() + 1, False)])
+def test_where_its_processes_may_not_be_read_the_user_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, is_own: bool
+) -> None:
+    def unreadable(_pid: int) -> set[bytes]:
+        raise PermissionError
+
+    monkeypatch.setattr(listening, "_socket_inodes", unreadable)
+    with child() as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        line = f"0: 0100007F:{port:04X} 00000000:0000 0A 0:0 0:0 0 {uid} 0 77 1\n"
+        table = tmp_path / "tcp"
+        table.write_text(TABLE + line)
+        monkeypatch.setattr(listening, "TABLES", (table,))
+        assert is_server_below(connection) is is_own
+
+
+def test_a_kernel_that_says_nothing_means_no(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(listening, "TABLES", (tmp_path / "tcp",))
+    with child() as port:
+        assert not looked_at(port)
+
+
+def of_the_stall_watch(server: str) -> PollingRequest:
+    return StallOrders(server, 60.0, key=KEY).watch().metrics
+
+
+def of_the_canary(server: str) -> PollingRequest:
+    canary = StallOrders(server, 60.0, key=KEY, canary_model="m").watch().canary
+    assert canary is not None
+    return canary.ask
+
+
+def of_the_idle_watch(server: str) -> PollingRequest:
+    return IdleOrders(server, 60.0, key=KEY).watch().metrics
+
+
+@pytest.mark.parametrize("made", [of_the_stall_watch, of_the_canary, of_the_idle_watch])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_no_request_with_a_key_goes_to_another(
+    made: Callable[[str], PollingRequest], is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        request = made(f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert request.may_send is is_server_below
+        if is_own:
+            monkeypatch.setattr(request, "may_send", lambda _connection: True)
+        request.tick(time.monotonic())
+        accepted, _ = server.accept()
+        with accepted:
+            request.tick(time.monotonic())
+            assert request.is_waiting is is_own
+            if not is_own:
+                assert accepted.recv(65_536) == b""
+            else:
+                assert KEY.encode() in accepted.recv(65_536)
+            request._hang_up()
+
+
+def test_a_port_where_nobody_listens_is_given_up() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        request = of_the_canary(f"http://127.0.0.1:{bound.getsockname()[1]}")
+        request.tick(0.0)
+        request.tick(0.1)
+        assert not request.is_waiting
