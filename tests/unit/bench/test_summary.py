@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.figures import covered_s, gaps, quantiles, summarise, t_quantile
+from sparkdeploy.bench.figures import (
+    Measured,
+    cell_of,
+    covered_s,
+    gaps,
+    quantiles,
+    summarise,
+    t_quantile,
+)
+from sparkdeploy.bench.record import RequestSample
+from sparkdeploy.bench.suites import Condition
 
 VALUES = st.floats(min_value=-1e6, max_value=1e6)
 
@@ -88,3 +98,28 @@ def test_a_moment_covered_twice_counts_once(pairs: list[tuple[int, int]]) -> Non
 def test_gaps_lie_between_neighbours() -> None:
     assert gaps([1.0, 1.5, 3.0]) == [0.5, 1.5]
     assert gaps([1.0]) == []
+
+
+def test_a_warm_up_counts_in_no_figure() -> None:
+    def request(number: int, wait_s: float) -> Measured:
+        sample = RequestSample(
+            round=number,
+            stream=0,
+            prompt="code",
+            sent_s=0.0,
+            connect_s=0.0,
+            duration_s=wait_s + 1,
+            completion_tokens=2,
+            ttft_s=wait_s,
+            end_to_end_tok_s=2 / (wait_s + 1),
+        )
+        return Measured(sample, 0.0, (wait_s, wait_s + 1))
+
+    rounds = {0: [request(0, 99.0)], 1: [request(1, 1.0)], 2: [request(2, 3.0)]}
+    cell = cell_of(Condition("code", 2), rounds, server=None, machine=None)
+    assert [item.round for item in cell.rounds] == [1, 2]
+    assert cell.latency.ttft_s is not None
+    assert (cell.latency.ttft_s.count, cell.latency.ttft_s.max) == (2, 3.0)
+    assert cell.statistics["ttft_p50_s"].mean == 2.0
+    # The record keeps it all the same.
+    assert [sample.round for sample in cell.samples] == [0, 1, 2]

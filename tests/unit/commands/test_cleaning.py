@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands.clean import KEPT_DAYS, WantedImages, clean, find_leftovers, old_images
+from sparkdeploy.commands.clean import WantedImages, clean, find_leftovers, old_images
 from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.settings import describe, load_settings
 from tests.fakes.plans import DOCKER
@@ -81,7 +81,7 @@ class _Engine:
 
 @pytest.fixture
 def left_behind(tmp_path: Path) -> dict[str, Path]:
-    """An old and a young crash folder, a dead and a living cache, and something foreign."""
+    """A crash folder of 15 and one of 13 days, a dead and a living cache, and something foreign."""
     made = {
         "old": tmp_path / "state" / "crashes" / "main-old",
         "young": tmp_path / "state" / "crashes" / "main-young",
@@ -92,7 +92,7 @@ def left_behind(tmp_path: Path) -> dict[str, Path]:
     for folder in made.values():
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(b"12345")
-    for name, days in (("old", KEPT_DAYS + 1), ("young", KEPT_DAYS - 1)):
+    for name, days in (("old", 15), ("young", 13)):
         at = NOW_S - days * 86400
         os.utime(made[name], (at, at))
     return made

@@ -16,6 +16,8 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.kv_cache import (
     CacheLayout,
     CacheSettings,
+    Kind,
+    LayerCache,
     UnknownLayoutError,
     cache_layout,
 )
@@ -240,3 +242,15 @@ def test_states_of_a_mode_that_is_not_known_are_not_guessed() -> None:
     with pytest.raises(UnknownLayoutError, match=r"0\.25\.1 keeps Mamba-2"):
         laid_out(model, CacheSettings(vllm="0.25.1", prefix_caching=True))
     assert laid_out(model, CacheSettings(vllm="0.32.0", prefix_caching=True)).state_blocks
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    # 128 tokens back and 100 in flight, in blocks of 16: the window slides, so it may begin within
+    # one more block; a chunk begins at a block.
+    [("window", 16), ("chunk", 15), ("full", 625)],
+)
+def test_a_long_request_holds_what_its_attention_reaches(kind: Kind, blocks: int) -> None:
+    cache = LayerCache(kind, 16, 2048, (2, 64), reach_tokens=128)
+    assert cache.request_blocks(10_000, 100) == blocks
+    assert cache.request_blocks(16, 100) == (2 if kind == "window" else 1)

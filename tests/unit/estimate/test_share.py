@@ -80,6 +80,15 @@ def test_half_of_the_122b_is_half_of_its_layers_and_its_whole_embeddings() -> No
     assert share(BIG.total_bytes, BIG, 2, 1) / 2**30 == pytest.approx(35.1, abs=0.5)
 
 
+def test_a_stage_holds_its_layers_and_what_no_stage_divides() -> None:
+    held = facts_of_rank(BIG, tensor_parallel=1, pipeline_parallel=2).weight_bytes
+    for kind in (WeightKind.EXPERTS, WeightKind.GDN, WeightKind.ATTENTION, WeightKind.NORMS):
+        # Of 48 layers each stage has 24.
+        assert held[kind] == -(-BIG.weight_bytes[kind] // 2), kind
+    for kind in (WeightKind.EMBEDDINGS, WeightKind.LM_HEAD, WeightKind.MTP_EXPERTS):
+        assert held[kind] == BIG.weight_bytes[kind], kind
+
+
 def test_without_facts_only_what_config_json_gives_is_undivided() -> None:
     assert share_of_weights(1000, 2 * 2) == 250
     assert share_of_weights(1000, 2 * 2, undivided_bytes=200) == 400
