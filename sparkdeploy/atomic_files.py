@@ -60,3 +60,18 @@ def probe(folder: Path, size_bytes: int) -> None:
             file.write(bytes(size_bytes))
     finally:
         place.unlink(missing_ok=True)
+
+
+def open_new(path: Path, mode: int = PRIVATE_FILE_MODE) -> BinaryIO:
+    """Open a new file under that very name; what has the name is removed. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, _NEW, mode), "w+b")
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a file that is no link, made where nothing has the name, and make it durable."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, SHARED_FILE_MODE), "ab") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -182,10 +183,7 @@ def read_journal(path: Path) -> dict[str, str]:
 
 
 def append_journal(path: Path, entries: Mapping[str, str]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_journal_lines(entries))
-        file.flush()
-        os.fsync(file.fileno())
+    atomic_files.append_text(path, _journal_lines(entries))
 
 
 def replace_journal(path: Path, entries: Mapping[str, str]) -> None:
@@ -214,7 +212,7 @@ def copy_range(source: int, target: int, begin: int, size_bytes: int) -> None:
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file to one of mode 0644, durable but for its name."""
-    with open_regular(source) as old, target.open("wb") as new:
+    with open_regular(source) as old, atomic_files.open_new(target) as new:
         copy_range(old.fileno(), new.fileno(), 0, os.fstat(old.fileno()).st_size)
         finish(new)
 
@@ -266,11 +264,12 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 def hidden_beside(target: Path, purpose: Purpose = "staging") -> Path:
-    """This process's hidden name for `target`, free of what killed processes have left there."""
+    """A hidden name for `target` that nothing has and nobody guesses; it ends in our number.
+
+    What killed processes have left beside it is removed.
+    """
     tidy_beside(target)
-    own = target.with_name(f".{target.name}.{purpose}-{os.getpid()}")
-    _remove(own)
-    return own
+    return target.with_name(f".{target.name}.{purpose}-{secrets.token_hex(8)}-{os.getpid()}")
 
 
 def tidy_beside(target: Path) -> None:

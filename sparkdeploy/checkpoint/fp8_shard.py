@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint import durable, fp8, safetensors
 from sparkdeploy.checkpoint.arriving import StoppedError
 from sparkdeploy.checkpoint.contents import ModelSizes, summary
@@ -17,6 +18,7 @@ from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, i
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.threads import work_through
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.node.shared_files import open_existing
 from sparkdeploy.stored_json import read_json
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
@@ -132,9 +134,10 @@ def _fetch(
         shard.replace(part)
     if not part.exists() or not _starts_with(part, header):
         (folder / _JOURNAL_FILE).unlink(missing_ok=True)
-        part.write_bytes(header)
+        with atomic_files.open_new(part, 0o644) as file:
+            file.write(header)
     total_bytes = sum(piece.target.size_bytes for piece in pieces)
-    with part.open("r+b") as file:
+    with _reopened(part) as file:
         file.truncate(len(header) + total_bytes)
         digests = _trusted(file, folder / _JOURNAL_FILE, pieces)
         meter = Meter(total_bytes, on_progress)
@@ -203,6 +206,11 @@ def _is_within(inner: Span, span: Span) -> bool:
     return inner.file == span.file and span.begin <= inner.begin < span.end
 
 
+def _reopened(part: Path) -> BinaryIO:
+    """Open the part to go on with it; NotPlainError where it is a link or none of our files."""
+    return os.fdopen(open_existing(part), "r+b")
+
+
 class _Copying:
     """Brings groups of tensors to their places in the part, from any number of threads."""
 
@@ -217,7 +225,7 @@ class _Copying:
     def copy(self, pieces: Sequence[_Piece]) -> None:
         """Raises StoppedError once another group has failed."""
         # Its own: a thread that is late must not write through a number that is another file's now.
-        with (self._folder / _PART_FILE).open("r+b") as file:
+        with _reopened(self._folder / _PART_FILE) as file:
             came = self._copy(pieces, file.fileno())
             os.fdatasync(file.fileno())
         with self._noting:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.durable import Progress, only_one, tidy_beside
@@ -167,7 +168,7 @@ def _copy_shard(
         name: info for name, info in header.tensors.items() if tensors[name].file == old.name
     }
     infos, runs = _new_layout(replace(header, tensors=counted), old, fp8, fp8_path)
-    with part.open("wb") as target:
+    with atomic_files.open_new(part) as target:
         beginning = header_bytes(infos, {**header.metadata, "format": "pt"})
         target.write(beginning)
         target.flush()

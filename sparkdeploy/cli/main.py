@@ -190,9 +190,10 @@ def _write_crash_log() -> str:
 
 
 def _write_log_into(folder: Path, text: str) -> str:
+    from sparkdeploy import atomic_files
     from sparkdeploy.node.private_folder import make_private
 
     make_private(folder)
     path = folder / "crash.log"
-    path.write_text(text)
+    atomic_files.write_bytes(path, text.encode("utf-8", "backslashreplace"))
     return str(path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import requests
 
-from sparkdeploy import shell
+from sparkdeploy import atomic_files, shell
 from sparkdeploy.checks.setup import (
     ENGINE_LOG,
     LOCK_ENTRY,
@@ -196,7 +196,7 @@ def _share_lock(folder: Path) -> None:
     entry = Path(LOCK_ENTRY)
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        entry.write_text(lock_entry(str(folder)), encoding="utf-8")
+        atomic_files.write_text(entry, lock_entry(str(folder)))
         if shell.which("systemd-tmpfiles") is not None:
             shell.run(("systemd-tmpfiles", "--create", LOCK_ENTRY))
         if not folder.exists():

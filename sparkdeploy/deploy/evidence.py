@@ -14,7 +14,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import __version__
+from sparkdeploy import __version__, atomic_files
 from sparkdeploy.node.container import is_name
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.secret_shapes import (
@@ -93,14 +93,14 @@ def write_evidence(
         **details,
     }
     headline = visible(text_without_secrets(_headline(record, log, details), keys))
-    (folder / ROOT_CAUSE).write_text(headline, encoding="utf-8")
+    atomic_files.write_text(folder / ROOT_CAUSE, headline)
     # It is read with `cat`, and the container may write anything: also a secret with a colour
     # in its middle, which is whole only when the colour is gone.
     shown = text_without_secrets(visible_log(log), keys)
-    (folder / "container.log").write_text(shown, encoding="utf-8")
+    atomic_files.write_text(folder / "container.log", shown)
     for name, value in facts.items():
         text = json.dumps(value_without_secrets(value, keys), indent=2, sort_keys=True, default=str)
-        (folder / f"{name}.json").write_text(text + "\n")
+        atomic_files.write_text(folder / f"{name}.json", text + "\n")
 
 
 def _headline(record: Mapping[str, Any], log: str, details: Mapping[str, Any]) -> str:

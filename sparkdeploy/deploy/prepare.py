@@ -147,7 +147,7 @@ def _make_cache(node: Node, cache: Path, user: str) -> None:
 def _write_key(path: Path, uid: int, gid: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_urlsafe(KEY_BYTES) + "\n")
         console.info(f"made an API key: {path}")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy import labels
+from sparkdeploy import atomic_files, labels
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import BuildError, Mistakes, NodeError
 from sparkdeploy.image import network
@@ -107,7 +107,7 @@ def compile_wheel(host: DockerHost, stage: Stage, settings: Settings, step: Step
         for file in (*stage.context, *network.files(stage, settings)):
             path = inputs / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            with file.open() as source, path.open("wb") as target:
+            with file.open() as source, atomic_files.open_new(path, 0o644) as target:
                 shutil.copyfileobj(source, target, CHUNK_BYTES)
         spec = compile_spec(stage, inputs, work, wheels=wheels, ccache=ccache)
         # Its name is the inputs': a command that was killed may have left one.

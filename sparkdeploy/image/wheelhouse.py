@@ -13,6 +13,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
 
+from sparkdeploy import atomic_files
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.lock import find_wheel
 
@@ -150,24 +151,21 @@ class Wheelhouse:
 
 def _place(target: Path, hashes: Collection[str], chunks: Iterable[bytes]) -> Path:
     """Write a file that has one of these hashes; without any, whatever comes."""
-    part, digest = target.with_name(f".{target.name}.part"), hashlib.sha256()
+    digest = hashlib.sha256()
     try:
-        with part.open("wb") as stream:
+        with atomic_files.replacing(target, atomic_files.SHARED_FILE_MODE) as stream:
             for chunk in chunks:
                 digest.update(chunk)
                 stream.write(chunk)
-        if hashes and digest.hexdigest() not in hashes:
-            raise BuildError(
-                f"{target.name} is not what the lock names: its sha256 is {digest.hexdigest()}",
-                hint="something between here and the index changed it; try another index",
-            )
-        part.replace(target)
+            if hashes and digest.hexdigest() not in hashes:
+                raise BuildError(
+                    f"{target.name} is not what the lock names: its sha256 is {digest.hexdigest()}",
+                    hint="something between here and the index changed it; try another index",
+                )
     except OSError as error:
         raise BuildError(
             f"{target} cannot be written: {error.strerror or error}", hint="is the disk full?"
         ) from error
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 

@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+from sparkdeploy import atomic_files
+
 PRIVATE_MODE = 0o700
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _ARRANGED = stat.S_ISVTX | stat.S_ISGID
@@ -28,13 +30,11 @@ def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
     What is durable is there after a power cut, and costs a wait for the disk.
     """
     make_private(path.parent)
-    staged = path.with_name(f".{path.name}.new")
-    with staged.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
+    with atomic_files.replacing(path, atomic_files.SHARED_FILE_MODE) as file:
+        file.write(text.encode())
         if is_durable:
+            file.flush()
             os.fsync(file.fileno())
-    staged.replace(path)
     if is_durable:
         _sync_folder(path.parent)
 

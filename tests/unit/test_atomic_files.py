@@ -59,3 +59,25 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
 def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
     atomic_files.probe(tmp_path, 10)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_file_of_a_known_name_takes_a_links_place(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_text("mine")
+    (tmp_path / "part").symlink_to(private)
+    with atomic_files.open_new(tmp_path / "part") as file:
+        file.write(b"new")
+    assert private.read_text() == "mine"
+    assert (tmp_path / "part").read_text() == "new"
+
+
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_text("mine")
+    (tmp_path / "journal").symlink_to(private)
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        atomic_files.append_text(tmp_path / "journal", "theirs")
+    assert private.read_text() == "mine"
+    atomic_files.append_text(tmp_path / "own", "a")
+    atomic_files.append_text(tmp_path / "own", "b")
+    assert (tmp_path / "own").read_text() == "ab"

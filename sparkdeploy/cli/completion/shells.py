@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparkdeploy import atomic_files
 from sparkdeploy.errors import NodeError, UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def install(shell: Shell, env: Mapping[str, str]) -> ScriptPlace:
     place = place_of_user(shell, env)
     try:
         place.script.parent.mkdir(parents=True, exist_ok=True)
-        place.script.write_text(script(shell), encoding="utf-8")
+        atomic_files.write_text(Path(os.path.realpath(place.script)), script(shell))
         if place.start_file is not None:
             _add_line(place.start_file, place.script)
     except OSError as error:
@@ -128,8 +129,5 @@ def _lines(start_file: Path) -> list[str]:
 def _write(start_file: Path, text: str) -> None:
     """Write through links, as dotfiles often are, and never half of it."""
     real = Path(os.path.realpath(start_file))
-    staged = real.with_name(f".{real.name}.{os.getpid()}")
-    staged.write_text(text, "utf-8", "surrogateescape")
-    if real.exists():
-        staged.chmod(real.stat().st_mode & 0o7777)
-    staged.replace(real)
+    mode = real.stat().st_mode & 0o7777 if real.exists() else atomic_files.SHARED_FILE_MODE
+    atomic_files.write_bytes(real, text.encode("utf-8", "surrogateescape"), mode)

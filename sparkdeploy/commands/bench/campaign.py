@@ -31,6 +31,7 @@ from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
 from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.node.shared_files import open_plain
 from sparkdeploy.plan.container import Deployment
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def alone(settings: Settings) -> Iterator[None]:
     """One campaign at a time; a process that is killed frees the lock."""
     folder = campaigns_below(settings.state_dir)
     make_private(folder)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_plain(folder / "lock")
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

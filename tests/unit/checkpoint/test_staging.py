@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -57,7 +58,9 @@ def test_those_of_the_living_and_of_other_targets_stay(tmp_path: Path, dead: int
     }
     for name in others:
         (tmp_path / name).write_text("")
-    assert hidden_beside(tmp_path / "m") == tmp_path / f".m.staging-{os.getpid()}"
+    made = hidden_beside(tmp_path / "m")
+    assert made != hidden_beside(tmp_path / "m")
+    assert re.fullmatch(rf"\.m\.staging-[0-9a-f]{{16}}-{os.getpid()}", made.name)
     assert names(tmp_path) == others
 
 

@@ -171,4 +171,6 @@ def test_the_lock_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.Monk
     )
     settings = load_settings()
     keep(settings, TAG, SettledImage(DIGEST, "now"))
-    assert synced == [str(settings.state_dir / ".image-lock.json.new"), str(settings.state_dir)]
+    staged, folder = map(Path, synced)
+    assert (staged.parent, staged.suffix) == (settings.state_dir, ".new")
+    assert folder == settings.state_dir
