@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.agenda import Agenda, Awaited, ended_line, in_seconds
+from sparkdeploy.agenda import Agenda, Awaited, ended_line
 from sparkdeploy.ink import plain_text
 from tests.examples import examples
 
@@ -26,13 +26,6 @@ def test_what_runs_stands_above_what_is_to_come_and_the_sum_is_last() -> None:
         "· start of main                                  1m30s",
         "  1 done, 1 to come, 1m04s so far, about 2m00s left",
     ]
-
-
-def test_no_estimate_is_invented_when_one_step_is_new() -> None:
-    agenda = Agenda(0.0)
-    agenda.expect([Awaited("checkpoint overlay"), Awaited("start of main", 90.0)])
-    agenda.begin("checkpoint overlay", 0.0)
-    assert texts(agenda, 5.0)[-1] == "  1 to come, 5s so far"
 
 
 def test_a_step_that_takes_longer_than_usual_says_so() -> None:
@@ -77,28 +70,6 @@ def test_words_change_once_a_second_and_the_bar_at_once() -> None:
     assert later[1:3] == ["  ████████████░░░░░░░░░░░░  50%  5 B", "  b.safetensors"]
 
 
-def test_a_node_has_a_line() -> None:
-    agenda = Agenda(0.0)
-    step = agenda.begin("start of main", 0.0)
-    step.place("spark-a", "61.2 GiB of memory free")
-    step.place("spark-bb", "60.1 GiB of memory free")
-    step.place("spark-a", "51.2 GiB of memory free")
-    assert texts(agenda, 0.0)[1:3] == [
-        "  spark-a   51.2 GiB of memory free",
-        "  spark-bb  60.1 GiB of memory free",
-    ]
-
-
-def test_what_does_not_fit_is_counted() -> None:
-    agenda = Agenda(0.0)
-    agenda.expect([Awaited(f"step {number}") for number in range(30)])
-    agenda.begin("step 0", 0.0)
-    shown = texts(agenda, 0.0, height=9)
-    assert len(shown) == 6
-    assert shown[0].startswith("▸ step 0")
-    assert shown[-2:] == ["  and 26 more", "  29 to come, 0s so far"]
-
-
 @settings(max_examples=examples(60))
 @given(
     st.integers(2, 60), st.integers(0, 4), st.integers(0, 30), st.integers(0, 8), st.integers(0, 3)
@@ -129,13 +100,3 @@ def test_a_step_that_has_ended_leaves_a_line() -> None:
         "4m03s",
     ]
     assert plain_text(ended_line(step, "failed", "12s")).endswith("  failed after 12s")
-
-
-def test_seconds_are_whole() -> None:
-    assert [in_seconds(it) for it in (0.9, 59.99, 60, 723.4, 3840)] == [
-        "0s",
-        "59s",
-        "1m00s",
-        "12m03s",
-        "1h04m",
-    ]

@@ -151,20 +151,8 @@ def test_cause_and_fix_are_last_at_any_height(lines: int) -> None:
         assert len(shown) == 42
 
 
-def test_long_lines_that_have_room_are_whole() -> None:
-    size, line = os.terminal_size((60, 24)), "x" * 130
-    shown = [plain_text(it) for it in failure_lines(size, "no", None, f"{line}\n{line}")]
-    assert shown == [f"  | {line}", f"  | {line}", "error: no"]
-
-
 def test_of_a_list_of_mistakes_nothing_is_left_out() -> None:
     mistakes = Mistakes("\n".join(f"{number} {'x' * 130}; did you mean y?" for number in range(40)))
     shown = failure_lines(os.terminal_size((60, 24)), "40 mistakes", "do it", mistakes)
     assert [plain_text(it) for it in shown[:-2]] == [f"  | {it}" for it in mistakes.splitlines()]
     assert plain_text(shown[-1]) == "  fix: do it"
-
-
-def test_an_error_on_a_terminal_has_its_cause_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_terminal(monkeypatch)
-    Console().error("it died", hint="do\nit", detail="one\x1b[2J\ntwo")
-    assert terminal.text() == "  | one\\x1b[2J\n  | two\nerror: it died\n  fix: do it"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy.ink import Ink, Line, Piece, line_of
-from sparkdeploy.picture import AboveStream, Picture, rows_taken
+from sparkdeploy.picture import AboveStream, Picture
 from tests.examples import examples
 from tests.unit.emulator import Emulator
 
@@ -85,10 +85,6 @@ def test_a_line_that_is_as_it_was_is_not_written_again() -> None:
     picture.draw()
     assert "first" not in "".join(terminal.written[once:])
     assert terminal.text() == "first\nanother"
-
-
-def test_rows_are_those_of_the_width_that_is_now() -> None:
-    assert rows_taken([0, 10, 11, 40], 10) == 1 + 1 + 2 + 4
 
 
 def test_what_the_process_writes_goes_above_by_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:

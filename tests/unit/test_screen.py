@@ -82,12 +82,6 @@ def test_a_new_size_draws_everything_anew(glass: Glass) -> None:
         assert glass.drawn() == f"{CLEAR}\x1b[1;1H{'a' * 9}…\x1b[K\x1b[2;1H\x1b[K"
 
 
-def test_a_terminal_without_a_size_is_of_the_usual_one(glass: Glass) -> None:
-    glass.resize(0, 0)
-    with glass.opened() as screen:
-        assert (screen.columns, screen.rows) == (80, 24)
-
-
 def test_a_terminal_that_has_gone_away_is_at_its_end(glass: Glass) -> None:
     with glass.opened() as screen:
         os.close(glass.outer)
@@ -96,13 +90,6 @@ def test_a_terminal_that_has_gone_away_is_at_its_end(glass: Glass) -> None:
     with contextlib.suppress(OSError):
         glass.drawing.close()
     glass.outer = os.open(os.devnull, os.O_RDONLY)
-
-
-def test_a_terminal_without_our_signs_shows_others(glass: Glass) -> None:
-    glass.drawing.reconfigure(encoding="ascii")
-    with glass.opened() as screen:
-        screen.show([line_of("61 °C …")])
-        assert "61 ?C ." in glass.drawn()
 
 
 def test_a_crash_gives_the_terminal_back_as_it_was(glass: Glass) -> None:

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from sparkdeploy.ink import Ink, Piece, line_of, plain_text
 from sparkdeploy.paper import columns_of
 from sparkdeploy.table import GAP, Fill, TextColumn, TextRow, TextTable, laid_out, row_of
-from sparkdeploy.wrap import cells, is_command, line_cells, longest_word, read_line, wrapped
+from sparkdeploy.wrap import cells, line_cells, longest_word, wrapped
 from tests.unit.plain import plain_lines
 
 WIDTHS = st.integers(40, 250)
@@ -112,15 +112,6 @@ def test_what_does_not_fit_as_a_table_becomes_a_block_a_row() -> None:
     ]
 
 
-def test_a_column_of_words_goes_on_beneath_itself() -> None:
-    columns = (TextColumn(), TextColumn("", Fill.WORDS), TextColumn("", Fill.FIGURE))
-    table = TextTable(columns, (row_of("x", "the memory of this machine is taken", "8"),), indent=2)
-    assert plain_lines([table], 36) == [
-        "  x  the memory of this machine    8",
-        "     is taken",
-    ]
-
-
 def test_an_empty_column_is_not_shown() -> None:
     table = TextTable((TextColumn("tag"), TextColumn("used by")), (row_of("a", ""),))
     assert plain_lines([table], 80) == ["tag", "a"]
@@ -143,35 +134,11 @@ def test_a_command_stays_in_one_piece(text: str) -> None:
     assert any(command in line for line in plain_lines([text], 40))
 
 
-def test_a_line_goes_on_beneath_what_stands_apart_from_its_name() -> None:
-    assert plain_lines(["  mean KL   0.00512 nats at least, and 0.00733 at most"], 40) == [
-        "  mean KL   0.00512 nats at least, and",
-        "            0.00733 at most",
-    ]
-    assert plain_lines(["  all of this stands beside itself"], 24) == [
-        "  all of this stands",
-        "    beside itself",
-    ]
-
-
 def test_a_figure_keeps_its_unit() -> None:
     text = "the weights take 67.4 GiB, and a request of 262,144 tokens needs 12.5 % more of them"
     for width in range(40, 90):
         lines = "\n".join(plain_lines([text], width))
         assert all(part in lines for part in ("67.4 GiB,", "262,144 tokens", "12.5 %"))
-
-
-def test_what_begins_like_a_program_is_a_command() -> None:
-    assert is_command("sudo systemctl restart docker")
-    assert is_command("SPARKDEPLOY_CACHE=/data sparkdeploy up v2")
-    assert not is_command("use a machine with more memory")
-    assert not is_command("docker is old: `docker version`")
-    assert read_line("  fix: wait a little") == line_of("  fix: ", "wait a little")
-
-
-def test_text_with_line_ends_of_its_own_is_left_as_it_is() -> None:
-    text = "serve:\n  title: " + "long " * 40
-    assert "\n".join(plain_lines([text], 40)) == text
 
 
 def test_what_a_cell_holds_commands_no_terminal() -> None:

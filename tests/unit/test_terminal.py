@@ -22,10 +22,8 @@ from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
 from sparkdeploy.console import Console, PlainStatus
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
-from sparkdeploy.estimate.picture import page
 from sparkdeploy.terminal import (
     LogReading,
-    VisibleStream,
     nothing_raw,
     visible,
     visible_json,
@@ -68,10 +66,6 @@ def test_letters_of_any_language_are_left_alone(text: str) -> None:
     assert visible(f"a\tb\n{text}") == f"a\tb\n{text}"
 
 
-def test_what_was_there_can_still_be_read() -> None:
-    assert visible("\x1b[2J\x9b\u202e\udcff") == "\\x1b[2J\\x9b\\u202e\\udcff"
-
-
 @settings(max_examples=examples(300))
 @given(hostile_texts, hostile_texts)
 def test_json_means_the_same_without_a_command_in_it(name: str, value: str) -> None:
@@ -95,12 +89,6 @@ def test_a_log_loses_its_colours_and_each_step_of_a_bar_is_a_line() -> None:
     log = "\x1b[36mEngineCore\x1b[0m up\r\n 1%|#\r 2%|##\r\n\nend\x1b]0;x\x07"
 
     assert visible_log(log) == "EngineCore up\n 1%|#\n 2%|##\n\nend\\x1b]0;x\\x07"
-
-
-def test_a_colour_without_end_holds_no_log_back() -> None:
-    reading = LogReading()
-
-    assert "1" * 1000 in reading.feed("\x1b[" + "1" * 1000)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +144,6 @@ def test_what_others_in_the_process_write_is_visible_too(
     assert commands_in(said.err) == set()
 
 
-def test_streams_are_the_old_ones_again_afterwards() -> None:
-    before = sys.stdout, sys.stderr
-    with nothing_raw():
-        assert isinstance(sys.stdout, VisibleStream)
-        assert not hasattr(sys.stdout, "buffer")
-    assert (sys.stdout, sys.stderr) == before
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -207,15 +187,6 @@ def test_a_name_that_is_no_utf8_ends_no_command_with_a_bug() -> None:
     assert b"\\udc9b\\udcff.json cannot be read" in done.stderr
 
 
-def test_a_stream_that_lacks_a_letter_gets_its_escape() -> None:
-    raw = io.BytesIO()
-    stream = VisibleStream(io.TextIOWrapper(raw, encoding="ascii", write_through=True))
-
-    stream.writelines(["Zürich\x1b"])
-
-    assert raw.getvalue() == b"Z\\xfcrich\\x1b"
-
-
 def test_a_report_shows_what_a_record_would_command() -> None:
     label = HOSTILE.replace("\udc9b", "") + "<script>"
     run = replace(sample_run(), label=label)
@@ -228,12 +199,6 @@ def test_a_report_shows_what_a_record_would_command() -> None:
     assert "<script>" not in html
     assert commands_in(record_text(run)) == set()
     assert json.loads(record_text(run))["label"] == label
-
-
-def test_a_picture_of_an_estimate_holds_no_command() -> None:
-    html = page(title=HOSTILE, picture="<svg/>", sections={HOSTILE: [HOSTILE]})
-
-    assert commands_in(html) == set()
 
 
 class Shouting(FakeContainers):

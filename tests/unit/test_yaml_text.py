@@ -41,55 +41,32 @@ def bomb(levels: int, width: int = 9) -> str:
 
 HOSTILE = {
     "aliases of aliases": bomb(10),
-    "few aliases of aliases": bomb(30, 2),
     "merges of merges": "a0: &a0 {k: v}\n"
     + "\n".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 31)),
     "200 kB of brackets": "[" * 200_000,
-    "200 kB of braces": "{a: " * 50_000,
-    "200 kB of dashes": "- " * 100_000,
-    "200 kB of question marks": "? " * 100_000,
     "deep below a key": "serve: " + "[" * 33 + "]" * 33,
     "an anchor in itself": "serve: &s {env: *s}",
-    "an anchor in its namesake": "x: &s 1\nserve: &s {env: *s}",
     "thousands of keys": "\n".join(f"k{n}: 1" for n in range(15_000)),
     "as many keys as are read": "\n".join(f"k{n}: 1" for n in range(1_000)),
-    "no such anchor": "serve: *nothing",
     "an anchor in a key": "&k serve: {? *k : 1}",
     "a mapping as a key": "? {a: 1}\n: 2",
-    "a list as a key": "? [a]\n: 2",
     "a null byte": "title: a\0b",
-    "an escaped null": 'title: "a\\0b"',
     "an escaped surrogate": 'title: "\\ud800"',
     "a hex number of 100 kB": "serve: {port: 0x" + "f" * 100_000 + "}",
-    "a number of 100 kB": "serve: {port: " + "9" * 100_000 + "}",
-    "a number in base sixty": "serve: {port: " + "1:" * 50_000 + "1}",
     "an endless float": "serve: {gpu_memory_utilization: 1.0e+999999}",
-    "a float of 100 kB": "serve: {gpu_memory_utilization: 1." + "0" * 100_000 + "}",
     "no number": "limits: {startup_timeout_s: .nan}",
-    "no end of time": "limits: {startup_timeout_s: .inf}",
     "a day that is none": "title: 2020-13-45",
     "a date among settings": "serve: {override_generation_config: {a: 2020-01-01}}",
-    "a date as a key": "serve: {override_generation_config: {2020-01-01: 1}}",
-    "a date and a zone that is none": "title: 2001-12-14t21:59:43.10-99:99",
     "binary": "title: !!binary aGk=",
     "a tag of Python's": "title: !!python/object/apply:os.system [id]",
-    "a bool that is none": "title: !!bool perhaps",
-    "an empty number": "title: !!int ''",
     "a set": "serve: !!set {a, b}",
-    "pairs": "serve: !!pairs [[a]: b]",
-    "an ordered map": "serve: !!omap [a: b]",
     "a tag by a directive": "%TAG ! tag:yaml.org,2002:\n---\ntitle: !binary aGk=",
-    "two documents": "title: a\n---\ntitle: b",
     "a key twice": "title: a\ntitle: b",
     "a bare equals sign": "title: =",
-    "numbers as keys": "serve: {env: {1: a}}",
     "a parent with a null byte": 'extends: "a\\0"',
-    "a parent with a long name": "extends: " + "a" * 5000,
-    "a parent that is a folder": "extends: /etc/",
     "a parent that never ends": "extends: /dev/zero",
     "itself": "extends: their.yaml",
     "a long path": "model: {path: " + "a/" * 5000 + "}",
-    "a long template": "serve: {chat_template: " + "a" * 5000 + ".jinja}",
 }
 """Whole documents, or lines that are put below a valid head."""
 
@@ -122,10 +99,8 @@ def _limit() -> None:
 
 BOMBS = [
     "aliases of aliases",
-    "few aliases of aliases",
     "merges of merges",
     "200 kB of brackets",
-    "200 kB of braces",
     "a hex number of 100 kB",
 ]
 
@@ -195,22 +170,6 @@ def test_any_typed_value_is_taken_or_a_mistake(path: str, value: str) -> None:
         return
 
 
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "title=" + "[" * 100_000,
-        ".".join("a" * 5000) + "=1",
-        "title=\udcff",
-        "serve.port=0x" + "f" * 10_000,
-        "serve.override_generation_config={a: 2020-01-01}",
-    ],
-    ids=["deep", "long path", "surrogate", "number", "date"],
-)
-def test_a_hostile_typed_value_is_a_mistake(assignment: str) -> None:
-    with pytest.raises(RecipeError):
-        load_recipe(SHELF, "v2", [assignment])
-
-
 def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
@@ -218,24 +177,6 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path)
         result = CliRunner().invoke(app, ["show", str(path)])
         assert isinstance(result.exception, RecipeError)
         assert "not a regular file" in result.exception.message
-
-
-def test_a_pipe_among_the_users_own_recipes_does_not_hide_the_others() -> None:
-    own = load_settings().config_dir / "recipes"
-    own.mkdir(parents=True)
-    os.mkfifo(own / "pipe.yaml")
-    listed = CliRunner().invoke(app, ["list"]).stdout
-    assert "broken: pipe:" in listed
-    assert "v2-tq" in listed
-
-
-@pytest.mark.parametrize("content", [bomb(10), "[" * 200_000, "a: !!int ''", "hub: 0x" + "f" * 99])
-def test_a_hostile_configuration_is_a_mistake(content: str) -> None:
-    folder = load_settings().config_dir
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(content)
-    with pytest.raises(RecipeError, match=r"config\.yaml"):
-        load_settings()
 
 
 def test_a_configuration_that_is_a_pipe_is_refused() -> None:
@@ -298,12 +239,6 @@ def test_a_key_may_override_what_a_merge_brought() -> None:
     assert marked.lines["serve", "port"] == 3
     twice = yaml_text.load_mapping("a: {<<: {b: 1}, b: 2, b: 3}\n", "lab")
     assert twice.duplicates == ((("a", "b"), 1),)
-
-
-def test_a_refusal_repeats_no_more_than_a_line_of_what_it_refuses() -> None:
-    with pytest.raises(RecipeError) as refused:
-        yaml_text.load("!" * 250_000, "lab")
-    assert len(f"{refused.value.message}{refused.value.detail}") < 1000
 
 
 @pytest.mark.parametrize(
