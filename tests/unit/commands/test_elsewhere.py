@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
-from sparkdeploy.commands.elsewhere import luggage
 from sparkdeploy.commands.elsewhere import program as elsewhere
 from sparkdeploy.commands.elsewhere.run import target_of, without_option
 from sparkdeploy.errors import UsageError
@@ -143,16 +140,6 @@ def said(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return Said(capfd, monkeypatch)
 
 
-def test_the_same_interpreter_is_taken_where_it_has_the_same_program(
-    node: Node, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(node.has_program("python/bin/python3")))
-    code, out, _ = said("plan", "v2", "--on", "spark")
-    assert code == 0
-    assert "there: plan v2\n" in out
-    assert node.programs == []
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
 def test_an_interpreter_of_another_user_there_is_not_run(
     node: Node, said: Said, monkeypatch: pytest.MonkeyPatch
@@ -164,14 +151,6 @@ def test_an_interpreter_of_another_user_there_is_not_run(
     assert "stranger" not in said("status", "--on", "spark")[1]
 
 
-def test_so_is_a_real_one(node: Node, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", PYTHON_HERE)
-    code, out, err = said("checkpoint", "ls", "--json", "--on", "spark")
-    assert code == 0, err
-    assert out.strip() == "[]"
-    assert node.programs == []
-
-
 def test_an_installed_program_is_taken_when_it_is_the_same(node: Node, said: Said) -> None:
     node.has_program()
     code, out, _ = said("-v", "logs", "other", "--on=spark", "--tail", "5")
@@ -179,12 +158,6 @@ def test_an_installed_program_is_taken_when_it_is_the_same(node: Node, said: Sai
     assert "there: -v logs other --tail 5\n" in out
     assert "SPARKDEPLOY_ON=spark\n" in out
     assert "SPARKDEPLOY_STATE_DIR" not in out
-
-
-def test_what_was_brought_before_is_taken(node: Node, said: Said) -> None:
-    node.has_program(identity="0.0.9-other")
-    node.has_program(f".cache/sparkdeploy/program/{IDENTITY}/venv/bin/python")
-    assert "there: status\n" in said("status", "--on", "spark")[1]
 
 
 def test_another_program_is_not_taken_and_this_one_is_brought(node: Node, said: Said) -> None:
@@ -203,54 +176,6 @@ def test_another_program_is_not_taken_and_this_one_is_brought(node: Node, said: 
     assert link == f"{node.cache}/program/{IDENTITY}\n"
 
 
-def test_it_can_be_brought_from_there_to_the_next(node: Node, said: Said) -> None:
-    node.has_uv()
-    said("checkpoint", "ls", "--on", "spark")
-    asked = "from importlib import metadata; print(*metadata.requires('sparkdeploy'), sep='\\n')"
-    brought = node.cache / "program" / IDENTITY
-    done = subprocess.run(
-        [PYTHON_HERE, "-P", "-c", asked],
-        env={"PYTHONPATH": str(brought)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == (node.home / "installed").read_text()
-
-
-@pytest.mark.parametrize(
-    ("step", "hint"),
-    [
-        ("echo could not reach the index; exit 2", "is its package index reached?"),
-        ("echo ensurepip is not available; exit 1", "python3-venv"),
-    ],
-)
-def test_a_failed_bringing_names_the_node_and_the_fix_and_is_not_taken_for_whole(
-    node: Node, said: Said, step: str, hint: str
-) -> None:
-    node.has_uv(step)
-    node.give("bin/python3", f'#!/bin/sh\n[ "$1 $2" = "-I -c" ] || {{ {step}; }}\n')
-    code, _, err = said("plan", "--on", "spark")
-    assert code == 4
-    assert "error: spark: sparkdeploy could not be installed there" in err
-    assert step.removeprefix("echo ").partition(";")[0] in err
-    assert hint in err
-    assert IDENTITY not in node.programs
-    node.has_uv()
-    assert said("checkpoint", "ls", "--on", "spark")[0] == 0
-    assert IDENTITY in node.programs
-
-
-def test_a_connection_that_breaks_while_it_is_brought_leaves_nothing_whole(
-    node: Node, said: Said
-) -> None:
-    node.has_uv(f"touch {node.gone}; kill -KILL $PPID")
-    code, _, err = said("plan", "--on", "spark")
-    assert code == 4
-    assert "spark: " in err
-    assert IDENTITY not in node.programs
-
-
 @pytest.mark.parametrize("code", [0, 3, 9, 70, 130])
 def test_the_exit_code_is_the_one_there(node: Node, said: Said, code: int) -> None:
     node.has_program(body=f"exit {code}")
@@ -263,13 +188,6 @@ def test_a_broken_connection_says_how_to_look(node: Node, said: Said) -> None:
     assert code == 4
     assert "ada@spark: nothing listens for ssh at spark; the connection broke" in err
     assert "`sparkdeploy status --on ada@spark` says what goes on there" in err
-
-
-def test_a_node_that_is_not_reached_is_explained(node: Node, said: Said) -> None:
-    node.gone.touch()
-    code, _, err = said("status", "--on", "spark")
-    assert code == 4
-    assert "error: spark: nothing listens for ssh at spark" in err
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
@@ -289,22 +207,6 @@ def test_standard_input_is_passed_on(node: Node) -> None:
     out, err = process.communicate("what was typed\n", timeout=30)
     assert process.returncode == 0, err
     assert "what was typed\n" in out
-
-
-def test_ctrl_c_reaches_the_program_and_its_end_is_waited_for(node: Node) -> None:
-    trap = "trap 'sleep 0.5; echo undone; exit 130' INT; while :; do sleep 0.05; done"
-    node.has_program(f".cache/sparkdeploy/program/{IDENTITY}/venv/bin/python", body=trap)
-    process = started("up", "--on", "spark")
-    deadline_s = time.monotonic() + 30
-    while not any((node.cache / "running").glob("*")):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
-    assert "undone" in out
-    assert not any((node.cache / "running").glob("*"))
 
 
 def test_at_a_terminal_the_program_there_has_one(node: Node) -> None:
@@ -420,22 +322,6 @@ def test_a_recipe_travels_with_what_it_names_and_nothing_else(
     assert list((node.cache / "from").glob("*")) == [again]
 
 
-def test_a_strangers_recipe_is_a_stranger_there_too(node: Node, said: Said, recipes: Path) -> None:
-    node.has_uv()
-    file = recipes / "mine.yaml"
-    file.write_text(file.read_text().replace("{", "{env: {LD_AUDIT: /x.so}, "))
-    code, _, err = said("plan", str(file), "--on", "spark")
-    assert code == 3
-    assert "needs your consent" in err
-    # The very same in the user's own folder is the user's word, there as here.
-    own = recipes.parent / "config" / "recipes"
-    own.parent.mkdir(exist_ok=True)
-    recipes.rename(own)
-    (own / "secret").unlink()
-    assert said("show", "mine", "--on", "spark")[0] == 0
-    assert said("show", str(own / "mine.yaml"), "--on", "spark")[0] == 0
-
-
 @pytest.mark.parametrize("template", ["../../outside.jinja", "secret", ".hidden.jinja"])
 def test_a_stranger_has_no_other_file_sent(
     node: Node, said: Said, recipes: Path, template: str
@@ -465,58 +351,6 @@ def test_a_link_in_the_own_folder_does_not_make_a_strangers_recipe_ones_own(
     assert "linked.yaml leads out of the folder of your own recipes" in err
 
 
-MODDED = """\
-recipe_version: "1"
-name: owl
-model: bird/Owl-1B
-container: vllm-node
-mods: [mods/fix-owl, mods/nowhere, /absolute/mod]
-command: vllm serve bird/Owl-1B
-"""
-
-
-def test_a_recipe_of_a_source_travels_with_its_mods_once_they_are_agreed_to(
-    node: Node, said: Said, tmp_path: Path
-) -> None:
-    node.has_uv()
-    birds = tmp_path / "birds"
-    (birds / "mods" / "fix-owl").mkdir(parents=True)
-    (birds / "owl.yaml").write_text(MODDED)
-    (birds / "mods" / "fix-owl" / "run.sh").write_text("true\n")
-    assert said("recipe", "source", "add", "birds", str(birds))[0] == 0
-    code, _, err = said("show", "birds/owl", "--on", "spark")
-    assert (code, "a mod runs as root" in err) == (3, True)
-    (folder,) = (node.cache / "from").glob("*")
-    assert not list(folder.rglob("run.sh"))
-    code, out, err = said("show", "birds/owl", "--allow-unsafe", "--json", "--on", "spark")
-    assert code == 0, err
-    assert '"bird/Owl-1B"' in out
-    scripts = [path for it in (node.cache / "from").glob("*") for path in it.rglob("run.sh")]
-    assert [path.read_text() for path in scripts] == ["true\n"]
-
-
-@pytest.mark.parametrize("command", ["load", "pair v2 mtp-2 --suite load"])
-@pytest.mark.parametrize("form", ["--prompts {}", "--prompts={}"])
-def test_prompts_are_read_here_and_sent(
-    node: Node,
-    said: Said,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    form: str,
-    command: str,
-) -> None:
-    node.has_program()
-    text = '{"prompt": "Hello, \u2028 Ada", "max_tokens": 4}\n'
-    (tmp_path / "mine.jsonl").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    words = form.format("mine.jsonl").split()
-    code, out, err = said("bench", *command.split(), *words, "--rate", "2", "--on", "spark")
-    assert code == 0, err
-    (file,) = (path for path in (node.cache / "from").rglob("*") if path.is_file())
-    assert file.read_text() == text
-    assert f"there: bench {command} --prompts {file} --rate 2\n" in out
-
-
 def test_pictures_are_read_here_and_sent(node: Node, said: Said, tmp_path: Path) -> None:
     node.has_program()
     (tmp_path / "a.png").write_bytes(b"\x89PNG\xff")
@@ -525,56 +359,6 @@ def test_pictures_are_read_here_and_sent(node: Node, said: Said, tmp_path: Path)
     (file,) = (path for path in (node.cache / "from").rglob("*") if path.is_file())
     assert file.read_bytes() == b"\x89PNG\xff"
     assert f"there: ask What? --image {file}\n" in out
-
-
-def test_prompts_that_are_not_here_are_looked_for_there(node: Node, said: Said) -> None:
-    node.has_program()
-    out = said("bench", "load", "--prompts", "/there/mine.jsonl", "--on", "spark")[1]
-    assert "there: bench load --prompts /there/mine.jsonl\n" in out
-    assert not (node.cache / "from").exists()
-
-
-def test_prompts_too_large_to_send_are_refused(
-    node: Node, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.has_program()
-    monkeypatch.setattr(luggage, "MAX_READ_BYTES", 10)
-    (tmp_path / "mine.jsonl").write_text(11 * "x")
-    code, out, err = said("bench", "load", "--prompts", str(tmp_path / "mine.jsonl"), "--on", "s")
-    assert (code, out) == (2, "")
-    assert "mine.jsonl is not sent: it is larger than" in err
-
-
-def test_records_to_import_are_sent(node: Node, said: Said, tmp_path: Path) -> None:
-    node.has_program()
-    files = [tmp_path / "a.json", tmp_path / "b.yaml"]
-    for file in files:
-        file.write_text("{}")
-    code, out, err = said("-v", "bench", "import", *map(str, files), "--json", "--on", "spark")
-    assert code == 0, err
-    (folder,) = (node.cache / "from").glob("*")
-    assert (
-        f"there: -v bench import {' '.join(f'{folder}/files{it}' for it in files)} --json\n" in out
-    )
-
-
-def test_the_cluster_travels_for_a_node_that_has_none(
-    node: Node, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section = write_cluster(tmp_path)
-    node.has_program()
-    out = said("plan", "v2", "--cluster", "--on", "spark-2")[1]
-    assert "SPARKDEPLOY_ON=ada@192.168.177.12\n" in out
-    assert sent(node) == {"cluster.yaml"}
-    (file,) = (node.cache / "from").glob("*/cluster.yaml")
-    assert f"SPARKDEPLOY_CLUSTER_FILE={file}\n" in out
-    assert load_settings({"SPARKDEPLOY_CLUSTER_FILE": str(file)}).cluster == section
-    own = tmp_path / "there"
-    own.mkdir()
-    (own / "config.yaml").write_text("cluster: {nodes: []}\n")
-    monkeypatch.setenv("SPARKDEPLOY_CLUSTER_FILE", str(file))
-    monkeypatch.setenv("SPARKDEPLOY_CONFIG_DIR", str(own))
-    assert load_settings().cluster == {"nodes": []}
 
 
 def test_the_identity_changes_with_the_code_alone(

@@ -20,7 +20,6 @@ from sparkdeploy.commands import clean as cleaning
 from sparkdeploy.commands import diagnose, rollback
 from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.commands import operate as operating
-from sparkdeploy.commands.bench import origin as bench_origin
 from sparkdeploy.commands.clean import WantedImages, old_images
 from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.cluster_record import ClusterRecord
@@ -257,35 +256,12 @@ def test_clean_offers_no_image_by_a_name_that_is_not_ours(images: list[ImageFact
     assert all(item.why.isprintable() and len(item.why) < 200 for item in shown)
 
 
-def test_a_container_of_another_name_is_said_and_left_alone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    stranger = container("postgres")
-    engine = Engine.of(stranger, container("sparkdeploy-main", "exited"))
-
-    run(engine, "status")
-    shown = capsys.readouterr()
-    run(engine, "down")
-    run(engine, "down --all")
-
-    assert engine.facts == {"postgres": stranger}
-    assert shown.err == f"{LEFT_ALONE} postgres\n"
-    assert "postgres" not in shown.out
-
-
 def test_thousands_of_strangers_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     engine = Engine.of(*(container(f"stranger-{number}") for number in range(3000)))
     run(engine, "status")
     said = capsys.readouterr().err.splitlines()
 
     assert said == [f"{LEFT_ALONE} stranger-0, stranger-1, stranger-2 and 2997 more"]
-
-
-def test_a_port_that_leads_elsewhere_is_none(tmp_path: Path) -> None:
-    hostile = container("sparkdeploy-main", port="8000@somewhere.test/")
-    ASKED.clear()
-    run(Engine.of(hostile), "status")
-    assert ASKED == []
 
 
 @pytest.mark.parametrize("limit", ["nan", "inf", "never", "-1", ""])
@@ -331,15 +307,6 @@ def test_a_cluster_note_that_is_none_names_no_nodes(tmp_path: Path, note: str) -
 
 
 @dataclass
-class Circle:
-    """An engine with two images, each of which says that it stands on the other."""
-
-    def find_image(self, reference: str) -> ImageFact:
-        other = {"sparkdeploy/a:1": "sparkdeploy/b:1"}.get(reference, "sparkdeploy/a:1")
-        return ImageFact(f"sha256:{reference[-3]}", (reference,), {labels.BELOW: other}, 1)
-
-
-@dataclass
 class Tagged:
     """An engine with one image, which its user has given a name of their own as well."""
 
@@ -356,22 +323,6 @@ def test_an_image_below_goes_by_the_name_that_the_next_build_looks_for(
     engine: Any = Tagged(tags)
     first = ImageFact("sha256:1", ("sparkdeploy/a:1",), {labels.BELOW: "sparkdeploy/b:1"}, 1)
     assert image_shelf.image_chain(engine, first)[1].tags == ("sparkdeploy/b:1",)
-
-
-def test_images_that_stand_on_each_other_are_told_once() -> None:
-    circle: Any = Circle()
-    first = circle.find_image("sparkdeploy/a:1")
-    record = {"Config": {"Image": "sparkdeploy/a:1"}}
-    fact = replace(container("sparkdeploy-main"), image_id="sparkdeploy/a:1")
-
-    assert len(image_shelf.image_chain(circle, first)) == 2
-    assert len(bench_origin.image_origins(circle, fact, record)) == 2
-
-
-@pytest.mark.parametrize("proof", ["", "[]", "5", "[" * 5000, '{"versions": []}', '{"vllm": {}}'])
-def test_a_proof_that_is_none_tells_no_versions(proof: str) -> None:
-    told = bench_origin._versions(proved(proof).proof)
-    assert all(isinstance(value, str) for value in told.values())
 
 
 @pytest.mark.parametrize("proof", ["", "[]", "{", "[" * 5000])

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from sparkdeploy.commands import known_image
-from sparkdeploy.commands import request as requests
 from sparkdeploy.commands import up as commands_up
 from sparkdeploy.commands.known_image import ImagePolicy, Known
 from sparkdeploy.commands.request import Request, resolve, resolve_unasked
 from sparkdeploy.commands.up import Extent
-from sparkdeploy.deploy.new_meaning import NewMeaning, under_way
+from sparkdeploy.deploy.new_meaning import NewMeaning
 from sparkdeploy.deploy.recovery import recover
-from sparkdeploy.errors import BuildError, RecipeError, UnhealthyError
+from sparkdeploy.errors import BuildError, UnhealthyError
 from sparkdeploy.image.pins import keep, keep_contents
 from sparkdeploy.recipe.settled import ImageContents, ImageLock, SettledImage
 from sparkdeploy.settings import load_settings
@@ -65,11 +64,6 @@ def moved(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> Callable[..., None]:
     return run
 
 
-def test_a_start_that_answers_moves_the_tag(moved: Callable[..., None]) -> None:
-    moved()
-    assert meaning() == NOW
-
-
 @pytest.mark.parametrize(
     ("wait", "error"),
     [(dies, UnhealthyError), (interrupts, KeyboardInterrupt), (killed, Killed)],
@@ -88,39 +82,6 @@ def test_a_start_that_does_not_leaves_the_tag(
     assert meaning() == BEFORE
     if error is UnhealthyError:
         assert f"{TAG} stays what it was: {BEFORE.image}" in capsys.readouterr().err
-
-
-def test_what_is_only_prepared_moves_the_tag(moved: Callable[..., None]) -> None:
-    moved(Extent.PREPARE)
-    assert meaning() == NOW
-
-
-@pytest.mark.parametrize("is_first", [False, True])
-def test_a_detached_start_moves_the_tag_when_it_is_seen_to_answer(
-    lab: Lab, moved: Callable[..., None], capsys: pytest.CaptureFixture[str], *, is_first: bool
-) -> None:
-    if is_first:
-        lab.down()
-    lab.is_answering = False
-    moved(Extent.DETACH)
-    assert meaning() == BEFORE
-    assert f"{TAG} stays what it was until this start has answered" in capsys.readouterr().err
-    host = lab.engines[0].host
-    assert under_way(host, "main", load_settings()) == NewMeaning(TAG, NOW)
-    lab.is_answering = True
-    lab.up(LATER)
-    assert meaning() == NOW
-    assert under_way(host, "main", load_settings()) is None
-    assert lab.running() == ["2"]
-
-
-def test_a_detached_start_that_is_given_up_leaves_the_tag(
-    lab: Lab, moved: Callable[..., None]
-) -> None:
-    moved(Extent.DETACH)
-    lab.is_answering = False
-    assert lab.roll_back() == "reverted"
-    assert (meaning(), lab.running()) == (BEFORE, ["1"])
 
 
 def test_a_kill_at_any_moment_moves_tag_and_container_together(
@@ -142,23 +103,6 @@ def test_a_kill_at_any_moment_moves_tag_and_container_together(
         recover(lab.nodes(frozenset()).alone(), "main", load_settings())
         assert (lab.running(), meaning()) in ((["1"], BEFORE), (["2"], NOW)), at
     pytest.fail("it never ended")
-
-
-def test_while_it_starts_the_deployment_stands_on_the_new_one(
-    lab: Lab, moved: Callable[..., None]
-) -> None:
-    """A plain `up` waits for what starts, and does not replace it by what was before."""
-    moved(Extent.DETACH)
-    lab.is_answering = False
-    request = Request("baseline", ("engine=image", f"image={TAG}"))
-    settings, host = load_settings(), lab.engines[0].host
-    plain = resolve(request, settings)
-    assert plain.engine.image == BEFORE.image
-    resolved, new = requests.as_started(plain, request, settings, host)
-    assert (resolved.engine.image, new) == (NOW.image, NewMeaning(TAG, NOW))
-    lab.roll_back()
-    resolved, new = requests.as_started(plain, request, settings, host)
-    assert (resolved.engine.image, new) == (BEFORE.image, None)
 
 
 @dataclass
@@ -214,12 +158,3 @@ def test_another_image_is_not_kept_before_it_has_served() -> None:
     assert known.new == NewMeaning(TAG, NOW)
     assert meaning() == BEFORE
     assert resolve(Request("baseline", ("engine=image", f"image={TAG}")), load_settings()).image
-
-
-def test_a_recipe_that_the_old_image_does_not_fit_may_ask_anew() -> None:
-    keep(load_settings(), TAG, BEFORE)
-    older = ImageContents("0.19.0", "2.9.0", "13.0", ["sm_121a"], {}, None)
-    keep_contents(load_settings(), BEFORE.image, older)
-    with pytest.raises(RecipeError):
-        settled(ImagePolicy.KEEP, "least_vllm=0.33.0")
-    assert settled(ImagePolicy.UPDATE, "least_vllm=0.33.0").resolved.engine.vllm == "0.33.0"

@@ -6,16 +6,16 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from sparkdeploy.checkpoint.pull import Pulled
 from sparkdeploy.commands import checkpoint_pull
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.sources.shelf import short_names
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.sources import THEIRS, commit, recipe, run_git, taken, write
+from tests.unit.commands.sources import commit, recipe, run_git, taken, write
 
 if TYPE_CHECKING:
+    import pytest
+
     from sparkdeploy.checkpoint.pull import WantedRepository
     from tests.unit.program import Run
 
@@ -57,17 +57,6 @@ def test_a_recipe_of_a_source_is_a_strangers_and_works_without_the_origin(
     shown = run.answer("show", "birds/theirs", "--allow-unsafe", "--json")
     assert shown["serve"]["chat_template_of_mod"] == "owl.jinja"
     assert run("show", "birds/four/owl").returncode == 0
-
-
-@pytest.mark.usefixtures("no_docker")
-def test_a_plan_shows_the_mod_of_a_source_whole(run: Run, origin: Path) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
-    done = run("plan", "birds/theirs", "--allow-unsafe")
-    assert "| cp owl.jinja $WORKSPACE_DIR/" in done.stdout
-    text = run("plan", "birds/theirs", "--allow-unsafe", "--show", "mods").stdout
-    assert "# ---- mod mods/fix-owl: owl.jinja\n{{ messages }}" in text
-    args = run("plan", "birds/theirs", "--allow-unsafe", "--show", "args").stdout
-    assert "--chat-template /workspace/owl.jinja" in args
 
 
 def test_an_update_says_what_changes_before_it_takes_it(run: Run, origin: Path) -> None:
@@ -185,38 +174,3 @@ def test_what_a_recipe_of_a_source_needs_is_pulled(
     run("checkpoint", "pull", "birds/theirs", "--allow-unsafe")
     run("checkpoint", "pull", "birds/Model-1B")
     assert asked == ["bird/Owl-1B", "bird/Owl-1B", "birds/Model-1B"]
-
-
-def test_a_recipe_of_a_source_is_imported_by_its_name(run: Run, origin: Path) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
-    done = run("recipe", "import", "birds/theirs", "--allow-unsafe")
-    assert (done.returncode, "bird/Owl-1B" in done.stdout) == (0, True), done.stderr
-
-
-def test_a_source_says_what_is_served_and_what_to_try(run: Run, origin: Path) -> None:
-    commit(origin, {"a.yaml": THEIRS, "recipes/bad.yaml": "schema: 1\nname: bad\n"})
-    done = run("recipe", "source", "add", "birds", str(origin))
-    assert "try: sparkdeploy plan birds/four/owl\n" in done.stdout
-    assert "4 recipes, 1 not served here" in run("recipe", "source", "ls").stdout
-    found = run("recipe", "search", "bird/", "--nodes", "4")
-    assert "! birds/theirs " in found.stdout
-    assert "  birds/four/owl " in found.stdout
-    assert "4 or more machines" in found.stdout
-    assert "! needs your consent" in found.stderr
-    one = run("recipe", "search", "owl over four")
-    assert one.stderr.startswith("1 recipe; ")
-    assert "consent" not in one.stderr
-
-
-def test_what_fits_is_a_word_for_programs(run: Run, origin: Path) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
-    found = run.answer("recipe", "search", "owl", "--fits", "spark", "--json")
-    assert {item["fits"] for item in found} == {"unknown"}
-    own = run.answer("recipe", "search", "122b", "--fits", "spark", "--json")
-    assert {item["fits"] for item in own} == {"fits"}
-
-
-def test_a_repository_of_mods_alone_says_what_it_holds(run: Run, tmp_path: Path) -> None:
-    write(tmp_path / "mods", {"fix/run.sh": "true\n"})
-    done = run("recipe", "source", "add", "mods", str(tmp_path / "mods"))
-    assert (done.returncode, "it holds 1 mod," in done.stderr) == (3, True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy import __version__
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.commands.source import files
 from sparkdeploy.console import console
@@ -75,31 +74,6 @@ def test_a_mods_code_is_shown_also_under_a_name_of_ours_or_with_another_mode(
     assert "  + mods/fix-owl/help.sh\n      + a\n" in said
 
 
-def test_a_long_change_of_a_mod_is_capped_and_an_order_is_told(run: Run, birds: Path) -> None:
-    lines = "".join(f"echo {number}\n" for number in range(40))
-    commit(birds, {"mods/fix-owl/run.sh": f"cp owl.jinja $WORKSPACE_DIR/\n{lines}"})
-    said = pending(run)
-    assert "and 24 more lines; `sparkdeploy plan RECIPE --show mods` shows all" in said
-    run("recipe", "source", "update", "-y")
-    turned = "".join(reversed(lines.splitlines(keepends=True)))
-    commit(birds, {"mods/fix-owl/run.sh": f"cp owl.jinja $WORKSPACE_DIR/\n{turned}"})
-    assert "the same lines in another order" in pending(run)
-    (birds / "mods/fix-owl/run.sh").write_bytes(b"\xff\xfe")
-    commit(birds, {})
-    assert "no text" in pending(run)
-
-
-def test_recipes_that_a_changed_one_is_the_base_of_are_named(run: Run, birds: Path) -> None:
-    child = "schema: 1\nname: child\nextends: owl\ntitle: child\n"
-    commit(birds, {"recipes/child.yaml": child})
-    run("recipe", "source", "update", "-y")
-    commit(birds, {"recipes/owl.yaml": recipe("owl", tokens=2048)})
-    said = pending(run)
-    expected = "~ recipes/child.yaml (by what it extends)\n      serve.max_model_len: 4096 -> 2048"
-    assert expected in said
-    assert "four" not in said
-
-
 def test_new_consents_come_first_and_whole(run: Run, birds: Path) -> None:
     folder = "x" * 150
     changed = THEIRS.replace("[mods/fix-owl]", f"[mods/fix-owl, mods/{folder}/y, mods/z]")
@@ -115,47 +89,12 @@ def test_new_consents_come_first_and_whole(run: Run, birds: Path) -> None:
     assert "      - consent: " in pending(run)
 
 
-def test_a_path_is_not_another_one_because_it_is_looked_at_elsewhere(run: Run, birds: Path) -> None:
-    template = "  chat_template: t.jinja\n"
-    owl = recipe("owl").replace("serve: {max_model_len: 4096}\n", f"serve:\n{template}")
-    commit(birds, {"recipes/owl.yaml": owl, "recipes/t.jinja": "{{ messages }}"})
-    run("recipe", "source", "update", "-y")
-    commit(birds, {"recipes/owl.yaml": owl.replace("title: owl", "title: an owl")})
-    said = pending(run)
-    assert 'title: "owl" -> "an owl"' in said
-    assert "staging" not in said
-    assert "chat_template" not in said
-    commit(birds, {"recipes/t.jinja": "{{ messages }}\n{{ evil }}"})
-    assert "      + {{ evil }}\n      used by recipes/owl.yaml\n" in pending(run)
-
-
-def test_a_comment_changes_nothing_that_is_said(run: Run, birds: Path) -> None:
-    commit(birds, {"recipes/owl.yaml": recipe("owl") + "# more\n"})
-    assert "~ recipes/owl.yaml\n      what it says stays the same\n" in pending(run)
-
-
 def test_names_and_keys_of_strangers_are_shown_on_one_line(run: Run, birds: Path) -> None:
     owl = recipe("owl") + 'env: {"A\\e[31m\\nB": x}\n'
     commit(birds, {"recipes/owl.yaml": owl})
     said = run("recipe", "source", "update").stderr
     assert "\x1b" not in said
     assert "\nB" not in said
-
-
-def test_a_lock_or_damage_of_a_killed_fetch_is_no_trouble(run: Run, birds: Path) -> None:
-    place = sources().folder / "birds"
-    left = place / f".repository.git.staging-{dead()}"
-    left.mkdir()
-    (left / "shallow.lock").write_text("")
-    commit(birds, {"recipes/new.yaml": recipe("new")})
-    assert run("recipe", "source", "update", "-y").returncode == 0
-    assert {path.name for path in place.iterdir()} == {"taken"}
-
-
-def dead() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 KILLED = """\
@@ -190,27 +129,6 @@ def test_an_update_that_is_killed_leaves_the_source(
     assert run("recipe", "source", "update", "birds", "-y").returncode == 0
     assert run("show", "birds/new").returncode == 0
     assert {path.name for path in (sources().folder / "birds").iterdir()} == {"taken"}
-
-
-def test_what_an_update_retired_can_be_removed(run: Run, birds: Path) -> None:
-    place = sources().folder / "birds"
-    (place / "taken").rename(place / f".taken.retired-{dead()}")
-    assert run("recipe", "source", "rm", "birds").returncode == 0
-    assert run.answer("recipe", "source", "ls", "--json") == []
-
-
-def test_a_removed_source_that_stays_is_told(
-    run: Run, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(folder: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(folder))
-
-    monkeypatch.setattr("sparkdeploy.commands.source.place.remove_folder", fails)
-    done = run("recipe", "source", "rm", "birds")
-    assert done.returncode == 4
-    assert "its files are still there" in done.stderr
-    assert "removed source" not in done.stderr
-    assert run.answer("recipe", "source", "ls", "--json") == []
 
 
 def test_the_second_of_two_adds_replaces_nothing(
@@ -250,12 +168,6 @@ def test_an_origin_that_is_gone_is_the_machines_fault(run: Run, birds: Path) -> 
     assert "what was taken of it before stays" in done.stderr
 
 
-def test_names_that_are_none_leave_no_lock(run: Run, birds: Path) -> None:
-    for words in (("update", "none"), ("rm", "none"), ("update", "..")):
-        assert run("recipe", "source", *words).returncode == 3
-    assert {path.name for path in sources().folder.iterdir()} == {"birds", ".birds.lock"}
-
-
 def test_a_part_of_a_commit_is_that_commit_whatever_a_branch_is_called_later(
     run: Run, origin: Path
 ) -> None:
@@ -268,14 +180,6 @@ def test_a_part_of_a_commit_is_that_commit_whatever_a_branch_is_called_later(
     assert (row["ref"], row["commit"]) == (first, first)
     done = run("recipe", "source", "add", "head", str(origin), "--at", "FETCH_HEAD")
     assert done.returncode == 2
-
-
-def test_a_changed_index_alone_is_written_again(run: Run, birds: Path) -> None:
-    record = sources().files_of("birds") / ".sparkdeploy-source"
-    told = json.loads(record.read_text())
-    record.write_text(json.dumps({**told, "version": "0.0.0"}))
-    assert "up to date" in run("recipe", "source", "update").stdout
-    assert json.loads(record.read_text())["version"] == __version__
 
 
 def test_the_index_is_durable(run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:

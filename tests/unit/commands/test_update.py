@@ -14,20 +14,17 @@ from sparkdeploy import labels
 from sparkdeploy.commands import request, update
 from sparkdeploy.commands.installation import NEWER, installation_of
 from sparkdeploy.commands.remembered import (
-    MAX_CHARACTERS,
     TypedBefore,
     request_again,
     request_label,
     typed_before,
 )
-from sparkdeploy.commands.update import Effect, update_lines, update_report
-from sparkdeploy.errors import NodeError
+from sparkdeploy.commands.update import Effect, update_report
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import container
 from tests.fakes.machines import build
 from tests.fakes.plans import built
-from tests.unit.commands.upgraded import upgraded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,21 +85,6 @@ def test_an_image_that_is_not_here_is_rebuilt_and_the_deployment_starts_again(
     assert row.up == ("up", "v2", "--set", "serve.max_num_seqs=7")
 
 
-def test_what_was_typed_is_planned_again_and_not_the_recipe_alone(lab: Lab) -> None:
-    lab.up("serve.max_num_seqs=7")
-    label_of(lab, **{labels.FINGERPRINT: "of an older version"})
-    row = told(lab)
-    assert (row.effect, row.reasons) == (Effect.RESTART, ("settings or image changed",))
-    assert row.up == ("up", "v2", "--set", "serve.max_num_seqs=7")
-
-
-def test_its_words_may_be_typed_as_they_stand(lab: Lab) -> None:
-    lab.up("model.served_name=[a, b]")
-    label_of(lab, **{labels.FINGERPRINT: "of an older version"})
-    *_, last = update_lines(update_report(load_settings()))
-    assert last == "  sparkdeploy up v2 --set 'model.served_name=[a, b]'"
-
-
 def test_several_machines_are_planned_together(
     monkeypatch: pytest.MonkeyPatch, shipped: Library
 ) -> None:
@@ -115,14 +97,6 @@ def test_several_machines_are_planned_together(
     assert row.effect is Effect.RESTART
     assert "--cluster" in row.up
     assert fact.rank == 1
-
-
-def test_an_earlier_versions_deployment_is_planned_by_its_recipes_name(
-    monkeypatch: pytest.MonkeyPatch, shipped: Library
-) -> None:
-    row = told(seen(monkeypatch, upgraded(monkeypatch, shipped, "solo_kept")))
-    assert row.effect is Effect.RESTART
-    assert "by the recipe's name alone" in row.reasons[-1]
 
 
 def test_a_secret_that_was_kept_nowhere_is_no_reason_to_restart(lab: Lab) -> None:
@@ -152,30 +126,11 @@ def test_what_cannot_be_planned_says_why(lab: Lab, change: dict[str, str], words
     assert row.up == ()
 
 
-def test_without_docker_it_still_says_how_a_newer_version_comes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def silent(_settings: object) -> None:
-        raise NodeError("docker does not answer")
-
-    monkeypatch.setattr(update, "connect", silent)
-    report = update_report(load_settings())
-    assert report.as_dict()["deployments"] == []
-    lines = list(update_lines(report))
-    assert "a newer version: " in lines[1]
-    assert lines[2] == "deployments were not seen: docker does not answer"
-
-
 @pytest.mark.parametrize(
     "written", ["", "[]", "{", '{"recipe": 7}', '{"recipe": "v2", "set": "x"}', "[" * 10**5]
 )
 def test_a_damaged_label_is_none(written: str) -> None:
     assert typed_before(container("sparkdeploy-main", request=written)) is None
-
-
-def test_a_label_longer_than_any_request_is_none() -> None:
-    huge = TypedBefore(recipe="v2", set=["x=" + "y" * MAX_CHARACTERS]).model_dump_json()
-    assert typed_before(container("sparkdeploy-main", request=huge)) is None
 
 
 def test_a_label_gives_back_what_was_typed(tmp_path: Path) -> None:
