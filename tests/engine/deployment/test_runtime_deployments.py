@@ -13,11 +13,7 @@ from sparkdeploy.deploy.deployments import (
     require_deployment,
     status_rows,
 )
-from sparkdeploy.deploy.serving import remark_on_drafts
-from sparkdeploy.errors import NodeError
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.node.ports import port_owner
-from sparkdeploy.settings import load_settings
 from tests.engine.conftest import SpecMaker, model_at, patiently, port_of, start_serving, until
 
 pytestmark = pytest.mark.docker
@@ -48,26 +44,6 @@ def test_a_serving_deployment_is_shown_with_all_it_has(
     assert (row.memory_bytes or 0) > 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("drafted", "is_said"),
-    [
-        ("200,2400,24", True),
-        ("200,2400,120", False),
-        pytest.param("199,2388,0", False, marks=pytest.mark.slow),
-        pytest.param(None, False, marks=pytest.mark.slow),
-    ],
-)
-def test_a_drafter_that_is_hardly_ever_right_is_told_of_a_running_server(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, drafted: str | None, is_said: bool
-) -> None:
-    start_serving(host, make_spec(**({"drafted": drafted} if drafted else {})))
-
-    said = remark_on_drafts(require_deployment(host, deployment).current, load_settings())
-
-    assert ("24 of 2,400 drafted tokens were accepted in 200 steps (1.0%" in said) is is_said
-    assert bool(said) is is_said
-
-
 def test_a_dead_deployment_is_shown_with_its_exit_code(
     host: DockerHost, make_spec: SpecMaker, deployment: str
 ) -> None:
@@ -90,18 +66,6 @@ def test_down_removes_it_and_a_second_down_does_nothing(
     assert find_deployment(host, deployment) is None
 
 
-def test_down_takes_the_half_replaced_one_along(
-    host: DockerHost, make_spec: SpecMaker, deployment: str
-) -> None:
-    old = start_serving(host, make_spec())
-    host.rename(old, f"sparkdeploy-{deployment}-replaced")
-    start_serving(host, make_spec())
-
-    assert row_of(host, deployment).state == "half replaced"
-    assert len(down(host, deployment)) == 2
-    assert find_deployment(host, deployment) is None
-
-
 def test_down_ends_a_server_that_ignores_the_stop_signal(
     host: DockerHost, make_spec: SpecMaker, deployment: str
 ) -> None:
@@ -114,21 +78,6 @@ def test_down_ends_a_server_that_ignores_the_stop_signal(
     assert find_deployment(host, deployment) is None
 
 
-def test_a_foreign_container_is_neither_listed_nor_removed(
-    host: DockerHost, foreign_container: str, make_spec: SpecMaker, deployment: str
-) -> None:
-    start_serving(host, make_spec())
-
-    listed = [fact.container_id for item in list_deployments(host) for fact in item.containers]
-    assert foreign_container not in listed
-    down(host, deployment)
-    with pytest.raises(NodeError, match="was not made by sparkdeploy"):
-        host.remove(foreign_container)
-    fact = host.find_container(foreign_container)
-    assert fact is not None
-    assert fact.is_running
-
-
 def test_the_log_is_followed_until_the_container_ends(
     host: DockerHost, make_spec: SpecMaker, deployment: str
 ) -> None:
@@ -138,16 +87,6 @@ def test_the_log_is_followed_until_the_container_ends(
     text = b"".join(host.logs(current.container_id, follow=True)).decode()
 
     assert "Application startup complete" in text
-
-
-def test_the_port_of_a_deployment_is_named_after_it(
-    host: DockerHost, make_spec: SpecMaker, deployment: str
-) -> None:
-    spec = make_spec()
-    start_serving(host, spec)
-
-    owner = port_owner(port_of(spec), host.own_containers())
-    assert owner.deployment == deployment
 
 
 @pytest.mark.usefixtures("foreign_container")

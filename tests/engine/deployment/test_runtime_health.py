@@ -1,14 +1,13 @@
 """Waiting for a container in real Docker."""
 
-import signal
 import time
 
 import pytest
 
-from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.errors import NodeError
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
-from sparkdeploy.server.phases import PhaseTracker, read_whole
+from sparkdeploy.server.phases import read_whole
 from tests.engine.conftest import (
     DEADLINE_S,
     SpecMaker,
@@ -38,24 +37,6 @@ def test_a_start_is_followed_to_its_first_answer(host: DockerHost, make_spec: Sp
     assert {"weights", "draft", "compiling", "graphs", "answering"} <= set(readiness.phases_s)
 
 
-def test_progress_arrives_while_the_start_is_under_way(
-    host: DockerHost, make_spec: SpecMaker
-) -> None:
-    spec = make_spec(log="spark-0.33-mtp", lines_per_s=40)
-    container_id = host.create(spec)
-    host.start(container_id)
-    seen: list[str] = []
-
-    def note(tracker: PhaseTracker, _elapsed_s: float) -> None:
-        seen.append(tracker.phase.name)
-
-    with model_at(port_of(spec)) as model:
-        wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S, on_phase=note)
-
-    assert "weights" in seen
-    assert len(set(seen)) >= 3
-
-
 def test_a_container_that_dies_at_once_is_told_within_two_seconds(
     host: DockerHost, make_spec: SpecMaker
 ) -> None:
@@ -70,69 +51,6 @@ def test_a_container_that_dies_at_once_is_told_within_two_seconds(
     assert caught.value.cause.name == "missing_tensor"
     assert "shared_expert.gate_proj.weight_scale_inv" in caught.value.message
     assert caught.value.exit_code == 7
-
-
-def test_a_container_removed_by_hand_ends_the_wait(host: DockerHost, make_spec: SpecMaker) -> None:
-    spec = make_spec(never_healthy=True)
-    container_id = host.create(spec)
-    host.start(container_id)
-
-    with (
-        model_at(port_of(spec)) as model,
-        pytest.raises(ContainerDiedError, match="gone"),
-    ):
-        wait_until_answering(
-            host,
-            container_id,
-            model,
-            deadline_s=DEADLINE_S,
-            on_phase=lambda *_: host.remove(container_id),
-        )
-
-
-def test_a_container_that_never_answers_fails_at_its_deadline(
-    host: DockerHost, make_spec: SpecMaker
-) -> None:
-    spec = make_spec(log="cpu-0.32-mtp", never_healthy=True)
-    container_id = host.create(spec)
-    host.start(container_id)
-
-    with model_at(port_of(spec)) as model, pytest.raises(UnhealthyError) as caught:
-        wait_until_answering(host, container_id, model, deadline_s=2)
-
-    assert "no answer within 2.0s" in caught.value.message
-    assert not isinstance(caught.value, ContainerDiedError)
-
-
-def test_a_server_that_is_healthy_and_refuses_to_complete_is_not_ready(
-    host: DockerHost, make_spec: SpecMaker
-) -> None:
-    spec = make_spec(answer_status=500)
-    container_id = start_serving(host, spec)
-
-    with (
-        model_at(port_of(spec)) as model,
-        pytest.raises(UnhealthyError, match="the stand-in was told to refuse"),
-    ):
-        wait_until_answering(host, container_id, model, deadline_s=3)
-
-
-def test_an_interrupted_wait_leaves_the_container_alone(
-    host: DockerHost, make_spec: SpecMaker
-) -> None:
-    spec = make_spec(never_healthy=True)
-    container_id = host.create(spec)
-    host.start(container_id)
-
-    def interrupt(*_: object) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    with model_at(port_of(spec)) as model, pytest.raises(KeyboardInterrupt):
-        wait_until_answering(host, container_id, model, deadline_s=DEADLINE_S, on_phase=interrupt)
-
-    fact = host.find_container(container_id)
-    assert fact is not None
-    assert fact.is_running
 
 
 def test_the_log_of_a_running_container_can_be_let_go(

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.recovery import Recovery, recover_here
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
@@ -75,18 +74,6 @@ def containers_of(host: DockerHost, deployment: str) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_same_name_replaces(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    port = free_port()
-    up(host, make_spec(port=port, text="old"), tmp_path)
-
-    up(host, make_spec(port=port, text="new"), tmp_path)
-
-    assert text_served_at(port) == "new"
-    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
-
-
 def test_a_first_start_that_dies_leaves_evidence_and_no_container(
     host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
 ) -> None:
@@ -104,35 +91,8 @@ def test_a_first_start_that_dies_leaves_evidence_and_no_container(
     assert json.loads((folder / "cause.json").read_text())["name"] == "cuda_oom"
     assert json.loads((folder / "plan.json").read_text()) == {"recipe": "stand-in"}
     assert json.loads((folder / "inspect.json").read_text())["State"]["ExitCode"] == 9
-
-
-def test_the_evidence_holds_no_secret_and_is_the_users_alone(
-    host: DockerHost, make_spec: SpecMaker, tmp_path: Path
-) -> None:
-    with pytest.raises(ContainerDiedError):
-        up(host, make_spec(die_after_s=0), tmp_path)
-
-    (folder,) = crashes_in(tmp_path)
     assert "not-to-be-kept" not in (folder / "inspect.json").read_text()
     assert folder.stat().st_mode & 0o077 == 0
-
-
-def test_a_failed_replacement_brings_the_old_one_back(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    port = free_port()
-    up(host, make_spec(port=port, text="old"), tmp_path)
-    old = find_deployment(host, deployment)
-
-    with pytest.raises(ContainerDiedError, match="the previous deployment is starting again"):
-        up(host, make_spec(port=port, never_healthy=True, die_after_s=0.5, exit_code=7), tmp_path)
-
-    assert text_served_at(port) == "old"
-    back = find_deployment(host, deployment)
-    assert old is not None
-    assert back is not None
-    assert back.current.container_id == old.current.container_id
-    assert not back.is_half_replaced
 
 
 def test_an_image_that_is_not_there_leaves_the_old_one_running(
@@ -148,20 +108,6 @@ def test_an_image_that_is_not_there_leaves_the_old_one_running(
     assert text_served_at(port) == "old"
 
 
-def test_an_old_container_that_had_died_is_replaced_and_its_log_kept(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    dying = make_spec(die_after_s=0, exit_code=3)
-    container_id = host.create(dying)
-    host.start(container_id)
-    until(lambda: not _lives(host, container_id))
-
-    up(host, make_spec(), tmp_path)
-
-    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
-    assert len(crashes_in(tmp_path)) == 1
-
-
 def test_a_foreign_container_with_our_name_is_refused_and_stays(
     host: DockerHost,
     make_spec: SpecMaker,
@@ -175,18 +121,6 @@ def test_a_foreign_container_with_our_name_is_refused_and_stays(
         up(host, make_spec(), tmp_path)
 
     assert _lives(host, foreign_container)
-
-
-@pytest.mark.slow
-def test_two_names_on_two_ports_run_side_by_side(
-    host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
-) -> None:
-    one, two = make_spec(text="one"), make_spec(name=f"{deployment}-b", text="two")
-    up(host, one, tmp_path)
-    up(host, two, tmp_path)
-
-    assert text_served_at(port_of(one)) == "one"
-    assert text_served_at(port_of(two)) == "two"
 
 
 def test_a_second_replacement_waits_until_the_first_is_finished(

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.deployments import down, find_deployment, list_deployments
+from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.recovery import abandon, recover_here
 from sparkdeploy.deploy.replace import TakenAwayError
-from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, SpecMaker, free_port, model_at, start_serving, until
 from tests.engine.stand_in.replacing import put_in_place
@@ -97,20 +96,6 @@ def test_rollback_goes_back_and_a_second_one_forward_again(place: Place) -> None
     assert (place.text(), place.running(), len(place.kept())) == ("new", 1, 1)
 
 
-def test_a_return_that_fails_keeps_both(place: Place) -> None:
-    place.up("broken later", keep=1)
-    place.up("new", keep=1)
-
-    def refuse(_: str) -> None:
-        raise UnhealthyError("no answer")
-
-    begun = begin_return(place.host, place.kept()[0], crashes_dir=place.crashes_dir)
-    with pytest.raises(UnhealthyError, match="the previous deployment is starting again"):
-        wait_and_settle(begun, wait=refuse, changing=nullcontext)
-
-    assert (place.text(), place.running(), len(place.kept())) == ("new", 1, 1)
-
-
 def test_a_return_whose_command_is_gone_is_told_from_an_upgrade(place: Place) -> None:
     place.up("old", keep=1)
     place.up("new", keep=1)
@@ -148,29 +133,6 @@ def test_a_kept_one_comes_back_after_the_current_one_has_died(place: Place) -> N
     assert (place.text(), place.running()) == ("old", 1)
 
 
-def test_down_takes_the_kept_ones_along(place: Place) -> None:
-    place.up("old", keep=1)
-    place.up("new", keep=1)
-
-    assert len(down(place.host, place.name)) == 2
-    assert place.name not in {found.name for found in list_deployments(place.host)}
-
-
-def test_a_start_that_is_taken_down_ends_its_wait_with_a_clear_word(place: Place) -> None:
-    spec = place.spec("never", keep=0, never_healthy=True)
-    begun = begin(place.host, spec, place.name, crashes_dir=place.crashes_dir)
-
-    def taken_down(container_id: str) -> None:
-        down(place.host, place.name)
-        place.wait(container_id)
-
-    with pytest.raises(TakenAwayError, match="stopped or replaced by another command"):
-        wait_and_settle(begun, wait=taken_down, changing=nullcontext)
-
-    assert place.running() == 0
-    assert not list(place.crashes_dir.iterdir())
-
-
 def test_an_answer_of_a_container_that_was_replaced_meanwhile_does_not_count(
     place: Place,
 ) -> None:
@@ -186,25 +148,6 @@ def test_an_answer_of_a_container_that_was_replaced_meanwhile_does_not_count(
         wait_and_settle(begun, wait=replaced, changing=nullcontext)
 
     assert (place.text(), place.running()) == ("second", 1)
-
-
-def test_a_refusal_before_the_start_brings_the_old_one_back(place: Place) -> None:
-    place.up("old", keep=0)
-
-    def no_room() -> None:
-        assert place.running() == 0
-        raise UnhealthyError("no room")
-
-    with pytest.raises(UnhealthyError, match="no room"):
-        begin(
-            place.host,
-            place.spec("new", keep=0),
-            place.name,
-            crashes_dir=place.crashes_dir,
-            before_start=no_room,
-        )
-
-    assert (place.text(), place.running()) == ("old", 1)
 
 
 def test_a_new_one_that_dies_is_not_kept(place: Place) -> None:

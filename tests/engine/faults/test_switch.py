@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import shlex
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.export.socket_units import PROXY
-from sparkdeploy.server.client import ServedModel
 from tests.engine.asking import ALIAS, MODELS, Client
-from tests.engine.conftest import free_port, until
+from tests.engine.conftest import until
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
 
 if TYPE_CHECKING:
@@ -144,45 +137,3 @@ def test_a_stop_or_start_killed_at_any_moment_is_repaired(first: Ground, seed: i
     code, said = first.cli.run("start")
     assert code == 0, said
     first.check_whole("first")
-
-
-@pytest.mark.slow
-def test_an_idle_one_stops_itself_and_the_first_connection_wakes_it(first: Ground) -> None:
-    """As the units of `export systemd --socket` do; here systemd's own tools stand for systemd."""
-    before = first.deployment()
-    assert before is not None
-    idle = ("up", "first", "--yes", "--set", "limits.idle_stop_s=10")
-    words = ("--set", "serve.env.STAND_IN=--text first")
-    assert first.cli.run(*idle, *words)[0] == 0
-    until(lambda: first.servers() == 0)
-    said = first.cli.run("status")[1]
-    assert "stopped, idle for 10s, " in said
-    assert "`sparkdeploy start main` starts it again" in said
-    assert "main is stopped" in first.cli.run("doctor")[1]
-
-    port = free_port()
-    program = shlex.join([sys.executable, "-m", "sparkdeploy", *idle, *words])
-    woken = f"{program} >&2 && exec {PROXY} 127.0.0.1:{first.port}"
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **first.cli.env}
-    given = [word for name, value in env.items() for word in ("-E", f"{name}={value}")]
-    listens = ["systemd-socket-activate", *given, "-l", f"127.0.0.1:{port}", "bash", "-c", woken]
-    with subprocess.Popen(listens) as activated:
-        try:
-            until(lambda: is_listening(port))
-            with ServedModel(f"http://127.0.0.1:{port}", model="first") as model:
-                began_s = time.monotonic()
-                assert model.complete("x", 1, timeout_s=60).text == "first"
-                print(f"the first request waited {time.monotonic() - began_s:.1f} s")
-            assert first.servers() == 1
-        finally:
-            activated.terminate()
-    after = first.deployment()
-    assert after is not None
-    assert after.current.container_id != before.current.container_id
-    first.check_whole("first")
-
-
-def is_listening(port: int) -> bool:
-    """Say whether somebody listens, without connecting: that would wake the server."""
-    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return any(line.split()[1:4:2] == [f"0100007F:{port:04X}", "0A"] for line in table)

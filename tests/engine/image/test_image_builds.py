@@ -65,41 +65,6 @@ def leftovers(host: DockerHost) -> set[str]:
     return {item["Id"] for item in found}
 
 
-def test_a_stage_is_built_labelled_and_found_again(
-    host: DockerHost, make_stage: MakeStage, settings: Settings
-) -> None:
-    stage = make_stage(ONE_FILE)
-    assert find_built(host, stage) is None
-    built = build(host, stage, settings)
-    assert dict(built.labels) == stage.labels()
-    assert built.tags == (stage.tag,)
-    assert build(host, stage, settings) == built
-    assert not list(settings.cache_dir.iterdir())
-
-
-def test_a_tag_on_another_fingerprint_does_not_count(
-    host: DockerHost, make_stage: MakeStage, settings: Settings
-) -> None:
-    stage = make_stage(ONE_FILE)
-    build(host, stage, settings)
-    assert find_built(host, replace(stage, fingerprint="0" * 64)) is None
-
-
-def test_a_failing_build_shows_its_end_and_leaves_nothing(
-    host: DockerHost, make_stage: MakeStage, settings: Settings
-) -> None:
-    before = leftovers(host)
-    stage = make_stage(
-        f"FROM scratch\nLABEL {LEFTOVER_LABEL}\nCOPY hello /hello\nRUN nothing-here\n"
-    )
-    with pytest.raises(BuildError, match="step 5/6") as caught:
-        build(host, stage, settings)
-    assert caught.value.exit_code == 5
-    assert "RUN nothing-here" in (caught.value.detail or "")
-    assert host.find_image(stage.tag) is None
-    assert leftovers(host) == before
-
-
 def test_what_the_network_needs_is_in_no_layer_and_no_history(
     host: DockerHost, make_stage: MakeStage, settings: Settings
 ) -> None:
@@ -135,15 +100,6 @@ def test_foreign_images_stay(host: DockerHost, make_stage: MakeStage, settings: 
             client.images.remove(reference)
 
 
-def test_a_missing_lower_stage_is_not_looked_for_in_a_registry(
-    host: DockerHost, make_stage: MakeStage, settings: Settings
-) -> None:
-    stage = make_stage(ONE_FILE)
-    above = replace(stage, below="sparkdeploy/base:none", inputs={"below": "0" * 64})
-    with pytest.raises(BuildError, match="sparkdeploy/base:none, which is not there"):
-        build(host, above, settings)
-
-
 LOCKED = "idna==3.11 --hash=sha256:{digest}"
 RIGHT = "771a87f49d9defaf64091e6e6fe9c18d4833f140bd19464795bc32d966ca37ea"
 
@@ -172,16 +128,3 @@ def test_a_wheel_that_differs_from_its_lock_fails_and_the_next_run_succeeds(
     assert host.find_image(wrong.tag) is None
     right = locked_stage(make_stage, python_base_image, RIGHT)
     assert build(host, right, own).tags == (right.tag,)
-
-
-@pytest.mark.slow
-def test_an_index_that_does_not_answer_leaves_no_image(
-    host: DockerHost, make_stage: MakeStage, python_base_image: str, tmp_path: Path
-) -> None:
-    network = BuildNetwork(index_url="https://index.invalid/simple")
-    gone = replace(load_settings(), cache_dir=tmp_path / "cache", build=network)
-    stage = locked_stage(make_stage, python_base_image, RIGHT)
-    with pytest.raises(BuildError, match="did not build") as caught:
-        build(host, stage, gone)
-    assert "cannot reach the index" in (caught.value.hint or "")
-    assert host.find_image(stage.tag) is None
