@@ -55,7 +55,7 @@ def listener_of(fact: ContainerFact, port: int, proc: Path = PROC) -> Listener:
         return Listener.UNKNOWN
     if not sockets:
         return Listener.NOBODY
-    missing, is_complete = _not_held(fact.pid, {it.inode for it in sockets}, proc)
+    missing, is_complete = _not_held(fact, {it.inode for it in sockets}, proc)
     if not missing:
         return Listener.CONTAINER
     if is_complete:
@@ -79,13 +79,13 @@ def listening_sockets(port: int, proc: Path = PROC) -> Iterator[ListeningSocket]
                 yield ListeningSocket(words[9], int(words[7]))
 
 
-def _not_held(pid: int | None, inodes: set[str], proc: Path) -> tuple[set[str], bool]:
+def _not_held(fact: ContainerFact, inodes: set[str], proc: Path) -> tuple[set[str], bool]:
     """Return which sockets no process of a container holds, and whether all could be read."""
     missing = set(inodes)
-    if pid is None or not (proc / str(pid)).is_dir():
+    if fact.pid is None or not _is_of_container(fact, proc / str(fact.pid)):
         return missing, False
     is_complete = True
-    for process in _descendants(pid, proc):
+    for process in _descendants(fact.pid, proc):
         try:
             missing -= set(_socket_inodes(process))
         except PermissionError:
@@ -93,6 +93,19 @@ def _not_held(pid: int | None, inodes: set[str], proc: Path) -> tuple[set[str], 
         if not missing:
             break
     return missing, is_complete
+
+
+def _is_of_container(fact: ContainerFact, process: Path) -> bool:
+    """Whether the number that Docker says is this process here.
+
+    Where the engine has process numbers of its own, another process has that number, or none.
+    Docker names control groups, or else the files that it mounts, after the container.
+    """
+    for name in ("cgroup", "mountinfo"):
+        with contextlib.suppress(OSError):
+            if fact.container_id in (process / name).read_text(errors="replace"):
+                return True
+    return False
 
 
 def _descendants(pid: int, proc: Path) -> Iterator[Path]:

@@ -24,7 +24,9 @@ MARKS = {labels.KIND: "container", labels.DEPLOYMENT: "main"}
 def container(name: str, state: str = "running", **more: str) -> ContainerFact:
     """A container of ours; its id is its first name, `more` are labels without their prefix."""
     marks = {labels.PREFIX + key.replace("_", "-"): value for key, value in more.items()}
-    return ContainerFact(name, name, "sha256:0", state, {**MARKS, **marks}, pid=os.getpid())
+    return ContainerFact(
+        name, name, "sha256:0", state, {**MARKS, **marks}, pid=os.getpid(), uid=os.getuid()
+    )
 
 
 @dataclass
@@ -80,7 +82,7 @@ class FakeContainers:
     def create(self, spec: ContainerSpec) -> str:
         key = f"new-{spec.name}"
         self.facts[key] = ContainerFact(
-            key, spec.name, "sha256:1", "created", spec.labels, pid=os.getpid()
+            key, spec.name, "sha256:1", "created", spec.labels, pid=os.getpid(), uid=os.getuid()
         )
         return key
 

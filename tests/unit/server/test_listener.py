@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +23,6 @@ from sparkdeploy.server.client import ServedModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LISTEN = (
     "import socket, sys; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); "
@@ -32,9 +33,16 @@ TABLE = "  sl  local_address rem_address st tx:rx tr tm retr uid timeout inode\n
 LINE = "   0: {address}:1F40 00000000:0000 {state} 0:0 0:0 0 {uid} 0 {inode} 1\n"
 
 
-def fact(pid: int | None, uid: int | None = None, port: int = 8000) -> ContainerFact:
+OWN_GROUP = Path("/proc/self/cgroup").read_text().strip()
+"""Stands for a container's id in the groups of this process, and of those that it starts."""
+
+
+def fact(
+    pid: int | None, uid: int | None = None, port: int = 8000, container_id: str = OWN_GROUP
+) -> ContainerFact:
     marks = {"dev.sparkdeploy.port": str(port)}
-    return ContainerFact("c1", "sparkdeploy-main", "i", "running", marks, pid=pid, uid=uid)
+    name = "sparkdeploy-main"
+    return ContainerFact(container_id, name, "i", "running", marks, pid=pid, uid=uid)
 
 
 @pytest.fixture
@@ -56,6 +64,17 @@ def test_a_process_of_the_container_is_told_from_another(
     with subprocess.Popen((sys.executable, "-c", "input()"), stdin=-1) as stranger:
         assert listener_of(fact(stranger.pid, os.getuid()), port) is Listener.ANOTHER
         stranger.kill()
+
+
+def test_a_number_of_another_engines_process_says_nothing(
+    other: tuple[subprocess.Popen[str], int],
+) -> None:
+    running, port = other
+    for pid in (running.pid, os.getpid()):
+        elsewhere = fact(pid, os.getuid() + 1, container_id="f" * 64)
+        assert listener_of(elsewhere, port) is Listener.ANOTHER
+        assert listener_of(replace(elsewhere, uid=None), port) is Listener.UNKNOWN
+        assert listener_of(replace(elsewhere, uid=os.getuid()), port) is Listener.CONTAINER
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
