@@ -4,7 +4,6 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -70,27 +69,6 @@ def test_the_first_count_is_kept_and_not_made_again(
     assert bring_vocabulary(recipe, settings, model) == made
 
 
-def test_models_with_one_tokenizer_share_a_count_and_others_do_not(
-    shipped: Library, model: Path, settings: Settings, tmp_path: Path
-) -> None:
-    same = Path(shutil.copytree(model, tmp_path / "same"))
-    other = Path(shutil.copytree(model, tmp_path / "other"))
-    (other / "tokenizer.json").write_text((model / "tokenizer.json").read_text() + "\n")
-    for folder, counts in ((model, 1), (same, 1), (other, 2)):
-        bring_vocabulary(drafting(shipped, folder), settings, folder)
-        assert len(kept(settings)) == counts
-
-
-def test_another_sample_is_counted_anew(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = sample_inputs(model)
-    monkeypatch.setattr(draft_sample, "FOLDER", Path(shutil.copytree(FOLDER, tmp_path / "sample")))
-    assert sample_inputs(model) == before
-    (tmp_path / "sample" / "german.txt").write_text("Guten Tag\n")
-    assert sample_inputs(model) != before
-
-
 def test_what_the_user_counted_comes_before_the_sample(
     shipped: Library, model: Path, settings: Settings
 ) -> None:
@@ -99,18 +77,6 @@ def test_what_the_user_counted_comes_before_the_sample(
     write_vocabulary(vocabulary_file(recipe.model, settings), mine)
     assert bring_vocabulary(recipe, settings, model) == mine
     assert draft_origin(recipe, settings, model) == mine.origin
-
-
-def test_a_count_that_is_interrupted_leaves_nothing(
-    shipped: Library, model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_arguments: object, **_named: object) -> DraftVocabulary:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(draft_sample, "count_tokens", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        bring_vocabulary(drafting(shipped, model), settings, model)
-    assert not settings.data_dir.exists()
 
 
 def test_a_damaged_kept_count_is_made_again(
@@ -158,14 +124,6 @@ def test_a_model_without_a_tokenizer_is_told_by_the_plan(
         bring_vocabulary(recipe, settings, model)
 
 
-def test_a_recipe_without_a_draft_head_reads_and_counts_nothing(
-    shipped: Library, tmp_path: Path, settings: Settings
-) -> None:
-    recipe = load_recipe(shipped, "v2").recipe
-    assert bring_vocabulary(recipe, settings, tmp_path) is None
-    assert draft_origin(recipe, settings, tmp_path) == ""
-
-
 def test_the_sample_is_large_varied_and_says_its_licence() -> None:
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sample_texts()}
     assert sorted(texts) == sorted([*LANGUAGES, "code", "json", "markdown", "tool_calls"])
@@ -175,13 +133,3 @@ def test_the_sample_is_large_varied_and_says_its_licence() -> None:
     assert min(map(len, paragraphs)) > 100
     assert all(f"<{tag}>" in texts["tool_calls"] for tag in ("tool_call", "tools", "think"))
     assert "Apache-2.0" in (FOLDER / "README.md").read_text()
-
-
-@pytest.mark.parametrize("name", [path.stem for path in sample_texts()])
-def test_a_text_of_the_sample_has_only_letters_that_can_be_seen(name: str) -> None:
-    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
-    assert text.endswith("\n")
-    assert not text.endswith("\n\n")
-    assert all(sign.isprintable() or sign in "\n\t" for sign in text)
-    assert not any(line != line.rstrip() for line in text.splitlines())
-    assert all(first or second for first, second in pairwise(text.splitlines())) or name == "code"

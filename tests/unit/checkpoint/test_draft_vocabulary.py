@@ -1,7 +1,6 @@
 """Ranking, keeping and counting the tokens of a draft head."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -41,10 +40,6 @@ def test_every_token_has_one_rank_and_special_ones_come_first(
     assert seen == sorted(seen, reverse=True)
 
 
-def test_unseen_tokens_follow_by_number() -> None:
-    assert rank_tokens({3: 2}, special=(4,), vocabulary=5) == (4, 3, 0, 1, 2)
-
-
 @given(
     counts=st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
     scripts=st.lists(st.sampled_from(("LATIN", "CJK", "")), min_size=41, max_size=41),
@@ -62,16 +57,6 @@ def test_unseen_tokens_of_one_script_follow_all_seen_ones_by_number(
         assert alike == sorted(alike)
 
 
-def test_the_script_of_which_more_is_to_come_gets_the_next_rows() -> None:
-    scripts = ["LATIN"] * 6 + ["CJK"] * 6
-    # Four tokens of Latin letters again and again; three of Chinese, each only once.
-    counts = {0: 9, 1: 9, 2: 9, 3: 9, 6: 1, 7: 1, 8: 1}
-    ranked = rank_tokens(counts, special=(), vocabulary=12, scripts=scripts)
-    assert ranked == (0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 4, 5)
-    by_number = rank_tokens(counts, special=(), vocabulary=12)
-    assert by_number == (0, 1, 2, 3, 6, 7, 8, 4, 5, 9, 10, 11)
-
-
 def test_a_token_has_the_script_of_its_first_letter() -> None:
     tokens = {"a": 0, "Ġß": 1, "Ñı": 2, "ç": 3, "1": 4, "å¥½": 5, "?": 6}
     tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
@@ -79,10 +64,6 @@ def test_a_token_has_the_script_of_its_first_letter() -> None:
     tokenizer.add_special_tokens(["<|end|>"])
     found = scripts_of(tokenizer)
     assert found == ["LATIN", "", "CYRILLIC", "", "", "CJK", "", "LATIN"]
-
-
-def test_the_first_rows_are_listed_in_order() -> None:
-    assert SMALL.first(3) == [0, 3, 4]
 
 
 def test_more_rows_than_tokens_are_refused() -> None:
@@ -97,16 +78,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_vocabulary(file) == SMALL
     whole = json.loads(file.read_text())
     file.write_text(json.dumps({**whole, "version": 0}))
-    assert read_vocabulary(file) is None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [[], 3, {"version": 1}, {"version": 1, "tokens": 3, "texts": []}, {"tokens": [], "texts": []}],
-)
-def test_what_is_no_vocabulary_is_none(tmp_path: Path, content: object) -> None:
-    file = tmp_path / "model.json"
-    file.write_text(json.dumps(content))
     assert read_vocabulary(file) is None
 
 
@@ -131,12 +102,6 @@ def test_text_is_counted_in_the_model_s_own_tokens(small_twin: Path, tmp_path: P
 def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
-        count_tokens(tmp_path, [], on_progress=lambda _done, _total: None)
-
-
-def test_a_pipe_in_the_place_of_a_tokenizer_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "tokenizer.json")
-    with pytest.raises(CheckpointError, match="not a regular file"):
         count_tokens(tmp_path, [], on_progress=lambda _done, _total: None)
 
 

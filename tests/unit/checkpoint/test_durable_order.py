@@ -19,9 +19,9 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.node.private_folder import write_private
+from tests.fakes.checkpoints import ignore, standalone
 from tests.fakes.disk import RecordedDisk, record_disk, without_exchange
 from tests.hub.double import Repo, hub_double
 from tests.hub.xet import xet_by_get
@@ -39,10 +39,6 @@ COMMIT = "1" * 40
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> RecordedDisk:
     return record_disk(monkeypatch)
-
-
-def _ignore(_done: int, _total: int) -> None:
-    pass
 
 
 def _store_tiles(path: Path) -> None:
@@ -115,7 +111,7 @@ def test_a_download_is_synced_before_its_blob_has_its_name(
         double.repos["lab/twin"] = Repo({COMMIT: folder}, {"main": COMMIT}, is_xet=is_xet)
         hub, lock = Hub(double.endpoint, tmp_path / "cache"), HubLock(tmp_path / "state")
         facts = resolve(hub, lock, "lab/twin", "main", anew=False)
-        pull(hub, lock, plan_download(hub, lock, facts, free_bytes=1 << 40), _ignore)
+        pull(hub, lock, plan_download(hub, lock, facts, free_bytes=1 << 40), ignore)
     assert {file.blob_name for file in facts.files} <= set(disk.renamed)
     # Notes of the hub's own library are its own.
     assert [name for name in disk.early if not name.startswith(".huggingface")] == []
@@ -125,17 +121,11 @@ def test_prepared_checkpoints_are_synced_before_they_have_their_names(
     disk: RecordedDisk, folder: Path, fp8_twin: Path, tmp_path: Path
 ) -> None:
     order = Order(model_sizes(read_config(folder)), "lab", model=folder)
-    shard = fetch_shard(FolderRanges(fp8_twin), order, tmp_path / "store", _ignore)
+    shard = fetch_shard(FolderRanges(fp8_twin), order, tmp_path / "store", ignore)
     assert disk.renamed.index(SHARD_FILE) < disk.renamed.index(DONE_FILE)
     treatment = Treatment(lm_head="int8")
     build_overlay(open_folder(folder), treatment, tmp_path / "m" / "ck" / "v2")
-    build_standalone(
-        open_folder(folder),
-        shard,
-        tmp_path / "out",
-        replaces=lambda _out: False,
-        on_progress=_ignore,
-    )
+    standalone(open_folder(folder), shard, tmp_path / "out")
     assert {"v2", "out"} <= set(disk.renamed)
     assert MANIFEST_FILE in disk.renamed
     assert (disk.early, disk.unsynced_folders) == ([], {})

@@ -96,16 +96,3 @@ def test_a_revision_that_is_not_here_is_told_how_to_get(run: Run, stored: None) 
     assert "no snapshot of lab/twin@other is here" in done.stderr
     assert "fix: sparkdeploy checkpoint pull lab/twin@other" in done.stderr
     assert run("checkpoint", "verify", f"lab/twin@{COMMIT}").returncode == 0
-
-
-def test_a_manifest_writes_no_lines_of_its_own(run: Run, stored: None) -> None:
-    (manifest,) = (load_settings().data_dir / "m" / "ck").glob("*/sparkdeploy.json")
-    text = manifest.read_text().replace(
-        '"source_name": "lab/twin"', '"source_name": "a\\nb\\u001b"'
-    )
-    manifest.write_text(text)
-    done = run("checkpoint", "ls")
-    titles, *rows = done.stdout.splitlines()
-    assert titles.startswith("kind ")
-    assert len(rows) == 4
-    assert done.stdout.replace("\n", "").isprintable()

@@ -45,6 +45,7 @@ from sparkdeploy.commands.estimate_remote import facts_in
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.share import embedding_bytes
 from tests.examples import examples
+from tests.fakes.checkpoints import ignore
 from tests.hub.hostile import hostile_hub
 from tests.unit.checkpoint.conftest import tree
 from tests.unit.checkpoint.hostile_listings import (
@@ -65,10 +66,6 @@ pytestmark = pytest.mark.outside
 
 MB = 1_000_000
 PREBUILT = Treatment(fp8_mode="prebuilt", lm_head="int8", mtp="required", fp8_origin="lab")
-
-
-def _ignore(_done: int, _total: int) -> None:
-    pass
 
 
 @settings(max_examples=examples(300))
@@ -176,7 +173,7 @@ def test_a_model_with_a_file_of_our_name_is_refused_and_not_written_to(
     folder: Path, fp8_twin: Path, tmp_path: Path
 ) -> None:
     order = Order(sizes_of(json.loads((folder / "config.json").read_text())), "lab")
-    shard = fetch_shard(FolderRanges(fp8_twin), order, tmp_path / "store", _ignore)
+    shard = fetch_shard(FolderRanges(fp8_twin), order, tmp_path / "store", ignore)
     (folder / SHARD_FILE).write_bytes((folder / "model-00001-of-00002.safetensors").read_bytes())
     before = (tree(folder), tree(tmp_path / "store"))
     with pytest.raises(CheckpointError, match="the overlay cannot be written"):

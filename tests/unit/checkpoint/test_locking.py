@@ -25,13 +25,6 @@ def test_a_second_builder_is_told_and_gives_up_when_its_patience_ends(tmp_path: 
     assert said == ["waiting for another process that does the same: a shard"]
 
 
-def test_a_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), only_one(tmp_path / "lock", "a shard"):
-        raise ZeroDivisionError
-    with only_one(tmp_path / "lock", "a shard", patience_s=0.0):
-        assert (tmp_path / "lock").is_file()
-
-
 def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     path = tmp_path / "it's a folder" / ("x" * 300)
     with (

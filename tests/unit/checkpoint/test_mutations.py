@@ -22,7 +22,6 @@ from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, write_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import inspect_checkpoint, verify_bytes, verify_headers
 from sparkdeploy.commands.estimate_remote import facts_in
@@ -31,6 +30,7 @@ from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.plan.observe import locate_model
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
+from tests.fakes.checkpoints import ignore, standalone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,12 +71,8 @@ def base(small_twin: Path, fp8_twin: Path, tmp_path_factory: pytest.TempPathFact
     write_manifest(folder, open_folder(folder), {}, {**stated, **counts})
     order = Order(model_sizes(read_config(folder)), "lab", model=folder)
     store = tmp_path_factory.mktemp("store") / "shard"
-    shard = fetch_shard(FolderRanges(fp8_twin), order, store, _ignore)
+    shard = fetch_shard(FolderRanges(fp8_twin), order, store, ignore)
     return Base(folder, shard, resolve(Request("hybrid"), load_settings()).recipe)
-
-
-def _ignore(_done: int, _total: int) -> None:
-    pass
 
 
 def _link_tree(source: Path, target: Path) -> None:
@@ -131,23 +127,15 @@ def check_everything(base: Base, folder: Path, *, is_standalone: bool) -> None:
     treatment = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
     unsound = check(lambda: verify_headers(folder))
     # What its headers are refused for is not read byte for byte.
-    assert check(lambda: verify_bytes(folder, {}, _ignore)) or not unsound
+    assert check(lambda: verify_bytes(folder, {}, ignore)) or not unsound
     check(lambda: inspect_checkpoint(folder))
     check(lambda: locate_model(here, load_settings()))
     check(lambda: facts_in("lab/twin", FolderRanges(folder)))
     check(lambda: build_overlay(open_folder(folder), treatment, place / "m" / "ck" / "v2"))
     if is_standalone:
         out = place / "out"
-        check(
-            lambda: build_standalone(
-                open_folder(folder),
-                base.shard,
-                out,
-                replaces=lambda _out: False,
-                on_progress=_ignore,
-            )
-        )
-        check(lambda: verify_bytes(out, {}, _ignore))
+        check(lambda: standalone(open_folder(folder), base.shard, out))
+        check(lambda: verify_bytes(out, {}, ignore))
 
 
 @contextlib.contextmanager
@@ -256,28 +244,12 @@ def test_json_that_somebody_changed(base: Base, name: str, change: Change, turn:
         check_everything(base, folder, is_standalone=turn == STANDALONE_EVERY)
 
 
-def _remove(path: Path, _at: int) -> None:
-    path.unlink()
+def _in_its_place(make: Callable[[Path], object]) -> Callable[[Path, int], None]:
+    def broke(path: Path, _at: int) -> None:
+        path.unlink()
+        make(path)
 
-
-def _pipe(path: Path, _at: int) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _folder(path: Path, _at: int) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _circle(path: Path, _at: int) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def _zeros(path: Path, _at: int) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
+    return broke
 
 
 def _cut(path: Path, at: int) -> None:
@@ -294,20 +266,23 @@ def _flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def _grow(path: Path, _at: int) -> None:
-    path.unlink()
+def _large(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(3 << 30)
 
 
-def _copy(path: Path, _at: int) -> None:
-    os.link(path, path.with_name(f"more\x1b-{path.name}"))
-
-
-BREAKS = (_remove, _pipe, _folder, _circle, _zeros, _cut, _flip, _copy)
+PLACED: tuple[Callable[[Path], object], ...] = (
+    lambda _path: None,
+    os.mkfifo,
+    Path.mkdir,
+    lambda path: path.symlink_to(path.name),
+    lambda path: path.symlink_to("/dev/zero"),
+    lambda path: path.with_name(f"more\x1b-{path.name}").write_bytes(b"{}"),
+)
+BREAKS = (*map(_in_its_place, PLACED), _cut, _flip)
 BROKEN = [(name, broke) for name in (*JSON_FILES, "chat_template.jinja") for broke in BREAKS]
 # The others are hashed to their end, which takes as long as it takes.
-BROKEN += [(name, _grow) for name in JSON_FILES if name not in HASHED_ONLY]
+BROKEN += [(name, _in_its_place(_large)) for name in JSON_FILES if name not in HASHED_ONLY]
 
 
 @settings(max_examples=examples(50))
@@ -327,7 +302,7 @@ def test_a_tree_that_somebody_changed(
 
 def test_what_nobody_changed_is_read_by_everything(base: Base) -> None:
     with broken(base) as folder:
-        assert not check(lambda: verify_bytes(folder, {}, _ignore))
+        assert not check(lambda: verify_bytes(folder, {}, ignore))
         check_everything(base, folder, is_standalone=True)
         assert (folder.parent / "out" / MANIFEST_FILE).is_file()
         assert (folder.parent / "m" / "ck" / "v2" / MANIFEST_FILE).is_file()

@@ -13,9 +13,9 @@ from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE
 from sparkdeploy.checkpoint.ranges import FolderRanges, read_remote_header
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
+from tests.fakes.checkpoints import standalone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,10 +47,6 @@ def _socket(path: Path) -> None:
 
 def _device(path: Path) -> None:
     path.symlink_to("/dev/zero")
-
-
-def _ignore(_done: int, _total: int) -> None:
-    pass
 
 
 def _observe(folder: Path) -> None:
@@ -89,11 +85,5 @@ def test_standalone_copies_no_link_to_a_folder(folder: Path, tmp_path: Path) -> 
     (folder / "up").symlink_to(".")
     shard = Fp8Shard(folder / "model_extra_tensors.safetensors", "lab", {})
     with pytest.raises(CheckpointError, match="up leads to a folder"):
-        build_standalone(
-            open_folder(folder),
-            shard,
-            tmp_path / "out",
-            replaces=lambda _out: False,
-            on_progress=_ignore,
-        )
+        standalone(open_folder(folder), shard, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -31,15 +32,16 @@ from sparkdeploy.checkpoint.fp8_shard import (
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource, Span, coalesced
-from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
+from sparkdeploy.checkpoint.safetensors import TensorData, read_header
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.twin.fp8 import encode_e4m3
 from sparkdeploy.errors import CheckpointError
+from tests.fakes.checkpoints import edit_json, edit_tensors, tensors_of
 from tests.hub.double import Fault, HubDouble, Repo, hub_double
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.outside
@@ -48,6 +50,7 @@ COMMIT = "f" * 40
 REPO = "lab/twin-FP8"
 FIRST = "model-00001-of-00002.safetensors"
 PREFIX = "model.language_model.layers"
+Fetch = Callable[[RangeSource], Fp8Shard]
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def ranges(double: HubDouble, tmp_path: Path) -> HubRanges:
 
 
 @pytest.fixture
-def fetch(small_twin: Path, tmp_path: Path) -> Callable[[RangeSource], Fp8Shard]:
+def fetch(small_twin: Path, tmp_path: Path) -> Fetch:
     sizes = model_sizes(read_config(small_twin))
 
     def fetched(source: RangeSource) -> Fp8Shard:
@@ -78,30 +81,24 @@ def edited(fp8_twin: Path, tmp_path: Path, change: Callable[[dict[str, TensorDat
     """A copy of the FP8 repository whose first shard was changed, with an index that knows it."""
     copy = tmp_path / "edited"
     shutil.copytree(fp8_twin, copy)
-    header = read_header(copy / FIRST)
-    data = (copy / FIRST).read_bytes()[header.data_offset :]
-    tensors: dict[str, TensorData] = {
-        name: (info.dtype, info.shape, data[info.begin : info.end])
-        for name, info in header.tensors.items()
-    }
-    change(tensors)
-    write_file(copy / FIRST, tensors)
-    index = json.loads((copy / "model.safetensors.index.json").read_text())
-    others = {name: file for name, file in index["weight_map"].items() if file != FIRST}
-    index["weight_map"] = {**others, **dict.fromkeys(tensors, FIRST)}
-    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    names = edit_tensors(copy / FIRST, change)
+
+    def list_anew(index: dict[str, Any]) -> None:
+        others = {name: file for name, file in index["weight_map"].items() if file != FIRST}
+        index["weight_map"] = {**others, **dict.fromkeys(names, FIRST)}
+
+    edit_json(copy / "model.safetensors.index.json", list_anew)
     return copy
 
 
 def tensor_bytes(folder: Path, name: str) -> bytes:
-    located = read_tensors(folder)[name]
-    header = read_header(folder / located.file)
-    data = (folder / located.file).read_bytes()[header.data_offset :]
-    return data[located.info.begin : located.info.end]
+    content = tensors_of(folder / read_tensors(folder)[name].file)[name][2]
+    assert isinstance(content, bytes)
+    return content
 
 
 def test_the_shard_holds_the_repositorys_bytes_under_names_of_its_own(
-    ranges: HubRanges, fetch: Callable[[RangeSource], Fp8Shard], fp8_twin: Path, small_twin: Path
+    ranges: HubRanges, fetch: Fetch, fp8_twin: Path, small_twin: Path
 ) -> None:
     shard = fetch(ranges)
     tensors = read_header(shard.path).tensors
@@ -119,7 +116,7 @@ def test_the_shard_holds_the_repositorys_bytes_under_names_of_its_own(
 
 def test_tensors_come_over_several_connections_into_the_same_shard(
     ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
+    fetch: Fetch,
     double: HubDouble,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -150,10 +147,7 @@ def test_progress_of_several_connections_never_falls(
 
 
 def test_a_disk_that_takes_less_than_it_is_given_is_given_the_rest(
-    fetch: Callable[[RangeSource], Fp8Shard],
-    fp8_twin: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fetch: Fetch, fp8_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fetch(FolderRanges(fp8_twin)).path.read_bytes()
     shutil.rmtree(tmp_path / "fp8")
@@ -163,10 +157,7 @@ def test_a_disk_that_takes_less_than_it_is_given_is_given_the_rest(
 
 
 def test_wrong_bytes_of_an_answer_are_found_before_it_is_done_and_fetched_again(
-    ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
-    double: HubDouble,
-    tmp_path: Path,
+    ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path
 ) -> None:
     whole = fetch(ranges).path.read_bytes()
     shutil.rmtree(tmp_path / "fp8")
@@ -180,7 +171,7 @@ def test_wrong_bytes_of_an_answer_are_found_before_it_is_done_and_fetched_again(
 
 
 def test_bytes_that_stay_wrong_are_never_a_shard(
-    ranges: HubRanges, fetch: Callable[[RangeSource], Fp8Shard], double: HubDouble, tmp_path: Path
+    ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path
 ) -> None:
     double.faults = [Fault(f"{COMMIT}/{FIRST}", garble_from=0, skip=3, times=99)]
     with pytest.raises(CheckpointError, match="not the model's own weight"):
@@ -192,10 +183,7 @@ def test_bytes_that_stay_wrong_are_never_a_shard(
 
 @pytest.mark.parametrize("at", ["weight_begin", "weight_end", "scale"])
 def test_a_stretch_of_another_tensor_is_found(
-    ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
-    small_twin: Path,
-    at: str,
+    ranges: HubRanges, fetch: Fetch, small_twin: Path, at: str
 ) -> None:
     path = fetch(ranges).path
     assert unlike(path, small_twin) == ()
@@ -223,11 +211,7 @@ def test_every_code_has_its_value() -> None:
 
 
 def test_only_headers_and_needed_tensors_are_fetched(
-    ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
-    fp8_twin: Path,
-    small_twin: Path,
-    double: HubDouble,
+    ranges: HubRanges, fetch: Fetch, fp8_twin: Path, small_twin: Path, double: HubDouble
 ) -> None:
     double.body_bytes = 0
     fetch(ranges)
@@ -250,11 +234,7 @@ def test_only_headers_and_needed_tensors_are_fetched(
     ids=["busy", "down", "cut", "cut-at-once", "redirect-expired"],
 )
 def test_what_passes_does_not_show_in_the_shard(
-    ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
-    double: HubDouble,
-    fp8_twin: Path,
-    fault: Fault,
+    ranges: HubRanges, fetch: Fetch, double: HubDouble, fp8_twin: Path, fault: Fault
 ) -> None:
     double.faults = [fault]
     shard = fetch(ranges)
@@ -267,7 +247,7 @@ def test_what_passes_does_not_show_in_the_shard(
 
 @pytest.mark.parametrize("content", [[], 3, "x", {"version": 1}])
 def test_what_does_not_say_that_a_shard_is_finished_is_none(
-    ranges: HubRanges, fetch: Callable[[RangeSource], Fp8Shard], content: object
+    ranges: HubRanges, fetch: Fetch, content: object
 ) -> None:
     folder = fetch(ranges).path.parent
     assert read_shard(folder) is not None
@@ -276,11 +256,7 @@ def test_what_does_not_say_that_a_shard_is_finished_is_none(
 
 
 def test_a_hub_that_stays_down_leaves_what_came_and_the_next_try_goes_on(
-    ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
-    double: HubDouble,
-    tmp_path: Path,
-    small_twin: Path,
+    ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path, small_twin: Path
 ) -> None:
     double.faults = [Fault("model-00002-of-00002", status=503, times=99, skip=3)]
     with pytest.raises(CheckpointError, match="does not come"):
@@ -293,11 +269,7 @@ def test_a_hub_that_stays_down_leaves_what_came_and_the_next_try_goes_on(
 
 
 def test_a_staged_tensor_that_was_damaged_is_fetched_again(
-    ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
-    double: HubDouble,
-    tmp_path: Path,
-    fp8_twin: Path,
+    ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path, fp8_twin: Path
 ) -> None:
     double.faults = [Fault("model-00002-of-00002", status=503, times=99, skip=3)]
     with pytest.raises(CheckpointError):
@@ -343,7 +315,7 @@ def _reshape(tensors: dict[str, TensorData]) -> None:
     ],
 )
 def test_anything_but_the_expected_set_is_fatal_and_named(
-    fetch: Callable[[RangeSource], Fp8Shard],
+    fetch: Fetch,
     fp8_twin: Path,
     tmp_path: Path,
     change: Callable[[dict[str, TensorData]], None],
@@ -355,10 +327,7 @@ def test_anything_but_the_expected_set_is_fatal_and_named(
 
 
 def test_an_overlay_shows_the_shard_beside_the_download(
-    ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
-    small_twin: Path,
-    tmp_path: Path,
+    ranges: HubRanges, fetch: Fetch, small_twin: Path, tmp_path: Path
 ) -> None:
     shard = fetch(ranges)
     source = open_folder(small_twin)
@@ -373,10 +342,7 @@ def test_an_overlay_shows_the_shard_beside_the_download(
 
 
 def test_an_overlay_takes_no_shard_of_another_origin(
-    ranges: HubRanges,
-    fetch: Callable[[RangeSource], Fp8Shard],
-    small_twin: Path,
-    tmp_path: Path,
+    ranges: HubRanges, fetch: Fetch, small_twin: Path, tmp_path: Path
 ) -> None:
     treatment = Treatment(fp8_mode="prebuilt", fp8_origin="elsewhere")
     target = tmp_path / "data" / "m" / "ck" / "hybrid"

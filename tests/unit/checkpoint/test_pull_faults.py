@@ -49,14 +49,6 @@ def shorter(_double: HubDouble, file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 
 
-def longer(_double: HubDouble, file: Path) -> None:
-    file.write_bytes(file.read_bytes() + b"more")
-
-
-def other(_double: HubDouble, file: Path) -> None:
-    file.write_bytes(bytes(file.stat().st_size))
-
-
 def gone(_double: HubDouble, file: Path) -> None:
     file.unlink()
 
@@ -76,10 +68,6 @@ def of_another_etag(double: HubDouble, _file: Path) -> None:
 
 def of_another_commit(double: HubDouble, _file: Path) -> None:
     double.faults.append(Fault(DESCRIBED, times=ALWAYS, headers={"X-Repo-Commit": "2" * 40}))
-
-
-def of_another_size(double: HubDouble, _file: Path) -> None:
-    double.faults.append(Fault(DESCRIBED, times=ALWAYS, headers={"X-Linked-Size": "5"}))
 
 
 def elsewhere(double: HubDouble, _file: Path) -> None:
@@ -105,13 +93,10 @@ NOT_THE_ONE = f"{NAME} is not the one of 111111111111: the hub now states "
     ("change", "said"),
     [
         (shorter, NOT_THE_ONE),
-        (longer, NOT_THE_ONE),
-        (other, NOT_THE_ONE),
         (gone, f"has no such repository, revision or file: {NAME}."),
         (gone_in_the_middle, f"has no such repository, revision or file: {NAME}."),
         (of_another_etag, NOT_THE_ONE + "'aaa"),
         (of_another_commit, NOT_THE_ONE + "'222"),
-        (of_another_size, NOT_THE_ONE + "5, and its list 2737792"),
         (elsewhere, "the hub sends to 'ftp://host/file'"),
         (ending_early, f"{NAME} has 100000 bytes, and the hub states 2737792."),
         (garbled, f"{NAME} is not the file the hub describes: its hash differs."),

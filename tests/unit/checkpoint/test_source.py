@@ -51,22 +51,11 @@ def test_a_ref_without_its_snapshot_is_not_found(hub_cache: Path) -> None:
     assert find_in_hub_cache("lab/twin", None, hub_cache) is None
 
 
-def test_a_snapshot_opened_as_a_folder_is_the_cached_model(hub_cache: Path) -> None:
-    source = _cached(hub_cache)
-    assert open_folder(source.files_dir) == source
-
-
 def test_a_cached_file_that_leads_nowhere_is_named(hub_cache: Path) -> None:
     source = _cached(hub_cache)
     (source.files_dir / _SHARD).resolve().unlink()
     with pytest.raises(CheckpointError, match=_SHARD):
         find_in_hub_cache("lab/twin", None, hub_cache)
-
-
-def test_links_in_a_circle_are_named(folder: Path) -> None:
-    (folder / "loop").symlink_to("loop")
-    with pytest.raises(CheckpointError, match="loop"):
-        open_folder(folder)
 
 
 def test_a_folder_that_links_out_of_itself_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -132,20 +121,6 @@ def test_a_file_of_mode_0600_is_named_for_a_stranger_and_not_for_its_owner(folde
     owner = (folder / _SHARD).stat()
     assert unreadable_by(source, _STRANGER, _STRANGER) == (folder / _SHARD,)
     assert unreadable_by(source, owner.st_uid, owner.st_gid) == ()
-
-
-def test_a_closed_blob_is_named_as_the_file_people_know(hub_cache: Path) -> None:
-    source = _cached(hub_cache)
-    (source.files_dir / _SHARD).resolve().chmod(0o640)
-    group = (source.files_dir / _SHARD).stat().st_gid
-    assert unreadable_by(source, _STRANGER, _STRANGER) == (source.files_dir / _SHARD,)
-    assert unreadable_by(source, _STRANGER, group) == ()
-
-
-def test_the_owner_is_judged_by_the_owners_bits_alone(folder: Path) -> None:
-    (folder / _SHARD).chmod(0o044)
-    owner = (folder / _SHARD).stat()
-    assert unreadable_by(open_folder(folder), owner.st_uid, owner.st_gid) == (folder / _SHARD,)
 
 
 @pytest.mark.parametrize("closed", [".", "blobs", "snapshots", f"snapshots/{COMMIT}"])

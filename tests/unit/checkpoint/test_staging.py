@@ -76,16 +76,6 @@ def test_writers_leave_their_target_alone_in_the_folder(tmp_path: Path, dead: in
         (tmp_path / target).unlink()
 
 
-def test_a_process_that_nobody_has_asked_for_is_dead(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-    left = tmp_path / f".m.staging-{ended.pid}"
-    left.write_text("half")
-    hidden_beside(tmp_path / "m")
-    assert not left.exists()
-    ended.wait()
-
-
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.json").mkdir()
     with pytest.raises(OSError, match="directory"):

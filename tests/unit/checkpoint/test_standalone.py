@@ -16,10 +16,10 @@ from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
-from sparkdeploy.checkpoint.source import CheckpointSource, open_folder
-from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.verify import inspect_checkpoint, verify_bytes, verify_headers
 from sparkdeploy.errors import CheckpointError
+from tests.fakes.checkpoints import edit_json, edit_tensors, ignore, standalone, tensors_of
 from tests.unit.checkpoint.conftest import tree
 
 if TYPE_CHECKING:
@@ -40,31 +40,23 @@ def shard(fp8_twin: Path, small_twin: Path, tmp_path_factory: pytest.TempPathFac
 def made(folder: Path, shard: Fp8Shard, tmp_path: Path) -> Path:
     """A standalone checkpoint that a test may damage."""
     out = tmp_path / "standalone"
-    build(open_folder(folder), shard, out)
+    standalone(open_folder(folder), shard, out)
     return out
 
 
 def _shard(fp8: Path, twin: Path, out: Path, mismatch: Mismatch = Mismatch.REFUSE) -> Fp8Shard:
     order = Order(model_sizes(read_config(twin)), "lab", mismatch, twin)
-    return fetch_shard(FolderRanges(fp8), order, out, _ignore)
-
-
-def _ignore(_done: int, _total: int) -> None:
-    pass
-
-
-def build(source: CheckpointSource, shard: Fp8Shard, out: Path, *, overwrite: bool = False) -> None:
-    build_standalone(source, shard, out, replaces=lambda _out: overwrite, on_progress=_ignore)
+    return fetch_shard(FolderRanges(fp8), order, out, ignore)
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
     """Every tensor's bytes."""
-    found = {}
-    for path in folder.glob("*.safetensors"):
-        header = read_header(path)
-        data = path.read_bytes()[header.data_offset :]
-        found.update({name: data[t.begin : t.end] for name, t in header.tensors.items()})
-    return found
+    return {
+        name: content
+        for path in folder.glob("*.safetensors")
+        for name, (_, _, content) in tensors_of(path).items()
+        if isinstance(content, bytes)
+    }
 
 
 def test_fp8_stands_under_the_original_names_and_all_else_is_as_it_was(
@@ -98,9 +90,9 @@ def test_the_source_is_not_touched_and_twice_is_once(
     folder: Path, shard: Fp8Shard, tmp_path: Path
 ) -> None:
     before = tree(folder)
-    build(open_folder(folder), shard, tmp_path / "out")
+    standalone(open_folder(folder), shard, tmp_path / "out")
     first = tree(tmp_path / "out")
-    build(open_folder(folder), shard, tmp_path / "out")
+    standalone(open_folder(folder), shard, tmp_path / "out")
     assert tree(tmp_path / "out") == first
     assert tree(folder) == before
 
@@ -110,12 +102,12 @@ def test_a_journal_that_the_power_cut_tore_is_read_as_far_as_it_goes(
     folder: Path, shard: Fp8Shard, tmp_path: Path, torn: str
 ) -> None:
     out = tmp_path / "out"
-    build(open_folder(folder), shard, out)
+    standalone(open_folder(folder), shard, out)
     whole = tree(out)
     fingerprint = json.loads((out / MANIFEST_FILE).read_text())["fingerprint"]
     out.rename(tmp_path / ".out.staging")
     (tmp_path / ".out.journal").write_text(json.dumps({"fingerprint": fingerprint}) + f"\n{torn}")
-    build(open_folder(folder), shard, out)
+    standalone(open_folder(folder), shard, out)
     assert {name: content for name, (_, _, content) in tree(out).items()} == {
         name: content for name, (_, _, content) in whole.items()
     }
@@ -127,7 +119,7 @@ def test_a_folder_of_somebody_else_is_left_alone(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     with pytest.raises(CheckpointError, match="left alone"):
-        build(open_folder(folder), shard, tmp_path / "out", overwrite=True)
+        standalone(open_folder(folder), shard, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
 
 
@@ -136,8 +128,8 @@ def test_another_checkpoint_gives_way_only_when_asked(
 ) -> None:
     other = replace(shard, origin="elsewhere")
     with pytest.raises(CheckpointError, match="holds another checkpoint"):
-        build(open_folder(folder), other, made)
-    build(open_folder(folder), other, made, overwrite=True)
+        standalone(open_folder(folder), other, made)
+    standalone(open_folder(folder), other, made, overwrite=True)
     manifest = read_manifest(made)
     assert manifest is not None
     assert manifest.treatment["fp8_origin"] == "elsewhere"
@@ -152,7 +144,7 @@ def test_a_module_that_does_not_fit_stays_at_16_bits_when_that_is_allowed(
     with pytest.raises(CheckpointError, match="missing"):
         _shard(lacking, small_twin, tmp_path / "refused")
     shard = _shard(lacking, small_twin, tmp_path / "left", Mismatch.LEAVE)
-    build(open_folder(folder), shard, tmp_path / "out")
+    standalone(open_folder(folder), shard, tmp_path / "out")
     tensors = read_tensors(tmp_path / "out")
     assert tensors[f"{GATE}.weight"].info.dtype == "BF16"
     assert sum(item.info.dtype == "F8_E4M3" for item in tensors.values()) == 11
@@ -162,7 +154,7 @@ def test_a_sound_checkpoint_is_called_so(made: Path, folder: Path) -> None:
     found = verify_headers(made)
     assert (found.fp8_weights, found.mtp_tensors) == (12, 23)
     assert verify_headers(folder).fp8_weights == 0
-    deep = verify_bytes(made, {}, _ignore)
+    deep = verify_bytes(made, {}, ignore)
     assert deep.unhashed == ()
     assert deep.hashed_files == len(list(made.iterdir())) - 1
 
@@ -173,23 +165,15 @@ def test_one_flipped_bit_is_found_anywhere(made: Path) -> None:
         for at in (read_header(path).data_offset, len(content) // 2, len(content) - 1):
             path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
             with pytest.raises(CheckpointError, match=path.name):
-                verify_bytes(made, {}, _ignore)
+                verify_bytes(made, {}, ignore)
         path.write_bytes(content)
-    verify_bytes(made, {}, _ignore)
+    verify_bytes(made, {}, ignore)
 
 
 def _edit(folder: Path, change: Callable[[dict[str, TensorData]], object]) -> None:
     places = {}
     for path in folder.glob("*.safetensors"):
-        header = read_header(path)
-        data = path.read_bytes()[header.data_offset :]
-        tensors: dict[str, TensorData] = {
-            name: (info.dtype, info.shape, data[info.begin : info.end])
-            for name, info in header.tensors.items()
-        }
-        change(tensors)
-        write_file(path, tensors)
-        places.update(dict.fromkeys(tensors, path.name))
+        places.update(dict.fromkeys(edit_tensors(path, change), path.name))
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
@@ -200,25 +184,19 @@ def _halve_scale(tensors: dict[str, TensorData]) -> None:
 
 
 def _index(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((folder / INDEX).read_text())
-    change(content)
-    (folder / INDEX).write_text(json.dumps(content))
+    edit_json(folder / INDEX, change)
+
+
+def _expect(folder: Path, layers: str) -> None:
+    _edit_config(folder, "quantization_config", spark_hybrid={"expected_fp8_layers": layers})
 
 
 def _name_another_kind_of_file(folder: Path) -> None:
     _index(folder, lambda content: content["weight_map"].update({"lm_head.weight": "config.json"}))
 
 
-def _edit_config(folder: Path, **block: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["spark_hybrid"] = block
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def _grow_config(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["hidden_size"] = 256
-    (folder / "config.json").write_text(json.dumps(config))
+def _edit_config(folder: Path, part: str, **changes: object) -> None:
+    edit_json(folder / "config.json", lambda config: config[part].update(changes))
 
 
 def _duplicate(folder: Path) -> None:
@@ -240,8 +218,8 @@ def _duplicate(folder: Path) -> None:
         (lambda f: _index(f, lambda c: c.update(metadata=[])), "metadata of the index is not"),
         (lambda f: _index(f, lambda c: c.update(metadata=None)), "metadata of the index is not"),
         (_name_another_kind_of_file, "'config.json' is no .safetensors file"),
-        (lambda f: _edit_config(f, expected_fp8_layers="\x1b[2J"), r"expects '\\x1b\[2J' FP8"),
-        (_grow_config, "config.json says"),
+        (lambda f: _expect(f, "\x1b[2J"), r"expects '\\x1b\[2J' FP8"),
+        (lambda f: _edit_config(f, "text_config", hidden_size=256), "config.json says"),
         (_duplicate, "two indexed files hold lm_head.weight"),
         (lambda f: (f / MANIFEST_FILE).write_text("{"), "is not whole"),
         (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json of sparkdeploy.json"),
@@ -270,25 +248,16 @@ def test_every_flaw_is_found_and_named(
     ],
 )
 def test_a_configuration_of_lists_is_named(folder: Path, quantization: object, named: str) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = quantization
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_json(folder / "config.json", lambda it: it.update(quantization_config=quantization))
     with pytest.raises(CheckpointError, match=f"config.json: {named} is not an object"):
         verify_headers(folder)
 
 
 def _hold_twice(folder: Path) -> None:
     """Put another LM head into a second file; the index keeps to the first."""
-    path = folder / "model_extra_tensors.safetensors"
-    header, content = read_header(path), path.read_bytes()
-    data = content[header.data_offset :]
-    tensors: dict[str, TensorData] = {
-        name: (info.dtype, info.shape, data[info.begin : info.end])
-        for name, info in header.tensors.items()
-    }
     head = read_tensors(folder)["lm_head.weight"].info
-    tensors["lm_head.weight"] = (head.dtype, head.shape, bytes(head.size_bytes))
-    write_file(path, tensors)
+    more = {"lm_head.weight": (head.dtype, head.shape, bytes(head.size_bytes))}
+    edit_tensors(folder / "model_extra_tensors.safetensors", lambda tensors: tensors.update(more))
 
 
 def test_of_a_tensor_in_two_files_the_one_in_the_index_is_written(
@@ -296,8 +265,8 @@ def test_of_a_tensor_in_two_files_the_one_in_the_index_is_written(
 ) -> None:
     before = read_tensors(folder)["lm_head.weight"].file
     _hold_twice(folder)
-    build(open_folder(folder), shard, tmp_path / "out")
-    verify_bytes(tmp_path / "out", {}, _ignore)
+    standalone(open_folder(folder), shard, tmp_path / "out")
+    verify_bytes(tmp_path / "out", {}, ignore)
     assert read_tensors(tmp_path / "out")["lm_head.weight"].file == before
 
 
@@ -306,11 +275,10 @@ def test_a_model_with_scales_already_is_refused_before_anything_is_written(
 ) -> None:
     scale = {f"{GATE}.weight_scale_inv": ("BF16", (1, 1), b"xx")}
     write_file(folder / "scales.safetensors", scale)
-    index = json.loads((folder / INDEX).read_text())
-    index["weight_map"] |= dict.fromkeys(scale, "scales.safetensors")
-    (folder / INDEX).write_text(json.dumps(index))
+    places = dict.fromkeys(scale, "scales.safetensors")
+    _index(folder, lambda content: content["weight_map"].update(places))
     with pytest.raises(CheckpointError, match="holds scales of FP8 already"):
-        build(open_folder(folder), shard, tmp_path / "out")
+        standalone(open_folder(folder), shard, tmp_path / "out")
     assert not list(tmp_path.glob("**/*.part"))
 
 

@@ -89,14 +89,6 @@ def test_a_pin_states_the_hashes_of_small_files_too(run: Run, snapshot: Path) ->
     assert "the content of twin.json has changed" in done.stderr
 
 
-def test_what_a_pin_names_and_is_gone_is_named(run: Run, snapshot: Path) -> None:
-    file = RepoFile("notes.txt", 1, None, "a" * 40)
-    HubLock(load_settings().state_dir).set("lab/twin", "main", RevisionPin(COMMIT, files=(file,)))
-    done = run("checkpoint", "verify", "--deep", "lab/twin")
-    assert done.returncode == 6
-    assert "notes.txt is gone" in done.stderr
-
-
 def test_files_that_nobody_states_a_hash_of_are_not_called_sound(run: Run, snapshot: Path) -> None:
     content = (snapshot / CONFIG).read_bytes()
     (snapshot / CONFIG).unlink()
@@ -135,32 +127,6 @@ def test_a_folder_of_ones_own_has_hashes_once_they_are_kept(
     record.unlink()
     assert run("checkpoint", "verify", "--hash", str(folder)).returncode == 0
     assert run("checkpoint", "verify", "--deep", str(folder)).returncode == 0
-
-
-def test_a_new_file_is_not_known_until_it_is_hashed(
-    run: Run, small_twin: Path, tmp_path: Path
-) -> None:
-    folder = str(own_folder(small_twin, tmp_path))
-    run("checkpoint", "verify", "--hash", folder)
-    Path(folder, "more.txt").write_text("more")
-    assert "of 1 of 14 files" in run("checkpoint", "verify", "--deep", folder).stderr
-    assert run("checkpoint", "verify", "--hash", folder).returncode == 0
-    assert run("checkpoint", "verify", "--deep", folder).returncode == 0
-
-
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"schema": 1, "hashes": {"a": 3}}', '{"schema": 2}']
-)
-def test_a_record_that_is_not_whole_is_named(
-    run: Run, small_twin: Path, tmp_path: Path, content: str
-) -> None:
-    folder = own_folder(small_twin, tmp_path)
-    record = HashRecord(load_settings().state_dir, folder).path
-    record.parent.mkdir(parents=True)
-    record.write_text(content)
-    done = run("checkpoint", "verify", "--deep", str(folder))
-    assert done.returncode == 6
-    assert f"{record} cannot be used" in done.stderr
 
 
 def test_a_stale_total_is_a_warning(run: Run, small_twin: Path, tmp_path: Path) -> None:
