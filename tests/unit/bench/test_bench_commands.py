@@ -90,51 +90,6 @@ def test_a_sweep_makes_prompts_to_measure_that_no_cache_can_know(
     assert len({text[:30] for text in texts}) == len(texts)
 
 
-def test_a_grid_asks_after_contexts_that_were_read_before(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    done = bench(
-        *("--url", engine.url, "--suite", "sweep", "--rounds", "2", "--concurrency", "2"),
-        *("--context", "512,1K", "--depth", "0,2K,7K"),
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "2 x 512 tokens at depth 2048" in done.stdout
-    assert "context 1024 at depth 7168" not in done.stdout
-    (record,) = records(tmp_path)
-    cells = record["suites"][0]["cells"]
-    grid = [(cell["context_tokens"], cell["depth_tokens"]) for cell in cells]
-    assert grid == [(tokens, depth) for tokens in (512, 1024) for depth in (0, 2048, 7168)]
-    for cell in cells:
-        room = cell["context_tokens"] - 128 + cell["depth_tokens"]
-        for sample in cell["samples"]:
-            assert room * 0.85 - 100 <= sample["prompt_tokens"] <= room
-    loaded = [m[0]["content"] for m in texts_of(engine, 1) if m[0]["role"] == "system"]
-    after = [m[0]["content"] for m in texts_of(engine, 128) if m[0]["role"] == "system"]
-    # Three rounds of two streams for each of four cells that have a depth.
-    assert len(after) == 24
-    assert sorted(loaded) == sorted(after)
-    assert len(set(after)) == 24
-    # What only has the server read is in no figure of a cell.
-    assert cells[0]["server"]["generation_tokens"] == 2 * 2 * 128
-
-
-def test_depths_beyond_the_model_are_left_out_and_told(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    done = bench(
-        *("--url", engine.url, "--suite", "sweep", "--rounds", "1", "--concurrency", "1"),
-        *("--context", "1K", "--depth", "4K,8K"),
-    )
-
-    assert "context 1024 at depth 8192 left out: the model serves up to 8192" in done.stdout
-    assert len(records(tmp_path)[0]["suites"][0]["cells"]) == 1
-
-
-def texts_of(engine: FakeEngine, max_tokens: int) -> list[list[dict[str, str]]]:
-    return [body["messages"] for body in engine.asked if body["max_tokens"] == max_tokens]
-
-
 @pytest.mark.parametrize("more", [("standard",), ("sweep", "--context", "16K")])
 def test_what_cannot_be_asked_is_refused_before_anything_is_measured(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path, more: tuple[str, ...]
@@ -144,18 +99,6 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_measured(
     assert done.returncode == 2
     assert engine.asked == []
     assert records(tmp_path) == []
-
-
-def test_a_suite_that_fails_takes_nothing_measured_with_it(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    engine.refuse = lambda body: "no" if body["max_tokens"] == 1 else None  # the sweep's probe
-
-    done = bench("--url", engine.url, "--suite", "five,sweep", "--rounds", "1", "--context", "1K")
-
-    assert done.returncode == 8
-    assert "a prompt of 40 words failed" in done.stderr
-    assert [suite["name"] for suite in records(tmp_path)[0]["suites"]] == ["five"]
 
 
 def test_a_length_that_the_server_refuses_takes_no_shorter_one_with_it(
@@ -173,21 +116,6 @@ def test_a_length_that_the_server_refuses_takes_no_shorter_one_with_it(
     (short, long) = records(tmp_path)[0]["suites"][0]["cells"]
     assert short["samples"][0]["failure"] is None
     assert "too long" in long["samples"][0]["failure"]["message"]
-
-
-def test_a_name_and_an_address_are_one_too_many(bench: Callable[..., Done]) -> None:
-    done = bench("main", "--url", "http://127.0.0.1:9")
-
-    assert done.returncode == 2
-    assert "not both" in done.stderr
-
-
-def test_decode_keeps_its_classes_apart(bench: Callable[..., Done], engine: FakeEngine) -> None:
-    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1", "--json")
-
-    assert done.returncode == 0, done.stderr
-    cells = json.loads(done.stdout)["suites"][0]["cells"]
-    assert [cell["prompt"] for cell in cells] == ["prose", "code", "agent"]
 
 
 def test_what_a_server_counts_late_falls_into_the_round_it_belongs_to(
@@ -214,36 +142,6 @@ def test_a_server_that_knows_no_extensions_is_measured_by_its_usage(
     cell = records(tmp_path)[0]["suites"][0]["cells"][0]
     assert cell["samples"][0]["counting"] == "usage at the end"
     assert cell["server"] is None
-
-
-def test_a_server_that_counts_nothing_fails_with_eight(
-    bench: Callable[..., Done], engine: FakeEngine
-) -> None:
-    engine.refuse = lambda body: "unknown field" if "stream_options" in body else None
-
-    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
-
-    assert done.returncode == 8
-    assert "uncounted" in done.stderr
-
-
-def test_failed_requests_are_shown_and_fail_the_gate(
-    bench: Callable[..., Done], engine: FakeEngine
-) -> None:
-    rounds: dict[str, int] = {}
-
-    def refuse(body: dict[str, Any]) -> str | None:
-        text = body["messages"][0]["content"]
-        rounds[text] = rounds.get(text, 0) + 1
-        return "busy" if "4827" in text and rounds[text] == 3 else None
-
-    engine.refuse = refuse
-
-    done = bench("--url", engine.url, "--rounds", "2", "--floor", "0.001")
-
-    assert done.returncode == 8
-    assert "1 requests failed and are in no figure: 1 refused" in done.stdout
-    assert "--gate: 1 requests failed" in done.stderr
 
 
 def test_a_gate_ends_with_eight_below_its_floor_and_keeps_the_run(
@@ -415,17 +313,6 @@ def test_a_label_names_its_newest_whole_run(
     assert "not finished" in bench("show", "99991231T000000Z-v2-decode").stdout
 
 
-def test_a_model_that_writes_no_text_is_sent_to_bench_pooling(
-    bench: Callable[..., Done], engine: FakeEngine
-) -> None:
-    engine.post_answer = 404, '{"detail": "Not Found"}'
-
-    done = bench("--url", engine.url)
-
-    assert done.returncode == 8
-    assert "sparkdeploy bench pooling" in done.stderr
-
-
 def test_a_server_that_tells_no_usage_is_refused_at_its_first_request(
     bench: Callable[..., Done], engine: FakeEngine
 ) -> None:
@@ -480,27 +367,6 @@ def test_letters_that_move_a_cursor_are_shown_and_not_obeyed(
         assert "\x1b" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("asked", "cells"),
-    [
-        (("--concurrency", "3", "--context", "1K,2K"), [(3, 1024), (3, 2048)]),
-        (("--concurrency", "1,3", "--context", "1K"), [(1, 1024), (3, 1024)]),
-    ],
-)
-def test_a_sweep_measures_what_was_asked(
-    bench: Callable[..., Done],
-    engine: FakeEngine,
-    tmp_path: Path,
-    asked: tuple[str, ...],
-    cells: list[tuple[int, int]],
-) -> None:
-    done = bench("--url", engine.url, "--suite", "sweep", "--rounds", "1", *asked)
-
-    assert done.returncode == 0, done.stderr
-    (suite,) = records(tmp_path)[0]["suites"]
-    assert [(cell["concurrency"], cell["context_tokens"]) for cell in suite["cells"]] == cells
-
-
 def test_runs_are_listed_shown_and_compared(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -537,11 +403,6 @@ def test_a_pair_is_measured_in_turns_and_compared(
     assert said == [sides[at] for at in (0, 1, 1, 0, 0, 1)]
     assert f"{sides[1]} against {sides[0]}" in done.stdout
     assert "3 runs against 3 runs" in done.stdout
-
-
-def test_a_pair_of_one_is_refused(bench: Callable[..., Done], engine: FakeEngine) -> None:
-    assert bench("pair", engine.url, engine.url).returncode == 2
-    assert engine.asked == []
 
 
 def test_a_damaged_record_is_named_and_the_others_are_listed(

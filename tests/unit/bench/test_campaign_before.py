@@ -17,7 +17,6 @@ from sparkdeploy.bench.campaign.state import (
     RecipeState,
     StepEnding,
     StepKind,
-    short,
 )
 from sparkdeploy.commands.bench import before as stage
 from sparkdeploy.commands.bench.before import Restored, differences, note_before, restored
@@ -201,25 +200,7 @@ def test_kernels_of_one_shape_are_tuned_once_and_not_in_a_hurry() -> None:
     assert StepKind.TUNE not in planned(("v2",), [twin], is_quick=False)[0].kinds
 
 
-def test_tools_are_called_where_the_recipe_lets_them_be() -> None:
-    words = ("baseline", "v2")
-    resolved = [
-        resolve(
-            Request(word, ("serve.enable_auto_tool_choice=null",) * (word == "v2")), load_settings()
-        )
-        for word in words
-    ]
-    assert not any(StepKind.TOOLS in item.kinds for item in planned(words, resolved, is_quick=True))
-    resolved = [resolve(Request("v2"), load_settings())]
-    assert StepKind.TOOLS in planned(("v2",), resolved, is_quick=True)[0].kinds
-
-
 def test_a_recipe_that_writes_no_text_is_refused() -> None:
     resolved = [resolve(Request("qwen3-vl-embedding"), load_settings())]
     with pytest.raises(UsageError, match="writes no text"):
         planned(("qwen3-vl-embedding",), resolved, is_quick=True)
-
-
-def test_words_are_one_short_line() -> None:
-    assert short("a\nb  c") == "a b c"
-    assert len(short("x" * 1000)) == 500

@@ -127,38 +127,12 @@ def test_whatever_kills_it_each_step_ends_once_and_putting_back_is_last(
     assert done + 1 == total
 
 
-@given(st.lists(KINDS, min_size=1, max_size=3), st.lists(FATES, max_size=20))
-def test_a_campaign_that_is_stopped_puts_back_and_does_nothing_else(
-    kinds: list[tuple[StepKind, ...]], fates: list[str]
-) -> None:
-    world = World(state_of(*(recipe(f"r{index}", item) for index, item in enumerate(kinds))))
-    for fate in fates:
-        world.step(fate)
-    count = len(world.ended)
-    world.state = replace(world.state, is_stopped=True)
-    world.to_the_end()
-
-    assert world.state.is_over
-    assert all(isinstance(item, PutBack) for item in world.ended[count:])
-
-
 def test_kernels_are_tuned_when_all_is_measured_and_the_one_that_serves_first() -> None:
     world = World(state_of(recipe("a", tuple(StepKind)), recipe("b", tuple(StepKind))))
     world.to_the_end()
 
     tail = world.ended[-4:]
     assert tail == [Take(1, StepKind.TUNE), ServeRecipe(0), Take(0, StepKind.TUNE), PutBack()]
-
-
-def test_a_recipe_that_does_not_start_is_noted_and_the_next_one_goes_on() -> None:
-    world = World(state_of(recipe("a"), recipe("b")))
-    world.step("done")
-    world.step("failed")
-
-    assert next_action(world.state, world.standing) == Take(1, StepKind.DOCTOR)
-    endings = {item.kind: item for item in world.state.recipes[0].ended}
-    assert endings[StepKind.UP].ending is StepEnding.FAILED
-    assert endings[StepKind.FIVE] == EndedStep(StepKind.FIVE, StepEnding.SKIPPED, "up: words")
 
 
 def test_after_a_step_that_failed_the_server_is_looked_after_and_the_next_step_goes_on() -> None:

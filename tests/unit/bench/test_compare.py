@@ -9,7 +9,7 @@ import pytest
 
 from sparkdeploy.bench.compare import Side, compare, sides_of
 from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
-from sparkdeploy.bench.tables import comparison_lines, list_lines, run_lines
+from sparkdeploy.bench.tables import comparison_lines
 from sparkdeploy.bench.variation import DifferenceVerdict, ratio_of, spread_of
 from tests.fakes.bench_runs import loaded_run, sample_run
 from tests.unit.plain import plain_lines
@@ -165,23 +165,6 @@ def test_what_made_the_runs_is_compared_too() -> None:
     assert not [line for line in changed if line.startswith("machine")]
 
 
-def test_a_comparison_reads_well() -> None:
-    slow, fast = (
-        [replace(sample_run(name, speed=speed), run_id=f"{name} {speed}") for speed in speeds]
-        for name, speeds in (("baseline", (28.2, 28.4)), ("v2", (51.1, 51.5)))
-    )
-    comparison = compare(side(*slow, label="baseline"), side(*fast))
-
-    lines = plain_lines(comparison_lines(comparison))
-
-    assert lines[0] == "v2 against baseline"
-    assert lines[1].startswith(
-        "  2 runs against 2 runs; how much runs of the same differ is seen in"
-    )
-    assert "five, tok/s end to end" in lines
-    assert any(line.startswith("  all 5") and line.endswith("higher") for line in lines)
-
-
 @pytest.mark.parametrize(("runs", "deviation"), [(2, 0.005), (3, 0.01), (5, 0.02)])
 def test_like_servers_are_called_different_in_one_of_twenty(runs: int, deviation: float) -> None:
     simulated, claimed = 600, 0
@@ -193,21 +176,6 @@ def test_like_servers_are_called_different_in_one_of_twenty(runs: int, deviation
 
     # Six standard deviations of a binomial beyond 5 %: found only where the claim is false.
     assert 0.05 - 6 * 0.0089 <= claimed / simulated <= 0.05 + 6 * 0.0089
-
-
-def test_a_run_reads_well() -> None:
-    lines = plain_lines(run_lines(sample_run()))
-
-    assert "  recipe: v2 (abababababab)" in lines
-    assert any(line.startswith("  qa") and "90% 60%" in line for line in lines)
-    assert any("4 requests failed" in line or "requests failed" in line for line in lines)
-    assert any("llama-benchy 0.4.0" in line for line in lines)
-    assert any("not finished" in line for line in lines)
-    assert max(map(len, lines)) <= 110
-
-
-def test_an_empty_list_says_how_to_begin() -> None:
-    assert plain_lines(list_lines([])) == ["no runs are kept; `sparkdeploy bench` makes one"]
 
 
 def test_suites_of_a_label_are_compared_though_each_is_a_run_of_its_own() -> None:

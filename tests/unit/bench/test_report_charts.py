@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from xml.etree import ElementTree
@@ -28,10 +27,7 @@ from sparkdeploy.bench.report.chart import (
     scale_of,
 )
 from sparkdeploy.bench.report.draw import (
-    Linear,
-    Logarithmic,
     logarithmic_ticks,
-    thin,
     ticks,
 )
 from sparkdeploy.bench.report.page import NARROW, WIDE
@@ -163,28 +159,6 @@ def test_an_axis_over_decades_is_logarithmic() -> None:
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.05)
 
 
-def test_every_group_of_bars_has_its_unit() -> None:
-    bar = (Bar("a", 1.0),)
-    drawn = draw_bars(BarChart("t", "tok/s", (Group("g", bar), Group("h", bar))), NARROW)
-    assert [i.text for i in ElementTree.fromstring(drawn).iter()].count("tok/s") == 2
-
-
-def test_every_line_has_a_panel_with_the_others_behind_it() -> None:
-    lines = tuple(Line(name, (Point(1, 1.0), Point(2, 2.0)), at) for at, name in enumerate("abcde"))
-    drawn = ElementTree.fromstring(draw_lines(LineChart("t", "x", "y", lines), WIDE))
-    classes = [item.attrib.get("class", "") for item in drawn.iter()]
-    assert classes.count("peer") == 5 * 4
-    assert sum(name.startswith("line") for name in classes) == 5
-
-
-def test_axes() -> None:
-    assert [Linear(10, 0, 100).place(value) for value in (-1, 0, 5, 11)] == [0, 0, 50, 100]
-    powers = Logarithmic(1, 16, 0, 100)
-    assert [round(powers.place(value)) for value in (1, 4, 16)] == [0, 50, 100]
-    assert Logarithmic(8, 8, 0, 100).place(8) == 50
-    assert thin([0, 3, 10, 12, 25], 10) == [0, 2, 4]
-
-
 @pytest.mark.parametrize(
     ("value", "stands"),
     [(0.0, True), (51.3, True), (None, False), (-1.0, False), (math.nan, False), (math.inf, False)],
@@ -192,19 +166,6 @@ def test_axes() -> None:
 def test_what_can_stand_on_an_axis(value: float | None, stands: bool) -> None:
     assert plottable(value) is stands
     assert plottable(10**400) is False
-
-
-@given(st.text())
-def test_any_text_is_sound_xml(text: str) -> None:
-    drawn = drawing.element(
-        "g", drawing.words(text, 1, 2, class_=text) + drawing.hint(text), id=text
-    )
-    assert ElementTree.fromstring(drawn).tag == "g"
-
-
-def luminance(colour: tuple[float, float, float]) -> float:
-    """WCAG 2.1's relative luminance of linear red, green and blue."""
-    return 0.2126 * colour[0] + 0.7152 * colour[1] + 0.0722 * colour[2]
 
 
 def linear(colour: str) -> tuple[float, float, float]:
@@ -215,50 +176,7 @@ def linear(colour: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-@pytest.mark.parametrize("ground", [0, 1])
-def test_every_colour_stands_out_from_its_ground(ground: int) -> None:
-    behind = luminance(linear((drawing.LIGHT_GROUND, drawing.DARK_GROUND)[ground]))
-    for pair in drawing.SERIES:
-        own = luminance(linear(pair[ground]))
-        lighter, darker = max(own, behind), min(own, behind)
-        assert (lighter + 0.05) / (darker + 0.05) >= 3.0, pair[ground]
-
-
-COLOUR_BLINDNESS = {
-    "protanopia": ((0.1521, 1.0526, -0.2049), (0.1145, 0.7863, 0.0992), (-0.0039, -0.0481, 1.0520)),
-    "deuteranopia": (
-        (0.3673, 0.8606, -0.2280),
-        (0.2801, 0.6725, 0.0474),
-        (-0.0118, 0.0429, 0.9689),
-    ),
-}
 """Machado, Oliveira and Fernandes 2009, severity 1.0, on linear colours."""
-
-
-@pytest.mark.parametrize("ground", [0, 1])
-@pytest.mark.parametrize("kind", list(COLOUR_BLINDNESS))
-def test_the_first_five_colours_stay_apart_for_every_eye(kind: str, ground: int) -> None:
-    seen = [lab(mixed(linear(pair[ground]), kind)) for pair in drawing.SERIES[:5]]
-    for one, other in itertools.combinations(seen, 2):
-        assert math.dist(one, other) > 9.0, (kind, one, other)
-
-
-def mixed(colour: tuple[float, float, float], kind: str) -> tuple[float, float, float]:
-    red, green, blue = (
-        min(max(sum(w * c for w, c in zip(row, colour, strict=True)), 0.0), 1.0)
-        for row in COLOUR_BLINDNESS[kind]
-    )
-    return red, green, blue
-
-
-def lab(colour: tuple[float, float, float]) -> tuple[float, float, float]:
-    """CIE L*a*b* (D65) of linear sRGB."""
-    red, green, blue = colour
-    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
-    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.0891
-    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
-    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
 
 
 @pytest.mark.parametrize(
@@ -273,8 +191,3 @@ def lab(colour: tuple[float, float, float]) -> tuple[float, float, float]:
 )
 def test_a_change_that_rounds_to_nothing_has_no_sign(share: float, digits: int, said: str) -> None:
     assert change(share, digits) == said
-
-
-def test_values_that_a_logarithm_cannot_hold_are_drawn_from_zero() -> None:
-    line = Line("", (Point(1.0, 1.0), Point(2.0, 2.225e-309)), 0)
-    check_inside(draw_lines(LineChart("", "streams", "tok/s", (line,)), 720.0))

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.bench.files import write_record
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.settings import load_settings
-from tests.fakes.bench_runs import sample_run
 from tests.families import config
 from tests.families.checkpoints import packed, plain, write
 from tests.hub.double import Repo, hub_double
@@ -173,14 +170,6 @@ def test_every_recipe_has_a_verdict(run: Run) -> None:
     assert done.stdout.startswith("on NVIDIA DGX Spark")
 
 
-def test_a_recipe_that_takes_the_place_of_the_one_it_extends_is_listed(run: Run) -> None:
-    own = load_settings().config_dir / "recipes" / "v2.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("schema: 1\nname: v2\ntitle: mine\nextends: v2\nserve: {port: 9000}\n")
-    rows = {row["name"]: row for row in run.answer("list", "--json")["recipes"]}
-    assert rows["v2"]["title"] == "mine"
-
-
 def test_a_recipe_for_two_machines_is_told_with_both(run: Run) -> None:
     rows = {row["recipe"]: row for row in run.answer("list", "--fits", "spark", "--json")}
     assert rows["qwen3.5-397b-int4"]["machines"] == 2
@@ -201,34 +190,3 @@ def test_what_is_converted_while_loading_counts_converted(run: Run) -> None:
     stored, loaded = verdict["stored_bytes"], verdict["loaded_bytes"]
     assert loaded["routed experts"] == stored["routed experts"] // 2
     assert loaded["embeddings"] == stored["embeddings"]
-
-
-def test_a_record_of_somebody_else_moves_the_estimates(run: Run, tmp_path: Path) -> None:
-    before = run.answer("plan", "v2", "--hardware", "spark", "--json")["speed"]
-    record = tmp_path / "theirs.json"
-    write_record(sample_run("v2", speed=before["recipes"][0]["estimate_tok_s"] * 3), record)
-    assert run("bench", "import", str(record)).returncode == 0
-    assert run("bench", "import", str(record)).returncode == 0
-    after = run.answer("plan", "v2", "--hardware", "spark", "--json")["speed"]
-    assert "1 record of such a machine (v2)" in after["fitted_to"]
-    assert after["efficiency"] != before["efficiency"]
-    done = run("bench", "import", str(tmp_path / "nothing.json"))
-    assert done.returncode == 8
-
-
-def test_a_twin_is_refused_for_another_family_and_made_for_its_own(
-    run: Run, hub: HubDouble, recipe: str, tmp_path: Path
-) -> None:
-    publish(hub, write(tmp_path / "model", plain("llama"), config("llama")))
-    done = run("checkpoint", "twin", str(tmp_path / "twin"), "--like", recipe)
-    assert done.returncode == 3
-    assert "a twin resembles Qwen3.5-MoE alone" in done.stderr
-    assert not (tmp_path / "twin").exists()
-    assert run("checkpoint", "twin", str(tmp_path / "twin"), "--like", "v2").returncode == 0
-    later = tmp_path / "later.yaml"
-    later.write_text(
-        "schema: 1\nname: later\ntitle: its folder is to come\nengine: cuda-0.25\n"
-        f"model: {{path: {tmp_path / 'later'}}}\n"
-    )
-    done = run("checkpoint", "twin", str(tmp_path / "later"), "--like", str(later))
-    assert done.returncode == 0, done.stderr

@@ -35,13 +35,6 @@ def test_list_names_recipes_and_engines(run: Run) -> None:
     assert re.search(r"^ +image +any +An image of others", run("list").stdout, re.MULTILINE)
 
 
-def test_the_list_that_set_has_as_an_example_can_be_set(run: Run) -> None:
-    example = re.search(r"A list: '(.+?)'", " ".join(run("plan", "--help").stdout.split()))
-    assert example is not None
-    shown = run.answer("show", "baseline", "--set", example[1], "--json")
-    assert shown["model"]["served_name"] == ["a", "b"]
-
-
 def test_list_says_what_a_recipe_needs_that_no_release_has(run: Run) -> None:
     rows = {row["name"]: row for row in run.answer("list", "--json")["recipes"]}
     assert rows["v2"]["preview"] is None
@@ -283,21 +276,6 @@ def test_a_cluster_without_nodes_is_refused_and_not_deployed_on_one_node(run: Ru
     assert done.returncode == 3
     assert "names no nodes" in done.stderr
     assert "cluster discover" in done.stderr
-
-
-def test_a_twin_is_made_and_named(run: Run, tmp_path: Path) -> None:
-    done = run("checkpoint", "twin", str(tmp_path / "twin"))
-    assert done.returncode == 0
-    assert done.stdout.strip() == str(tmp_path / "twin")
-    assert (tmp_path / "twin" / "config.json").is_file()
-
-
-def test_a_users_folder_is_never_overwritten_by_a_twin(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    done = run("checkpoint", "twin", str(tmp_path / "mine"))
-    assert done.returncode == 6
-    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
 def test_version_is_told(run: Run) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy import folders, labels
+from sparkdeploy import labels
 from sparkdeploy.cli.completion import names
-from sparkdeploy.cli.completion.answer import answer, escaped, split
+from sparkdeploy.cli.completion.answer import answer
 from sparkdeploy.cli.completion.words import load_words
-from sparkdeploy.settings import load_settings
 from tests.fakes.http_server import Handler, UnixHttpServer, serving
 
 if TYPE_CHECKING:
@@ -24,16 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHIPPED = {"v2", "v2-tq", "baseline"}
-NODES = "cluster:\n  nodes:\n    - {name: spark-1, ssh: a}\n    - {name: spark-2, ssh: b}\n"
 
 
 def completed(*words: str) -> list[str]:
     """The candidates for the last word."""
     return [line.partition("\t")[0] for line in list(answer(["words", *words]))[1:]]
-
-
-def own(*words: str) -> str:
-    return next(answer(["words", *words]))
 
 
 @pytest.mark.parametrize(
@@ -70,19 +62,6 @@ def test_candidates_follow_the_words_before(typed: str, candidates: list[str]) -
     assert completed(*typed.split(" ")) == candidates
 
 
-def test_a_command_that_takes_no_more_offers_its_options() -> None:
-    assert "--json" in completed("config", "")
-    assert completed("up", "v2", "--", "") == []
-
-
-@pytest.mark.parametrize(
-    ("typed", "kind"),
-    [("up ", "files"), ("bench show x --js", "-"), ("new x -o ", "files"), ("logs ", "-")],
-)
-def test_files_are_left_to_the_shell_where_a_file_may_stand(typed: str, kind: str) -> None:
-    assert own(*typed.split(" ")) == kind
-
-
 @pytest.mark.parametrize(
     ("line", "candidates"),
     [
@@ -95,12 +74,6 @@ def test_files_are_left_to_the_shell_where_a_file_may_stand(typed: str, kind: st
 def test_a_line_is_split_as_its_shell_does(line: str, candidates: list[str]) -> None:
     lines = list(answer(["line", line, " \t\n\"'><=;|&(:"]))[1:]
     assert [found.partition("\t")[0] for found in lines] == candidates
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs", "Z"]), min_size=1)))
-def test_what_is_escaped_is_read_back(words: list[str]) -> None:
-    line = "".join(f"{escaped(word)} " for word in words)
-    assert split(line) == (words, "", False)
 
 
 @given(st.text())
@@ -123,38 +96,6 @@ def test_recipes_are_ours_the_users_and_of_sources(tmp_path: Path) -> None:
     assert {"h", "lab/qwen"} & found == {"lab/qwen"}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"rows": 3}', '{"rows": [3, {}]}', "\xff", "[" * 9999])
-def test_a_damaged_index_has_no_recipes(tmp_path: Path, text: str) -> None:
-    index = tmp_path / "state" / "sources" / "lab" / "taken" / ".sparkdeploy-source"
-    index.parent.mkdir(parents=True)
-    index.write_text(text, "latin-1")
-    assert set(completed("plan", "")) >= SHIPPED
-
-
-def test_nodes_are_those_of_the_configuration(tmp_path: Path) -> None:
-    config = tmp_path / "config"
-    config.mkdir()
-    assert completed("up", "--on", "") == []
-    (config / "config.yaml").write_text(NODES)
-    assert completed("up", "--on", "") == ["spark-1", "spark-2"]
-    (config / "config.yaml").write_text("cluster: [not, so")
-    assert completed("up", "--on", "") == []
-
-
-def test_runs_go_by_label_and_by_id(tmp_path: Path) -> None:
-    shelf = tmp_path / "state" / "bench"
-    shelf.mkdir(parents=True)
-    for day, label in ((1, "before"), (2, "before"), (3, 'with "quotes"')):
-        record = {"run_id": f"2026-{day}", "label": label}
-        (shelf / f"2026-{day}.json").write_text(json.dumps(record, indent=1))
-    (shelf / "2026-4.json").write_text("damaged")
-    assert completed("bench", "show", "") == [
-        *('with "quotes"', "before"),
-        *("2026-4", "2026-3", "2026-2", "2026-1"),
-    ]
-    assert completed("bench", "compare", "before", "2026-1") == ["2026-1"]
-
-
 @pytest.mark.parametrize(
     ("open_quote", "found"), [("", ["a\\ b", "a\\$\\(x\\)"]), ("'", ["a b"]), ('"', ["a b"])]
 )
@@ -167,13 +108,6 @@ def test_what_a_shell_would_obey_is_no_candidate_within_a_quote(
         (shelf / f"{number}.json").write_text(json.dumps({"label": label}))
     lines = list(answer(["line", f"sparkdeploy bench show {open_quote}a", "=:"]))[1:]
     assert [line.partition("\t")[0] for line in lines] == found
-
-
-def test_checkpoints_are_downloads_and_what_was_prepared(tmp_path: Path) -> None:
-    (tmp_path / "hub" / "models--org--name").mkdir(parents=True)
-    (tmp_path / "data" / "m" / "ck" / "v2-1234").mkdir(parents=True)
-    (tmp_path / "data" / "m" / "ck" / ".staged").mkdir()
-    assert completed("checkpoint", "rm", "") == ["org/name", "v2-1234"]
 
 
 class Engine(UnixHttpServer):
@@ -219,17 +153,6 @@ def test_deployments_are_those_of_the_engine_each_once(engine: Engine) -> None:
     assert completed("logs", "--on", "spark-1", "") == []
 
 
-def test_images_go_by_tag_and_by_engine(engine: Engine) -> None:
-    engine.lists = {"/images/json": [{"RepoTags": ["sparkdeploy/a:1"]}, {"RepoTags": None}]}
-    found = completed("image", "rm", "")
-    assert found[0] == "sparkdeploy/a:1"
-    assert "cuda-0.25" in found
-
-
-def test_an_engine_that_says_nothing_has_no_names(engine: Engine, no_docker: None) -> None:
-    assert completed("logs", "") == []
-
-
 def test_an_engine_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,14 +161,6 @@ def test_an_engine_that_hangs_is_not_waited_for(
         hangs.bind(f"{tmp_path}/hangs")
         hangs.listen()
         assert completed("logs", "") == []
-
-
-def test_names_that_a_terminal_would_obey_are_left_out(tmp_path: Path) -> None:
-    folder = tmp_path / "config" / "recipes"
-    folder.mkdir(parents=True)
-    for name in ("zz\x1b[2J", "zz\n", "zz plain"):
-        (folder / f"{name}.yaml").touch()
-    assert completed("up", "zz") == ["zz plain"]
 
 
 def test_every_kind_that_a_word_may_be_is_one_of_names() -> None:
@@ -257,18 +172,3 @@ def test_every_kind_that_a_word_may_be_is_one_of_names() -> None:
     ]
     kinds = {kind for value in values for kind in value.kinds}
     assert kinds == {*names.KINDS, "setting", "file", "folder"}
-
-
-@pytest.mark.parametrize("variables", [{}, {"XDG_CONFIG_HOME": "/x", "XDG_STATE_HOME": " "}])
-def test_folders_are_where_the_settings_have_them(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
-) -> None:
-    for name in ("CONFIG", "STATE", "DATA"):
-        monkeypatch.delenv(f"SPARKDEPLOY_{name}_DIR")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    settings = load_settings()
-    assert str(settings.config_dir) == folders.config_dir(os.environ)
-    assert folders.config_dir(os.environ) == platformdirs.user_config_dir("sparkdeploy")
-    assert folders.state_dir(os.environ) == platformdirs.user_state_dir("sparkdeploy")
-    assert folders.data_dir(os.environ) == platformdirs.user_data_dir("sparkdeploy")

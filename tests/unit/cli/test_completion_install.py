@@ -45,23 +45,6 @@ def test_what_is_installed_twice_and_removed_leaves_no_trace(
     assert run("completion", "remove").stderr == "nothing to do\n"
 
 
-def test_a_link_to_a_start_file_stays_one(run: Run, home: Path) -> None:
-    (home / "dotfiles").mkdir()
-    (home / "dotfiles" / "zshrc").write_text("x\n")
-    (home / ".zshrc").symlink_to("dotfiles/zshrc")
-    run("completion", "install", "zsh")
-    assert (home / ".zshrc").is_symlink()
-    assert "sparkdeploy" in (home / "dotfiles" / "zshrc").read_text()
-
-
-def test_bash_with_its_package_needs_no_line(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run("completion", "install", "bash")
-    monkeypatch.setattr(shells, "BASH_COMPLETION", home / ".bashrc")
-    assert shells.place_of_user(Shell.BASH, {"HOME": str(home)}).start_file is None
-
-
 def test_the_login_shell_is_meant_when_none_is_named(
     run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,10 +54,3 @@ def test_the_login_shell_is_meant_when_none_is_named(
     refused = run("completion", "install")
     assert refused.returncode == 2
     assert "SHELL is dash" in refused.stderr
-
-
-def test_a_home_that_cannot_be_written_is_said(run: Run, home: Path) -> None:
-    (home / ".config").touch()
-    refused = run("completion", "install", "fish")
-    assert refused.returncode == 4
-    assert 'eval "$(sparkdeploy completion show fish)"' in refused.stderr

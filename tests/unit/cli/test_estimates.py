@@ -81,20 +81,6 @@ def test_a_setting_changes_the_estimate(run: Run) -> None:
     assert changed["capacity"]["kv_bytes_per_token"] * 2 == plain["capacity"]["kv_bytes_per_token"]
 
 
-def test_plan_writes_a_page_with_the_picture(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "plan.html"
-    assert run("plan", "v2", "--html", str(path)).returncode == 0
-    text = path.read_text()
-    assert "<svg" in text
-    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-
-
-def test_a_page_that_cannot_be_written_is_an_error_that_names_it(run: Run, tmp_path: Path) -> None:
-    done = run("plan", "v2", "--html", str(tmp_path / "no" / "plan.html"))
-    assert done.returncode == 1
-    assert "plan.html cannot be written" in done.stderr
-
-
 @pytest.mark.parametrize(
     "arguments", [("abacus",), ("spark", "--check"), ("spark", "--show", "args")]
 )
@@ -171,21 +157,6 @@ def test_an_estimate_follows_the_parallel_sizes(run: Run, sizes: dict[str, int],
     changes = [word for key, n in sizes.items() for word in ("--set", f"cluster.{key}={n}")]
     done = run("plan", "v2", "--hardware", "spark", "--cluster", *changes)
     assert said in done.stdout
-
-
-def test_a_cluster_of_one_node_has_the_estimate_of_one_machine(run: Run) -> None:
-    arguments = ("plan", "v2", "--hardware", "spark")
-    one = run(*arguments, "--cluster", "--set", "cluster.tensor_parallel=1")
-    assert one.stdout == run(*arguments).stdout
-
-
-def test_a_clusters_page_and_capacity_say_that_they_are_one_nodes(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "plan.html"
-    assert run("plan", "v2", "--cluster", "--html", str(path)).returncode == 0
-    assert "one of 2 nodes" in path.read_text()
-    said = run("show", "v2", "--capacity", "--cluster").stdout
-    assert "on 2 nodes with one GPU each" in said
-    assert run("show", "v2", "--cluster").returncode == 2
 
 
 def test_speculation_of_a_cluster_is_what_its_estimate_is_for(run: Run) -> None:

@@ -14,7 +14,7 @@ from sparkdeploy import labels
 from sparkdeploy.commands.clean import find_leftovers
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact, Mount
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.settings import load_settings
@@ -149,17 +149,6 @@ def test_what_one_may_write_lies_in_nothing_that_another_one_mounts(
         assert not ours.is_relative_to(theirs)
 
 
-def test_a_cache_that_all_deployments_once_shared_is_nobodys_now(
-    spec_of: Callable[[Asked], ContainerSpec],
-) -> None:
-    """Containers of an older version still write it, or have."""
-    for kind in KINDS:
-        (cache,) = writable(spec_of(Asked(kind)))
-        engine = next(path for path in cache.parents if path.parent.name == "engines")
-        assert not cache.is_relative_to(engine / "1000-1000")
-        assert cache.name == "1000-1000"
-
-
 def test_the_same_request_twice_is_the_same_container(
     spec_of: Callable[[Asked], ContainerSpec],
 ) -> None:
@@ -238,16 +227,3 @@ def test_clean_takes_the_caches_of_deployments_that_are_gone_and_no_shared_one(
         (str(gone.parent), 5),
         (str(before), 5),
     }
-
-
-def test_clean_leaves_the_cache_of_an_older_versions_container(
-    spec_of: Callable[[Asked], ContainerSpec],
-) -> None:
-    spec = spec_of(Asked("v2"))
-    (cache,) = writable(spec)
-    before = cache.parents[1] / "1000-1000"
-    before.mkdir(parents=True)
-    older = replace(spec, mounts=(Mount(str(before), "/cache", "rw"),))
-    host = _Engine(older, image_of(cache))
-
-    assert find_leftovers(load_settings(), host, now_s=0.0) == ()  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import client_settings
 from sparkdeploy.node.facts import own_name
-from sparkdeploy.settings import ON_VARIABLE, load_settings
+from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
 from tests.unit.export.served import EMBEDDER, MAIN
@@ -161,14 +161,6 @@ def test_another_machine_is_told_the_way_to_a_loopback_deployment(
     assert "ssh -N -L 8000:127.0.0.1:8000 spark.local" in done.stderr
 
 
-def test_on_another_machine_the_way_to_it_is_said(
-    run: Run, engine: FakeContainers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given(engine, deployment("web"))
-    monkeypatch.setenv(ON_VARIABLE, "ada@spark-1")
-    assert "ssh -N -L 8000:127.0.0.1:8000 ada@spark-1" in run("connect").stderr
-
-
 @pytest.mark.parametrize("host", ["-x", "a b", "$(id)", "a/b", "", "a'b", "user@host"])
 def test_what_is_no_host_is_refused(run: Run, engine: FakeContainers, host: str) -> None:
     given(engine, deployment("web", exposure="public"))
@@ -181,13 +173,6 @@ def test_what_is_no_host_is_refused(run: Run, engine: FakeContainers, host: str)
 def test_a_name_in_a_strangers_label_reaches_no_settings(name: str) -> None:
     with pytest.raises(NodeError, match="no name for requests"):
         served_by(deployment("web", served_name=name), load_settings())
-
-
-@pytest.mark.parametrize("values", ["", "[]", "{", "[" * 100_000, '{"model": 1, "serve": []}'])
-def test_a_damaged_label_tells_the_name_alone(values: str) -> None:
-    served = served_by(deployment("web", recipe_values=values), load_settings())
-    assert served.models == ("qwen",)
-    assert served.context_tokens is None
 
 
 def test_exports_are_about_all_deployments_of_ones_own(run: Run, engine: FakeContainers) -> None:
@@ -247,13 +232,6 @@ def test_a_gateway_takes_no_deployments_port(run: Run, engine: FakeContainers) -
     done = run("export", "litellm")
     assert done.returncode == 2
     assert "port 4000 is a deployment's" in done.stderr
-
-
-def test_there_is_nothing_to_connect_to(run: Run, engine: FakeContainers) -> None:
-    for words in (("connect",), ("export", "litellm"), ("export", "open-webui")):
-        done = run(*words)
-        assert done.returncode == 4
-        assert "nothing is deployed" in done.stderr
 
 
 def run_shell(script: str, folder: Path) -> str:

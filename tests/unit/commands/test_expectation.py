@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -94,17 +93,6 @@ def test_a_draft_layer_that_was_left_alone_is_found(plan: Plan) -> None:
         check_truth(expected, done)
     with pytest.raises(UnhealthyError, match="the plugin made int4=1, fp8=7"):
         check_truth(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=7))
-
-
-def test_a_container_made_before_there_was_such_a_layer_is_read(plan: Plan) -> None:
-    treated = replace(
-        expectation_of(plan, plan.head), treatment=ExpectedTreatment(84, "int8", None)
-    )
-    label = json.loads(treated.as_label())
-    del label["treatment"]["draft_layer"], label["treatment"]["shared_int4_layers"]
-    known = {labels.EXPECTATION: json.dumps(label)}
-    fact = ContainerFact("c", "x", "sha256:0", "exited", known)
-    assert expectation_on(fact) == treated
 
 
 def test_shared_experts_that_stayed_as_they_are_are_found(plan: Plan) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,12 +38,6 @@ def test_a_name_that_yaml_takes_for_something_else_stays_a_name(run: Run, name: 
     assert run("show", name).returncode == 0
 
 
-@pytest.mark.parametrize("called", ["\U0001f4c1m", "a: #b", "x, {y}"])
-def test_a_folder_may_have_any_name(run: Run, tmp_path: Path, called: str) -> None:
-    folder = folder_at(tmp_path / called, "llama")
-    assert made(run, "--model", str(folder))["model"] == {"path": str(folder)}
-
-
 def test_a_recipe_file_that_is_extended_is_found_from_any_folder(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,24 +71,9 @@ def test_a_model_that_is_none_is_said_with_what_one_is(run: Run, model: str, wor
     assert words in done.stderr
 
 
-def test_a_home_of_nobody_is_no_folder(run: Run) -> None:
-    done = run("new", "mine", "--model", "~nobody-at-all/model")
-    assert done.returncode == 6
-    assert "does not exist" in done.stderr
-
-
 def test_a_revision_stands_in_the_recipe(run: Run) -> None:
     recipe = made(run, "--model", "openai/gpt-oss-120b@v1.0")
     assert recipe["model"] == {"repo": "openai/gpt-oss-120b", "revision": "v1.0"}
-
-
-@pytest.mark.parametrize("value", [int("9" * 400), True, float("inf"), float("nan"), "0.5", [1]])
-def test_sampling_that_is_no_number_is_not_told(run: Run, tmp_path: Path, value: object) -> None:
-    folder = folder_of(tmp_path, "llama")
-    told = json.dumps({"temperature": 0.5, "min_p": value})
-    (folder / "generation_config.json").write_text(told)
-    text = str(made(run, "--model", str(folder))["text"])
-    assert "by itself: temperature 0.5.\n" in text
 
 
 @pytest.mark.parametrize("place", ["a-file/x.yaml", "a-file/b/x.yaml", "/proc/x.yaml", "9" * 300])
@@ -108,13 +86,6 @@ def test_a_place_that_takes_no_file_is_named(
     assert done.returncode == 4
     assert f"{place[:100]}" in done.stderr
     assert "cannot be written" in done.stderr
-
-
-@pytest.mark.parametrize(("place", "words"), [("", "-o names no file"), (".", "-o . is a folder")])
-def test_a_place_that_is_no_file_is_refused(run: Run, place: str, words: str) -> None:
-    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", place)
-    assert done.returncode == 2
-    assert words in done.stderr
 
 
 def test_a_link_that_leads_nowhere_stays(run: Run, tmp_path: Path) -> None:
@@ -176,27 +147,6 @@ def test_code_of_the_models_own_needs_consent(run: Run, tmp_path: Path) -> None:
     assert "serve.trust_remote_code: true, and your consent" in text
 
 
-def test_the_folder_above_a_model_tells_nothing(run: Run, tmp_path: Path) -> None:
-    folder = folder_at(tmp_path / "glm-5.3-and-gpt-oss" / "mine", "llama")
-    recipe = made(run, "--model", str(folder))
-    assert recipe["engine"] == "cuda-0.25"
-    assert "No parsers for it in our table" in str(recipe["text"])
-
-
-def test_a_model_of_a_familys_name_and_of_another_architecture_loads(
-    run: Run, tmp_path: Path
-) -> None:
-    recipe = made(run, "--model", str(folder_at(tmp_path / "GLM-5.3-like", "llama")))
-    assert recipe["engine"] == "cuda-0.33"
-    assert "glm45" not in str(recipe["text"])
-
-
-def test_what_parsers_need_besides_is_said(run: Run, tmp_path: Path) -> None:
-    recipe = made(run, "--model", str(folder_at(tmp_path / "Devstral-Small-2507", "mistral")))
-    assert "tool_call_parser: mistral" in str(recipe["text"])
-    assert "where the model has no tekken.json" in str(recipe["text"])
-
-
 def publish(hub: HubDouble, folder: Path, token: str | None = None) -> None:
     hub.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT}, token=token)
 
@@ -234,24 +184,6 @@ def test_a_closed_repository_says_how_it_is_opened(
     assert done.returncode == 6
     assert "`hf auth login`" in done.stderr
     assert "--model FOLDER" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(None, "does not exist"), ("{", "cannot be read"), (" " * (5 << 20), "larger than 4096 KiB")],
-)
-def test_a_folder_that_cannot_be_read_is_not_the_hubs_matter(
-    run: Run, tmp_path: Path, content: str | None, words: str
-) -> None:
-    folder = tmp_path / "model"
-    if content is not None:
-        folder_of(tmp_path, "llama")
-        (folder / "config.json").write_text(content)
-    done = run("new", "mine", "--model", str(folder))
-    assert done.returncode == 6
-    assert words in done.stderr
-    assert "fix: " in done.stderr
-    assert "hub" not in done.stderr.partition("fix: ")[2]
 
 
 CONTEXT = "max_position_embeddings"
@@ -325,13 +257,6 @@ def test_a_model_that_writes_no_text_is_pooled(
     assert ("hf_overrides" in str(recipe["text"])) == ("Reranker" in called)
 
 
-def test_a_model_that_writes_down_speech_calls_no_tools(run: Run, tmp_path: Path) -> None:
-    own = {"architectures": ["WhisperForConditionalGeneration"]}
-    text = str(made(run, "--model", str(folder_of(tmp_path, "llama", **own)))["text"])
-    assert "runner" not in text
-    assert "tool calls" not in text
-
-
 def test_sentence_transformers_on_the_hub_are_pooled(
     run: Run, hub: HubDouble, tmp_path: Path
 ) -> None:
@@ -339,25 +264,3 @@ def test_sentence_transformers_on_the_hub_are_pooled(
     (folder / "modules.json").write_text("[]")
     publish(hub, folder)
     assert "runner: pooling" in str(made(run, "--model", REPO)["text"])
-
-
-def test_a_hundred_thousand_architectures_are_cut(run: Run, tmp_path: Path) -> None:
-    many = [f"Starship{number}ForCausalLM" for number in range(100_000)]
-    recipe = made(run, "--model", str(folder_of(tmp_path, "llama", architectures=many)))
-    assert len(str(recipe["text"])) < 4096
-
-
-def test_a_recipe_that_does_not_load_is_called_by_its_name(run: Run, tmp_path: Path) -> None:
-    base = tmp_path / "base.yaml"
-    base.write_text("schema: 1\nname: y\ntitle: t\nextends: v2\nserve: {port: 1}\n")
-    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "--from", str(base))
-    assert done.returncode == 3
-    assert "recipe mine.yaml has" in done.stderr
-    assert "sparkdeploy-new-" not in done.stderr
-
-
-def test_an_empty_configuration_is_said_in_words(run: Run, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "llama")
-    (folder / "config.json").write_text("{}")
-    text = str(made(run, "--model", str(folder))["text"])
-    assert "# config.json names no architecture; config.json of the files here.\n" in text

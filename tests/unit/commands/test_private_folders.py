@@ -61,15 +61,6 @@ def test_whoever_makes_the_state_folder_makes_it_for_its_user_alone(writer: str)
     assert not settings.cache_dir.exists() or mode(settings.cache_dir) == 0o700
 
 
-@pytest.mark.parametrize("old", [0o755, 0o775, 0o711])
-def test_a_state_folder_of_an_earlier_version_is_closed_by_the_next_change(old: int) -> None:
-    settings = load_settings()
-    settings.state_dir.mkdir(parents=True)
-    settings.state_dir.chmod(old)
-    change_something(settings)
-    assert mode(settings.state_dir) == 0o700
-
-
 def test_a_file_in_the_state_folders_place_keeps_nobody_from_a_change() -> None:
     settings = load_settings()
     settings.state_dir.parent.mkdir(exist_ok=True)

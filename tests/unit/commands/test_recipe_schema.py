@@ -13,8 +13,7 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from sparkdeploy import yaml_text
-from sparkdeploy.about import FLAG, UNIT, UNSET
-from sparkdeploy.commands.recipe_schema import BOUNDS, schema_text
+from sparkdeploy.commands.recipe_schema import schema_text
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.editors import Format, schema_file, schema_line
 from sparkdeploy.recipe.engine import Engine
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from tests.unit.program import Run
 
 KINDS: tuple[Format, ...] = get_args(Format)
 VALIDATORS = {kind: Draft202012Validator(json.loads(schema_text(kind))) for kind in KINDS}
@@ -68,21 +66,6 @@ def test_a_shipped_file_is_valid_and_names_its_schema(path: Path) -> None:
     assert (path.parent / place).resolve() == schema_file(kind).resolve()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_command_prints_it_or_writes_it(run: Run, kind: Format, tmp_path: Path) -> None:
-    assert run("recipe", "schema", kind).stdout == schema_text(kind)
-    path = tmp_path / "schema.json"
-    written = run("recipe", "schema", kind, "-o", str(path))
-    assert path.read_text() == schema_text(kind)
-    assert written.stdout == f"# yaml-language-server: $schema={path}\n"
-    assert run("recipe", "schema", kind, "-o", str(path / "below.json")).returncode == 4
-
-
-def test_without_a_word_it_is_that_of_recipes(run: Run) -> None:
-    assert run("recipe", "schema").stdout == schema_text("recipe")
-    assert run("recipe", "schema", "deployment").returncode == 2
-
-
 SHORT_FORMS = (
     "extends: v2",
     "extends: v2\nserve:\nlimits:",
@@ -112,14 +95,6 @@ def test_what_the_loader_takes_the_schema_takes(
     assert mistakes("recipe", yaml_text.load_file(path)) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "extends: v2", "name: mine\ntitle: t", "name: mine\ntitle: t\nextends: v2\nbogus: 1"],
-)
-def test_what_is_no_recipe_is_none_for_the_schema(text: str) -> None:
-    assert mistakes("recipe", yaml_text.load(text, "here") or {})
-
-
 BEYOND = (
     "serve.port=80",
     "serve.max_model_len=0",
@@ -144,29 +119,6 @@ def test_a_bound_of_the_loader_is_one_of_the_schema(shipped: Library, assignment
     assert mistakes("recipe", content) == []
     set_below(content, tuple(path.split(".")), yaml_text.load(value, "here"))
     assert mistakes("recipe", content)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_schema_has_no_word_that_nobody_reads(kind: Format) -> None:
-    words = {
-        *("$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "default"),
-        *("description", "enum", "examples", "items", "maxItems", "maxLength", "minItems"),
-        *("pattern", "properties", "required", "title", "type", *BOUNDS.values()),
-        *(FLAG, UNIT, UNSET),
-    }
-    assert keywords(json.loads(schema_text(kind))) <= words
-
-
-def keywords(schema: Any) -> set[str]:
-    if not isinstance(schema, dict):
-        return set().union(*map(keywords, schema)) if isinstance(schema, list) else set()
-    found = set(schema)
-    for key, value in schema.items():
-        if key in ("properties", "$defs"):
-            found |= set().union(*map(keywords, value.values()))
-        elif key not in ("default", "examples", "const", "enum"):
-            found |= keywords(value)
-    return found
 
 
 POOL = st.sampled_from(

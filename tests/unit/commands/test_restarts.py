@@ -9,7 +9,6 @@ import pytest
 
 from sparkdeploy.commands import operate
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy.deployments import CAUSE_CHARACTERS
 from sparkdeploy.errors import NodeError
 from sparkdeploy.server.health import EXAMINED_LINES
 from tests.fakes.containers import FakeContainers, container
@@ -77,14 +76,6 @@ def test_the_guard_knows_of_restarts_that_the_end_of_the_log_does_not_show(
     assert row.restarts == 3
 
 
-def test_once_is_said_as_a_person_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = row_of(monkeypatch, engine_with(f"{SERVES}{restart(1, 139)}{SERVES}"))
-
-    assert plain_lines(status_lines((row,)))[-1] == (
-        "  restarted once, last because: it crashed in native code (SIGSEGV)"
-    )
-
-
 @pytest.mark.parametrize(
     "log",
     ["", SERVES, f"{FAULT}{SERVES}", f"prompt: {restart(1)}", f"(x pid=1) {restart(2)}"],
@@ -103,16 +94,6 @@ def test_only_the_end_of_this_runs_log_is_read(monkeypatch: pytest.MonkeyPatch) 
 
     assert engine.asked == [{"tail": EXAMINED_LINES, "this_run": True}]
     assert (row_of(monkeypatch, ended).restarts, ended.asked) == (0, [])
-
-
-@pytest.mark.parametrize("number", ["-1", "9" * 5000, "1e999", '"2"', "true", "5000"])
-def test_a_count_that_is_none_is_not_believed(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
-    said = f'sparkdeploy-guard: {{"event": "restart", "exit_code": "x", "restart": {number}}}\n'
-    row = row_of(monkeypatch, engine_with(f"RuntimeError: \x1b]0;x\x07{'y' * 5000}\n{said}"))
-
-    assert row.restarts <= 1
-    assert len(row.last_cause) <= CAUSE_CHARACTERS
-    assert "\x1b" not in row.last_cause
 
 
 def test_a_log_that_cannot_be_read_tells_of_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import mmap
-import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from tests.fakes.http_server import Handler, HttpServer, serving
-from tests.unit.plan.stand import STAND, loaded
+from tests.unit.plan.stand import loaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,19 +145,6 @@ def test_a_conversation_grows_to_its_longest_and_a_cancelled_turn_is_asked_again
     assert 1200 <= seen["shortest_prompt"] < 3000 <= seen["longest_prompt"] < 4500
 
 
-def test_a_run_leaves_its_lines_and_says_that_it_was_too_short(
-    soak: ModuleType, url: str, tmp_path: Path
-) -> None:
-    target = soak.Target(url, "twin", opening=1200, longest=3000)
-    verdict = soak.run(target, tmp_path, agents=2, seconds=0.2, pid=None)
-    (fault,) = verdict.faults
-    assert fault.startswith("cut short: ")
-    read = [json.loads(line) for line in (tmp_path / "soak.jsonl").read_text().splitlines()]
-    assert [line.get("when", "sampled") for line in read] == ["before", "sampled", "after"]
-    assert read[1]["requests"] > 0
-    assert read[1]["drafted"] == read[1]["accepted"] > 0
-
-
 def test_a_server_that_dies_is_judged(
     soak: ModuleType, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,27 +162,3 @@ def test_a_server_that_dies_is_judged(
     verdict = soak.run(target, tmp_path, agents=1, seconds=0.1, pid=None)
     assert "1 errors, the first: the greedy texts at the end: Connection" in verdict.faults[1]
     assert verdict.faults[-1] == "the greedy texts were not asked again"
-
-
-def test_pages_of_a_file_are_told_and_are_no_growth(soak: ModuleType, tmp_path: Path) -> None:
-    file, size, own = tmp_path / "library", 16 << 20, {os.getpid()}
-    file.touch()
-    os.truncate(file, size)
-    before = soak.host_memory(own)
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-        assert not any(pages[:: mmap.PAGESIZE])
-        mapped = soak.host_memory(own)
-        assert mapped["file_bytes"] - before["file_bytes"] > size / 2
-        assert mapped["host_bytes"] - before["host_bytes"] < size / 2
-    with mmap.mmap(-1, size) as memory:
-        memory[:: mmap.PAGESIZE] = b"x" * (size // mmap.PAGESIZE)
-        assert soak.host_memory(own)["host_bytes"] - before["host_bytes"] > size / 2
-
-
-@pytest.mark.parametrize("sitting", ["own_torch", "own_torch_rest", "own_torch_graphs"])
-def test_the_plan_of_0_33_compares_servers_that_it_starts(sitting: str) -> None:
-    plan = json.loads((STAND / f"{sitting}.json").read_text())
-    names = [server["name"] for server in plan["servers"]]
-    assert len(set(names)) == len(names)
-    compared = {text.partition("/")[0] for pair in plan["pairs"] for text in pair}
-    assert compared == set(names)

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shlex
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node import lock, shared_files
-from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watch_name, watching
+from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watching
 from sparkdeploy.settings import SHARED_LOCK_DIR
 from tests.examples import examples
 from tests.unit.server.spoilt_locks import (
@@ -39,7 +38,6 @@ from tests.unit.server.spoilt_locks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.node.lock import Holder
     from tests.unit.server.neighbours import Neighbours
 
 pytestmark = pytest.mark.outside
@@ -161,21 +159,6 @@ def said(note: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def test_the_holder_is_named_with_its_user_and_not_by_what_somebody_wrote(tmp_path: Path) -> None:
-    with node_lock(tmp_path / "locks", "n", command="sparkdeploy up v2"):
-        path = lock_path(tmp_path / "locks", "n")
-        own = lock_holder(tmp_path / "locks", "n")
-        path.write_text(json.dumps({"pid": 1, "command": "\x1b]0;x\x07", "since": "never"}))
-        forged = lock_holder(tmp_path / "locks", "n")
-
-    assert own is not None
-    assert forged is not None
-    assert own.describe().startswith(f"`sparkdeploy up v2` (pid {os.getpid()} of ")
-    # By this machine's clock, and without a zone.
-    assert re.search(r", since (\w{3} )?\d\d:\d\d\)$", own.describe())
-    assert forged.describe() == f"another process (pid {os.getpid()} of {own.user})"
-
-
 def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken(tmp_path: Path) -> None:
     path = lock_path(tmp_path, "n")
     with path.open("w") as file:
@@ -201,15 +184,6 @@ def test_a_disk_without_room_for_the_note_is_no_reason_to_stop(
     monkeypatch.setattr(os, "pwrite", refuse)
     with node_lock(tmp_path, "n", command="x"):
         pass
-
-
-def test_a_spoilt_watch_file_does_not_end_a_start(tmp_path: Path) -> None:
-    os.mkfifo(lock_path(tmp_path, watch_name("n", "main")))
-    entered = False
-    with impatient(), watching(tmp_path, "n", "main", command="x"):
-        entered = True
-
-    assert entered
 
 
 @pytest.mark.parametrize("entry", sorted(SPOILT))
@@ -242,14 +216,6 @@ def test_a_hint_never_removes_a_path_that_the_user_has_typed(place: str) -> None
     assert refusal.hint == OTHER_FOLDER
 
 
-def test_a_folder_whose_files_anybody_removes_keeps_its_other_mode_bits(tmp_path: Path) -> None:
-    make(tmp_path / "locks", 0o777)
-    refusal = take(tmp_path / "locks", "n", [])
-
-    assert refusal is not None
-    assert refusal.hint == f"chmod +t {tmp_path / 'locks'}"
-
-
 @pytest.mark.parametrize("entry", sorted(SPOILT))
 def test_the_hint_for_a_spoilt_lock_destroys_nothing_but_that_name(
     tmp_path: Path, entry: str
@@ -268,17 +234,6 @@ def test_the_hint_for_a_spoilt_lock_destroys_nothing_but_that_name(
     assert take(folder, "n", []) is None
     assert {item.name for item in outside.iterdir()} == {"canary", "folder", "linked"}
     assert len([*folder.rglob("somebody's")]) == (entry == "a folder")
-
-
-@pytest.mark.parametrize("entry", sorted(SPOILT))
-def test_the_hint_for_a_builders_spoilt_lock_removes_no_tree(tmp_path: Path, entry: str) -> None:
-    outside, path = make_outside(tmp_path), tmp_path / ".made.lock"
-    ENTRIES[entry](path, outside, b"")
-    with pytest.raises(CheckpointError) as caught, only_one(path, "something"):
-        pass
-
-    verb = "mv -T" if entry == "a folder" else "rm"
-    assert (caught.value.hint or "").startswith(f"{verb} {path}")
 
 
 # ------------------------------------------------------------------------- two users of a machine
@@ -335,26 +290,6 @@ def test_the_first_users_folder_is_no_others_until_root_has_made_it(
 
 
 @as_root
-def test_users_of_one_machine_are_told_who_of_them_holds_the_lock(
-    shared: Path, others: Neighbours
-) -> None:
-    folder = shared / "sparkdeploy"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    holder = others.hold_lock(MALLORY, folder)
-    lock_path(folder, "spark-1").write_text('{"pid": 1, "command": "init"}')
-    message = others.try_lock(BOB, folder).splitlines()[0]
-    seen: Holder | None = lock_holder(folder, "spark-1")
-    others.kill(holder)
-
-    assert message == (
-        f"spark-1 is being changed by another process (pid {holder} of uid {MALLORY})"
-    )
-    assert seen is not None
-    assert (seen.pid, seen.user) == (holder, f"uid {MALLORY}")
-
-
-@as_root
 def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(
     shared: Path, others: Neighbours
 ) -> None:
@@ -372,14 +307,3 @@ def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(
     )
     assert hint == f"as root: rm {path}"
     assert [others.try_lock(user, folder) for user in (BOB, MALLORY)] == ["got", "got"]
-
-
-@as_root
-def test_who_may_not_write_to_the_lock_folder_takes_another(
-    shared: Path, others: Neighbours
-) -> None:
-    folder = shared / "sparkdeploy"
-    make(folder, 0o755)
-    hint = others.try_lock(BOB, folder).splitlines()[1]
-
-    assert hint.startswith("set SPARKDEPLOY_LOCK_DIR to a folder")
