@@ -7,16 +7,19 @@ with the target's name is replaced, and what it leads to stays as it is.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PRIVATE_FILE_MODE = 0o600
 SHARED_FILE_MODE = 0o644
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -75,3 +78,63 @@ def append_text(path: Path, text: str) -> None:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFolder:
+    """A folder that stays the same one, whatever is done to its path meanwhile."""
+
+    descriptor: int
+
+    @property
+    def real_path(self) -> Path:
+        """Where it is, with every link resolved. Raises OSError."""
+        return Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))  # noqa: PTH115 - a text
+
+    def read_bytes(self, name: str, limit_bytes: int) -> bytes:
+        """Return what a file in it holds, to a limit; OSError for a link and what is no file."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, dir_fd=self.descriptor), "rb") as file:
+            return file.read(limit_bytes)
+
+    def create(self, name: str, content: bytes, mode: int = SHARED_FILE_MODE) -> None:
+        """Make a durable file that appears whole or not at all.
+
+        Raises FileExistsError where anything has the name, and OSError.
+        """
+        staged = f".{secrets.token_hex(8)}.new"
+        descriptor = os.open(staged, _NEW, PRIVATE_FILE_MODE, dir_fd=self.descriptor)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            self._name(staged, name)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(staged, dir_fd=self.descriptor)
+        os.fsync(self.descriptor)
+
+    def _name(self, staged: str, name: str) -> None:
+        here = self.descriptor
+        try:
+            os.link(staged, name, src_dir_fd=here, dst_dir_fd=here)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # A file system without hard links has no name that is taken at once.
+            if name in os.listdir(self.descriptor):  # noqa: PTH208 - a descriptor has no path
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+            os.rename(staged, name, src_dir_fd=here, dst_dir_fd=here)
+
+
+@contextlib.contextmanager
+def opened_folder(folder: Path) -> Iterator[OpenFolder]:
+    """Yield the folder that a path leads to now, made when it is not there. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield OpenFolder(descriptor)
+    finally:
+        os.close(descriptor)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from pydantic import ValidationError
 
-from sparkdeploy.checkpoint import durable
+from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.commands.estimate import Among, WhenMissing, ground_for
 from sparkdeploy.commands.estimate_machine import HERE
@@ -170,15 +170,21 @@ def _place(name: str, destination: str | None, settings: Settings) -> Path | Non
         )
     # A link that leads nowhere is somebody's too.
     if os.path.lexists(path):
-        raise RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
+        raise _existing(path)
     return path
 
 
+def _existing(path: Path) -> RecipeError:
+    return RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
+
+
 def _write(path: Path, text: str) -> None:
-    """Raise NodeError where the file cannot be written."""
+    """Raise NodeError where the file cannot be written, RecipeError where one came meanwhile."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write_text(path, text)
+        with atomic_files.opened_folder(path.parent) as folder:
+            folder.create(path.name, text.encode())
+    except FileExistsError as error:
+        raise _existing(path) from error
     except OSError as error:
         raise NodeError(
             f"{shown(path)} cannot be written: {error.strerror or error}",

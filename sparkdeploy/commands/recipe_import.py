@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint import durable
+from sparkdeploy import atomic_files
 from sparkdeploy.errors import Mistakes, RecipeError, UsageError
 from sparkdeploy.recipe.foreign.report import as_dict, whole_lines
 from sparkdeploy.recipe.foreign.translate import slug
@@ -171,19 +171,26 @@ def _refuse_other_files(found: Sequence[Imported], places: Mapping[Path, Path]) 
     for item in found:
         path = places.get(item.file)
         if path is not None and path.exists() and path.read_text(encoding="utf-8") != item.text:
-            raise RecipeError(
-                f"{path} exists with another content, and stays",
-                hint="move it, or choose another -o",
-            )
+            raise _other_file(path)
+
+
+def _other_file(path: Path) -> RecipeError:
+    return RecipeError(
+        f"{path} exists with another content, and stays", hint="move it, or choose another -o"
+    )
 
 
 def _written(item: Imported, path: Path | None, settings: Settings) -> Imported:
     if path is None or item.text is None:
         return item
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A link may have been put there since the first look; the folder is now written as it is.
-    folder = path.parent.resolve()
-    if _is_trusted(folder / path.name, settings):
-        _refuse_without_consent([item])
-    durable.write_text(folder / path.name, item.text)
+    content = item.text.encode()
+    # A link may have been put there since the first look: the folder is judged that is written to.
+    with atomic_files.opened_folder(path.parent) as folder:
+        if _is_trusted(folder.real_path / path.name, settings):
+            _refuse_without_consent([item])
+        try:
+            folder.create(path.name, content)
+        except FileExistsError:
+            if folder.read_bytes(path.name, len(content) + 1) != content:
+                raise _other_file(path) from None
     return replace(item, written=path)

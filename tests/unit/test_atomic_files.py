@@ -81,3 +81,44 @@ def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
     atomic_files.append_text(tmp_path / "own", "a")
     atomic_files.append_text(tmp_path / "own", "b")
     assert (tmp_path / "own").read_text() == "ab"
+
+
+def test_a_folder_exchanged_for_a_link_is_not_written_through(tmp_path: Path) -> None:
+    trusted, shared = tmp_path / "trusted", tmp_path / "shared"
+    trusted.mkdir()
+    with atomic_files.opened_folder(shared) as folder:
+        assert folder.real_path == shared
+        shared.rename(tmp_path / "aside")
+        shared.symlink_to(trusted)
+        folder.create("a.yaml", b"theirs")
+        assert folder.real_path == tmp_path / "aside"
+        assert folder.read_bytes("a.yaml", 100) == b"theirs"
+    assert list(trusted.iterdir()) == []
+    assert [path.name for path in (tmp_path / "aside").iterdir()] == ["a.yaml"]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_or_link_of_that_name_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    private = tmp_path / "private"
+    private.write_text("mine")
+    shared = tmp_path / "shared"
+    if not has_links:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr("os.link", refuse)
+    with atomic_files.opened_folder(shared) as folder:
+        folder.create("file", b"first")
+        (shared / "link").symlink_to(private)
+        (shared / "nowhere").symlink_to(tmp_path / "nowhere")
+        for name in ("file", "link", "nowhere"):
+            with pytest.raises(FileExistsError):
+                folder.create(name, b"theirs")
+        with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+            folder.read_bytes("link", 10)
+    assert private.read_text() == "mine"
+    assert (shared / "file").read_text() == "first"
+    assert sorted(path.name for path in shared.iterdir()) == ["file", "link", "nowhere"]
