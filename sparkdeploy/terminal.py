@@ -18,7 +18,7 @@ _CLASS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2
 _COMMANDS = re.compile(_CLASS)
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _RETURNS = re.compile(r"\r+\n?")
-_UNFINISHED = re.compile(r"(?:\r+|\x1b(?:\[[0-?]*[ -/]*)?)\Z")
+_UNFINISHED = re.compile(r"(?:(?<!\r)\r+|\x1b(?:\[[0-?]*[ -/]*)?)\Z")
 MAX_HELD = 64
 r"""A colour is shorter than this: what is longer was never going to be one."""
 
@@ -61,8 +61,7 @@ class LogReading:
     def feed(self, chunk: str) -> str:
         """Return what can be shown; the beginning of a colour waits for its end."""
         text = self._held + chunk
-        # Searched from each of many carriage returns it would take quadratic time.
-        unfinished = _UNFINISHED.search(text, max(len(text) - MAX_HELD - 1, 0))
+        unfinished = _UNFINISHED.search(text)
         cut = unfinished.start() if unfinished else len(text)
         if len(text) - cut > MAX_HELD:
             cut = len(text)

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 _DONE = "[DONE]"
 _SHOWN_CHARACTERS = 200
 _PAGE = re.compile(r"\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
-_UNSHOWN = re.compile(r"<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
-_TAGS = re.compile(r"<[^>]*>")
+_UNSHOWN = re.compile(
+    # What is not closed hides all that follows, also from a second search.
+    r"<(script|style|head)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)",
+    re.IGNORECASE | re.DOTALL,
+)
+_TAGS = re.compile(r"<[^<>]*>")
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")
 
 

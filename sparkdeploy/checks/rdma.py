@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 ACTIVE, ETHERNET, ROCE_V2 = "PORT_ACTIVE", "Ethernet", "RoCE v2"
 FULL_MTU_BYTES = 4096
 """The largest of an RDMA packet; an interface with an MTU of 9000 allows it."""
-_DEVICE = re.compile(r"^hca_id:\s+(\S+)", re.MULTILINE)
-_PORT = re.compile(r"^\s+port:\s+\d+", re.MULTILINE)
+_DEVICE = re.compile(r"^hca_id:[ \t]+(\S+)", re.MULTILINE)
+_PORT = re.compile(r"^[ \t]+port:[ \t]+\d+", re.MULTILINE)
 _SAYS_OF_NONE = ("No IB devices found", "Failed to open device")
-_STATE = re.compile(r"^\s+state:\s+(\w+)", re.MULTILINE)
-_MTU = re.compile(r"^\s+active_mtu:\s+(\d+)", re.MULTILINE)
-_LINK = re.compile(r"^\s+link_layer:\s+(\w+)", re.MULTILINE)
-_GID = re.compile(r"^\s+GID\[\s*(\d+)\]:\s+([0-9a-f:.]+)(?:, (RoCE v[12]))?", re.MULTILINE)
+_STATE = re.compile(r"^[ \t]+state:[ \t]+(\w+)", re.MULTILINE)
+_MTU = re.compile(r"^[ \t]+active_mtu:[ \t]+(\d+)", re.MULTILINE)
+_LINK = re.compile(r"^[ \t]+link_layer:[ \t]+(\w+)", re.MULTILINE)
+_GID = re.compile(r"^[ \t]+GID\[[ \t]*(\d+)\]:[ \t]+([0-9a-f:.]+)(?:, (RoCE v[12]))?", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

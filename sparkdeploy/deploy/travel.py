@@ -40,7 +40,7 @@ GZIP = 31
 FASTEST = 1
 SHOWN_FILES = 3
 PARTIAL = ".sparkdeploy-partial"
-_PROGRESS = re.compile(r"([\d,]+)\s+\d+%")
+_PROGRESS = re.compile(r"(?<![\d,])([\d,]{1,32})[ \t]{1,16}\d{1,3}%")
 _SENT = re.compile(r"^Total bytes sent: ([\d,]+)", re.MULTILINE)
 
 

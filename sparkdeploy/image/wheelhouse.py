@@ -27,7 +27,7 @@ ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
 TIMEOUT_S = 60
 CHUNK_BYTES = 2**20
 AT_A_TIME = 4
-_LINK = re.compile(r"""<a\s[^>]*href=["']([^"'#]+)#sha256=([0-9a-f]{64})["']""", re.IGNORECASE)
+_LINK = re.compile(r"""<a\s[^<>]*href=["']([^"'#<]+)#sha256=([0-9a-f]{64})["']""", re.IGNORECASE)
 """A file of a PEP 503 page that states its hash."""
 
 

@@ -33,7 +33,7 @@ _SPELLINGS: Mapping[str, Architecture] = {
 QUERY_TIMEOUT_S = 10.0
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 MIB = 2**20
-VERSION = re.compile(r"[0-9]+(\.[0-9]+)+")
+VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})+")
 
 
 def _query(fields: str) -> tuple[str, ...]:

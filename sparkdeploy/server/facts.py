@@ -114,7 +114,7 @@ _PLUGIN_LINES = (
         r" lm_head=(?P<lm_head>\w+)"
     ),
     re.compile(
-        r"sparkdeploy: spark-hybrid active: .*,"
+        r"^sparkdeploy: spark-hybrid active: .*,"
         r" int4=(?P<shared_int4_layers>\d+) layers of shared experts"
     ),
     re.compile(r"sparkdeploy: draft head active: rows=(?P<draft_head_rows>\d+)"),
@@ -132,25 +132,27 @@ _VLLM_LINES = tuple(
         r" potential backends",
         # What was asked for by name is confirmed in other words.
         r"Using AttentionBackendEnum\.(?P<attention_backend>\w+) backend\.",
-        r"Using '?(?P<moe_backend>[\w ]+?)'?(?: \w+)? MoE backend out of",
+        r"Using '?(?P<moe_backend>[\w ]{1,64}?)'?(?: \w+)? MoE backend out of",
         r"Using '(?P<moe_backend>\w+)' \w+ MoE backend",
         r"Using (?P<linear_kernels>\w+Kernel) for ",
         r"Selected (?P<linear_kernels>\w+Kernel) for ",
-        r"Initializing a V1 LLM.* kv_cache_dtype=(?P<kv_cache_dtype>\w+)",
+        r"^(?>.*?Initializing a V1 LLM).* kv_cache_dtype=(?P<kv_cache_dtype>\w+)",
         r"Using (?P<kv_cache_dtype>\w+) data type to store kv cache",
-        r"Initializing a V1 LLM.*'cudagraph_mode': <CUDAGraphMode\.(?P<graph_mode>\w+)",
+        r"^(?>.*?Initializing a V1 LLM).*'cudagraph_mode': <CUDAGraphMode\.(?P<graph_mode>\w+)",
         r"setting cudagraph_mode=(?:CUDAGraphMode\.)?(?P<graph_mode>\w+)",
-        r"Overriding cudagraph_mode .*to (?:CUDAGraphMode\.)?(?P<graph_mode>\w+)",
+        r"^(?>.*?Overriding cudagraph_mode ).*to (?:CUDAGraphMode\.)?(?P<graph_mode>\w+)",
         r"(?P<graph_mode>Skipping CUDA graph capture)",
-        r"Initializing a V1 LLM.*speculative_config=(?P<speculation>None),",
-        r"Initializing a V1 LLM.*speculative_config=SpeculativeConfig\((?P<speculation>[^)]*)\)",
+        r"^(?>.*?Initializing a V1 LLM).*speculative_config=(?P<speculation>None),",
+        r"^(?>.*?Initializing a V1 LLM).*speculative_config="
+        r"SpeculativeConfig\((?P<speculation>[^)]*)\)",
         r"(?:GPU|CPU) KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens",
         r"Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB",
         r"Explicitly set \((?P<kv_cache_gib>[\d.]+)/[\d.]+\) GiB for KV cache",
         r"Model loading took (?P<model_memory_gib>[\d.]+) ?GiB",
         r"(?P<shares_mtp_weights>Detected MTP model\. Sharing target model)",
-        r"SpecDecoding metrics: Mean acceptance length: (?P<mean_acceptance_length>[\d.]+),"
+        r"^(?>.*?SpecDecoding metrics: Mean acceptance length: )"
+        r"(?P<mean_acceptance_length>[\d.]+),"
         r".*Avg Draft acceptance rate: (?P<draft_acceptance_percent>[\d.]+)%",
-        r"init engine \(.*\) took (?P<engine_init_s>[\d.]+) s",
+        r"init engine \([^()]{0,200}\) took (?P<engine_init_s>[\d.]+) s",
     )
 )

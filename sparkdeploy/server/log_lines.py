@@ -14,7 +14,9 @@ MAX_LINE_BYTES = 8192
 
 _SEPARATOR = re.compile(rb"[\r\n]")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
-_ORIGIN = re.compile(r"^\((?P<origin>[A-Za-z][\w.-]*?)(?P<rank>_[A-Z]+\d\w*)?(?: pid=\d+)?\) ?")
+_ORIGIN = re.compile(
+    r"^\((?P<origin>[A-Za-z][\w.-]{0,64}?)(?P<rank>_[A-Z]{1,16}\d\w{0,32})?(?: pid=\d+)?\) ?"
+)
 # Ray puts a prefix of its own before or after vLLM's.
 _ORIGINS = re.compile(r"^(?:\([A-Za-z][^()]*\) ?)+")
 _HEAD = re.compile(

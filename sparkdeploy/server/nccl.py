@@ -26,8 +26,8 @@ _NETWORK = re.compile(r"Using network (.+)")
 _ADAPTERS = re.compile(r"NET/IB : Using (.*)")
 _INTERFACES = re.compile(r"NET/Socket : Using (.*)")
 # `[0]rocep1s0f1:1/RoCE`; `[0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE}` where ports are merged.
-_ADAPTER = re.compile(r"\[\d+\] ?([^:\s{}=,]+):\d+/")
-_INTERFACE = re.compile(r"\[\d+\]([^:\s]+):")
+_ADAPTER = re.compile(r"\[\d{1,6}\] ?([^:\s{}=,]{1,64}):\d{1,6}/")
+_INTERFACE = re.compile(r"\[\d{1,6}\]([^:\s]{1,64}):")
 _ENDS_OF_ADAPTERS = ("[RO]", "OOB ")
 """What follows the last adapter. Under Ray a line may come in two pieces, each read as a line."""
 _NETWORKS = ("IB", "Socket")

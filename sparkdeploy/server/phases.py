@@ -216,8 +216,11 @@ def recall_durations(
 def recall_similar(state_dir: Path, key: str) -> float | None:
     """Return the seconds of the newest start of the same recipe on another image; None for none."""
     recipe = re.sub(r"[^\w.-]", "_", key.partition(" ")[2])
-    pattern = re.compile(rf".+_[0-9a-f]+_{re.escape(recipe)}\.json")
-    files = [path for path in (state_dir / "starts").glob("*.json") if pattern.fullmatch(path.name)]
+    files = [
+        path
+        for path in (state_dir / "starts").glob("*.json")
+        if re.fullmatch(rf".+_[0-9a-f]+_{re.escape(recipe)}\.json", path.name)
+    ]
     for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, OverflowError):
             return sum(float(duration_s) for duration_s in read_json(path).values())

@@ -58,13 +58,13 @@ _RULES: Final = tuple(
         # Norms first: those of heads and states lie within attention and mixers.
         (
             WeightKind.NORMS,
-            r"(?:^|[._])(?:\w*norm\w*|layernorm|ln_\w+|LayerNorm)(?:\.(?:weight|bias))?$",
+            r"(?:^|[._])(?:\w{0,64}norm\w{0,64}|layernorm|ln_\w+|LayerNorm)(?:\.(?:weight|bias))?$",
         ),
         (WeightKind.SHARED_EXPERTS, r"\.(?:shared_experts?|shared_mlp)\."),
         (
             WeightKind.ROUTER,
             r"\.(?:router|gate|shared_expert_gate|expert_bias|e_score_correction_bias|block_sparse_moe"
-            r"\.gate|per_expert_scale)(?:\.\w+)*$",
+            r"\.gate|per_expert_scale)(?:\.\w{1,64}){0,4}$",
         ),
         (WeightKind.GDN, r"\.(?:linear_attn|delta_net|kda)\b"),
         (

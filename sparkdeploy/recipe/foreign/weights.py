@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.foreign.draft import Draft
     from sparkdeploy.recipe.foreign.theirs import Theirs
 
-SNAPSHOT = re.compile(r".*/models--([^/]+)--([^/]+)/snapshots/([^/]+)/?")
+_SNAPSHOT = re.compile(r".*/models--([^/]{1,200})--([^/]{1,200})/snapshots/([^/]+)/?")
 """A model's folder within a hub's cache."""
 
 
@@ -59,7 +59,7 @@ def host_path(theirs: Theirs, place: str) -> str | None:
 
 
 def _put_weights(theirs: Theirs, served: str, origin: ValueOrigin, draft: Draft) -> None:
-    path, snapshot = host_path(theirs, served), SNAPSHOT.fullmatch(served)
+    path, snapshot = host_path(theirs, served), _SNAPSHOT.fullmatch(served)
     if snapshot is not None:
         draft.put(("model", "repo"), f"{snapshot[1]}/{snapshot[2]}", origin, served)
         draft.put(("model", "revision"), snapshot[3], origin, served)

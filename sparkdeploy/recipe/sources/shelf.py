@@ -30,7 +30,7 @@ MAX_COUNT = 1_000_000
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,30}")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _RETIRED = f".{TAKEN}.retired-*"
-_LOGIN = re.compile(r"(?<!ssh:)(?<!file:)//\S*@|//[^/@\s]*:\S*@")
+_LOGIN = re.compile(r"(?<!ssh:)(?<!file:)//\S{0,1024}@|//[^/@\s]{0,256}:\S{0,1024}@")
 """A user alone is no secret where ssh asks for a key."""
 _QUERY = re.compile(r"\?\S+")
 

@@ -1,0 +1,116 @@
+"""No pattern of the tool takes long over a line that somebody else writes."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.checks import others
+from sparkdeploy.commands.talk import answer
+from sparkdeploy.image import failures
+from sparkdeploy.recipe import arguments, harmless
+from sparkdeploy.recipe.families import families
+from sparkdeploy.server import forensics, phases
+from tests.laws.attacks import texts
+from tests.laws.patterns import SCANNING, Pattern, patterns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SEARCH, WHOLE = frozenset({"search"}), frozenset({"fullmatch"})
+IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
+    "checks/others.py:_running": (lambda: (it.program for it in others.SERVERS), SEARCH),
+    "checks/others.py:is_container": (
+        lambda: (text for it in others.SERVERS for text in (it.name, it.image)),
+        SEARCH,
+    ),
+    "commands/talk/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),
+    "image/failures.py:failed": (lambda: failures._HINTS, SEARCH),
+    "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),
+    "recipe/families.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),
+    "recipe/harmless.py:_compiles": (lambda: (), WHOLE),
+    "recipe/harmless.py:matches": (
+        lambda: (it.match for it in harmless.lists().patterns.values()),
+        WHOLE,
+    ),
+    "server/forensics.py:_by_signature": (
+        lambda: (it.pattern for it in forensics.signatures()),
+        SEARCH,
+    ),
+    "server/forensics.py:_by_two_lines": (
+        lambda: (it.beside for it in forensics.signatures()),
+        SEARCH,
+    ),
+    "server/phases.py:_read_percent": (phases._BARS.values, SEARCH),
+}
+"""Patterns that stand in tables and files, by the function that uses them."""
+SHORT, LONG = 1_000, 20_000
+SUSPECT_S = 0.0002
+"""Over the short text; what takes quadratic time is then far from the limit over the long one."""
+HOPELESS_S = 0.02
+LIMIT_S = 0.25
+"""For one long text; the linear ones take a few milliseconds."""
+
+
+@functools.cache
+def everything() -> tuple[Pattern, ...]:
+    named = [
+        Pattern(where, re.compile(text), uses)
+        for where, (texts_of, uses) in IN_DATA.items()
+        for text in texts_of()
+        if text
+    ]
+    return (*patterns()[0], *named)
+
+
+def slow_text(pattern: Pattern) -> str | None:
+    """Return the beginning of a text that takes long; None when none does."""
+    for short, long in zip(
+        texts(pattern.compiled, SHORT), texts(pattern.compiled, LONG), strict=True
+    ):
+        for use in sorted(pattern.uses):
+            took_s = seconds(pattern.compiled, use, short)
+            if took_s < SUSPECT_S:
+                continue
+            # Cubic time over the long text would be hours.
+            grown_s = took_s * (LONG / SHORT) ** 2
+            took_s = grown_s if took_s > HOPELESS_S else seconds(pattern.compiled, use, long)
+            if took_s > LIMIT_S:
+                return f"{use} of {len(long)} characters {long[:60]!r} took {took_s:.1f} s"
+    return None
+
+
+def seconds(compiled: re.Pattern[Any], use: str, text: Any) -> float:
+    if isinstance(compiled.pattern, bytes):
+        text = text.encode()
+    empty = text[:0]
+    call: Callable[[], object] = (
+        (lambda: compiled.sub(empty, text))
+        if use in SCANNING
+        else functools.partial(getattr(compiled, use), text)
+    )
+    started_s = time.process_time()
+    call()
+    return time.process_time() - started_s
+
+
+def test_every_pattern_is_found() -> None:
+    assert set(patterns()[1]) == {f"sparkdeploy/{where}" for where in IN_DATA}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r"[\d,]+\s+%", r"x|<(s|head)\b.*?</\1>", r"(?P<n>\w+?)\w+ m"],
+)
+def test_a_pattern_that_is_slow_is_noticed(text: str) -> None:
+    assert slow_text(Pattern("here", re.compile(text, re.DOTALL), SEARCH)) is not None
+
+
+@pytest.mark.parametrize("part", range(16))
+def test_a_pattern_takes_linear_time(part: int) -> None:
+    slow = {it.where: said for it in everything()[part::16] if (said := slow_text(it)) is not None}
+    assert slow == {}
