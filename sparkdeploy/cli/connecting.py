@@ -30,6 +30,7 @@ def connect(
     """Print a client's own settings for a deployment; a key is named by its file."""
     from sparkdeploy.cli.outcome import say_tunnel
     from sparkdeploy.commands.connecting import connect_client
+    from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
     from sparkdeploy.recipe.report import BESIDE_DRAFTS
 
     made = connect_client(client, name, host, current_settings())
@@ -38,6 +39,7 @@ def connect(
         return
     console.answer_text(made.settings.text)
     console.info(f"for: {made.settings.place}")
+    console.info(f"known: {UNCHECKED_LISTENER}")
     if made.served.drafts:
         console.info(BESIDE_DRAFTS)
     if made.served.key_file is None:

@@ -6,6 +6,7 @@ import contextlib
 import re
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.agenda import Awaited
@@ -15,13 +16,15 @@ from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.checkpoint.verify import is_qwen35_moe
 from sparkdeploy.commands.operate import take_down
-from sparkdeploy.commands.reach import Reach
+from sparkdeploy.commands.reach import Reach, connect
 from sparkdeploy.commands.rehearsal_engine import rehearsal_engine
 from sparkdeploy.commands.rehearsal_neighbours import ports_of_others, refuse_to_replace
 from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
 from sparkdeploy.deploy.changing import held_back, locked_here
+from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.serving import require_listener
 from sparkdeploy.deploy.watch import start_title
 from sparkdeploy.errors import CheckpointError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
@@ -292,7 +295,11 @@ def _serve(resolved: Resolved, venue: Venue) -> _Run:
         resolved, request, venue.settings, extent=Extent.ANSWER, consent=lambda _question: True
     )
     recipe = resolved.recipe
-    with ServedModel(outcome.plan.base_url, model=recipe.model.served_names[0]) as model:
+    with ServedModel(
+        outcome.plan.base_url,
+        model=recipe.model.served_names[0],
+        require_listener=partial(_require_own_listener, venue),
+    ) as model:
         if model.pooling_endpoint() is not None:
             done = model.pool(PROMPTS[0])
             pooled = Asked(f"a text to {done.path}", ANSWERED)
@@ -305,6 +312,12 @@ def _serve(resolved: Resolved, venue: Venue) -> _Run:
             asked = (*ask_sampled(model), *ask_conversation(model, recipe))
     drafted = after.since(before) if after is not None and before is not None else after
     return _Run(outcome, answers, drafted, asked)
+
+
+def _require_own_listener(venue: Venue) -> None:
+    """UnhealthyError where another program than the rehearsal's container listens."""
+    with connect(venue.settings) as host:
+        require_listener(require_deployment(host, venue.deployment.name).current)
 
 
 def _ask(model: ServedModel, prompt: str) -> Answer:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.neighbour import (
+    UNCHECKED_LISTENER,
     Export,
     compose_of,
     image_of,
@@ -58,7 +59,7 @@ def litellm_export(served: Sequence[ServedDeployment], gateway: Gateway, hosts: 
     Raises UsageError where one name would mean two models.
     """
     _refuse_ambiguous(served)
-    config = settings_of("litellm", CONFIG_FILE, _config(served, gateway))
+    config = settings_of("litellm", CONFIG_FILE, _config(served, gateway), note=UNCHECKED_LISTENER)
     service = _service(served, gateway, image_of("litellm", hosts))
     compose = compose_of("litellm", {"litellm": service})
     return Export((config, compose), next_step="docker compose up -d")

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 COMPOSE_FILE = "compose.yaml"
 WRITTEN_BY = "written by `sparkdeploy export"
 """In each file that a later export may replace."""
+UNCHECKED_LISTENER = (
+    "a client does not look who listens on a deployment's port: while nothing of yours does, "
+    "another user of that machine can, and would get what is sent, the key too"
+)
+"""What sparkdeploy's own requests are guarded against, and those of what is exported are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +76,30 @@ def writable(source: str, target: str) -> dict[str, Any]:
     return {"type": "bind", "source": source, "target": target}
 
 
-def compose_of(command: str, services: Mapping[str, Any], **more: Any) -> ExportedFile:  # noqa: ANN401
-    """Return the Compose file of these services, as `sparkdeploy export COMMAND` writes it."""
-    return _marked(COMPOSE_FILE, command, services_text(services, **more))
+def compose_of(
+    command: str,
+    services: Mapping[str, Any],
+    *,
+    note: str = "",
+    **more: Any,  # noqa: ANN401
+) -> ExportedFile:
+    """Return the Compose file of these services, as `sparkdeploy export COMMAND` writes it.
+
+    `note` stands in a comment at its head.
+    """
+    return _marked(COMPOSE_FILE, command, note, services_text(services, **more))
 
 
-def settings_of(command: str, path: str, content: dict[str, Any]) -> ExportedFile:
+def settings_of(
+    command: str, path: str, content: dict[str, Any], *, note: str = ""
+) -> ExportedFile:
     """Return a YAML file of settings, as `sparkdeploy export COMMAND` writes it."""
-    return _marked(path, command, yaml_text.dump(content))
+    return _marked(path, command, note, yaml_text.dump(content))
 
 
-def _marked(path: str, command: str, text: str) -> ExportedFile:
-    return ExportedFile(path, f"# {WRITTEN_BY} {command}`.\n{text}")
+def _marked(path: str, command: str, note: str, text: str) -> ExportedFile:
+    head = f"# {WRITTEN_BY} {command}`.\n" + (f"# Known: {note}.\n" if note else "")
+    return ExportedFile(path, head + text)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy.export.neighbour import (
+    UNCHECKED_LISTENER,
     Export,
     compose_of,
     image_of,
@@ -52,5 +53,10 @@ def open_webui_export(
             "open-webui:/app/backend/data",
         ],
     )
-    compose = compose_of("open-webui", {"open-webui": service}, volumes={"open-webui": {}})
+    compose = compose_of(
+        "open-webui",
+        {"open-webui": service},
+        note=UNCHECKED_LISTENER,
+        volumes={"open-webui": {}},
+    )
     return Export((compose,), next_step="docker compose up -d")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.export.neighbour import (
+    UNCHECKED_LISTENER,
     Export,
     ExportedFile,
     compose_of,
@@ -48,7 +49,7 @@ def prometheus_export(served: Sequence[ServedDeployment], user: str, hosts: Host
     program = Path(__file__).with_name(GPU_PROGRAM).read_text(encoding="utf-8")
     return Export(
         files=(
-            settings_of("prometheus", CONFIG_FILE, _config(served)),
+            settings_of("prometheus", CONFIG_FILE, _config(served), note=UNCHECKED_LISTENER),
             settings_of("prometheus", RULES_FILE, recording_rules()),
             compose_of("prometheus", services),
             ExportedFile(GPU_PROGRAM, program, is_program=True),

@@ -88,7 +88,12 @@ def _asked_at_once(model: ServedModel, bodies: Sequence[Mapping[str, Any]]) -> A
 
     def ask(body: Mapping[str, Any]) -> Asked:
         # Each over a connection of its own.
-        with ServedModel(model.base_url, model.api_key, model=model.name) as apart:
+        with ServedModel(
+            model.base_url,
+            model.api_key,
+            model=model.name,
+            require_listener=model.require_listener,
+        ) as apart:
             return _asked(apart, what, COMPLETIONS, body)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -128,5 +133,5 @@ def _asked(model: ServedModel, what: str, path: str, body: Mapping[str, Any]) ->
 
 def _is_healthy(model: ServedModel) -> bool:
     """Ask over a new connection: vLLM 0.25.1 ends the one on which it refused a request."""
-    with ServedModel(model.base_url, model.api_key) as again:
+    with ServedModel(model.base_url) as again:
         return again.is_healthy()

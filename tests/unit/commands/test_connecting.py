@@ -17,6 +17,7 @@ from sparkdeploy.deploy.served import served_by
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import client_settings
+from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
@@ -126,6 +127,7 @@ def test_the_only_deployment_needs_no_name(run: Run, engine: FakeContainers) -> 
     done = run("connect")
     assert done.returncode == 0, done.stderr
     assert "export OPENAI_BASE_URL=http://127.0.0.1:8123/v1\n" in done.stdout
+    assert UNCHECKED_LISTENER in " ".join(done.stderr.split())
     told = run.answer("connect", "opencode", "web", "--json")
     assert told["model"] == "qwen"
     assert told["context_tokens"] == 4096

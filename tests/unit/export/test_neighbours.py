@@ -18,6 +18,7 @@ from sparkdeploy.commands.neighbours import write_export
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.grafana import dashboard, grafana_export
 from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
+from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
 from sparkdeploy.export.open_webui import open_webui_export
 from sparkdeploy.export.prometheus import PROMETHEUS_ADDRESS, prometheus_export
 from sparkdeploy.export.rules import recording_rules
@@ -53,6 +54,14 @@ def text_of(export: Export, path: str) -> str:
 
 def read(export: Export, path: str) -> Any:
     return yaml.safe_load(text_of(export, path))
+
+
+def test_each_export_says_first_that_its_clients_do_not_look_who_listens() -> None:
+    asking = [name for name in exports() if name != "grafana"]
+    assert len(asking) == 3
+    for name in asking:
+        lines = exports()[name].files[0].text.splitlines()
+        assert lines[1] == f"# Known: {UNCHECKED_LISTENER}.", name
 
 
 @pytest.mark.parametrize("path", ["litellm.yaml", "prometheus.yml", "rules.yml"])
