@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import changed
 from tests.changed import changed_files, selected
 from tests.import_graph import REPOSITORY, commands, file_of, import_graph, is_test_file, runs
 
@@ -128,11 +127,6 @@ def test_what_no_rule_knows_selects_everything(graph: grimp.ImportGraph, path: s
     assert chosen(graph, path) == everything(graph)
 
 
-def test_every_place_is_there() -> None:
-    places = (*changed.NAMED, *changed.COPIED)
-    assert [place for place in places if not (REPOSITORY / place).exists()] == []
-
-
 def test_a_marker_names_all_commands_that_its_file_runs(graph: grimp.ImportGraph) -> None:
     known = commands().keys()
     missing = {}
@@ -199,20 +193,3 @@ def commit(folder: Path) -> str:
 
 def git(folder: Path, *arguments: str) -> str:
     return subprocess.check_output(["git", *arguments], cwd=folder, text=True)
-
-
-@pytest.mark.parametrize(
-    ("paths", "printed"),
-    [(set(), ""), ({"CHANGELOG.md"}, "tests/unit/test_changed.py\ntests/unit/test_layers.py\n")],
-)
-def test_files_are_printed_a_line_each(
-    paths: set[str],
-    printed: str,
-    graph: grimp.ImportGraph,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(changed, "changed_files", lambda *_: paths)
-    monkeypatch.setattr(changed, "import_graph", lambda: graph)
-    assert changed.main([]) == 0
-    assert capsys.readouterr().out == printed

@@ -134,13 +134,6 @@ def test_a_command_stays_in_one_piece(text: str) -> None:
     assert any(command in line for line in plain_lines([text], 40))
 
 
-def test_a_figure_keeps_its_unit() -> None:
-    text = "the weights take 67.4 GiB, and a request of 262,144 tokens needs 12.5 % more of them"
-    for width in range(40, 90):
-        lines = "\n".join(plain_lines([text], width))
-        assert all(part in lines for part in ("67.4 GiB,", "262,144 tokens", "12.5 %"))
-
-
 def test_what_a_cell_holds_commands_no_terminal() -> None:
     table = TextTable((TextColumn(),), (row_of("a\x1b[2Jb\nc", beneath=["\x07"]),))
     assert plain_lines([table], 80) == ["a\\x1b[2Jb c", "\\x07"]

@@ -149,16 +149,11 @@ def test_what_others_in_the_process_write_is_visible_too(
     [
         (HOSTILE,),
         (f"--{HOSTILE}",),
-        ("bench", HOSTILE),
         ("status", f"--{HOSTILE}=1"),
-        ("logs", "--tail", HOSTILE),
-        ("show", HOSTILE),
         ("show", "v2", "--set", f"{HOSTILE}=1"),
         ("show", "v2", "--set", f"serve.port={HOSTILE}"),
         ("plan", f"./{HOSTILE}.yaml"),
-        ("bench", "show", HOSTILE),
         ("bench", "show", f"/{HOSTILE}.json"),
-        ("checkpoint", "inspect", HOSTILE),
         ("export", "systemd", "v2", "--name", HOSTILE),
     ],
 )

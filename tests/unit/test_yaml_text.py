@@ -17,7 +17,6 @@ from sparkdeploy import yaml_text
 from sparkdeploy.cli.main import app
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import Library, load_recipe
-from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 
@@ -177,14 +176,6 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path)
         result = CliRunner().invoke(app, ["show", str(path)])
         assert isinstance(result.exception, RecipeError)
         assert "not a regular file" in result.exception.message
-
-
-def test_a_configuration_that_is_a_pipe_is_refused() -> None:
-    folder = load_settings().config_dir
-    folder.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(folder / "config.yaml")
-    with pytest.raises(RecipeError, match="not a regular file"):
-        load_settings()
 
 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:

@@ -103,11 +103,6 @@ def test_every_scale_that_is_missing_or_does_not_fit_is_named(
     assert stem.rstrip(".") in problems(write(tmp_path, tensors, found))
 
 
-def test_packed_weights_that_the_configuration_does_not_state_are_named(tmp_path: Path) -> None:
-    tensors, _ = packed("llama", "gptq")
-    assert "has no quantization_config" in problems(write(tmp_path, tensors, config("llama")))
-
-
 def test_what_no_engine_minds_is_sound(tmp_path: Path) -> None:
     """A stored tied head, tables of positions, experts in one tensor, FP8 scales by rows."""
     tied = plain("qwen3-dense")

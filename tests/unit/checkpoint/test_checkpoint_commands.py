@@ -75,11 +75,6 @@ def test_ls_shows_what_rm_then_deletes(run: Run, double: HubDouble) -> None:
     assert run("checkpoint", "rm", "lab/twin", "--yes").returncode == 6
 
 
-def test_ls_passes_over_a_folder_nobody_can_name(run: Run, double: HubDouble) -> None:
-    (load_settings().hub_cache / "models--a--b--c").mkdir(parents=True)
-    assert run.answer("checkpoint", "ls", "--json") == []
-
-
 def test_a_plan_fetches_a_missing_model_after_a_yes(double: HubDouble) -> None:
     plan = plan_of("baseline")
     assert plan.checkpoint.action is Action.FETCH
@@ -201,22 +196,3 @@ def test_verify_deep_holds_a_download_against_the_hub(run: Run, double: HubDoubl
     done = run("checkpoint", "verify", "lab/twin", "--deep")
     assert done.returncode == 6
     assert "model-00001" in done.stderr
-
-
-def test_build_without_a_source_says_which_settings_name_one(run: Run, double: HubDouble) -> None:
-    run("checkpoint", "pull", "lab/twin")
-    sets = [f"--set={assignment}" for assignment in SETS]
-    done = run("checkpoint", "build", "hybrid", *sets, "--standalone", "out")
-    assert done.returncode == 6
-    assert "fp8_dense.source=" in done.stderr
-
-
-def test_resolving_an_fp8_repository_makes_the_plan_anew(fp8_double: HubDouble) -> None:
-    sets = ("checkpoint.fp8_dense.mode=prebuilt", "checkpoint.fp8_dense.source=lab/fp8")
-    bring_models(plan_of("hybrid", *sets), load_settings(), lambda _question: True)
-    plan = plan_of("hybrid", *sets)
-    assert not bring_models(plan, load_settings(), lambda _question: False)
-    assert "of FP8 tensors to fetch" in plan.checkpoint.reason
-    fetched = plan.head.needs.download_bytes
-    assert fetched is not None
-    assert fetched > 0

@@ -1,7 +1,6 @@
 """A draft layer to shrink: what of it is counted, what is refused, and what the overlay says."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import Located, model_sizes, mtp_names, read_tensors
 from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of, stated_draft_layer
-from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
+from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment, check_source
@@ -44,15 +43,6 @@ def test_experts_in_one_tensor_are_one_layer_too() -> None:
         name = f"mtp.layers.0.mlp.experts.{part}"
         fused[name] = located(name, shape=(8, 256, 128))
     assert draft_layer_of("it", fused) == COUNTED
-
-
-def test_a_dense_layer_has_no_experts() -> None:
-    dense = {
-        name.replace("shared_expert.", ""): item
-        for name, item in layer().items()
-        if ".experts." not in name
-    }
-    assert draft_layer_of("it", dense) == DraftWeights(int4_layers=0, fp8_layers=8)
 
 
 @given(st.integers(min_value=1, max_value=6))
@@ -126,22 +116,3 @@ def test_verify_finds_an_overlay_that_asks_for_another_layer(
     with pytest.raises(CheckpointError) as caught:
         verify_headers(target)
     assert "draft layer that the files have" in f"{caught.value.message} {caught.value.detail}"
-
-
-def test_an_overlay_that_leaves_it_alone_says_nothing(folder: Path, tmp_path: Path) -> None:
-    target = tmp_path / "data" / "m" / "ck" / "v2"
-    source = open_folder(folder)
-    plain = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
-    build_overlay(source, plain, target)
-    assert stated_draft_layer(target) is None
-    assert overlay_fingerprint(source, plain) != overlay_fingerprint(source, SHRUNK)
-
-
-@pytest.mark.parametrize(
-    "block", ["3", '{"draft_layer": 7}', '{"draft_layer": {"int4_layers": "1"}}']
-)
-def test_an_overlay_that_was_edited_is_named(tmp_path: Path, block: str) -> None:
-    text = f'{{"quantization_config": {{"spark_hybrid": {block}}}}}'
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=re.escape("config.json")):
-        stated_draft_layer(tmp_path)

@@ -8,7 +8,6 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +20,6 @@ from sparkdeploy.checkpoint.twin.drafter import (
 )
 from sparkdeploy.checkpoint.twin.grammar import CONSTANT
 from sparkdeploy.checkpoint.twin.shape import TwinShape
-from sparkdeploy.errors import CheckpointError
 from tests.unit.checkpoint.conftest import tree
 
 if TYPE_CHECKING:
@@ -86,14 +84,3 @@ def test_the_same_bytes_for_the_same_shape_and_seed(tmp_path: Path) -> None:
     before = tree(tmp_path / "one")
     build_drafter(tmp_path / "one", SHAPE, seed=1)
     assert tree(tmp_path / "one") == before
-
-
-def test_another_shape_replaces_it_and_a_strangers_folder_stays(tmp_path: Path) -> None:
-    build_drafter(tmp_path / "drafter", SHAPE, seed=1)
-    build_drafter(tmp_path / "drafter", TwinShape(hidden=256), seed=1)
-    assert json.loads((tmp_path / "drafter" / "config.json").read_text())["hidden_size"] == 256
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "thesis.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="something other than a twin's drafter"):
-        build_drafter(tmp_path / "own", SHAPE, seed=1)
-    assert (tmp_path / "own" / "thesis.txt").read_text() == "mine"

@@ -71,14 +71,6 @@ def test_links_resolve_in_a_container_that_mounts_source_and_overlay(
         assert (inside / "ck" / "any-name" / relative).is_file()
 
 
-def test_files_in_folders_are_linked_at_their_depth(folder: Path, target: Path) -> None:
-    (folder / "extra" / "deep").mkdir(parents=True)
-    (folder / "extra" / "deep" / "note.txt").write_text("here")
-    build_overlay(open_folder(folder), V2, target)
-    assert (target / "extra" / "deep" / "note.txt").read_text() == "here"
-    assert (target / "extra" / "deep" / "note.txt").is_symlink()
-
-
 def test_the_source_is_untouched(source: CheckpointSource, target: Path) -> None:
     before = tree(source.root)
     build_overlay(source, V2, target)

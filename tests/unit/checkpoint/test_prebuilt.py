@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -130,22 +129,6 @@ def test_tensors_come_over_several_connections_into_the_same_shard(
     assert double.most_at_once > 2
 
 
-def test_progress_of_several_connections_never_falls(
-    small_twin: Path, fp8_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparkdeploy.checkpoint.fp8_shard.REQUEST_BYTES", 1)
-    monkeypatch.setattr("sparkdeploy.checkpoint.ranges.TELL_EVERY_S", 0)
-    sizes, told = model_sizes(read_config(small_twin)), []
-
-    def tell(done_bytes: int, total_bytes: int) -> None:
-        time.sleep(done_bytes % 7 / 1000)
-        told.append((done_bytes, total_bytes))
-
-    fetch_shard(FolderRanges(fp8_twin), Order(sizes, "lab"), tmp_path / "fp8", tell)
-    assert told == sorted(told)
-    assert told[-1] == (expected_bytes(sizes),) * 2
-
-
 def test_a_disk_that_takes_less_than_it_is_given_is_given_the_rest(
     fetch: Fetch, fp8_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,29 +203,6 @@ def test_only_headers_and_needed_tensors_are_fetched(
     needed = expected_bytes(model_sizes(read_config(small_twin))) + headers + index
     assert needed <= double.body_bytes <= 1.05 * needed
     assert ranges.received_bytes == double.body_bytes
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(FIRST, status=429, retry_after_s=3, skip=1),
-        Fault(FIRST, status=503, times=3),
-        Fault(FIRST, keep_bytes=70_000, times=2, skip=3),
-        Fault(FIRST, keep_bytes=0, times=2, skip=3),
-        Fault(FIRST, status=403, skip=3),
-    ],
-    ids=["busy", "down", "cut", "cut-at-once", "redirect-expired"],
-)
-def test_what_passes_does_not_show_in_the_shard(
-    ranges: HubRanges, fetch: Fetch, double: HubDouble, fp8_twin: Path, fault: Fault
-) -> None:
-    double.faults = [fault]
-    shard = fetch(ranges)
-    name = f"{PREFIX}.0.mlp.shared_expert.gate_proj"
-    assert tensor_bytes(shard.path.parent, f"{name}.fp8_weight") == tensor_bytes(
-        fp8_twin, f"{name}.weight"
-    )
-    assert fault.times == 0
 
 
 @pytest.mark.parametrize("content", [[], 3, "x", {"version": 1}])
@@ -367,3 +327,26 @@ def test_coalescing_covers_every_span_and_wastes_little(
     assert sum(span.size_bytes for span in joined) <= needed * 1.1
     for span in spans:
         assert any(one.begin <= span.begin and span.end <= one.end for one in joined)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(FIRST, status=429, retry_after_s=3, skip=1),
+        Fault(FIRST, status=503, times=3),
+        Fault(FIRST, keep_bytes=70_000, times=2, skip=3),
+        Fault(FIRST, keep_bytes=0, times=2, skip=3),
+        Fault(FIRST, status=403, skip=3),
+    ],
+    ids=["busy", "down", "cut", "cut-at-once", "redirect-expired"],
+)
+def test_what_passes_does_not_show_in_the_shard(
+    ranges: HubRanges, fetch: Fetch, double: HubDouble, fp8_twin: Path, fault: Fault
+) -> None:
+    double.faults = [fault]
+    shard = fetch(ranges)
+    name = f"{PREFIX}.0.mlp.shared_expert.gate_proj"
+    assert tensor_bytes(shard.path.parent, f"{name}.fp8_weight") == tensor_bytes(
+        fp8_twin, f"{name}.weight"
+    )
+    assert fault.times == 0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import read_tensors
-from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
+from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.checkpoint.treatment import Treatment, check_source, unfit
@@ -59,14 +59,6 @@ def test_the_overlay_says_what_the_plugin_has_to_convert(folder: Path, overlay: 
     verify_headers(overlay)
 
 
-def test_the_manifest_names_it_and_the_fingerprint_is_another(folder: Path, overlay: Path) -> None:
-    stated = json.loads((overlay / "sparkdeploy.json").read_text())
-    assert stated["treatment"]["shared_experts"] == "int4"
-    source = open_folder(folder)
-    plain = Treatment(lm_head="int8", mtp="required")
-    assert overlay_fingerprint(source, plain) != overlay_fingerprint(source, INT4)
-
-
 @pytest.mark.parametrize("change", [{"int4_layers": 9}, {"group": 64}, {"dtype": "int8"}])
 def test_verify_finds_an_overlay_that_asks_for_something_else(
     overlay: Path, change: dict[str, object]
@@ -80,12 +72,6 @@ def test_an_overlay_that_counts_nothing_is_named(overlay: Path) -> None:
     edit(overlay, int4_layers="12")
     with pytest.raises(CheckpointError, match="shared_experts counts nothing"):
         stated_shared_experts(overlay)
-
-
-def test_it_is_a_treatment_by_itself(folder: Path) -> None:
-    alone = Treatment(shared_experts="int4")
-    assert not alone.is_none
-    assert check_source(open_folder(folder), alone).shared_int4_count == WEIGHTS
 
 
 def test_a_checkpoint_without_them_at_16_bits_is_refused(folder: Path, tmp_path: Path) -> None:

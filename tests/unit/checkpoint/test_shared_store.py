@@ -12,7 +12,6 @@ from huggingface_hub import snapshot_download
 from sparkdeploy.checkpoint.cache import repo_folder
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.links import shared_files
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.source import (
     CheckpointSource,
@@ -23,7 +22,7 @@ from sparkdeploy.checkpoint.source import (
 from sparkdeploy.checkpoint.store import find_stored, remove, stored
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import Settings, load_settings
-from tests.hub.double import Fault, HubDouble, Repo, hub_double, xet_hash_of
+from tests.hub.double import HubDouble, Repo, hub_double, xet_hash_of
 from tests.hub.xet import xet_by_get
 from tests.unit.checkpoint.conftest import tree
 
@@ -247,29 +246,3 @@ def test_a_damaged_file_of_the_store_is_left_to_the_others(lab: Lab, small_twin:
     assert not lab.blob(SISTER, SHARED).is_symlink()
     assert payload.read_bytes() == damaged
     assert tree(repo_folder(lab.cache, TWIN)) == before
-
-
-def test_a_damaged_file_of_ones_own_repository_comes_again_beside_the_store(
-    lab: Lab, small_twin: Path
-) -> None:
-    lab.by_library(TWIN, SISTER)
-    damage(lab.payload(TWIN, SHARED))
-    snapshot = lab.pull(TWIN)
-    assert (snapshot / SHARED).read_bytes() == (small_twin / SHARED).read_bytes()
-    assert lab.payload(TWIN, SHARED) in shared_files(repo_folder(lab.cache, SISTER)).values()
-
-
-def test_a_repository_on_another_disk_gets_files_of_its_own(lab: Lab, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "other-disk" / "deep" / "models--lab--twin"
-    elsewhere.mkdir(parents=True)
-    lab.cache.mkdir(parents=True)
-    repo_folder(lab.cache, TWIN).symlink_to(elsewhere)
-    lab.pull(TWIN)
-    assert lab.source().shared == ()
-
-
-def test_a_store_of_chunks_that_nobody_reaches_is_gone_around(lab: Lab, small_twin: Path) -> None:
-    lab.double.faults = [Fault("/xet-read-token/", status=404, times=99)]
-    snapshot = lab.pull(TWIN)
-    assert (snapshot / SHARED).read_bytes() == (small_twin / SHARED).read_bytes()
-    assert lab.source().shared == ()

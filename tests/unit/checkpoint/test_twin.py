@@ -54,13 +54,6 @@ def test_another_seed_gives_other_weights_of_the_same_shapes(
     assert (tmp_path / "other" / shard).read_bytes() != (small_twin / shard).read_bytes()
 
 
-def test_a_finished_twin_is_not_written_again(tmp_path: Path) -> None:
-    build_twin(tmp_path / "twin", SMALL, seed=1)
-    before = tree(tmp_path / "twin")
-    build_twin(tmp_path / "twin", SMALL, seed=1)
-    assert tree(tmp_path / "twin") == before
-
-
 def test_a_different_twin_is_replaced(tmp_path: Path) -> None:
     other = replace(SMALL, vocab=384)
     build_twin(tmp_path / "twin", SMALL, seed=1)
@@ -92,23 +85,6 @@ def test_the_draft_layer_has_three_tensors_an_expert_and_seventeen_more(experts:
     assert len(tensors) == 3 * experts + 17
     assert all(name.startswith("mtp.") for name in tensors)
     assert {dtype for dtype, _, _ in tensors.values()} == {"BF16"}
-
-
-def test_every_fourth_layer_has_full_attention_and_the_others_deltanet(twin: Path) -> None:
-    names = set(_tensors(twin))
-    assert f"{_LAYER}.3.self_attn.q_proj.qweight" in names
-    assert f"{_LAYER}.2.linear_attn.in_proj_qkv.qweight" in names
-    assert not any(name.startswith(f"{_LAYER}.3.linear_attn") for name in names)
-    assert not any(name.startswith(f"{_LAYER}.2.self_attn") for name in names)
-
-
-def test_experts_are_16_bit_unless_asked_otherwise() -> None:
-    expert = f"{_LAYER}.0.mlp.experts.7.down_proj"
-    assert _described(TwinShape())[f"{expert}.weight"] == ("BF16", (128, 256))
-    packed = _described(TwinShape(expert_format=ExpertFormat.INT4))
-    assert packed[f"{expert}.qweight"] == ("I32", (32, 128))
-    assert f"{expert}.weight" not in packed
-    assert packed["mtp.layers.0.mlp.experts.7.down_proj.weight"][0] == "BF16"
 
 
 @pytest.mark.parametrize(

@@ -41,28 +41,6 @@ def test_what_was_there_before_the_mod_is_not_its_doing() -> None:
     assert "volume /data is lost" in (refusal(0, before, removed) or "")
 
 
-def test_a_rejected_part_of_a_patch_is_seen_wherever_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mod").mkdir()
-    (tmp_path / "mod" / "x.rej").write_text("")
-    monkeypatch.setattr(apply_mod, "_files", lambda _: iter([("/v/y.rej", STATE), ("/l", STATE)]))
-    monkeypatch.setattr(apply_mod, "_volumes", lambda: iter(()))
-    seen = apply_mod._look(tmp_path / "mod", [Path("/l")])
-    assert {str(tmp_path / "mod" / "x.rej"), "/v/y.rej"} <= seen.rejects
-    assert list(seen.files) == ["/v/y.rej"]
-
-
-def test_a_mod_may_take_away_what_was_made_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(apply_mod, "USUAL_PACKAGES", tmp_path / "gone" / "dist-packages")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "there").write_text("")
-    apply_mod._remove([tmp_path / "gone" / "x", tmp_path / "folder", tmp_path / "there"])
-    assert not (tmp_path / "there").exists()
-
-
 @pytest.mark.parametrize("has_own", [True, False])
 def test_a_python_without_pip_borrows_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_own: bool

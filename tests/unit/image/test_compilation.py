@@ -2,19 +2,21 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from sparkdeploy.console import Step
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import compilation, network
 from sparkdeploy.image.stages import Stage, stages_of
-from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.engine import SourceBuild
 from sparkdeploy.settings import BuildNetwork, resources
 
 from .conftest import LoadEngine, MakeSettings
+
+if TYPE_CHECKING:
+    from sparkdeploy.console import Step
+    from sparkdeploy.node.host import DockerHost
 
 GIB, GB = 2**30, 10**9
 
@@ -73,22 +75,6 @@ def test_the_compiler_gets_the_pinned_sources_and_the_sparks_architecture(stage:
     assert "vllm" not in pinned
     assert pinned["openai"].startswith("2.")
     assert pinned["starlette"].startswith("0.")
-
-
-def test_a_git_ref_takes_the_place_of_the_sdist_and_is_another_wheel(
-    load: LoadEngine, stage: Stage, make_settings: MakeSettings
-) -> None:
-    engine = load("cuda-0.19")
-    assert engine.source is not None
-    other = engine.model_copy(
-        update={"source": engine.source.model_copy(update={"ref": "v0.19.1"})}
-    )
-    changed = stages_of(
-        other, base_source="registry", architecture="aarch64", resources=resources()
-    )[1]
-    assert "export VLLM_REF=v0.19.1" in text_of(changed, "compile/source")
-    settings = make_settings(BuildNetwork())
-    assert compilation.wheel_folder(changed, settings) != compilation.wheel_folder(stage, settings)
 
 
 @dataclass
@@ -157,6 +143,6 @@ def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(
     assert compilation.find_wheel(stage, settings) is None
     wheel = folder / "vllm-0.19.1-cp312-cp312-linux_aarch64.whl"
     wheel.write_bytes(b"")
-    nobody = cast(DockerHost, None)
+    nobody = cast("DockerHost", None)
     compilation.refuse_start(stage, nobody, settings)
-    assert compilation.compile_wheel(nobody, stage, settings, cast(Step, None)) == wheel
+    assert compilation.compile_wheel(nobody, stage, settings, cast("Step", None)) == wheel

@@ -42,14 +42,6 @@ def test_the_ca_bundle_travels_and_every_tool_is_told(
     assert {"network/ca.pem", "network/apt.conf"} <= set(paths)
 
 
-def test_a_value_with_shell_characters_stays_one_value(
-    stages: tuple[Stage, ...], make_settings: MakeSettings
-) -> None:
-    build = BuildNetwork(proxies={"https_proxy": "http://u:p$(id)'@proxy.test"})
-    said = environment(stages[1], build, make_settings)
-    assert said["https_proxy"] == "'http://u:p$(id)'\"'\"'@proxy.test'"
-
-
 def test_only_wheels_that_the_lock_pins_travel(
     stages: tuple[Stage, ...], make_settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -114,19 +106,6 @@ def test_an_index_with_credentials_is_refused_without_repeating_them(
     assert "secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.detail}"
 
 
-@pytest.mark.parametrize(
-    ("image", "expected"),
-    [
-        ("debian:bookworm-slim", "registry.test/library/debian:bookworm-slim"),
-        ("nvidia/cuda:13.0", "registry.test/nvidia/cuda:13.0"),
-        ("other.test/a/b:1", "other.test/a/b:1"),
-        ("localhost:5000/a", "localhost:5000/a"),
-    ],
-)
-def test_an_image_is_looked_for_at_the_configured_registry(image: str, expected: str) -> None:
-    assert network.registry_reference(image, "registry.test") == expected
-
-
 @pytest.mark.parametrize("name", ["ca_bundle", "wheelhouse"])
 def test_a_path_that_the_user_named_is_never_left_out_without_a_word(
     stages: tuple[Stage, ...], tmp_path: Path, name: str
@@ -141,3 +120,24 @@ def test_a_path_that_the_user_named_is_never_left_out_without_a_word(
 
     assert "~" not in refused.value.message
     assert refused.value.hint == f"it is set by environment SPARKDEPLOY_{name.upper()}"
+
+
+def test_a_value_with_shell_characters_stays_one_value(
+    stages: tuple[Stage, ...], make_settings: MakeSettings
+) -> None:
+    build = BuildNetwork(proxies={"https_proxy": "http://u:p$(id)'@proxy.test"})
+    said = environment(stages[1], build, make_settings)
+    assert said["https_proxy"] == "'http://u:p$(id)'\"'\"'@proxy.test'"
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("debian:bookworm-slim", "registry.test/library/debian:bookworm-slim"),
+        ("nvidia/cuda:13.0", "registry.test/nvidia/cuda:13.0"),
+        ("other.test/a/b:1", "other.test/a/b:1"),
+        ("localhost:5000/a", "localhost:5000/a"),
+    ],
+)
+def test_an_image_is_looked_for_at_the_configured_registry(image: str, expected: str) -> None:
+    assert network.registry_reference(image, "registry.test") == expected

@@ -9,7 +9,6 @@ import pytest
 
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.build import _refuse_volumes
-from sparkdeploy.image.failures import failed
 from sparkdeploy.image.pull import pull_below
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ImageFact
@@ -75,13 +74,6 @@ def test_a_digest_that_is_gone_has_hints(host: _Host, stage: Stage) -> None:
     assert "--update-image" not in (caught.value.hint or "")
 
 
-def test_a_hint_of_docker_itself_stays(stage: Stage) -> None:
-    host = _Host(breaks_with=NodeError("the Docker Engine does not answer", hint="start it"))
-    with pytest.raises(BuildError) as caught:
-        pull(host, stage)
-    assert caught.value.hint == "start it"
-
-
 def test_what_is_here_is_not_pulled(stage: Stage) -> None:
     image = ImageFact("sha256:1", (), {}, 1)
     host = _Host(images={DIGEST: image})
@@ -94,12 +86,6 @@ def test_what_is_here_is_not_pulled(stage: Stage) -> None:
     assert host.pulled == [DIGEST]
 
 
-def test_an_image_of_a_tag_that_no_longer_fits_may_be_asked_for_anew(stage: Stage) -> None:
-    log = ["sparkdeploy-refused: it has vLLM 0.33.0, and the engine says 0.25.1"]
-    assert failed(stage, "", log).hint is None
-    assert "--update-image" in (failed(replace(stage, settled_tag="a:b"), "", log).hint or "")
-
-
 @pytest.mark.parametrize("volume", ["/", "/opt", "/opt/venv", "/opt/venv/lib", "/opt/sparkdeploy/"])
 def test_an_image_that_would_lose_what_is_added_is_refused(stage: Stage, volume: str) -> None:
     host = _Host(images={DIGEST: ImageFact("sha256:1", (), {}, 1, volumes=("/data", volume))})
@@ -107,11 +93,3 @@ def test_an_image_that_would_lose_what_is_added_is_refused(stage: Stage, volume:
         _refuse_volumes(cast("DockerHost", host), stage, load_settings())
     host = _Host(images={DIGEST: ImageFact("sha256:1", (), {}, 1, volumes=("/data", "/opt/x"))})
     _refuse_volumes(cast("DockerHost", host), stage, load_settings())
-
-
-def test_what_the_image_itself_says_is_named_where_nothing_else_is_known(stage: Stage) -> None:
-    log = ["# Executing 1 build trigger", "The command 'false' returned a non-zero code: 1"]
-    assert "its ONBUILD runs first" in (failed(stage, "step 2/9", log).hint or "")
-    assert failed(replace(stage, below="sparkdeploy/base:1"), "step 2/9", log).hint is None
-    full = [*log, "no space left on device"]
-    assert "free space" in (failed(stage, "step 2/9", full).hint or "")

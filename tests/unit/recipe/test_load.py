@@ -70,22 +70,6 @@ def test_three_mistakes_come_in_one_report_with_file_line_and_fix(
     assert any("serve.speculative" in line and "MTP" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("key", "hint"),
-    [
-        ("port", "did you mean serve.port?"),
-        ("max_model_len", "did you mean serve.max_model_len?"),
-        ("serve.tensor_parallel", "did you mean cluster.tensor_parallel?"),
-        ("serv", "did you mean serve?"),
-        ("xyzzy", "known: "),
-    ],
-)
-def test_a_key_that_stands_elsewhere_is_found_there(shipped: Library, key: str, hint: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(shipped, "v2", [f"{key}=8001"])
-    assert f"{key}: unknown key; {hint}" in (caught.value.detail or "")
-
-
 @pytest.mark.parametrize("figures", ["", "end_to_end_tok_s: 51, stream_decode_tok_s: 60, "])
 def test_a_report_has_one_figure(shipped: Library, tmp_path: Path, figures: str) -> None:
     text = (
@@ -219,12 +203,6 @@ def test_files_are_called_as_shortly_as_tells_them_apart() -> None:
     assert short_names([]) == {}
 
 
-def test_a_folder_alone_names_a_model(shipped: Library, tmp_path: Path) -> None:
-    text = "schema: 1\nname: mine\ntitle: t\nengine: cuda-0.33\nmodel: {path: ./weights}\n"
-    found = load_recipe(shipped, str(write(tmp_path, "mine", text))).recipe.model
-    assert (found.source, found.served_names) == (str(tmp_path / "weights"), ("weights",))
-
-
 def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
     shipped: Library, tmp_path: Path
 ) -> None:
@@ -254,24 +232,6 @@ def test_a_draft_layer_that_cannot_be_shrunk_is_refused(
     with pytest.raises(RecipeError) as caught:
         load_recipe(shipped, recipe, (INT4_FP8, *settings))
     assert words in f"{caught.value.message} {caught.value.detail}"
-
-
-@pytest.mark.parametrize("settings", [(), ("serve.speculative={moe_backend: marlin}",)])
-@pytest.mark.parametrize("engine", ["cuda-0.25", "cuda-0.33", "cpu-0.25", "cpu-0.32"])
-def test_a_draft_layer_is_shrunk_by_these_engines(
-    shipped: Library, engine: str, settings: tuple[str, ...]
-) -> None:
-    made = load_recipe(shipped, "mtp-2", (INT4_FP8, f"engine={engine}", *settings)).recipe
-    assert made.needs_plugin
-    assert made.checkpoint.mtp_weights == "int4-fp8"
-
-
-def test_v3_fast_changes_four_things_and_each_can_be_undone(shipped: Library) -> None:
-    undone = ("serve.mamba_ssm_cache_dtype=null", "checkpoint.lm_head=int8")
-    dense = ("checkpoint.shared_experts=bf16", "checkpoint.fp8_dense.mode=online")
-    v3, same = load_recipe(shipped, "v3"), load_recipe(shipped, "v3-fast", (*undone, *dense))
-    assert same.recipe.serve == v3.recipe.serve
-    assert same.recipe.checkpoint == v3.recipe.checkpoint
 
 
 def test_the_dtype_of_a_state_becomes_vllms_flag(shipped: Library) -> None:

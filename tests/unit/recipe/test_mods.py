@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,18 +13,14 @@ from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image import mods
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.image.stages import Additions, stages_of
-from sparkdeploy.plan.images import top_of
-from sparkdeploy.plan.problems import find_problems
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
-from tests.fakes.plans import observed, plan
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.plan.steps import Problem
 
 RECIPE = """\
 schema: 1
@@ -35,7 +30,6 @@ engine: cuda-0.33
 model: {repo: a/b}
 mods: [MODS]
 """
-UNSAFE = ("allow_unsafe=true",)
 SCRIPT = "sed -i s/old/new/ vllm/x.py\n"
 
 
@@ -51,13 +45,6 @@ def found(shipped: Library, path: Path, named: str, *settings: str) -> FoundMod:
     wanted = ("allow_unsafe=true", *settings)
     (only,) = load_recipe(shipped, str(path), wanted).mods
     return only
-
-
-def problems_of(shipped: Library, path: Path, named: str) -> list[Problem]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(RECIPE.replace("MODS", named))
-    made = replace(plan(shipped, observed()), resolved=load_recipe(shipped, str(path), UNSAFE))
-    return [item for item in find_problems(made) if item.check == "image.mods"]
 
 
 def test_a_mod_is_found_at_the_top_of_its_repository(shipped: Library, tmp_path: Path) -> None:
@@ -83,19 +70,6 @@ def test_without_a_repository_six_folders_are_looked_in(
     assert found(shipped, path, "{folder: mods/fix}").is_missing != is_found
 
 
-def test_a_missing_mod_says_where_it_was_looked_for(shipped: Library, tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()
-    path = tmp_path / "a" / "b" / "mine.yaml"
-    (other,) = problems_of(shipped, path, "{folder: mods/fix}")
-    assert "no mod mods/fix: " in other.message
-    places = "in mods/fix, ../mods/fix and ../../mods/fix from the recipe"
-    assert other.message.endswith(f"its run.sh was looked for {places}")
-    (whole,) = problems_of(shipped, path, "{folder: /nowhere/fix}")
-    assert whole.message.endswith("looked for in /nowhere/fix")
-    (outside,) = problems_of(shipped, path, "{folder: ../fix}")
-    assert "looked for nowhere, " in outside.message
-
-
 @pytest.mark.parametrize("name", ["../mods/fix", "mods/../../mods/fix", "mods/out"])
 def test_a_mod_leads_out_of_no_folder(shipped: Library, tmp_path: Path, name: str) -> None:
     outside = write_mod(tmp_path / "mods" / "fix")
@@ -104,12 +78,6 @@ def test_a_mod_leads_out_of_no_folder(shipped: Library, tmp_path: Path, name: st
     (tmp_path / "repo" / ".git").mkdir()
     (inside / "out").symlink_to(outside)
     assert found(shipped, tmp_path / "repo" / "mine.yaml", f"{{folder: {name}}}").is_missing
-
-
-def test_commands_are_a_mod_of_their_own(shipped: Library, tmp_path: Path) -> None:
-    made = read_mod(found(shipped, tmp_path / "mine.yaml", '{run: "pip install x"}'))
-    assert made.script == "set -e\npip install x\n"
-    assert made.slug.startswith("run-")
 
 
 @pytest.mark.parametrize(
@@ -204,21 +172,6 @@ def test_a_token_in_commands_is_in_no_label() -> None:
     stage = stages(read_mod(commands))[2]
     assert stage.labels()[labels.MOD] == "get --token *** x"
     assert "abc123" not in str(stage.labels()) + stage.dockerfile
-
-
-@pytest.mark.parametrize(
-    ("recipe", "settings", "top"),
-    [
-        ("baseline", (), "plugin"),
-        ("baseline", ("engine=image", "image=a/b:c"), "guard"),
-        ("v2", ("engine=image", "image=a/b:c"), "plugin"),
-        ("baseline", ("engine=image", "image=a/b:c", "serve.attention_backend=null"), "guard"),
-    ],
-)
-def test_an_image_of_others_gets_the_plugin_only_for_a_treatment(
-    shipped: Library, recipe: str, settings: tuple[str, ...], top: str
-) -> None:
-    assert top_of(load_recipe(shipped, recipe, settings)) == top
 
 
 def test_a_template_of_a_mod_may_not_lead_out_of_the_workspace(

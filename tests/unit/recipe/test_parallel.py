@@ -41,10 +41,6 @@ def test_the_sizes_say_how_many_nodes(
     assert nodes_needed(cluster, gpus_per_node) == nodes
 
 
-def test_a_recipe_that_says_nothing_takes_two_sparks() -> None:
-    assert (world_size(Cluster()), nodes_needed(Cluster(), 1)) == (2, 2)
-
-
 @pytest.mark.parametrize(
     ("cluster", "gpus_per_node", "words"),
     [
@@ -140,14 +136,3 @@ def test_a_parallel_flag_in_any_spelling_is_refused_with_the_field(
         load_recipe(shipped, "v2", (f"serve.extra_args=['{argument}']",))
     assert "is set by sparkdeploy" in str(refused.value.detail)
     assert f"use {field}" in str(refused.value.detail)
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        *("-dcp=2", "-dc={}", "-O3", "-asc=1", "--distributed-timeout-seconds=600"),
-        *("--decode-context-parallel-size=2", "--numa-bind-nodes=0"),
-    ],
-)
-def test_a_neighbour_of_a_parallel_flag_stays_free(shipped: Library, argument: str) -> None:
-    load_recipe(shipped, "v2", (f"serve.extra_args=['{argument}']",))

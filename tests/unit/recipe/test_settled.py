@@ -132,14 +132,6 @@ def test_what_another_image_brings_is_told() -> None:
     assert list(differences(after, after)) == []
 
 
-def test_what_an_image_holds_is_said_in_one_line() -> None:
-    whole = "vLLM 0.33.0, torch 2.14.0, CUDA 13.0, kernels sm_120f sm_121a, libibverbs"
-    assert CONTENTS.describe() == whole
-    lacking = replace(CONTENTS, rdma_missing={"libibverbs.so.1": "absent"})
-    assert lacking.describe().endswith("no libibverbs")
-    assert replace(CONTENTS, cuda=None, kernels=[]).describe().endswith("torch 2.14.0, for CPUs")
-
-
 @pytest.mark.usefixtures("no_docker")
 def test_a_plan_tells_digest_and_contents(run: Run) -> None:
     settled()
@@ -149,19 +141,6 @@ def test_a_plan_tells_digest_and_contents(run: Run) -> None:
     assert f"it holds {CONTENTS.describe()}" in said
     told = json.loads(run(*wanted, "--json").stdout)["image"]
     assert (told["name"], told["settled"], told["holds"]["vllm"]) == (TAG, DIGEST, "0.33.0")
-
-
-@pytest.mark.usefixtures("no_docker")
-def test_a_plan_of_an_unsettled_tag_prints_no_name_that_will_be_another(run: Run) -> None:
-    wanted = ("plan", "baseline", "--set", "engine=image", "--set", f"image={TAG}")
-    said = run(*wanted).stdout
-    assert f"v image       {TAG}" in said
-    assert "+ image       guard" in said
-    rendered = run(*wanted, "--show", "dockerfile").stdout
-    assert "# ---- stage guard: <guard, resolved by up>" in rendered
-    assert "FROM <engine, resolved by up> AS guard" in rendered
-    assert "sparkdeploy/" not in rendered.replace("/opt/sparkdeploy/", "")
-    assert json.loads(run(*wanted, "--json").stdout)["image"]["settled"] is None
 
 
 def test_the_lock_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 
-from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError, architecture_of
+from sparkdeploy.checkpoint.family.architecture import architecture_of
 from sparkdeploy.checkpoint.published import PublishedConfig
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.rehearsal.miniature import miniature_of_stand_in
-from sparkdeploy.rehearsal.shrink import HIDDEN, shrink
+from sparkdeploy.rehearsal.shrink import shrink
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from tests.families import config
-from tests.gpu.families import LARGE, large_config
 from tests.unit.estimate.random_configs import LAYER_LISTS, configs
 
 if TYPE_CHECKING:
@@ -64,25 +63,6 @@ def test_no_key_is_lost_but_those_that_are_named_and_twice_is_once(found: dict[s
     assert any("quantization_config" in note for note in once.notes)
     assert once.config.keys() == found.keys() - {"quantization_config"}
     assert shrink(once.config).config == once.config
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_a_published_model_becomes_narrow(name: str) -> None:
-    small = shrink(large_config(name)).config
-    assert small["hidden_size"] in {HIDDEN, 4 * 128}
-    assert small["vocab_size"] == large_config(name)["vocab_size"]
-
-
-def test_an_architecture_that_is_not_known_is_not_guessed() -> None:
-    with pytest.raises(UnknownArchitectureError, match="starship"):
-        shrink({"model_type": "starship", "num_hidden_layers": 4})
-
-
-def test_tokens_that_a_config_names_lie_within_a_stand_in_s_vocabulary() -> None:
-    found = {**config("qwen3-vl"), "image_token_id": 151_655}
-    small = shrink(found, 640).config
-    assert small["image_token_id"] == 639
-    assert small["text_config"]["vocab_size"] == 640
 
 
 def published(tmp_path: Path, family: str) -> PublishedConfig:

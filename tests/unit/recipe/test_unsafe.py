@@ -141,20 +141,6 @@ def test_what_was_allowed_is_listed_without_values_and_there_is_nothing_to_mend(
     assert (found.verdict, found.fix) == (Verdict.WARN, None)
 
 
-@pytest.mark.parametrize(
-    ("body", "command"),
-    [
-        ("mods: [{run: 'true'}]", "plan {} --allow-unsafe --show mods"),
-        ("serve: {trust_remote_code: true}", "show {} --allow-unsafe"),
-    ],
-)
-def test_a_mod_is_looked_at_where_it_can_be_seen(tmp_path: Path, body: str, command: str) -> None:
-    recipe = from_elsewhere(tmp_path, body)
-    with pytest.raises(RecipeError) as refused:
-        resolved(recipe)
-    assert f"`sparkdeploy {command.format(recipe)}` prints" in str(refused.value.hint)
-
-
 def test_a_file_beside_it_that_it_extends_is_from_elsewhere_too(tmp_path: Path) -> None:
     recipe = from_elsewhere(tmp_path, "")
     parent = tmp_path / "elsewhere" / "parent.yaml"
@@ -386,13 +372,3 @@ def test_what_your_own_recipe_may_do_is_not_lent_to_a_strangers(
         resolved(str(path))
     assert "mine.yaml" in str(refused.value.detail)
     assert resolved(str(path), "allow_unsafe=true").recipe.name == "dep"
-
-
-@pytest.mark.parametrize("mode", ["[1]", "{}", "[]", "{a: 1}"])
-def test_a_graph_mode_that_is_no_word_is_a_mistake_and_no_bug(tmp_path: Path, mode: str) -> None:
-    # A release whose full graphs nobody proved: there the mode is looked at.
-    body = f"engine: cuda-0.33\nserve: {{compilation_config: {{cudagraph_mode: {mode}}}}}"
-    recipe = Path(from_elsewhere(tmp_path, body))
-    recipe.write_text(recipe.read_text().replace("extends: v2", "extends: v2-tq"))
-    with pytest.raises(RecipeError, match="mistake"):
-        resolved(str(recipe))
