@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -89,32 +88,3 @@ def test_a_detached_start_goes_on_there(program: Program, worker: Machine) -> No
     done = program.run("up", "tiny", "--yes", "--detach", "--on", SPARK)
     assert done.returncode == 0, done.stderr
     until(lambda: program.answer("status", "--on", SPARK)[0]["state"] == "healthy")
-
-
-@pytest.mark.slow
-def test_ctrl_c_here_is_ctrl_c_there(program: Program, head: Machine, worker: Machine) -> None:
-    slow = "serve.env={STAND_IN_LOAD_S: '200'}"
-    process = program.start("up", "tiny", "--yes", "--set", slow, "--on", SPARK)
-    until(lambda: ours(worker) != [])
-    worker.run("pgrep -f 'sparkdeploy up [t]iny'")
-    # Not the ssh of ours: its arguments lack the option.
-    head.run("pkill -INT -f 'sparkdeploy up [t]iny .*--on'")
-    done = program.finish(process)
-    assert done.returncode == 130, done.stderr
-    assert worker.run("pgrep -f 'sparkdeploy up [t]iny'", check=False) == ""
-
-
-@pytest.mark.slow
-def test_a_connection_that_breaks_names_the_node(program: Program, worker: Machine) -> None:
-    slow = "serve.env={STAND_IN_LOAD_S: '200'}"
-    process = program.start("up", "tiny", "--yes", "--set", slow, "--on", SPARK)
-    until(lambda: ours(worker) != [])
-    worker.stop("sshd")
-    with contextlib.ExitStack() as stack:
-        stack.callback(worker.start_sshd)
-        done = program.finish(process)
-    assert done.returncode == 4, done.stdout
-    assert f"error: {SPARK}: " in done.stderr
-    assert f"`sparkdeploy status --on {SPARK}` says what goes on there" in done.stderr
-    worker.run("pkill -INT -f 'sparkdeploy up [t]iny'", check=False)
-    until(lambda: worker.run("pgrep -f 'sparkdeploy up [t]iny'", check=False) == "")

@@ -28,7 +28,6 @@ from tests.cluster.conftest import (
     up,
 )
 from tests.cluster.machines import TWINS, Machine, cluster_section, third_machine
-from tests.engine.conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,14 +43,6 @@ pytestmark = [
 ]
 MAIN, OLD, KEPT = (f"sparkdeploy-main{ending}" for ending in ("", "-replaced", "-kept-1"))
 ONE, TWO = (("--set", f"serve.max_num_seqs={number}") for number in (1, 2))
-FELL_BACK = (
-    "Initializing a V1 LLM engine (v0.32.0) with config: model='/model', "
-    "speculative_config=SpeculativeConfig(method='mtp', model='/model', num_spec_tokens=2), "
-)
-NCCL_USES_SOCKETS = "spark-b:9:9 [0] NCCL INFO Using network Socket"
-ROCE = {"NCCL_IB_DISABLE": "0", "NCCL_IB_HCA": "rocep1s0f1"}
-WORKER_WITHOUT_ROCE = {**ROCE, "STAND_IN_WORKER_SAYS": NCCL_USES_SOCKETS}
-WORKER_FELL_BACK = ("--set", f"serve.env={json.dumps({'STAND_IN_WORKER_SAYS': FELL_BACK})}")
 DIES_BEFORE_THE_HEAD = """
 import os, signal, sys
 from sparkdeploy.cli.main import main
@@ -177,20 +168,6 @@ def test_a_worker_that_is_killed_brings_the_old_one_back(
     assert whole(head, worker) == 1
 
 
-@pytest.mark.slow
-def test_a_worker_whose_nccl_took_sockets_brings_the_old_one_back(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    done = up(program, *TWO, "--set", f"serve.env={json.dumps(WORKER_WITHOUT_ROCE)}")
-    assert done.returncode == 7, done.stderr
-    assert (
-        "spark-b: the engine fell back to something else than the recipe says: transport: planned "
-        "NET/IB over rocep1s0f1, runs NET/Socket; "
-    ) in done.stderr
-    assert "say so in the recipe: `backends: {warn_only: [transport]}`" in done.stderr
-    assert whole(head, worker) == 1
-
-
 @pytest.mark.parametrize(
     ("mend", "number"), [("rollback", 1), pytest.param("up", 2, marks=pytest.mark.slow)]
 )
@@ -249,63 +226,6 @@ def test_a_former_worker_heads_without_the_base_image(
     assert (row["state"], row["members"]) == ("healthy", [{"node": "spark-a", "state": "running"}])
     assert there.run("down", "main").returncode == 0
     assert ours(head) == ours(worker) == []
-
-
-@pytest.mark.slow
-def test_a_detached_first_start_that_fell_back_is_never_nothing_to_do(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    assert program.run("down", "--all").returncode == 0
-    assert up(program, *WORKER_FELL_BACK, "--detach").returncode == 0
-    until(lambda: program.answer("status")[0]["state"] == "healthy")
-    done = up(program, *WORKER_FELL_BACK)
-    assert done.returncode == 7, done.stderr
-    assert "spark-b: the engine fell back" in done.stderr
-    assert "speculation: planned off, runs mtp 2" in done.stderr
-    assert ours(head) == ours(worker) == []
-
-
-@pytest.mark.slow
-def test_stages_of_a_model_are_started_on_both(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    sizes = ("cluster.tensor_parallel=1", "cluster.pipeline_parallel=2")
-    done = up(program, *(word for item in sizes for word in ("--set", item)))
-    assert done.returncode == 0, done.stderr
-    whole(head, worker)
-    for machine in (head, worker):
-        log = program.run("logs", "main", "--node", machine.name).stdout
-        assert "pipeline 2" in log, machine.name
-
-
-@pytest.mark.slow
-def test_a_model_larger_than_a_node_is_refused_there_and_not_by_two(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    asked = ("tiny", "--set", "engine=cuda-0.25", "--set", "limits.memory_floor_gib=0")
-    weights = (head.own / "home" / "model").glob("*.safetensors")
-    size_kib = sum(file.stat().st_size for file in weights) * 3 // 4 // 1024
-    figures = "".join(f"{name}: {size_kib} kB\n" for name in ("MemTotal", "MemAvailable"))
-    for machine in (head, worker):
-        machine.give_command("nvidia-smi", "echo 'NVIDIA GB10, 12.1, [N/A], 580.95, 1, 1, 0'")
-        (machine.own / "home" / "meminfo").write_text(figures)
-        machine.run("mount --bind /srv/spark/meminfo /proc/meminfo")
-    try:
-        alone = json.loads(program.run("plan", *asked, "--json").stdout)
-        together = json.loads(program.run("plan", *asked, "--cluster", "--json").stdout)
-    finally:
-        for machine in (head, worker):
-            machine.run("umount /proc/meminfo")
-            machine.take_command("nvidia-smi")
-    (refusal,) = memory_problems(alone)
-    assert "the weights alone take" in refusal["message"]
-    assert "more memory, 2 such machines with --cluster, or a smaller model" in refusal["fix"]
-    assert memory_problems(together) == []
-    assert len(together["parts"]) == 2
-
-
-def memory_problems(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    return [item for item in plan["problems"] if item["check"] == "machine.memory"]
 
 
 def write_cluster(head: Machine, section: dict[str, Any]) -> None:

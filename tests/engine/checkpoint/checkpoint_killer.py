@@ -61,7 +61,7 @@ def main(folder: Path, int4: Path, fp8: str, points: str, seed: int) -> dict[str
     """Interrupt builds, each in its own folder; AssertionError on the first flaw."""
 
     def build(root: Path) -> None:
-        checkpoint_worker.every(root, int4, fp8)
+        checkpoint_worker.build(root, int4, fp8)
 
     whole = measure(folder / "whole", build)
     interruptions = each_step(whole) if points == "every" else at_random(whole, int(points), seed)

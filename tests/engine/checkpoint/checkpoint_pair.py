@@ -1,4 +1,4 @@
-"""A pair of repositories for figures: INT4 with 16-bit shared experts, and FP8, both in shards.
+"""A pair of repositories: INT4 with 16-bit shared experts, and FP8, both in shards.
 
 The names are the real ones and lie among one another as they do there; the bytes are random.
 """

@@ -99,12 +99,12 @@ def test_two_builders_at_once_make_one_checkpoint_and_fetch_it_once(
     double.delay_s = 0.002
     root = tmp_path / "both"
     worker = "tests.engine.checkpoint.checkpoint_worker"
-    both = [start(worker, "all", root, int4, fp8) for _ in range(2)]
+    both = [start(worker, root, int4, fp8) for _ in range(2)]
     for process in both:
         answer_of(process)
     fetched_bytes = double.body_bytes
     alone = tmp_path / "alone"
-    answer_of(start(worker, "all", alone, int4, fp8))
+    answer_of(start(worker, alone, int4, fp8))
     assert tree_hash(root) == tree_hash(alone)
     # The second one asks what the repository holds, and then finds the work done.
     assert fetched_bytes < 1.5 * (double.body_bytes - fetched_bytes)

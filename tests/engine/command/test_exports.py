@@ -190,17 +190,6 @@ def test_systemd_finds_no_fault_with_a_unit(tmp_path: Path) -> None:
     assert verified(unit), "a fault that is there is found"
 
 
-def test_systemd_finds_no_fault_with_units_that_a_connection_wakes(tmp_path: Path) -> None:
-    done = Program(tmp_path).run(
-        "export", "systemd", "v2", "--name", "woken", "--socket", "-o", str(tmp_path / "units")
-    )
-    assert done.returncode == 0, done.stderr
-    units = sorted((tmp_path / "units").iterdir())
-    assert [unit.suffix for unit in units] == [".service", ".service", ".socket"]
-    for unit in units:
-        assert verified(unit) == []
-
-
 def compose(file: Path, *arguments: str) -> str:
     done = subprocess.run(
         ["docker-compose", "-p", file.parent.name.lower(), "-f", str(file), *arguments],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -97,21 +96,3 @@ def test_it_runs_by_name_in_an_empty_home_with_all_that_the_checkout_has(
 def test_the_sdist_installs_what_the_wheel_does(stranger: Stranger) -> None:
     said = stranger.uvx(the_only(stranger.dists, "*.tar.gz"), "--identity")
     assert said.stdout.strip() == identity(), said.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
-def test_pipx_installs_it(stranger: Stranger, tmp_path: Path, pattern: str) -> None:
-    tools = tmp_path / "tools"
-    made = stranger.run(sys.executable, "-m", "venv", tools)
-    assert made.returncode == 0, made.stderr
-    fetched = stranger.run(tools / "bin" / "python", "-m", "pip", "install", "--quiet", "pipx")
-    assert fetched.returncode == 0, fetched.stderr
-
-    dist = the_only(stranger.dists, pattern)
-    places = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
-    installed = stranger.run(tools / "bin" / "pipx", "install", dist, **places)
-    assert installed.returncode == 0, installed.stderr
-    command = tmp_path / "bin" / "sparkdeploy"
-    assert stranger.run(command, "--identity").stdout.strip() == identity()
-    assert "mtp-2" in stranger.run(command, "list").stdout

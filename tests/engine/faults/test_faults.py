@@ -50,20 +50,16 @@ SHIM = b"containerd-shim"
 # ---- vLLM and its container -----------------------------------------------------------------
 
 
-def test_a_container_killed_while_it_starts_brings_the_old_one_back(deployed: Ground) -> None:
+@pytest.mark.parametrize("victim", ["container", "vllm"])
+def test_what_is_killed_while_it_starts_brings_the_old_one_back(
+    deployed: Ground, victim: str
+) -> None:
     command = deployed.start("new", behaviour=NEVER)
     until(deployed.is_waited_for)
-    deployed.kill_container()
-
-    assert command.wait() == 7
-    assert "137" in command.said()
-    deployed.check_whole("old")
-
-
-def test_vllm_killed_while_it_starts_brings_the_old_one_back(deployed: Ground) -> None:
-    command = deployed.start("new", behaviour=NEVER)
-    until(deployed.is_waited_for)
-    os.kill(only_server(deployed), signal.SIGKILL)
+    if victim == "container":
+        deployed.kill_container()
+    else:
+        os.kill(only_server(deployed), signal.SIGKILL)
 
     assert command.wait() == 7
     assert "137" in command.said()

@@ -17,6 +17,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import profiling
 import sampling
@@ -126,12 +127,15 @@ class Server:
         }  # fmt: skip
         if logprobs:
             body |= {"logprobs": 2, "return_tokens_as_token_ids": True}
+        with self._completion(body, timeout_s) as answer:
+            return json.load(answer)["choices"][0]
+
+    def _completion(self, body: dict, timeout_s: float = 120) -> Any:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            return json.load(answer)["choices"][0]
+        return urllib.request.urlopen(request, timeout=timeout_s)
 
     def texts(self, count: int, at_once: int, tokens: int) -> list[dict]:
         """Token ids and top-2 gaps of the first `count` prompts, `at_once` at a time."""
@@ -165,11 +169,7 @@ class Server:
             "model": "twin", "prompt": prompt, "max_tokens": CONTEXT_TOKENS, "temperature": 0,
             "ignore_eos": True, "stream": True,
         }  # fmt: skip
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with self._completion(body) as answer:
             at = [time.perf_counter() for line in answer if line.startswith(b"data: {")]
         spent_ms = 1e3 * (at[-1] - at[0])
         return {
@@ -184,12 +184,8 @@ class Server:
 
         def ask(wanted: dict) -> str:
             body = {"model": "twin", "prompt": PROMPTS[2], "max_tokens": 48, **wanted}
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
-            )  # fmt: skip
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                with self._completion(body, 60) as answer:
                     return "ok" if json.load(answer)["choices"] else "no choice"
             except OSError as error:
                 return repr(error)

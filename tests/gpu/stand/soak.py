@@ -148,33 +148,10 @@ TOOLS = [
 SYSTEM = "You mend a small program with the tools you were given, one call at a time."
 CANARIES = ("Once upon a time", "The night of the ninth", "A list of rivers and stones:")
 WORDS = [
-    "river",
-    "stone",
-    "night",
-    "slot",
-    "telescope",
-    "moon",
-    "angle",
-    "test",
-    "file",
-    "line",
-    "planner",
-    "target",
-    "idle",
-    "hour",
-    "change",
-    "keeps",
-    "reads",
-    "finds",
-    "second",
-    "first",
-    "horizon",
-    "degree",
-    "season",
-    "worker",
-    "queue",
-    "answer",
-]
+    "river", "stone", "night", "slot", "telescope", "moon", "angle", "test", "file",
+    "line", "planner", "target", "idle", "hour", "change", "keeps", "reads", "finds",
+    "second", "first", "horizon", "degree", "season", "worker", "queue", "answer",
+]  # fmt: skip
 REPLY_TOKENS = 160
 CANCELLED_AFTER = 24
 TURN_TOKENS = 1_400

@@ -31,7 +31,7 @@ from sparkdeploy.recipe.mods import FoundMod
 from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
 from tests.fakes.containers import container
 from tests.fakes.fabric import node_fact, two_node_plan
-from tests.unit.checks.recorded import NAMES, RecordedEngine, Recording, load
+from tests.unit.checks.recorded import NAMES, RecordedEngine, load
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
 
@@ -505,11 +505,6 @@ def test_a_report_says_what_its_signs_mean_and_no_others() -> None:
     assert plain_lines(report.lines(findings))[-2] == "= well, nothing to do  ! warning"
     assert set(report.SIGNS.values()) <= set(report.MEANINGS)
     assert len(set(report.MEANINGS.values())) == len(report.MEANINGS)
-
-
-def test_a_recording_is_a_machine() -> None:
-    recording = Recording({}, {"true": [3, "said"]}, None, {})
-    assert recording.run(["true"], timeout_s=1).exit_code == 3
 
 
 def test_a_driver_that_says_little_has_a_gpu_all_the_same() -> None:
