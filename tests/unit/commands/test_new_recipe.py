@@ -131,34 +131,22 @@ def test_what_a_model_cannot_have_of_its_base_is_switched_off(
 
 
 @pytest.mark.parametrize(("family", "is_off"), [("qwen3-dense", True), ("qwen3-next", False)])
-def test_a_shrunk_draft_layer_is_switched_off_where_there_is_none(
-    run: Run, tmp_path: Path, family: str, is_off: bool
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [("mtp_weights: int4-fp8", ""), ("shared_experts: int4", ', fp8_dense: {mode: "off"}')],
+)
+def test_a_layer_that_the_model_does_not_have_is_switched_off(
+    run: Run, tmp_path: Path, family: str, field: str, more: str, *, is_off: bool
 ) -> None:
     own = load_settings().config_dir / "recipes"
     own.mkdir(parents=True)
     (own / "small.yaml").write_text(
-        "schema: 1\nname: small\ntitle: Small drafts\nextends: v2\n"
-        "checkpoint: {mtp_weights: int4-fp8}\n"
+        f"schema: 1\nname: small\ntitle: Small\nextends: v2\ncheckpoint: {{{field}{more}}}\n"
     )
     done = run("new", "mine", "--model", str(folder_of(tmp_path, family)), "--from", "small")
     assert done.returncode == 0, done.stderr
-    assert ("have small's checkpoint.mtp_weights: " in done.stdout) is is_off
-    assert observed_unfit("mine") == ()
-
-
-@pytest.mark.parametrize(("family", "is_off"), [("qwen3-dense", True), ("qwen3-next", False)])
-def test_int4_shared_experts_are_switched_off_where_there_are_none(
-    run: Run, tmp_path: Path, family: str, is_off: bool
-) -> None:
-    own = load_settings().config_dir / "recipes"
-    own.mkdir(parents=True)
-    (own / "small.yaml").write_text(
-        "schema: 1\nname: small\ntitle: Small shared experts\nextends: v2\n"
-        'checkpoint: {shared_experts: int4, fp8_dense: {mode: "off"}}\n'
-    )
-    done = run("new", "mine", "--model", str(folder_of(tmp_path, family)), "--from", "small")
-    assert done.returncode == 0, done.stderr
-    assert ("have small's checkpoint.shared_experts: " in done.stdout) is is_off
+    said = f"have small's checkpoint.{field.partition(':')[0]}: "
+    assert (said in done.stdout) is is_off
     assert observed_unfit("mine") == ()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.durable import only_one
@@ -137,6 +137,7 @@ def holding(path: Path | None) -> Iterator[None]:
 
 @settings(max_examples=examples(200))
 @given(note=NOTES)
+@example(note=b'{"pid": 1, "command": "init"}')
 def test_a_note_is_believed_only_of_the_process_that_holds_the_lock(note: bytes) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "locks"
