@@ -172,3 +172,11 @@ def test_every_kind_that_a_word_may_be_is_one_of_names() -> None:
     ]
     kinds = {kind for value in values for kind in value.kinds}
     assert kinds == {*names.KINDS, "setting", "file", "folder"}
+
+
+def test_names_that_a_terminal_would_obey_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "recipes"
+    folder.mkdir(parents=True)
+    for name in ("zz\x1b[2J", "zz\n", "zz plain"):
+        (folder / f"{name}.yaml").touch()
+    assert completed("up", "zz") == ["zz plain"]

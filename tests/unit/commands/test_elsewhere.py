@@ -369,3 +369,19 @@ def test_the_identity_changes_with_the_code_alone(
     assert {"sparkdeploy/cli/main.py", "recipes/v2.yaml"} <= names
     assert not [name for name in names if name.endswith(".pyc") or ".git" in name]
     assert shlex.quote(IDENTITY) == IDENTITY
+
+
+def test_a_strangers_recipe_is_a_stranger_there_too(node: Node, said: Said, recipes: Path) -> None:
+    node.has_uv()
+    file = recipes / "mine.yaml"
+    file.write_text(file.read_text().replace("{", "{env: {LD_AUDIT: /x.so}, "))
+    code, _, err = said("plan", str(file), "--on", "spark")
+    assert code == 3
+    assert "needs your consent" in err
+    # The very same in the user's own folder is the user's word, there as here.
+    own = recipes.parent / "config" / "recipes"
+    own.parent.mkdir(exist_ok=True)
+    recipes.rename(own)
+    (own / "secret").unlink()
+    assert said("show", "mine", "--on", "spark")[0] == 0
+    assert said("show", str(own / "mine.yaml"), "--on", "spark")[0] == 0

@@ -20,6 +20,7 @@ from sparkdeploy.commands import clean as cleaning
 from sparkdeploy.commands import diagnose, rollback
 from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.commands import operate as operating
+from sparkdeploy.commands.bench import origin as bench_origin
 from sparkdeploy.commands.clean import WantedImages, old_images
 from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.cluster_record import ClusterRecord
@@ -343,3 +344,22 @@ def test_an_image_with_a_damaged_proof_is_shown_without_one(
 def proved(proof: str) -> ImageFact:
     marks = {labels.PROOF: proof, labels.STAGE: "engine"}
     return ImageFact("sha256:1", ("sparkdeploy/a:1",), marks, 1)
+
+
+@dataclass
+class Circle:
+    """An engine with two images, each of which says that it stands on the other."""
+
+    def find_image(self, reference: str) -> ImageFact:
+        other = {"sparkdeploy/a:1": "sparkdeploy/b:1"}.get(reference, "sparkdeploy/a:1")
+        return ImageFact(f"sha256:{reference[-3]}", (reference,), {labels.BELOW: other}, 1)
+
+
+def test_images_that_stand_on_each_other_are_told_once() -> None:
+    circle: Any = Circle()
+    first = circle.find_image("sparkdeploy/a:1")
+    record = {"Config": {"Image": "sparkdeploy/a:1"}}
+    fact = replace(container("sparkdeploy-main"), image_id="sparkdeploy/a:1")
+
+    assert len(image_shelf.image_chain(circle, first)) == 2
+    assert len(bench_origin.image_origins(circle, fact, record)) == 2

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node import lock, shared_files
-from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watching
+from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watch_name, watching
 from sparkdeploy.settings import SHARED_LOCK_DIR
 from tests.examples import examples
 from tests.unit.server.spoilt_locks import (
@@ -308,3 +308,12 @@ def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(
     )
     assert hint == f"as root: rm {path}"
     assert [others.try_lock(user, folder) for user in (BOB, MALLORY)] == ["got", "got"]
+
+
+def test_a_spoilt_watch_file_does_not_end_a_start(tmp_path: Path) -> None:
+    os.mkfifo(lock_path(tmp_path, watch_name("n", "main")))
+    entered = False
+    with impatient(), watching(tmp_path, "n", "main", command="x"):
+        entered = True
+
+    assert entered
