@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import pty
@@ -80,16 +79,6 @@ def test_a_new_size_draws_everything_anew(glass: Glass) -> None:
         assert screen.wait(10.0) == "", "it does not wait for the next second"
         screen.show([line_of("a" * 30)])
         assert glass.drawn() == f"{CLEAR}\x1b[1;1H{'a' * 9}…\x1b[K\x1b[2;1H\x1b[K"
-
-
-def test_a_terminal_that_has_gone_away_is_at_its_end(glass: Glass) -> None:
-    with glass.opened() as screen:
-        os.close(glass.outer)
-        screen.show([line_of("nobody looks")])
-        assert screen.wait(10.0) == END_OF_INPUT
-    with contextlib.suppress(OSError):
-        glass.drawing.close()
-    glass.outer = os.open(os.devnull, os.O_RDONLY)
 
 
 def test_a_crash_gives_the_terminal_back_as_it_was(glass: Glass) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
-from sparkdeploy.console import Console, PlainStatus
+from sparkdeploy.console import Console
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.terminal import (
     LogReading,
@@ -112,15 +111,6 @@ def test_whatever_the_console_says_is_visible(
 
     assert "gone" in said.out + said.err
     assert commands_in(said.out + said.err) == set()
-
-
-def test_a_step_says_nothing_raw() -> None:
-    plain = io.StringIO()
-
-    PlainStatus(plain, clock=iter([0.0, 60.0]).__next__).show(HOSTILE + "\nsecond")
-
-    assert commands_in(plain.getvalue()) == set()
-    assert plain.getvalue().count("\n") == 1
 
 
 def test_what_others_in_the_process_write_is_visible_too(

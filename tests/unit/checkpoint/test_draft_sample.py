@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from sparkdeploy.checkpoint import draft_sample
 from sparkdeploy.checkpoint.draft_sample import (
-    FOLDER,
     NAME,
     bring_vocabulary,
     draft_origin,
@@ -31,10 +29,6 @@ from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import Settings, load_settings
 
-LANGUAGES = (
-    *("arabic", "chinese", "english", "french", "german", "italian"),
-    *("japanese", "korean", "portuguese", "russian", "spanish"),
-)
 HEAD = "checkpoint.draft_lm_head={rows: 64}"
 
 
@@ -122,14 +116,3 @@ def test_a_model_without_a_tokenizer_is_told_by_the_plan(
     assert not fact(locate_model(recipe, settings)).has_draft_vocabulary
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         bring_vocabulary(recipe, settings, model)
-
-
-def test_the_sample_is_large_varied_and_says_its_licence() -> None:
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sample_texts()}
-    assert sorted(texts) == sorted([*LANGUAGES, "code", "json", "markdown", "tool_calls"])
-    assert sum(len(text.encode()) for text in texts.values()) > 150_000
-    paragraphs = Counter(part for name in LANGUAGES for part in texts[name].strip().split("\n\n"))
-    assert set(paragraphs.values()) == {1}, "nothing is there twice"
-    assert min(map(len, paragraphs)) > 100
-    assert all(f"<{tag}>" in texts["tool_calls"] for tag in ("tool_call", "tools", "think"))
-    assert "Apache-2.0" in (FOLDER / "README.md").read_text()

@@ -88,11 +88,3 @@ def test_nonsense_gets_one_clear_sentence(run: Run, stored: None, name: str) -> 
         (said,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
         assert said.endswith("is no checkpoint on this machine.")
         assert said.isprintable()
-
-
-def test_a_revision_that_is_not_here_is_told_how_to_get(run: Run, stored: None) -> None:
-    done = run("checkpoint", "verify", "lab/twin@other")
-    assert done.returncode == 6
-    assert "no snapshot of lab/twin@other is here" in done.stderr
-    assert "fix: sparkdeploy checkpoint pull lab/twin@other" in done.stderr
-    assert run("checkpoint", "verify", f"lab/twin@{COMMIT}").returncode == 0

@@ -228,24 +228,6 @@ def test_a_hub_that_stays_down_leaves_what_came_and_the_next_try_goes_on(
     assert double.body_bytes < 0.7 * expected_bytes(model_sizes(read_config(small_twin)))
 
 
-def test_a_staged_tensor_that_was_damaged_is_fetched_again(
-    ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path, fp8_twin: Path
-) -> None:
-    double.faults = [Fault("model-00002-of-00002", status=503, times=99, skip=3)]
-    with pytest.raises(CheckpointError):
-        fetch(ranges)
-    part = tmp_path / "fp8" / "shard.part"
-    content = bytearray(part.read_bytes())
-    at = content.index(tensor_bytes(fp8_twin, f"{PREFIX}.0.mlp.shared_expert.gate_proj.weight"))
-    content[at] ^= 1
-    part.write_bytes(content)
-    double.faults = []
-    shard = fetch(ranges)
-    assert tensor_bytes(
-        shard.path.parent, f"{PREFIX}.0.mlp.shared_expert.gate_proj.fp8_weight"
-    ) == tensor_bytes(fp8_twin, f"{PREFIX}.0.mlp.shared_expert.gate_proj.weight")
-
-
 def _remove(tensors: dict[str, TensorData]) -> None:
     del tensors[f"{PREFIX}.0.mlp.shared_expert.gate_proj.weight_scale_inv"]
 
@@ -350,3 +332,21 @@ def test_what_passes_does_not_show_in_the_shard(
         fp8_twin, f"{name}.weight"
     )
     assert fault.times == 0
+
+
+def test_a_staged_tensor_that_was_damaged_is_fetched_again(
+    ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path, fp8_twin: Path
+) -> None:
+    double.faults = [Fault("model-00002-of-00002", status=503, times=99, skip=3)]
+    with pytest.raises(CheckpointError):
+        fetch(ranges)
+    part = tmp_path / "fp8" / "shard.part"
+    content = bytearray(part.read_bytes())
+    at = content.index(tensor_bytes(fp8_twin, f"{PREFIX}.0.mlp.shared_expert.gate_proj.weight"))
+    content[at] ^= 1
+    part.write_bytes(content)
+    double.faults = []
+    shard = fetch(ranges)
+    assert tensor_bytes(
+        shard.path.parent, f"{PREFIX}.0.mlp.shared_expert.gate_proj.fp8_weight"
+    ) == tensor_bytes(fp8_twin, f"{PREFIX}.0.mlp.shared_expert.gate_proj.weight")

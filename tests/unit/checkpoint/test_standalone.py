@@ -246,18 +246,6 @@ def test_of_a_tensor_in_two_files_the_one_in_the_index_is_written(
     assert read_tensors(tmp_path / "out")["lm_head.weight"].file == before
 
 
-def test_a_model_with_scales_already_is_refused_before_anything_is_written(
-    folder: Path, shard: Fp8Shard, tmp_path: Path
-) -> None:
-    scale = {f"{GATE}.weight_scale_inv": ("BF16", (1, 1), b"xx")}
-    write_file(folder / "scales.safetensors", scale)
-    places = dict.fromkeys(scale, "scales.safetensors")
-    _index(folder, lambda content: content["weight_map"].update(places))
-    with pytest.raises(CheckpointError, match="holds scales of FP8 already"):
-        standalone(open_folder(folder), shard, tmp_path / "out")
-    assert not list(tmp_path.glob("**/*.part"))
-
-
 def test_a_checkpoint_is_told_by_kind_and_dtype(made: Path) -> None:
     found = inspect_checkpoint(made)
     shares = {(share.kind, share.dtype): share for share in found.shares}

@@ -135,24 +135,3 @@ def test_every_token_id_has_one_token(vocab: int) -> None:
     described = json.loads(json.dumps(config_files(TwinShape(vocab=vocab))["tokenizer.json"]))
     ids = [*described["model"]["vocab"].values(), *(t["id"] for t in described["added_tokens"])]
     assert sorted(ids) == list(range(vocab))
-
-
-def test_text_survives_the_tokenizer(twin: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer.from_file(str(twin / "tokenizer.json"))
-    for text in ("The night is\n  dark", "h\u00e9llo \u4e16\u754c \U0001f600", "{'a': 1}"):
-        assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    turn = tokenizer.encode("<|im_start|>user").ids
-    assert tokenizer.id_to_token(turn[0]) == "<|im_start|>"
-
-
-def test_the_chat_template_marks_turns_and_opens_a_thought() -> None:
-    jinja2 = pytest.importorskip("jinja2")
-    template = jinja2.Environment().from_string(
-        config_files(TwinShape())["tokenizer_config.json"]["chat_template"]
-    )
-    messages = [{"role": "user", "content": "hi"}]
-    text = template.render(messages=messages, add_generation_prompt=True)
-    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n"
-    quiet = template.render(messages=messages, add_generation_prompt=True, enable_thinking=False)
-    assert quiet.endswith("<think>\n\n</think>\n\n")

@@ -66,21 +66,6 @@ def test_a_whole_archive_names_its_images(tmp_path: Path, style: str) -> None:
     assert any(image.digest in name for name in content)
 
 
-def test_a_layer_that_two_images_share_is_followed(tmp_path: Path) -> None:
-    content = files()
-    path = tmp_path / "a.tar"
-    layer = content.pop("l1/layer.tar")
-    write(path, content)
-    with tarfile.open(path, "a") as archive:
-        link = tarfile.TarInfo("l1/layer.tar")
-        link.type, link.linkname = tarfile.SYMTYPE, "../l0/layer.tar"
-        archive.addfile(link)
-        entry = tarfile.TarInfo("l0/layer.tar")
-        entry.size = len(layer)
-        archive.addfile(entry, io.BytesIO(layer))
-    assert len(read_archive(path)) == 1
-
-
 @pytest.mark.parametrize("style", ["legacy", "blobs", "packed"])
 def test_one_changed_byte_anywhere_is_found(tmp_path: Path, style: str) -> None:
     for name, data in files(style=style).items():

@@ -128,44 +128,6 @@ def test_a_stage_without_the_one_below_is_refused(
         build(host, stages[1], make_settings)
 
 
-@pytest.fixture
-def debian_base(load: LoadEngine) -> Stage:
-    """A base that mmdebstrap makes."""
-    return stages_of(
-        load("cpu-0.32"), base_source="debian", architecture="x86_64", resources=resources()
-    )[0]
-
-
-@pytest.mark.parametrize(
-    ("here", "wanted"),
-    [
-        ((0, None, True), "mmdebstrap"),
-        ((0, None, False), "mmdebstrap debian-archive-keyring"),
-        ((1000, None, False), "mmdebstrap debian-archive-keyring uidmap"),
-        ((1000, "newuidmap", True), "mmdebstrap"),
-        ((1000, "fakechroot", True), "mmdebstrap"),
-    ],
-)
-def test_a_missing_mmdebstrap_comes_with_what_it_needs_here(
-    debian_base: Stage,
-    make_settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    here: tuple[int, str | None, bool],
-    wanted: str,
-) -> None:
-    user_id, command, keyring = here
-    if command is not None:
-        (tmp_path / command).write_text("#!/bin/sh\n")
-        (tmp_path / command).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("os.geteuid", lambda: user_id)
-    monkeypatch.setattr(base, "DEBIAN_KEYRING", tmp_path if keyring else tmp_path / "none")
-    with pytest.raises(NodeError, match="mmdebstrap is not installed") as caught:
-        build(ScriptedHost([]), debian_base, make_settings)
-    assert caught.value.hint == f"sudo apt-get install --yes {wanted}"
-
-
 def test_mmdebstrap_gets_the_packages_and_leaves_no_trace_of_this_machine(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -8,9 +8,7 @@ import pytest
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.emulation import (
-    PLATFORMS,
     interpreters,
-    platform_of,
     refuse_without_emulation,
 )
 
@@ -63,8 +61,3 @@ def test_nothing_registered_is_refused_with_what_to_install(tmp_path: Path) -> N
         with pytest.raises(NodeError, match="cannot run programs for linux/arm64") as caught:
             refuse_without_emulation("aarch64", folder)
         assert "apt-get install qemu-user-static binfmt-support" in (caught.value.hint or "")
-
-
-def test_platforms_are_dockers_words_for_ours() -> None:
-    assert {platform_of(known): known for known in PLATFORMS.values()} == dict(PLATFORMS)
-    assert platform_of("") == ""

@@ -11,7 +11,6 @@ from sparkdeploy.plan.launch import Exposure, serve_argv
 from sparkdeploy.recipe import graphs
 from sparkdeploy.recipe.graphs import falls_back, launched
 from sparkdeploy.recipe.load import Library, load_recipe
-from tests.fakes.plans import observed, plan
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
@@ -94,9 +93,3 @@ def test_full_graphs_are_refused_where_nobody_proved_them(shipped: Library, sett
 def test_only_drafts_by_mtp_were_proven(shipped: Library) -> None:
     resolved = loaded(shipped, "serve.speculative={method: ngram, tokens: 2}")
     assert falls_back(resolved.recipe, resolved.engine)
-
-
-def test_the_container_is_started_with_the_choice(shipped: Library) -> None:
-    spec = plan(shipped, observed(), "v2-tq", UNPROVEN).head.spec
-    assert spec is not None
-    assert PIECEWISE[1] in spec.command

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
-
 import pytest
 
 from sparkdeploy.recipe.image_name import image_name, is_pinned
-
-if TYPE_CHECKING:
-    from tests.unit.program import Run
 
 DIGEST = "@sha256:" + "0" * 64
 
@@ -74,21 +68,3 @@ def test_what_is_no_name(name: str) -> None:
     with pytest.raises(ValueError, match="NAME:TAG, NAME@sha256"):
         image_name(name)
     assert not is_pinned(name)
-
-
-@pytest.mark.parametrize("name", ["host.example/VLLM:v1", "a:b:c", "http://x/y", "x..y/z:1"])
-def test_it_is_told_in_one_sentence(run: Run, name: str) -> None:
-    done = run("plan", "baseline", "--set", "engine=image", "--set", f"image={name}")
-    assert done.returncode == 3
-    assert "has 1 mistake" in done.stderr
-    assert (
-        f"image: {json.dumps(name).replace(chr(34), chr(39))} is wrong; an image is NAME:TAG"
-        in done.stderr
-    )
-    assert "pattern" not in done.stderr
-
-
-def test_who_names_none_is_told_what_works(run: Run) -> None:
-    done = run("plan", "baseline", "--set", "engine=image")
-    assert done.returncode == 3
-    assert "--set image=, which is NAME:TAG, NAME@sha256" in done.stderr

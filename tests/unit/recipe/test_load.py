@@ -11,7 +11,7 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.document import merge, read_document
 from sparkdeploy.recipe.flags import field_arguments
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
-from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows, short_names
+from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
 
@@ -193,14 +193,6 @@ def test_show_gives_the_origin_of_each_value(shipped: Library) -> None:
         line.startswith('checkpoint.lm_head: "int8"') and "v2.yaml" in line for line in lines
     )
     assert any(line.startswith("serve.max_num_seqs: null") and "default" in line for line in lines)
-
-
-def test_files_are_called_as_shortly_as_tells_them_apart() -> None:
-    one, two, other = "/home/a/recipes/v2.yaml", "/opt/recipes/v2.yaml", "/opt/recipes/mtp-2.yaml"
-    names = {one: "a/recipes/v2.yaml", two: "opt/recipes/v2.yaml", other: "mtp-2.yaml"}
-    assert short_names([one, two, other]) == names
-    assert short_names(["v2.yaml", "a/v2.yaml"]) == {"v2.yaml": "v2.yaml", "a/v2.yaml": "a/v2.yaml"}
-    assert short_names([]) == {}
 
 
 def test_a_broken_recipe_of_the_user_does_not_hide_the_others(

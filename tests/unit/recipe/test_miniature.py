@@ -11,7 +11,6 @@ from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import load_engine, load_recipe
 from sparkdeploy.rehearsal.miniature import (
-    DRAFT_ROWS,
     drafter_beside,
     make_drafter,
     miniature_of,
@@ -71,30 +70,6 @@ def test_turboquant_is_kept_and_its_graphs_are_not(shipped: Library, recipe: str
     assert serve.kv_cache_dtype.startswith("turboquant_")
     assert serve.compilation_config is None
     assert not [note for note in made.dropped if "kv_cache_dtype" in note]
-
-
-@pytest.mark.parametrize(("engine", "kept"), [("cpu-0.25", "float32"), ("cpu-0.32", "bfloat16")])
-def test_the_dtype_of_states_is_kept_where_the_release_has_it(
-    shipped: Library, engine: str, kept: str
-) -> None:
-    made = miniature_of(
-        load_recipe(shipped, "v3-fast"), engine=load_engine(shipped, engine), twin=TWIN, port=8123
-    )
-    assert made.resolved.recipe.serve.mamba_ssm_cache_dtype == kept
-    said = [note for note in made.dropped if note.startswith("serve.mamba_ssm_cache_dtype=")]
-    assert len(said) == (kept == "float32")
-
-
-@pytest.mark.parametrize(("rows", "kept"), [(32_768, DRAFT_ROWS), (64, 64)])
-def test_a_draft_head_leaves_some_tokens_of_the_twin_out(
-    shipped: Library, rows: int, kept: int
-) -> None:
-    made = rehearsed(shipped, "v2", f"checkpoint.draft_lm_head={{rows: {rows}}}")
-    draft = made.resolved.recipe.checkpoint.draft_lm_head
-    assert draft is not None
-    assert draft.rows == kept
-    said = [note for note in made.dropped if note.startswith("checkpoint.draft_lm_head.rows=")]
-    assert len(said) == (rows != kept)
 
 
 def test_a_dflash_drafter_becomes_one_made_for_the_twin(shipped: Library) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -22,18 +20,15 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import VALUE_FLAGS, flag_of
-from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import load_settings
-from tests.examples import examples
 from tests.fakes.plans import FOLDERS, model_fact
 from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.node.container import ContainerSpec
 
 SHELF = Library((REPOSITORY / "recipes",))
 V2 = load_recipe(SHELF, "v2")
@@ -185,8 +180,6 @@ def test_no_value_passes_for_a_flag(field: str, value: str) -> None:
         Recipe.model_validate(content)
 
 
-HARMFUL_NAMES = ["TORCHINDUCTOR_CPP_MARCH", "CUDA_HOME", "NCCL_NET_PLUGIN", "LD_AUDIT", "HF_HOME"]
-HARMFUL_FLAGS = ["--worker-cls", "--config", "--ec-transfer-config", "--grpc", "--api-key", "--uds"]
 text = st.text(st.characters(exclude_categories=["Cs"]))
 
 
@@ -239,87 +232,6 @@ def test_whatever_stands_in_a_recipe_the_shape_of_its_container_stays(
     assert set(expected) ^ set(flags) <= set(VALUE_FLAGS.values())
     host = spec.command.index("--host")
     assert spec.command[host + 1] == exposure.host
-
-
-NAMES = st.sampled_from([*lists().env, *HARMFUL_NAMES]) | st.from_regex(
-    r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True
-)
-WORDS = st.sampled_from(
-    [
-        *("0", "1", "-1", "64", "true", "auto", "mp", "ray", "evil", "evil.run", "/etc/x", "IB"),
-        *("native -fplugin=x.so", "expandable_segments:True", "sm_121a", "12.1a", "2MB", "stray"),
-        *("--host", "-O3", "-cc.mode", "@x", '{"image":2}', '{"backend":"evil.run"}', "{", "a=b"),
-        *('{"cudagraph_mode":"FULL"}', '{"temperature":0.6}', "x.py", "WARN", "a b", "auto "),
-    ]
-) | st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)
-FLAGS = st.sampled_from([*lists().flags, *HARMFUL_FLAGS]).flatmap(
-    lambda flag: st.sampled_from(
-        [flag, flag[:-1], flag.replace("-", "_")[:2] + flag[2:], f"{flag}=1", f"{flag}.backend"]
-    )
-)
-PAIRS = [
-    ["--block-size", "64"],
-    ["--async-scheduling"],
-    ["--moe-backend=marlin"],
-    ["--cudagraph-capture-sizes", "1", "2"],
-    ["--limit-mm-per-prompt", '{"image":2}'],
-    ["--attention-config.backend", "FLASH_ATTN"],
-]
-ARGUMENTS = st.lists(
-    st.sampled_from(PAIRS) | FLAGS.map(lambda word: [word]) | WORDS.map(lambda word: [word]),
-    max_size=4,
-).map(lambda parts: [word for part in parts for word in part])
-
-
-@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(NAMES, WORDS, max_size=3), ARGUMENTS)
-def test_what_passes_without_consent_is_on_the_list_and_changes_nothing_else(
-    tmp_path_factory: pytest.TempPathFactory, env: dict[str, str], arguments: list[str]
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "listed"
-    folder.mkdir(exist_ok=True)
-    body = {"env": env, "extra_args": arguments}
-    path = from_elsewhere(folder, f"serve: {json.dumps(body, ensure_ascii=False)}")
-    theirs, refusal = resolved_or_refused(path)
-    if theirs is None:
-        assert "their.yaml:5: serve." in refusal
-        return
-    spec, plain = rendered(theirs), rendered(V2)
-    for name in set(spec.env) | set(plain.env):
-        if spec.env.get(name) != plain.env.get(name):
-            assert re.fullmatch(lists().pattern(lists().env[name]), spec.env[name], re.ASCII)
-    added = spec.command[len(plain.command) :]
-    assert added == tuple(arguments)
-    assert_on_the_list(list(added))
-    for part in ("mounts", "entrypoint", "image", "user", "network", "cap_add", "devices"):
-        assert getattr(spec, part) == getattr(plain, part)
-
-
-def resolved_or_refused(path: str) -> tuple[Resolved | None, str]:
-    try:
-        return resolved(path), ""
-    except RecipeError as error:
-        return None, str(error.detail)
-
-
-def assert_on_the_list(words: list[str]) -> None:
-    while words:
-        flag, equals, value = words.pop(0).partition("=")
-        row = lists().flags[flag.partition(".")[0]]
-        if row.value is None and row.keys is None:
-            assert not equals
-            continue
-        values = [value] if equals else [words.pop(0)]
-        while row.many and not equals and words and not words[0].startswith("-"):
-            values.append(words.pop(0))
-        assert row.keys is not None or all(lists().matches(row, item) for item in values)
-
-
-def rendered(recipe: Resolved) -> ContainerSpec:
-    """The container, with its recipe's name left out of the labels."""
-    deployment = Deployment("main", Exposure.LOOPBACK)
-    model = model_fact()
-    return container_spec(recipe, model, image="i", deployment=deployment, folders=FOLDERS)
 
 
 ENGINE = load_engine(SHELF, "cuda-0.25")
