@@ -214,6 +214,15 @@ class TimedAdapter(HTTPAdapter):
         return pool
 
 
+def timed_session(limit_s: float) -> requests.Session:
+    """Return connections whose answers are read for so long in all."""
+    deadline, session = Deadline(), requests.Session()
+    deadline.allow(limit_s)
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, TimedAdapter(deadline))
+    return session
+
+
 def _timed_response(deadline: Deadline, sock: socket.socket, method: str) -> HTTPResponse:
     response = HTTPResponse(sock, method=method)
     response.fp = io.BufferedReader(_TimedReader(deadline, sock, response.fp.detach()))

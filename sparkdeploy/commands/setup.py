@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import requests
 
 from sparkdeploy import atomic_files, shell
+from sparkdeploy.checkpoint.answers import timed_session
 from sparkdeploy.checks.setup import (
     ENGINE_LOG,
     LOCK_ENTRY,
@@ -151,10 +152,16 @@ def _registry_answers(settings: Settings) -> bool:
     url = f"https://{settings.hosts.container_registry}/v2/"
     try:
         bundle = str(settings.build.ca_bundle or True)
-        answer = requests.get(url, timeout=REGISTRY_TIMEOUT_S, verify=bundle, allow_redirects=False)
+        with (
+            timed_session(REGISTRY_TIMEOUT_S) as session,
+            # Its status says all: a body is not read.
+            session.get(
+                url, timeout=REGISTRY_TIMEOUT_S, verify=bundle, allow_redirects=False, stream=True
+            ) as answer,
+        ):
+            return answer.status_code in KNOWN_ANSWERS
     except requests.RequestException:
         return False
-    return answer.status_code in KNOWN_ANSWERS
 
 
 def _run(*argv: str) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import requests
 
+from sparkdeploy.checkpoint.answers import timed_session
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.lock import WheelPlatform, index_variables, wheels_in
@@ -155,12 +156,13 @@ def has_torch_at_hand(stage: Stage, settings: Settings) -> bool:
 def refusal(url: str, settings: Settings) -> Exception | None:
     """Ask a host for anything; return why nothing came back."""
     try:
-        requests.head(
-            url,
-            timeout=KNOCK_TIMEOUT_S,
-            verify=str(settings.build.ca_bundle or True),
-            allow_redirects=False,
-        )
+        with timed_session(KNOCK_TIMEOUT_S) as session:
+            session.head(
+                url,
+                timeout=KNOCK_TIMEOUT_S,
+                verify=str(settings.build.ca_bundle or True),
+                allow_redirects=False,
+            )
     except (requests.RequestException, OSError) as error:
         return error
     return None

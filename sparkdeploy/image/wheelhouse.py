@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import html
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import requests
 
 from sparkdeploy import atomic_files
+from sparkdeploy.checkpoint.answers import timed_session
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.lock import find_wheel
 
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
 TIMEOUT_S = 60
+PAGE_LIMIT_S = 120.0
+WHEEL_LIMIT_S = 4 * 3600.0
+"""Of a whole answer, however much still comes: the largest wheel over a slow line."""
+MAX_PAGE_BYTES = 64 << 20
+MAX_WHEEL_BYTES = 8 << 30
 CHUNK_BYTES = 2**20
 AT_A_TIME = 4
 _LINK = re.compile(r"""<a\s[^<>]*href=["']([^"'#<]+)#sha256=([0-9a-f]{64})["']""", re.IGNORECASE)
@@ -106,15 +113,16 @@ class Wheelhouse:
     def _offers(self, pin: PackagePin, index: PackageIndex) -> Iterator[tuple[str, str, str]]:
         """Yield name, address and sha256 of each file of a project; nothing for an unknown one."""
         page = f"{index.url.rstrip('/')}/{pin.name}/"
-        with self._answer(page, pin, index) as answer:
+        with self._answer(page, pin, index, PAGE_LIMIT_S) as answer:
             if answer.status_code in {403, 404}:
                 return
             answer.raise_for_status()
+            text = b"".join(_limited(answer, MAX_PAGE_BYTES)).decode(errors="replace")
             if "json" in answer.headers.get("Content-Type", ""):
-                files = answer.json()["files"]
+                files = json.loads(text)["files"]
                 listed = [(it["filename"], it["url"], it["hashes"]["sha256"]) for it in files]
             else:
-                links = [(html.unescape(url), it) for url, it in _LINK.findall(answer.text)]
+                links = [(html.unescape(url), it) for url, it in _LINK.findall(text)]
                 listed = [
                     (unquote(urlsplit(url).path.split("/")[-1]), url, it) for url, it in links
                 ]
@@ -122,31 +130,46 @@ class Wheelhouse:
             yield filename, urljoin(page, url), sha256
 
     def _download(self, url: str, pin: PackagePin, index: PackageIndex) -> Iterator[bytes]:
-        with self._answer(url, pin, index) as answer:
+        with self._answer(url, pin, index, WHEEL_LIMIT_S) as answer:
             answer.raise_for_status()
-            yield from answer.iter_content(CHUNK_BYTES)
+            yield from _limited(answer, MAX_WHEEL_BYTES)
 
     @contextlib.contextmanager
     def _answer(
-        self, url: str, pin: PackagePin, index: PackageIndex
+        self, url: str, pin: PackagePin, index: PackageIndex, limit_s: float
     ) -> Iterator[requests.Response]:
         """Ask; raise BuildError naming the host when it does not answer, also in the middle."""
         try:
-            with requests.get(
-                url,
-                headers={"Accept": ACCEPT},
-                timeout=TIMEOUT_S,
-                stream=True,
-                verify=str(self.ca_bundle or True),
-            ) as answer:
+            with (
+                timed_session(limit_s) as session,
+                session.get(
+                    url,
+                    headers={"Accept": ACCEPT},
+                    timeout=TIMEOUT_S,
+                    stream=True,
+                    verify=str(self.ca_bundle or True),
+                ) as answer,
+            ):
                 yield answer
-        except requests.RequestException as error:
+        except (requests.RequestException, json.JSONDecodeError) as error:
             raise BuildError(
                 f"{pin.name} {pin.version}: the index at {urlsplit(url).hostname} does not answer",
                 detail=str(error),
                 hint=f"set https_proxy or `ca_bundle`; `{index.setting}` names another index, and"
                 " `wheelhouse` a folder that has the wheel",
             ) from error
+
+
+def _limited(answer: requests.Response, max_bytes: int) -> Iterator[bytes]:
+    """Yield the body as it comes; raise requests.RequestException when it is larger."""
+    read_bytes = 0
+    for chunk in answer.iter_content(CHUNK_BYTES):
+        read_bytes += len(chunk)
+        if read_bytes > max_bytes:
+            raise requests.exceptions.ContentDecodingError(
+                f"it sent more than {max_bytes >> 20} MiB"
+            )
+        yield chunk
 
 
 def _place(target: Path, hashes: Collection[str], chunks: Iterable[bytes]) -> Path:

@@ -1,9 +1,11 @@
 """Fetching wheels from a small index of the test's own."""
 
+import contextlib
 import hashlib
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from sparkdeploy.commands.image import _indexes
 from sparkdeploy.errors import BuildError
-from sparkdeploy.image import lock
+from sparkdeploy.image import lock, wheelhouse
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.settings import BuildNetwork, resources
@@ -45,6 +47,44 @@ class Index:
         page = f'<a href="/f/{filename}#sha256={digest}">x</a><a href="/f/other">y</a>'
         self.pages["/simple/a-b/"] = ("text/html", page.encode())
         self.pages[f"/f/{filename}"] = ("application/octet-stream", CONTENT)
+
+
+class Endless(http.server.BaseHTTPRequestHandler):
+    """Sends a page that has no end: fast, or a byte at a time."""
+
+    piece, pause_s = b"", 0.0
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(self.piece)
+                time.sleep(self.pause_s)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(
+    ("piece", "pause_s", "words"), [(b"x" * 65536, 0.0, "more than 1 MiB"), (b"x", 0.01, "time")]
+)
+def test_a_page_without_an_end_is_given_up(
+    piece: bytes, pause_s: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheelhouse, "MAX_PAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(wheelhouse, "PAGE_LIMIT_S", 5.0 if pause_s == 0 else 0.3)
+    kind = type("Handler", (Endless,), {"piece": piece, "pause_s": pause_s})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        named = PackageIndex(f"http://127.0.0.1:{server.server_port}/simple", "index_url")
+        with pytest.raises(BuildError, match="does not answer") as failure:
+            Wheelhouse(tmp_path, SPARK, (named,)).fetch([PACKAGE], on_wheel=lambda _: None)
+        server.shutdown()
+
+    assert words in (failure.value.detail or "")
 
 
 @pytest.fixture
