@@ -242,3 +242,10 @@ def run_shell(script: str, folder: Path) -> str:
         ["sh", "-c", script], capture_output=True, text=True, check=True, timeout=30, env=env
     )
     return done.stdout
+
+
+@pytest.mark.parametrize("values", ["", "[]", "{", "[" * 100_000, '{"model": 1, "serve": []}'])
+def test_a_damaged_label_tells_the_name_alone(values: str) -> None:
+    served = served_by(deployment("web", recipe_values=values), load_settings())
+    assert served.models == ("qwen",)
+    assert served.context_tokens is None
