@@ -38,6 +38,7 @@ class HubSession(requests.Session):
 
     def __init__(self) -> None:
         super().__init__()
+        self.auth = without_login
         self.deadline = Deadline()
         for scheme in ("http://", "https://"):
             self.mount(scheme, TimedAdapter(self.deadline))
@@ -149,6 +150,11 @@ def authorization(url: str, endpoint: str, token: str | None) -> dict[str, str]:
     """
     is_for_hub = token and is_same_host(url, endpoint)
     return {"Authorization": f"Bearer {token}"} if is_for_hub else {}
+
+
+def without_login(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Return a request as it is: where the library is given no login, it reads ~/.netrc."""
+    return request
 
 
 @contextlib.contextmanager

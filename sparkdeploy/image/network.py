@@ -11,6 +11,7 @@ import requests
 from sparkdeploy.checkpoint.answers import timed_session
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.image.index_requests import login_for
 from sparkdeploy.image.lock import WheelPlatform, index_variables, wheels_in
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def refusal(url: str, settings: Settings) -> Exception | None:
                 timeout=KNOCK_TIMEOUT_S,
                 verify=str(settings.build.ca_bundle or True),
                 allow_redirects=False,
+                auth=login_for(url, url),
             )
     except (requests.RequestException, OSError) as error:
         return error

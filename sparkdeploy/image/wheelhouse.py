@@ -17,6 +17,7 @@ import requests
 from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint.answers import timed_session
 from sparkdeploy.errors import BuildError
+from sparkdeploy.image.index_requests import index_answer
 from sparkdeploy.image.lock import find_wheel
 
 if TYPE_CHECKING:
@@ -142,11 +143,12 @@ class Wheelhouse:
         try:
             with (
                 timed_session(limit_s) as session,
-                session.get(
+                index_answer(
+                    session,
                     url,
+                    index.url,
                     headers={"Accept": ACCEPT},
                     timeout=TIMEOUT_S,
-                    stream=True,
                     verify=str(self.ca_bundle or True),
                 ) as answer,
             ):
