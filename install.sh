@@ -259,7 +259,7 @@ uninstall() {
   if [ "$PURGE" -eq 1 ]; then
     if [ ! -x "$VENV/bin/python" ]; then meet_python; install_tool; fi
     # This checkout's program, by whichever version's virtual environment is there.
-    PYTHONPATH="$CHECKOUT" "$VENV/bin/python" -P -m sparkdeploy clean --everything --yes >&2
+    PYTHONPATH="$CHECKOUT" "$VENV/bin/python" -P -m sparkdeploy.uninstall --yes >&2
   fi
   if [ -x "$VENV/bin/sparkdeploy" ] && [ -O "${HOME:-/}" ]; then
     "$VENV/bin/sparkdeploy" completion remove >&2 || true

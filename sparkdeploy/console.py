@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -167,6 +168,8 @@ class Console:
     quiet: bool = False
     verbose: bool = False
     clock: Callable[[], float] = time.monotonic
+    has_no_reader: bool = field(default=False, init=False)
+    """Whether who read the answers has gone, as `head` does."""
     _live: LiveWork | None = field(default=None, init=False)
     """What is drawn just now."""
 
@@ -175,20 +178,34 @@ class Console:
 
     def answer_text(self, text: str) -> None:
         """Print text that has its own line ends."""
-        sys.stdout.write(visible(text))
-        sys.stdout.flush()
+        with self._while_read():
+            sys.stdout.write(visible(text))
+            sys.stdout.flush()
 
     def answer_blocks(self, blocks: Iterable[Block]) -> None:
         """Print paragraphs and tables, as wide as whatever reads them."""
-        for line in laid_out(blocks, columns_of(sys.stdout)):
-            _write_line(sys.stdout, line)
+        with self._while_read():
+            for line in laid_out(blocks, columns_of(sys.stdout)):
+                _write_line(sys.stdout, line)
 
     def answer_log(self, chunks: Iterable[str]) -> None:
         """Print a container's log as it comes: without colours, each step of a bar on a line."""
         reading = LogReading()
         for chunk in chunks:
+            if self.has_no_reader:
+                return
             self.answer_text(reading.feed(chunk))
         self.answer_text(reading.finish())
+
+    @contextlib.contextmanager
+    def _while_read(self) -> Iterator[None]:
+        """Drop the rest of an answer whose reader has gone: the command goes on to its end."""
+        try:
+            yield
+        except BrokenPipeError:
+            self.has_no_reader = True
+            # Python flushes what is left once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def answer_json(self, value: object) -> None:
         self.answer(json.dumps(value, indent=2, sort_keys=True, default=str))

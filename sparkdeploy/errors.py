@@ -1,5 +1,12 @@
 """Every error a user can see, with its exit code."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class Mistakes(str):
     """The detail of an error where each line has to be read, and no log of which the end tells."""
@@ -24,6 +31,21 @@ class SparkdeployError(Exception):
     def __str__(self) -> str:
         # What comes to be known later, such as what became of the old one, joins the message.
         return self.message
+
+
+def joined(errors: Sequence[SparkdeployError], what: str) -> SparkdeployError:
+    """Return the only error, or one of the first's kind that shows all of them beneath `what`."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    lines = [line for it in errors for line in (it.message, *_fix_lines(it))]
+    whole = type(first).__new__(type(first))
+    SparkdeployError.__init__(whole, what, detail=Mistakes("\n".join(lines)))
+    return whole
+
+
+def _fix_lines(error: SparkdeployError) -> list[str]:
+    return [f"    fix: {error.hint}"] if error.hint else []
 
 
 class UsageError(SparkdeployError):

@@ -84,6 +84,11 @@ class Settings:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where each value came from: `default`, `environment NAME` or the file's path."""
 
+    @property
+    def crashes_dir(self) -> Path:
+        """Return where the evidence of failed starts is kept."""
+        return self.state_dir / "crashes"
+
 
 class ConfigFile(BaseModel):
     """config.yaml as a user writes it; every key is optional."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.node.node import node_behind
 from sparkdeploy.plan.container import Place, part_spec
 from sparkdeploy.plan.formation import alone
+from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.plan.observed import ModelFact
     from sparkdeploy.recipe.load import Resolved
-
-Outcome = TypeVar("Outcome")
 
 
 def container_spec(
@@ -54,24 +52,44 @@ def begin(
     before_start: Callable[[], None] = lambda: None,
 ) -> Launch:
     """Put a container in place."""
-    launch = Launch(deployment, crashes_dir, ClusterRecord.below(crashes_dir.parent))
+    launch = _launch(deployment, crashes_dir)
     launch.start([(node_behind("here", host), spec)], lambda _node: before_start())
     return launch
 
 
 def begin_return(host: DockerHost, kept: ContainerFact, *, crashes_dir: Path) -> Launch:
     """Start a kept container again."""
-    launch = Launch(kept.deployment, crashes_dir, ClusterRecord.below(crashes_dir.parent))
+    launch = _launch(kept.deployment, crashes_dir)
     launch.start([(node_behind("here", host), kept)])
     return launch
 
 
-def wait_and_settle(
+def _launch(deployment: str, crashes_dir: Path) -> Launch:
+    """Return a launch whose state lies beside its crash folders."""
+    assert crashes_dir.name == "crashes"
+    folder = crashes_dir.parent
+    settings = replace(load_settings(), state_dir=folder, lock_dir=folder / "locks")
+    return Launch(deployment, settings, f"up test --name {deployment}")
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """What a launch waits with."""
+
+    container_id: str
+    answer: Callable[[str], Any]
+    details: Callable[[], Mapping[str, Any]] = dict
+
+    def wait(self) -> Any:
+        return self.answer(self.container_id)
+
+
+def wait_and_commit(
     launch: Launch,
     *,
-    wait: Callable[[str], Outcome],
-    changing: Callable[[], AbstractContextManager[None]],
+    wait: Callable[[str], Any],
     details: Callable[[], Mapping[str, Any]] = dict,
-) -> Outcome:
-    """Wait, and settle."""
-    return launch.wait_and_settle(lambda: wait(launch.head.container_id), changing, details)
+) -> Any:
+    """Wait for the head's container, and keep what was started or put back the old."""
+    watch: Any = _Wait(launch.head.container_id, wait, details)
+    return launch.wait_and_commit(watch)

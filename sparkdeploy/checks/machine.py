@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -196,7 +197,7 @@ def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[F
         else:
             seen = f"{folder.path} belongs to uid {folder.owner_uid} and cannot be written by "
             seen += f"uid {caller_uid}"
-            yield fail(check, seen, f"sudo chown -R {caller_uid} {folder.path}")
+            yield fail(check, seen, f"sudo chown -R {caller_uid} {shlex.quote(folder.path)}")
 
 
 def _check_lock(check: str, folder: Folder, owner_uid: int, caller_uid: int) -> Finding:
@@ -214,4 +215,8 @@ def check_duplicates(copies: Sequence[str], hub_cache: str) -> Finding:
     if not copies:
         return ok(check, "the model lies in no second cache")
     seen = f"the model lies in {', '.join(copies)} too, and {hub_cache} is the cache in use"
-    return warn(check, seen, f"rm -r {copies[0]}, or point HF_HUB_CACHE at that cache instead")
+    return warn(
+        check,
+        seen,
+        f"keep one: point HF_HUB_CACHE at it, and remove the other (ls {shlex.quote(copies[0])})",
+    )

@@ -64,23 +64,6 @@ group = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    group.command(MEASURE)(measure)
-    group.command("load")(load)
-    group.command("pair")(pair)
-    group.command("campaign")(campaign)
-    group.command("ls")(list_runs)
-    group.command("import")(import_runs)
-    group.command("show")(show_run)
-    group.command("compare")(compare_runs)
-    group.command("quality")(asking.quality)
-    group.command("needle")(asking.needle)
-    group.command("tools")(asking.tools)
-    group.command("pooling")(asking.pooling)
-    group.command("report")(report)
-    app.add_typer(group, name="bench")
-
-
 def measure(
     name: NameArgument = None,
     url: UrlOption = None,
@@ -137,12 +120,12 @@ def measure(
 def _refuse_misspelt(name: str) -> None:
     """Raise UsageError for what is no deployment, and almost one of the commands beside this."""
     from sparkdeploy.cli.meant import near
-    from sparkdeploy.commands import chosen
+    from sparkdeploy.deploy import names
 
     meant = near(name, (command.name or "" for command in group.registered_commands))
     if meant:
         try:
-            chosen.there(name)
+            names.there(name)
         except NodeError as error:
             command = f"sparkdeploy bench {meant}"
             raise UsageError(error.message, hint=f"did you mean `{command}`?") from error
@@ -247,3 +230,18 @@ def report(
 
     count = write_report(runs or (), output, current_settings())
     console.answer(f"wrote {output}: {count} run{'' if count == 1 else 's'}")
+
+
+group.command(MEASURE)(measure)
+group.command("load")(load)
+group.command("pair")(pair)
+group.command("campaign")(campaign)
+group.command("ls")(list_runs)
+group.command("import")(import_runs)
+group.command("show")(show_run)
+group.command("compare")(compare_runs)
+group.command("quality")(asking.quality)
+group.command("needle")(asking.needle)
+group.command("tools")(asking.tools)
+group.command("pooling")(asking.pooling)
+group.command("report")(report)

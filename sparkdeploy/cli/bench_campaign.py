@@ -80,7 +80,7 @@ def campaign(
 
 
 def _from_anywhere(recipes: list[str] | None, settings: Settings) -> tuple[str, ...]:
-    from sparkdeploy.commands.request import from_anywhere
+    from sparkdeploy.deploy.request import from_anywhere
 
     wanted = recipes or [BASELINE, settings.default_recipe]
     return tuple(dict.fromkeys(from_anywhere(recipe, settings) for recipe in wanted))

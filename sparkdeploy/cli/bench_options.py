@@ -56,6 +56,6 @@ def one_side(name: str | None, url: str | None, command: str) -> str:
         raise UsageError("give a deployment's name or --url, not both")
     if url:
         return url
-    from sparkdeploy.commands import chosen
+    from sparkdeploy.deploy import names
 
-    return chosen.said(name or None, command)
+    return names.said(name or None, command.split())

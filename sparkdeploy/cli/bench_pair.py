@@ -170,7 +170,7 @@ def _of_recipes(
     consent: Callable[[str], bool],
 ) -> AbstractContextManager[RunComparison]:
     from sparkdeploy.commands.bench.pair_recipes import RecipePair, one_after_the_other
-    from sparkdeploy.commands.request import from_anywhere
+    from sparkdeploy.deploy.request import from_anywhere
 
     settings = current_settings()
     recipes = (from_anywhere(sides[0], settings), from_anywhere(sides[1], settings))

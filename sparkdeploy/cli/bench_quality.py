@@ -169,15 +169,13 @@ def pooling(
 
 def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> None:
     from sparkdeploy.bench.quality.capture import write_capture
-    from sparkdeploy.commands import chosen
+    from sparkdeploy.deploy import names
 
     if len(asked) > 1:
         raise UsageError("--save captures one side", hint="capture the other into a second file")
     if save.suffix != ".json":
         raise UsageError(f"--save {save}: a capture's name ends in .json")
-    side = (
-        asked[0] if asked else chosen.said(None, f"bench quality --save {shlex.quote(str(save))}")
-    )
+    side = asked[0] if asked else names.said(None, ("bench", "quality", "--save", str(save)))
     write_capture(ask(side), save)
     console.info(
         f"wrote {save}; compare it with `sparkdeploy bench quality {shlex.quote(str(save))} OTHER`"

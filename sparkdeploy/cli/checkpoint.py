@@ -260,7 +260,7 @@ def twin(
     from sparkdeploy.checkpoint.twin.build import build_twin
     from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
     from sparkdeploy.commands.checkpoint import refuse_other_family
-    from sparkdeploy.commands.request import resolve
+    from sparkdeploy.deploy.request import resolve
 
     settings = current_settings()
     refuse_other_family(resolve(requested(like, None, settings), settings), settings)

@@ -31,21 +31,23 @@ from sparkdeploy.cli.options import (
 from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
 from sparkdeploy.cli.watching import WatchedArgument, WatchOption, show_watch
 from sparkdeploy.console import console, format_bytes
-from sparkdeploy.errors import UsageError
+from sparkdeploy.errors import UsageError, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.commands.rehearse import Report
-    from sparkdeploy.commands.request import Request
-    from sparkdeploy.commands.up import Extent, Handover
+    from sparkdeploy.deploy.request import Request
+    from sparkdeploy.deploy.up import UpOptions
     from sparkdeploy.settings import Settings
 
-SoloOption = Annotated[bool, typer.Option("--solo", help="Deploy on this machine alone.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")]
-KeepOption = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Earlier containers to keep for `rollback`.")
+SoloOption = Annotated[
+    bool,
+    typer.Option("--solo", help="On this machine alone, whatever the recipe or config.yaml says."),
 ]
+ONE_MACHINE = "cluster.min_nodes=null"
+"""What `--solo` sets: a recipe that asks for several nodes is served on one."""
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")]
 UpdateImageOption = Annotated[
     bool,
     typer.Option(
@@ -71,7 +73,6 @@ def up(
     ] = False,
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
-    keep: KeepOption = 1,
     update_image: UpdateImageOption = False,
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
@@ -79,7 +80,7 @@ def up(
     _on: OnOption = None,
 ) -> None:
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
-    from sparkdeploy.commands.up import Extent
+    from sparkdeploy.deploy.up import Extent, UpOptions
 
     if sum((prepare, detach, dry_run, stay)) > 1:
         raise UsageError("--dry-run, --prepare, --detach and --stay exclude each other")
@@ -89,17 +90,17 @@ def up(
         raise UsageError("--update-image asks the registry, and --dry-run asks nobody")
     settings = current_settings()
     assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
+    if solo:
+        assignments.append(ONE_MACHINE)
     request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
     if dry_run:
         _show_plan(request, settings, as_json=as_json)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
-    handover = _handover(
-        keep, drop_page_cache=drop_page_cache, update_image=update_image, stay=stay
-    )
-    _deploy(request, settings, extent, handover, yes=yes, as_json=as_json)
+    options = UpOptions(extent, drop_page_cache, update_image, stop_on_interrupt=stay)
+    _deploy(request, settings, options, yes=yes, as_json=as_json)
     if stay:
-        from sparkdeploy.commands.stay import stay_with
+        from sparkdeploy.deploy.stay_command import stay_with
 
         stay_with(name)
 
@@ -116,82 +117,54 @@ def switch(
     dry_run: DryRunOption = False,
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
-    keep: KeepOption = 1,
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """Serve another recipe where a deployment answers: the same port, key and aliases."""
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.reach import Reach
     from sparkdeploy.commands.switch import address_of, at_address
-    from sparkdeploy.commands.up import Extent
+    from sparkdeploy.deploy import names
 
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
     settings = current_settings()
-    name = name if name is not None else chosen.said(None, f"switch {recipe} --name")
+    name = name if name is not None else names.said(None, ("switch", recipe, "--name"))
     address = address_of(name, settings)
-    is_cluster = cluster or (address.reach is Reach.CLUSTER and not solo)
+    is_cluster = cluster or (address.cluster and not solo)
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, cluster=is_cluster)
     request = at_address(request, address, settings)
     if dry_run:
         _show_plan(request, settings, as_json=as_json)
         return
-    handover = _handover(keep, drop_page_cache=drop_page_cache)
-    _deploy(request, settings, Extent.ANSWER, handover, yes=yes, as_json=as_json)
+    _deploy(request, settings, UpOptions(drop_page_cache=drop_page_cache), yes=yes, as_json=as_json)
 
 
 def _show_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
-    from sparkdeploy.commands.request import plan_for
+    from sparkdeploy.deploy.request import plan_for
 
     plan = plan_for(request, settings)
     print_plan(plan, None, as_json=as_json)
     require_no_problems(plan)
 
 
-def _handover(
-    keep: int, *, drop_page_cache: bool, update_image: bool = False, stay: bool = False
-) -> Handover:
-    from sparkdeploy.commands.known_image import ImagePolicy
-    from sparkdeploy.commands.up import Handover
-    from sparkdeploy.deploy.launch import Interruption
-    from sparkdeploy.deploy.memory import PageCache
-
-    return Handover(
-        keep,
-        PageCache.DROP if drop_page_cache else PageCache.ASK,
-        ImagePolicy.UPDATE if update_image else ImagePolicy.KEEP,
-        Interruption.STOPS if stay else Interruption.GOES_ON,
-    )
-
-
 def _deploy(
-    request: Request,
-    settings: Settings,
-    extent: Extent,
-    handover: Handover,
-    *,
-    yes: bool,
-    as_json: bool,
+    request: Request, settings: Settings, options: UpOptions, *, yes: bool, as_json: bool
 ) -> None:
     from sparkdeploy.cli.outcome import print_outcome
-    from sparkdeploy.commands.known_image import ImagePolicy
-    from sparkdeploy.commands.request import resolve, resolve_unasked
-    from sparkdeploy.commands.up import up as deploy
+    from sparkdeploy.deploy.request import resolve, resolve_unpinned
+    from sparkdeploy.deploy.up import up as deploy
 
-    is_update = handover.images is ImagePolicy.UPDATE
+    load = resolve_unpinned if options.update_image else resolve
     outcome = deploy(
-        (resolve_unasked if is_update else resolve)(request, settings),
+        load(request, settings),
         request,
         settings,
-        extent=extent,
-        consent=(lambda _question: True) if yes else console.confirm,
-        handover=handover,
+        confirm=(lambda _question: True) if yes else console.confirm,
+        options=options,
     )
-    print_outcome(outcome, request, extent, as_json=as_json)
+    print_outcome(outcome, request, options.extent, as_json=as_json)
 
 
 def status(
@@ -220,11 +193,11 @@ def logs(
     _on: OnOption = None,
 ) -> None:
     """Show a deployment's log."""
-    from sparkdeploy.commands import chosen
     from sparkdeploy.commands.operate import read_log, read_quiet_log
+    from sparkdeploy.deploy import names
 
     read = read_log if nccl else read_quiet_log
-    console.answer_log(read(chosen.said(name, "logs"), node=node, follow=follow, tail=tail))
+    console.answer_log(read(names.said(name, ("logs",)), node=node, follow=follow, tail=tail))
 
 
 def down(
@@ -233,20 +206,21 @@ def down(
     _on: OnOption = None,
 ) -> None:
     """Stop and remove a deployment; images, checkpoints and caches stay."""
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.operate import take_down, take_everything_down
+    from sparkdeploy.deploy import lifecycle, names
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
-    only = None if everything else chosen.to_change(name, "down")
-    if only == chosen.NOTHING:
+    only = None if everything else names.to_change(name, ("down",))
+    if only == names.NOTHING:
         console.info("nothing to do: nothing is deployed")
         return
-    removed = take_everything_down() if only is None else take_down(only)
-    if not removed:
-        console.info("nothing to do")
-    for container in removed:
+    removed = lifecycle.down_all() if only is None else lifecycle.Removed(lifecycle.down(only))
+    for container in removed.containers:
         console.info(f"removed {container}")
+    if removed.errors:
+        raise joined(removed.errors, f"{len(removed.errors)} deployments were not removed")
+    if not removed.containers:
+        console.info("nothing to do")
 
 
 def rollback(
@@ -256,16 +230,15 @@ def rollback(
     _on: OnOption = None,
 ) -> None:
     """End a replacement under way or interrupted, or bring the deployment before this one back."""
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.rollback import roll_back
-    from sparkdeploy.deploy.memory import PageCache
+    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.lifecycle import roll_back
 
-    name = chosen.to_change(name, "rollback")
-    if name == chosen.NOTHING:
+    name = names.to_change(name, ("rollback",))
+    if name == names.NOTHING:
         text = "nothing to do: nothing is deployed"
         answer([text], {"deployment": None, "action": "nothing", "text": text}, as_json=as_json)
         return
-    done = roll_back(name, PageCache.DROP if drop_page_cache else PageCache.ASK)
+    done = roll_back(name, drop_page_cache=drop_page_cache)
     content = {"deployment": name, "action": done.action, "text": done.text}
     answer([done.text], content, as_json=as_json)
 

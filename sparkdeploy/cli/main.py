@@ -1,86 +1,222 @@
-"""The program: commands by group, and the one place where an error becomes an exit code."""
+"""The program: one table of commands, each loaded when it is named, and every exit code."""
 
 from __future__ import annotations
 
 import errno
-import signal
+import os
 import sys
 import tempfile
 import traceback
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
 from sparkdeploy import __version__
-from sparkdeploy.cli import (
-    bench,
-    checkpoint,
-    cluster,
-    completion_commands,
-    connecting,
-    deployments,
-    export,
-    image,
-    recipe_import,
-    recipes,
-    stopping,
-    talking,
-    upkeep,
-)
-from sparkdeploy.cli.options import FitsHereByDefault
+from sparkdeploy.cli.start import INTERRUPTED_EXIT_CODE, Interruption
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.terminal import nothing_raw, visible
 
-app = typer.Typer(
-    name="sparkdeploy",
-    help="Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("list", cls=FitsHereByDefault)(recipes.list_recipes)
-app.command("fits")(recipes.fits)
-app.command("new")(recipes.new)
-app.command("show")(recipes.show_recipe)
-app.command("plan")(recipes.plan_recipe)
-app.command("up")(deployments.up)
-app.command("switch")(deployments.switch)
-app.command("status")(deployments.status)
-app.command("logs")(deployments.logs)
-app.command("ask")(talking.ask)
-app.command("chat")(talking.chat)
-app.command("connect")(connecting.connect)
-app.command("stop")(stopping.stop)
-app.command("start")(stopping.start)
-app.command("restart")(stopping.restart)
-app.command("down")(deployments.down)
-app.command("rollback")(deployments.rollback)
-app.command("diagnose")(deployments.diagnose)
-app.command("doctor")(recipes.doctor)
-app.command("setup")(upkeep.setup)
-app.command("update")(upkeep.update)
-app.command("config")(upkeep.config)
-app.command("clean")(upkeep.clean)
-app.command("rehearse")(deployments.rehearse)
-app.add_typer(recipe_import.group, name="recipe")
-app.add_typer(export.group, name="export")
-app.add_typer(checkpoint.group, name="checkpoint")
-app.add_typer(image.group, name="image")
-bench.register(app)
-app.add_typer(cluster.group, name="cluster")
-app.add_typer(completion_commands.group, name="completion")
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
+    from typer.core import TyperCommand
+
+
+class CommandEntry(NamedTuple):
+    """Where a command is, and what `--help` says of it without loading it."""
+
+    module: str
+    """Below sparkdeploy.cli."""
+    name: str
+    """A function, or `group` for a group of commands."""
+    summary: str
+    """The first line of its help, word for word."""
+    fits_here: bool = False
+    """Whether `--fits` without a value means this machine."""
+
+
+COMMANDS = {
+    "list": CommandEntry(
+        "recipes",
+        "list_recipes",
+        "List the recipes by model, and the engines; with --fits, how fast on another machine.",
+        fits_here=True,
+    ),
+    "fits": CommandEntry(
+        "recipes",
+        "fits",
+        "Say whether recipes fit one machine at the same time; exit 1 where they may not.",
+    ),
+    "new": CommandEntry(
+        "recipes",
+        "new",
+        "Write a recipe: for a model from its configuration, or to change another one by hand.",
+    ),
+    "show": CommandEntry(
+        "recipes",
+        "show_recipe",
+        "Show a recipe with everything it inherits, and where each value was written.",
+    ),
+    "plan": CommandEntry(
+        "recipes",
+        "plan_recipe",
+        "Say what `up` would do, and do nothing; with --hardware, what would fit and how fast.",
+    ),
+    "up": CommandEntry(
+        "deployments",
+        "up",
+        "Deploy a recipe: images, checkpoint, container, and the model's first answer.",
+    ),
+    "switch": CommandEntry(
+        "deployments",
+        "switch",
+        "Serve another recipe where a deployment answers: the same port, key and aliases.",
+    ),
+    "status": CommandEntry(
+        "deployments",
+        "status",
+        "Show the deployments of this machine; with --watch, what each does, once a second.",
+    ),
+    "logs": CommandEntry("deployments", "logs", "Show a deployment's log."),
+    "ask": CommandEntry(
+        "talking", "ask", "Ask a deployment one question; the answer appears as it comes."
+    ),
+    "chat": CommandEntry("talking", "chat", "Talk to a deployment; it remembers what was said."),
+    "connect": CommandEntry(
+        "connecting",
+        "connect",
+        "Print a client's own settings for a deployment; a key is named by its file.",
+    ),
+    "stop": CommandEntry(
+        "stopping",
+        "stop",
+        "End a deployment's containers and leave them there, so that `start` brings them back.",
+    ),
+    "start": CommandEntry(
+        "stopping",
+        "start",
+        "Start a stopped deployment again: the same containers, until the model's first answer.",
+    ),
+    "restart": CommandEntry(
+        "stopping", "restart", "Stop a deployment, and start the same containers again."
+    ),
+    "down": CommandEntry(
+        "deployments", "down", "Stop and remove a deployment; images, checkpoints and caches stay."
+    ),
+    "rollback": CommandEntry(
+        "deployments",
+        "rollback",
+        "End a replacement under way or interrupted, or bring the deployment before this one back.",
+    ),
+    "diagnose": CommandEntry(
+        "deployments",
+        "diagnose",
+        "Pack all that is known of a failure into one file for a bug report, secrets removed.",
+    ),
+    "doctor": CommandEntry(
+        "recipes",
+        "doctor",
+        "Check this machine for a recipe: GPU, memory, Docker, folders, ports, network.",
+    ),
+    "setup": CommandEntry(
+        "upkeep",
+        "setup",
+        "Look for all that this machine lacks; as root, install it after a question.",
+    ),
+    "config": CommandEntry(
+        "upkeep",
+        "config",
+        "Show every setting with its value and whether it comes from the environment or a file.",
+    ),
+    "clean": CommandEntry(
+        "upkeep",
+        "clean",
+        "Remove our own old images, crash folders, caches and ended checks, after showing them.",
+    ),
+    "rehearse": CommandEntry(
+        "deployments",
+        "rehearse",
+        "Serve a recipe's miniature on this machine's CPU, and ask it what users will ask.",
+    ),
+    "recipe": CommandEntry("recipe_import", "group", "Recipes of others."),
+    "export": CommandEntry(
+        "export",
+        "group",
+        "A deployment as a systemd unit or a Compose file, and what runs beside it.",
+    ),
+    "checkpoint": CommandEntry(
+        "checkpoint",
+        "group",
+        "Checkpoints: downloads, what is made of them, and the miniature for rehearsals.",
+    ),
+    "image": CommandEntry("image", "group", "Engines and their images."),
+    "bench": CommandEntry(
+        "bench",
+        "group",
+        "Measure and compare what is served; `bench [NAME]` is short for `bench run [NAME]`.",
+    ),
+    "cluster": CommandEntry(
+        "cluster", "group", "Two or more nodes: who they are, and whether they fit together."
+    ),
+    "completion": CommandEntry(
+        "completion_commands",
+        "group",
+        "Commands, options and names complete in bash, zsh and fish.",
+    ),
+}
 # Typer has no public name for what all its errors about a command line are.
 _ERRORS = typer.BadParameter.__mro__
 NotAsTyped: type[Any] = next(it for it in _ERRORS if it.__name__ == "ClickException")
 BUG_EXIT_CODE = 70
-INTERRUPTED_EXIT_CODE = 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 NO_ROOM_HINT = "`df -h` says which disk is full; `sparkdeploy config` which folders are used"
+
+
+def program(loaded: Collection[str]) -> typer.Typer:
+    """Return the program in which the commands named in `loaded` are whole.
+
+    Of the others there are the names and the summaries, for `--help` and near misses: importing
+    all of them takes longer than most commands do.
+    """
+    app = typer.Typer(
+        name="sparkdeploy",
+        help="Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name, entry in COMMANDS.items():
+        if name not in loaded:
+            app.command(name, help=entry.summary)(_not_loaded)
+            continue
+        with Interruption.loading():
+            found = getattr(import_module(f"sparkdeploy.cli.{entry.module}"), entry.name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name, cls=_fits_here() if entry.fits_here else None)(found)
+    return app
+
+
+def _fits_here() -> type[TyperCommand]:
+    from sparkdeploy.cli.options import FitsHereByDefault
+
+    return FitsHereByDefault
+
+
+def _not_loaded() -> None:
+    raise AssertionError("the command that was named is always loaded")
+
+
+def named_command(arguments: list[str]) -> list[str]:
+    """Return the command among the arguments, which no option of the program itself can be."""
+    return [word for word in arguments if not word.startswith("-")][:1]
 
 
 def _print_version(wanted: bool) -> None:
@@ -97,7 +233,6 @@ def _print_identity(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show details.")] = False,
@@ -117,35 +252,53 @@ def _options(
 @nothing_raw()
 def main() -> None:
     """Run a command; exit with its code and never with a traceback for a user's mistake."""
-    _hear_stop_signals()
     try:
-        _run()
+        code = _run()
+    except KeyboardInterrupt as interrupt:
+        # What had failed before the interruption was heard is what the user has to know.
+        if isinstance(interrupt.__context__, SparkdeployError):
+            _show(interrupt.__context__)
+        code = _interrupted()
     except SparkdeployError as error:
-        console.error(error.message, hint=error.hint, detail=error.detail)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        console.error("interrupted")
-        sys.exit(INTERRUPTED_EXIT_CODE)
-    except BrokenPipeError:
-        # The reader of our answer has gone, as `head` does; nothing is left to say.
-        sys.stderr.close()
-        sys.exit(0)
+        if Interruption.was_just_now():
+            code = _interrupted()
+        else:
+            _show(error)
+            code = error.exit_code
     except OSError as error:
         if error.errno not in NO_ROOM:
             _end_with_bug(error)
         console.error(f"{error.strerror}: {error.filename or 'a file of ours'}", hint=NO_ROOM_HINT)
-        sys.exit(NodeError.exit_code)
+        code = NodeError.exit_code
     except Exception as error:  # noqa: BLE001 - the one place where a bug becomes a message
-        _end_with_bug(error)
+        if not Interruption.was_just_now():
+            _end_with_bug(error)
+        code = _interrupted()
+    _flush_answer()
+    sys.exit(code)
 
 
-def _run() -> NoReturn:
+def _interrupted() -> int:
+    console.error("interrupted")
+    return INTERRUPTED_EXIT_CODE
+
+
+def _show(error: SparkdeployError) -> None:
+    console.error(error.message, hint=error.hint, detail=error.detail)
+
+
+def _run() -> int:
     """Run the command that was typed; UsageError names the one that was meant."""
+    command = typer.main.get_command(program(named_command(sys.argv[1:])))
     try:
-        code = app(standalone_mode=False)
+        # Typer's own call would make an exit code of a Ctrl-C, and lose what had failed before.
+        with command.make_context("sparkdeploy", sys.argv[1:]) as context:
+            code = command.invoke(context)
+    except typer.Exit as ended:
+        return int(ended.exit_code)
     except typer.Abort:
         console.error("aborted")
-        sys.exit(1)
+        return 1
     except NotAsTyped as error:
         from sparkdeploy.cli.completion.words import load_words
         from sparkdeploy.cli.meant import corrected
@@ -154,27 +307,23 @@ def _run() -> NoReturn:
         if meant is not None:
             raise meant from error
         error.show()
-        sys.exit(error.exit_code)
-    # What a callback ends with, such as --version's.
-    sys.exit(code if isinstance(code, int) else 0)
+        return int(error.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def _flush_answer() -> None:
+    """Let a reader that has gone, as `head` does, change nothing about the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python flushes once more at its end, and would end with 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end_with_bug(error: Exception) -> NoReturn:
     place = _write_crash_log()
     console.error(f"unexpected {type(error).__name__}: {error}", hint=f"details in {place}")
     sys.exit(BUG_EXIT_CODE)
-
-
-def _hear_stop_signals() -> None:
-    """A terminal that goes away, or a `kill`, interrupts like Ctrl-C: nothing stays half done."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # Under nohup the signal is ignored, and stays so.
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, interrupt)
 
 
 def _write_crash_log() -> str:

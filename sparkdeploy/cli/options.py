@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from sparkdeploy.commands.request import Request
+    from sparkdeploy.deploy.request import Request
     from sparkdeploy.settings import Settings
 
 
@@ -186,8 +186,7 @@ def requested(
     cluster: bool = False,
 ) -> Request:
     """Return what the options ask for; raise UsageError for a name Docker would not take."""
-    from sparkdeploy.commands.reach import Reach
-    from sparkdeploy.commands.request import make_request
+    from sparkdeploy.deploy.request import make_request
     from sparkdeploy.plan.launch import Exposure
 
     return make_request(
@@ -196,5 +195,5 @@ def requested(
         name=name,
         exposure=Exposure.PUBLIC if public else Exposure.LOOPBACK,
         settings=settings,
-        reach=Reach.CLUSTER if cluster else Reach.HERE,
+        cluster=cluster,
     )

@@ -8,9 +8,9 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.commands.request import up_words
-from sparkdeploy.commands.up import Extent
 from sparkdeploy.console import console, format_seconds
+from sparkdeploy.deploy.request import up_words
+from sparkdeploy.deploy.up import Extent
 from sparkdeploy.export.clients import with_key
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
@@ -22,19 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sparkdeploy.commands.request import Request
-    from sparkdeploy.commands.stop import Started
-    from sparkdeploy.commands.up import Outcome
+    from sparkdeploy.deploy.lifecycle import Started
+    from sparkdeploy.deploy.request import Request
+    from sparkdeploy.deploy.up import Outcome
 
 
 def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json: bool) -> None:
     """Print where the model answers, or what to do that it will."""
     if extent is Extent.ANSWER:
         _say_way_in(outcome)
-    if outcome.drafting:
-        console.warn(outcome.drafting)
-    if outcome.silence_s is not None:
-        console.info(f"nobody was answered for {format_seconds(outcome.silence_s)}")
+    if outcome.downtime_s is not None:
+        console.info(f"downtime: {format_seconds(outcome.downtime_s)}")
     answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)
     if extent is Extent.ANSWER and not as_json:
         say_next(outcome.plan.deployment.name)
@@ -65,8 +63,9 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
     if extent is Extent.PREPARE:
         yield f"ready to start: {shlex.join(['sparkdeploy', *up_words(request)])}"
         return
-    if extent is Extent.DETACH and outcome.changed:
-        yield f"{name} is starting; `sparkdeploy status` shows when it answers"
+    if not outcome.is_answering:
+        state = "is starting" if outcome.changed else "was started before"
+        yield f"{name} {state}; `sparkdeploy status` shows when it answers"
         return
     model = outcome.plan.resolved.recipe.model.served_names[0]
     state = "answers" if outcome.changed else "was up already and answers"
@@ -130,10 +129,9 @@ def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
         "changed": outcome.changed,
         "endpoint": _tried(outcome) if extent is Extent.ANSWER else None,
         "startup_s": readiness.startup_s if readiness else None,
-        "silence_s": outcome.silence_s,
+        "downtime_s": outcome.downtime_s,
         "phases_s": dict(readiness.phases_s) if readiness else None,
         "backends": _backends(outcome),
-        "drafting": outcome.drafting or None,
     }
 
 

@@ -169,7 +169,7 @@ def show_recipe(
         outlook = outlook_for(recipe, assignments, hardware=HERE, among=among)
         answer(outlook.capacity_lines(), outlook.as_dict(), as_json=as_json)
         return
-    from sparkdeploy.commands.request import resolve
+    from sparkdeploy.deploy.request import resolve
     from sparkdeploy.recipe import report
 
     settings = current_settings()
@@ -224,7 +224,7 @@ def plan_recipe(
         )
         print_outlook(outlook, html, as_json=as_json)
         return
-    from sparkdeploy.commands.request import plan_for, with_expected_paths
+    from sparkdeploy.deploy.request import plan_for, with_expected_paths
 
     settings = current_settings()
     request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
@@ -257,8 +257,8 @@ def doctor(
 ) -> None:
     """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
     from sparkdeploy.checks import report
-    from sparkdeploy.commands.doctor import examine
-    from sparkdeploy.commands.request import resolve
+    from sparkdeploy.deploy.doctor import examine
+    from sparkdeploy.deploy.request import resolve
 
     settings = current_settings()
     request = requested(recipe, with_consent(assignments, unsafe=unsafe), settings)

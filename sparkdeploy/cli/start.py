@@ -2,19 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import signal
 import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 COMPLETE = "__complete"
 """Only shells say it (the scripts beside completion/answer.py)."""
+INTERRUPTED_EXIT_CODE = 130
+JUST_NOW_S = 2.0
+
+
+class Interruption:
+    """When Ctrl-C, SIGTERM or SIGHUP came last.
+
+    What runs at that moment may be an import, or a library that makes another error of it.
+    """
+
+    at_s = -math.inf
+    is_loading = False
+
+    @classmethod
+    @contextlib.contextmanager
+    def loading(cls) -> Iterator[None]:
+        """Raise behind the block what comes meanwhile: an import swallows it, or breaks."""
+        cls.is_loading = True
+        try:
+            yield
+        finally:
+            cls.is_loading = False
+        if cls.was_just_now():
+            raise KeyboardInterrupt
+
+    @classmethod
+    def was_just_now(cls) -> bool:
+        return time.monotonic() - cls.at_s < JUST_NOW_S
+
+    @classmethod
+    def hear(cls) -> None:
+        """Let a terminal that goes away, or a `kill`, interrupt as Ctrl-C does."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Under nohup a signal is ignored, and stays so.
+            if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
+                signal.signal(number, cls._interrupt)
+
+    @classmethod
+    def _interrupt(cls, _number: int, _frame: object) -> None:
+        cls.at_s = time.monotonic()
+        if not cls.is_loading:
+            raise KeyboardInterrupt
 
 
 def main() -> None:
     if sys.argv[1:2] == [COMPLETE]:
         _complete(sys.argv[2:])
-    else:
-        from sparkdeploy.cli.main import main as run
-
-        run()
+        return
+    try:
+        Interruption.hear()
+        with Interruption.loading():
+            from sparkdeploy.cli.main import main as run
+    except BaseException:
+        if not Interruption.was_just_now():
+            raise
+        sys.stderr.write("error: interrupted\n")
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    run()
 
 
 def _complete(arguments: list[str]) -> None:

@@ -8,11 +8,11 @@ from sparkdeploy.console import console
 
 def stop(name: NameArgument = None, _on: OnOption = None) -> None:
     """End a deployment's containers and leave them there, so that `start` brings them back."""
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.stop import stop as end
+    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.lifecycle import stop as end
 
-    name = chosen.to_change(name, "stop")
-    if name == chosen.NOTHING:
+    name = names.to_change(name, ("stop",))
+    if name == names.NOTHING:
         console.info("nothing to do: nothing is deployed")
         return
     stopped = end(name)
@@ -32,12 +32,12 @@ def start(
 ) -> None:
     """Start a stopped deployment again: the same containers, until the model's first answer."""
     from sparkdeploy.cli.outcome import print_started
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.stop import start as begin
-    from sparkdeploy.deploy.memory import PageCache
+    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.lifecycle import start as begin
 
-    page_cache = PageCache.DROP if drop_page_cache else PageCache.ASK
-    print_started(begin(chosen.said(name, "start"), page_cache), as_json=as_json)
+    print_started(
+        begin(names.said(name, ("start",)), drop_page_cache=drop_page_cache), as_json=as_json
+    )
 
 
 def restart(
@@ -48,9 +48,9 @@ def restart(
 ) -> None:
     """Stop a deployment, and start the same containers again."""
     from sparkdeploy.cli.outcome import print_started
-    from sparkdeploy.commands import chosen
-    from sparkdeploy.commands.stop import restart as begin_anew
-    from sparkdeploy.deploy.memory import PageCache
+    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.lifecycle import restart as begin_anew
 
-    page_cache = PageCache.DROP if drop_page_cache else PageCache.ASK
-    print_started(begin_anew(chosen.said(name, "restart"), page_cache), as_json=as_json)
+    print_started(
+        begin_anew(names.said(name, ("restart",)), drop_page_cache=drop_page_cache), as_json=as_json
+    )

@@ -1,4 +1,4 @@
-"""`setup`, `update`, `config` and `clean`: what this machine lacks, gets, is told, and has left."""
+"""`setup`, `config` and `clean`: what this machine lacks, gets, is told, and has left."""
 
 from __future__ import annotations
 
@@ -55,14 +55,6 @@ def _to_type(commands: Sequence[str]) -> Iterator[str]:
         yield from (f"  {command}" for command in commands)
 
 
-def update(as_json: JsonOption = False, _on: OnOption = None) -> None:
-    """Show what this version would rebuild or restart, and how a newer one comes."""
-    from sparkdeploy.commands.update import update_lines, update_report
-
-    report = update_report(current_settings())
-    answer(update_lines(report), report.as_dict(), as_json=as_json)
-
-
 def config(as_json: JsonOption = False) -> None:
     """Show every setting with its value and whether it comes from the environment or a file."""
     from sparkdeploy.settings import describe
@@ -78,10 +70,6 @@ def config(as_json: JsonOption = False) -> None:
 
 def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, remove nothing.")] = False,
-    everything: Annotated[
-        bool,
-        typer.Option("--everything", help="All that is ours but settings and downloads."),
-    ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
@@ -90,8 +78,7 @@ def clean(
     import time
 
     from sparkdeploy.commands import clean as cleaning
-    from sparkdeploy.commands import purge as purging
-    from sparkdeploy.commands.reach import connect
+    from sparkdeploy.deploy.nodes import connect
 
     def agrees(found: Sequence[Leftover]) -> bool:
         _show(found)
@@ -100,15 +87,10 @@ def clean(
     settings = current_settings()
     with connect(settings) as host:
         if dry_run:
-            found = tuple(
-                purging.find_everything(settings, host)
-                if everything
-                else cleaning.find_leftovers(settings, host, now_s=time.time())
-            )
+            found = cleaning.find_leftovers(settings, host, now_s=time.time())
             _show(found)
         else:
-            remove = purging.purge if everything else cleaning.clean
-            found = remove(settings, host, agrees=agrees)
+            found = cleaning.clean(settings, host, agrees=agrees)
             console.info(f"removed {len(found)}" if found else "nothing was removed")
     if as_json:
         console.answer_json([asdict(item) for item in found])

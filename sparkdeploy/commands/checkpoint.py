@@ -25,11 +25,12 @@ from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import is_qwen35_moe
-from sparkdeploy.commands.reach import connect
-from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import console, format_bytes
-from sparkdeploy.deploy.changing import changing
 from sparkdeploy.deploy.deployments import list_deployments
+from sparkdeploy.deploy.lock import deploy_lock
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.use_note import refuse_used
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, SparkdeployError
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.node import facts
@@ -95,7 +96,8 @@ def remove_stored(name: str, settings: Settings, consent: Callable[[str], bool])
         size = f"{size}, of which other repositories keep all but {format_bytes(item.freed_bytes)}"
     if not consent(f"Delete {item.path} ({size})?"):
         raise SparkdeployError(f"{name} was not deleted", hint="say yes, or pass --yes")
-    with changing(settings, f"checkpoint rm {name}"):
+    with deploy_lock(settings, f"checkpoint rm {name}"):
+        refuse_used((name, str(item.path)), settings)
         _refuse_if_mounted(item, settings)
         remove(item, settings)
     return item

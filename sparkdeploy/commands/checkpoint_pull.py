@@ -31,7 +31,7 @@ def pull_repositories(
     if _is_of_hub(name, settings):
         wanted = [WantedRepository(*repo_and_revision(name))]
     else:
-        from sparkdeploy.commands.checkpoint_fetch import (  # noqa: PLC0415 - all of planning
+        from sparkdeploy.deploy.download import (  # noqa: PLC0415 - all of planning
             repositories_of,
         )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.deploy.changing import changing, crashes_dir
+from sparkdeploy.deploy.lock import deploy_lock
+from sparkdeploy.deploy.use_note import users_of
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.lock import ARCHITECTURES
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
@@ -56,29 +58,40 @@ def clean(
 ) -> tuple[Leftover, ...]:
     """Remove our leftovers once `agrees` has seen them; return what was removed.
 
-    Nothing starts or ends meanwhile. Raises NodeError naming a folder that cannot go.
+    Images that a running `up` has named stay. Raises NodeError naming a folder that cannot go.
     """
-    with changing(settings, "clean"):
-        found = find_leftovers(settings, host, now_s=time.time())
-        if not found or not agrees(found):
-            return ()
+    agreed = find_leftovers(settings, host, now_s=time.time())
+    if not agreed or not agrees(agreed):
+        return ()
+    with deploy_lock(settings, "clean"):
+        # What a deployment has begun to use since the question stays.
+        still = {(item.kind, item.name) for item in _leftovers(settings, host)}
+        found = tuple(item for item in agreed if (item.kind, item.name) in still)
         for item in found:
             _remove(item, host)
-        return found
+    return found
+
+
+def _leftovers(settings: Settings, host: DockerHost) -> tuple[Leftover, ...]:
+    return find_leftovers(settings, host, now_s=time.time())
 
 
 def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tuple[Leftover, ...]:
     """Return our own old images, crash folders and caches; nothing of anybody else's."""
     wanted = wanted_by(settings, facts.architecture_of(host.info()))
     images = host.own_images()
-    old = old_images(images, host.images_in_use(), wanted)
+    named = users_of((tag for image in images for tag in image.tags), settings)
+    used = host.images_in_use() | {
+        image.image_id for image in images if named.keys() & set(image.tags)
+    }
+    old = old_images(images, used, wanted)
     staying = [image for image in images if image not in old]
     sources = (host.mounted_from(container.container_id) for container in host.own_containers())
     mounted = frozenset(itertools.chain.from_iterable(sources))
     return (
         *map(_container, host.ended_checks()),
         *(_image(host.measured(image)) for image in old),
-        *_old_crashes(crashes_dir(settings), now_s),
+        *_old_crashes(settings.crashes_dir, now_s),
         *_old_caches(caches_of_engines(settings), staying, wanted, mounted),
     )
 
@@ -94,7 +107,7 @@ def _remove(item: Leftover, host: DockerHost) -> None:
         shutil.rmtree(item.name)
     except OSError as error:
         told = f"{item.name} cannot be removed: {error.strerror}"
-        raise NodeError(told, hint=f"sudo rm -r {item.name}") from error
+        raise NodeError(told, hint=f"sudo rm -r {shlex.quote(item.name)}") from error
 
 
 def _container(container_id: str) -> Leftover:

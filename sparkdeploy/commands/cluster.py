@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.checks.fabric import Check
 from sparkdeploy.checks.survey import compare, probe, survey
-from sparkdeploy.commands.reach import needed
-from sparkdeploy.commands.request import resolve
 from sparkdeploy.console import console
 from sparkdeploy.deploy.inside import add_up, look_inside
+from sparkdeploy.deploy.nodes import needed_nodes
+from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
 from sparkdeploy.node.cluster import configured, open_nodes
 from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_key
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sparkdeploy.checks.survey import Survey
-    from sparkdeploy.commands.request import Request
+    from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.cluster import ClusterConfig
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.node.node import Nodes
@@ -82,7 +82,7 @@ def _check_inside(
     """Return what containers of the recipe's engine see, or why nobody could look."""
     try:
         resolved = resolve(request, settings)
-        nodes = nodes.only(needed(resolved, request.reach, settings))
+        nodes = nodes.only(needed_nodes(resolved, settings))
         nodes.require_all()
         deployment, assumed = request.deployment, Registry.ASSUMED
         seen = observe(resolved, settings, nodes, deployment, found=found, registry=assumed)

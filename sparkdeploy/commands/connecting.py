@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.commands.chosen import said
 from sparkdeploy.commands.neighbours import served_deployments
+from sparkdeploy.deploy.names import said
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.clients import client_settings
 
@@ -52,7 +52,7 @@ def connect_client(
     """
     if not _HOST.fullmatch(host):
         raise UsageError(f"{host!r} is no host name or address")
-    (served,) = served_deployments([said(name, f"connect {client.value}")], "connect", settings)
+    (served,) = served_deployments([said(name, ("connect", client.value))], "connect", settings)
     if host != LOOPBACK and served.key_file is None:
         raise UsageError(
             f"{served.name} listens on this machine alone",

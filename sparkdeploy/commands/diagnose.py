@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
-from sparkdeploy.commands import chosen
-from sparkdeploy.commands.doctor import doctor_report
 from sparkdeploy.commands.operate import current_rows
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import crashes_dir
+from sparkdeploy.deploy import names
 from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.doctor import doctor_report
 from sparkdeploy.deploy.evidence import (
     ROOT_CAUSE,
     known_secrets,
     newest_crash,
     write_evidence,
 )
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.recipe.load import library, load_recipe
@@ -68,7 +67,7 @@ def diagnose(subject: str | None, output: Path | None) -> Bundle:
         if not found:
             raise SparkdeployError(
                 f"nothing is known of {subject}: it is no deployment, no folder, and left no crash",
-                hint=f"`sparkdeploy status`, or a folder below {crashes_dir(settings)}",
+                hint=f"`sparkdeploy status`, or a folder below {settings.crashes_dir}",
             )
         found |= dict(_surroundings(settings))
         contents = {
@@ -86,10 +85,10 @@ def diagnose(subject: str | None, output: Path | None) -> Bundle:
 def _only_subject(settings: Settings) -> str:
     """Raises UsageError where there are several deployments."""
     try:
-        return chosen.said(None, "diagnose")
+        return names.said(None, ("diagnose",))
     except NodeError:
         # Nothing is deployed, or the Docker Engine itself is what has failed.
-        folders = [path for path in crashes_dir(settings).glob("*") if path.is_dir()]
+        folders = [path for path in settings.crashes_dir.glob("*") if path.is_dir()]
         if not folders:
             raise
         return str(max(folders, key=lambda path: path.stat().st_mtime))
@@ -100,7 +99,7 @@ def _collect(
 ) -> dict[str, str]:
     if (folder := _named_folder(subject, settings)) is not None:
         return _read_folder(folder, "crash")
-    newest = newest_crash(crashes_dir(settings), subject)
+    newest = newest_crash(settings.crashes_dir, subject)
     found = {} if newest is None else _read_folder(newest, "crash")
     try:
         with connect(settings) as host:
@@ -121,7 +120,7 @@ def _named_folder(subject: str, settings: Settings) -> Path | None:
     A bug report is public, and a folder of the present directory may be anything.
     """
     folder = Path(subject)
-    kept = crashes_dir(settings) / subject
+    kept = settings.crashes_dir / subject
     # What no file system takes for a path is no folder: too long, or with a NUL in it.
     with contextlib.suppress(OSError, ValueError):
         if folder.is_dir() and (os.sep in subject or (folder / ROOT_CAUSE).is_file()):

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.request import (
+from sparkdeploy.commands.switch import PORT
+from sparkdeploy.console import console, format_seconds
+from sparkdeploy.deploy.request import (
     plan_for,
     resolve,
     seen_from_anywhere,
     sets_variables,
     up_words,
 )
-from sparkdeploy.commands.switch import PORT
-from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.watch import NOT_KNOWN
 from sparkdeploy.errors import BuildError, CheckpointError, UsageError
 from sparkdeploy.export.compose_file import compose_text
@@ -39,7 +39,7 @@ from sparkdeploy.shell import AS_MODULE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.commands.request import Request
+    from sparkdeploy.deploy.request import Request
     from sparkdeploy.settings import Settings
 
 FOLDER_VARIABLES = (

@@ -8,8 +8,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from sparkdeploy import atomic_files, labels
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_bytes
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.use_note import refuse_used
 from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.archive import ArchivedImage, list_archive, read_archive
@@ -236,6 +237,7 @@ def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, .
         chosen = {find_own(own, reference).image_id for reference in references}
         going = [image for image in own if image.image_id in chosen]
         _refuse_needed(going, [image for image in own if image.image_id not in chosen], host)
+        refuse_used((tag for image in going for tag in image.tags), settings)
         going.sort(key=lambda image: UPPERMOST_FIRST.get(image.stage, 4))
         for image in going:
             for tag in image.tags:

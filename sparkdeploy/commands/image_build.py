@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.known_image import ImagePolicy, refuse_missing_mods, settle
-from sparkdeploy.commands.reach import connect
-from sparkdeploy.deploy.changing import changing
+from sparkdeploy.deploy.image_pin import pin_image, refuse_missing_mods
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.prepare import build_stages
 from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
 from sparkdeploy.image.emulation import PLATFORMS, platform_of, refuse_without_emulation
@@ -68,7 +67,7 @@ def build_engine(
             hint=f"name a recipe: `sparkdeploy image build RECIPE --set engine={name}`",
         )
     refuse_credentials(settings)
-    with changing(settings, f"image build {name}"), connect(settings) as host:
+    with connect(settings) as host:
         own = facts.architecture_of(host.info())
         wanted = own if platform is None else PLATFORMS[platform]
         if wanted != own:
@@ -78,7 +77,7 @@ def build_engine(
             again = partial(_recipe_with, name, assignments, settings)
             foreign = platform_of(wanted) if wanted != own else None
             settling = Settling(host, wanted, settings, foreign)
-            meant = settle(meant, again, settling, ImagePolicy.KEEP).resolved
+            meant = pin_image(meant, again, settling)
         steps = _steps(meant, wanted, host, settings)
         missing = [step.stage for step in steps if step.action is Action.BUILD]
         if wanted != own:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
-from sparkdeploy.commands.chosen import several
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.names import several
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.served import served_by
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.grafana import grafana_export
@@ -55,7 +55,7 @@ def served_deployments(
     Raises NodeError where there is none, or one is headed by another machine.
     """
     with connect(settings) as host:
-        found = [require_deployment(host, name) for name in several(names, command)]
+        found = [require_deployment(host, name) for name in several(names, command.split())]
     for item in found:
         if item.is_of_another_head:
             head = item.current.nodes[0]

@@ -1,4 +1,4 @@
-"""Look at, follow and end deployments."""
+"""`status` and `logs`: what runs, and what it writes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.boot import failed_starts, with_failed_starts
-from sparkdeploy.commands.reach import connect, everyone
-from sparkdeploy.console import console
 from sparkdeploy.deploy import deployments
-from sparkdeploy.deploy.changing import changing, crashes_dir
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import MemberRow, nodes_with
+from sparkdeploy.deploy.lifecycle import warn_of_foreign_containers
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import answers, counted_by
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node
-from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import at_once, named
-from sparkdeploy.plan.container import container_name
 from sparkdeploy.server.nccl import without_chatter
 from sparkdeploy.settings import load_settings
 
@@ -30,13 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.deploy.deployments import StatusRow
-    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.settings import Settings
 
 BEING_REPLACED = "being replaced"
-NAMED_STRANGERS = 3
-SHOWN_CHARACTERS = 80
 CHATTER_LINES = 2000
 """More than NCCL writes at a start, so that the last lines asked for are found behind it."""
 NO_CONTAINER = "no container"
@@ -50,7 +44,7 @@ def current_rows() -> tuple[StatusRow, ...]:
         by_name = {item.name: item for item in deployments.list_deployments(host)}
         rows = deployments.status_rows(host, by_name.values(), lambda it: answers(it.current))
         rows = tuple(_with_counters(row, by_name[row.name], settings) for row in rows)
-        _name_strangers(host)
+        warn_of_foreign_containers(host)
     names = dict.fromkeys((*by_name, *record.deployments()))
     nodes = {name: nodes_with(by_name.get(name), record.nodes(name)) for name in names}
     # Another machine that heads a deployment knows its other nodes.
@@ -62,7 +56,7 @@ def current_rows() -> tuple[StatusRow, ...]:
     whole = (_with_members(row, members.get(row.name, ())) for row in rows)
     watched = (_watched(row, settings) for row in whole)
     seen = (*watched, *(row for row in left if row.members))
-    return with_failed_starts(seen, failed_starts(), crashes_dir(settings))
+    return with_failed_starts(seen, failed_starts(), settings.crashes_dir)
 
 
 def rows_of(names: Collection[str], rows: Sequence[StatusRow]) -> tuple[StatusRow, ...]:
@@ -240,87 +234,3 @@ def read_log(
             current = deployments.require_deployment(where.docker, name).current
             for chunk in where.docker.logs(current.container_id, follow=follow, tail=tail):
                 yield decoder.decode(chunk)
-
-
-def take_down(name: str) -> tuple[str, ...]:
-    """Stop and remove one deployment on all of its nodes; return the names of its containers.
-
-    Raises NodeError on a machine that has only a part of what another one heads.
-    """
-    settings = load_settings()
-    with everyone(settings, name) as nodes, changing(settings, f"down {name}"):
-        host = nodes.here.docker
-        _name_strangers(host)
-        deployments.refuse_as_worker(host, name)
-        found = deployments.find_deployment(host, name)
-        if found is not None and is_another(found.current.user):
-            console.warn(f"{name} was deployed by {found.current.user}")
-        return end(nodes, name, settings)
-
-
-def take_everything_down() -> tuple[str, ...]:
-    """Stop and remove every deployment of this machine; return the names of their containers."""
-    settings = load_settings()
-    record = ClusterRecord.below(settings.state_dir)
-    with connect(settings) as host:
-        found = deployments.list_deployments(host)
-        _name_strangers(host)
-    foreign = {item.name: item.current.nodes[0] for item in found if item.is_of_another_head}
-    removed: list[str] = []
-    for name in dict.fromkeys((*(item.name for item in found), *record.deployments())):
-        if name in foreign:
-            # What is noted of it is older than what that head has put here.
-            console.warn(f"{name} stays: it is a part of what {foreign[name]} heads")
-            continue
-        with everyone(settings, name) as nodes, changing(settings, "down --all"):
-            removed += end(nodes, name, settings)
-    return tuple(removed)
-
-
-def end(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
-    """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
-    record = ClusterRecord.below(settings.state_dir)
-    found = deployments.find_deployment(nodes.here.docker, name)
-    over = nodes_with(found, record.nodes(name))
-    facts = found.containers if found is not None else ()
-    # config.yaml may have called this machine otherwise when it started them.
-    own = {nodes.here.name, *(fact.nodes[0] for fact in facts if fact.nodes and not fact.rank)}
-    removed = [*deployments.down(nodes.here.docker, name)]
-    left: list[str] = []
-    for other in over:
-        if other in own:
-            continue
-        if not _is_configured(nodes, other) and (nodes.config or settings.cluster is None):
-            console.warn(
-                f"{other} is not in config.yaml, and what it may have of {name} is forgotten; on "
-                f"that machine: docker rm -f {container_name(name)}"
-            )
-            continue
-        try:
-            node = nodes.node(other)
-            with named(node):
-                gone = [
-                    container
-                    for head in own
-                    for container in deployments.down(node.docker, name, of_head=head)
-                ]
-        except NodeError as error:
-            left.append(other)
-            console.warn(
-                f"{error.message}; {container_name(name)} may remain there: run `sparkdeploy down "
-                f"{name}` again when it is back"
-            )
-            continue
-        removed += [f"{other}:{container}" for container in gone]
-    record.note(name, tuple(left))
-    return tuple(removed)
-
-
-def _name_strangers(host: DockerHost) -> None:
-    """Anybody who may use the Docker Engine can write our labels on what is none of ours."""
-    if names := host.strangers():
-        more = len(names) - NAMED_STRANGERS
-        rest = f" and {more} more" if more > 0 else ""
-        shown = ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_STRANGERS])
-        told = "left alone, for they carry sparkdeploy's labels and other names"
-        console.warn(f"{told}: {shown}{rest}")

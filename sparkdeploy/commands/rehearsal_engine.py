@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.network import has_torch_at_hand
 from sparkdeploy.image.stages import BASE_SOURCES, stages_of

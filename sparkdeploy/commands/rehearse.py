@@ -15,19 +15,20 @@ from sparkdeploy.checkpoint.published import PublishedConfig, published_config
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.checkpoint.verify import is_qwen35_moe
-from sparkdeploy.commands.operate import take_down
-from sparkdeploy.commands.reach import Reach, connect
 from sparkdeploy.commands.rehearsal_engine import rehearsal_engine
 from sparkdeploy.commands.rehearsal_neighbours import ports_of_others, refuse_to_replace
-from sparkdeploy.commands.request import Request, resolve
-from sparkdeploy.commands.up import Extent, Outcome, up
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import held_back, locked_here
 from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.lifecycle import down
+from sparkdeploy.deploy.lock import LOCK_WAIT_S, defer_signals
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.serving import require_listener
+from sparkdeploy.deploy.up import Outcome, up
 from sparkdeploy.deploy.watch import start_title
 from sparkdeploy.errors import CheckpointError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
+from sparkdeploy.node.lock import node_lock
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.rehearsal import reference
@@ -156,17 +157,23 @@ def rehearse(
     was drafted although the recipe speculates, or when the plugin converted something else than
     the recipe asks for; NodeError when a rehearsal of this name runs and may not be replaced.
     """
-    reach, name = request.reach, request.deployment.name
-    lock = f"{settings.node_name}-{name}"
-    with locked_here(settings, lock, f"rehearse {request.recipe}"), console.steps():
+    cluster, name = request.cluster, request.deployment.name
+    lock = node_lock(
+        settings.lock_dir,
+        f"{settings.node_name}-{name}",
+        command=f"sparkdeploy rehearse {request.recipe}",
+        wait_s=LOCK_WAIT_S,
+        on_wait=console.info,
+    )
+    with lock, console.steps():
         refuse_to_replace(name, settings, consent)
         # What the recipe says of several nodes is for its miniature.
-        small = _miniature(replace(request, reach=Reach.HERE), settings)
-        if reach is Reach.CLUSTER:
+        small = _miniature(replace(request, cluster=False), settings)
+        if cluster:
             small = replace(small, resolved=for_cluster(small.resolved))
         for note in small.dropped:
             console.info(f"  changed for the rehearsal: {note}")
-        venue = Venue(request.deployment, reach, settings)
+        venue = Venue(request.deployment, cluster, settings)
         if small.stand_in is None:
             return _rehearse(small, venue, policy=policy, afterwards=afterwards)
         return _rehearse_stand_in(small, venue, afterwards=afterwards)
@@ -177,7 +184,7 @@ class Venue:
     """Where a rehearsal runs, and under which name."""
 
     deployment: Deployment
-    reach: Reach
+    cluster: bool
     settings: Settings
 
 
@@ -216,8 +223,8 @@ def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
     finally:
         if is_interrupted or afterwards is Afterwards.TAKE_DOWN:
             # A second Ctrl-C is heard when nothing of it is left.
-            with held_back():
-                take_down(name)
+            with defer_signals():
+                down(name)
                 if is_interrupted:
                     console.info(f"{name} is taken down: it was interrupted")
 
@@ -274,7 +281,7 @@ def _texts_without_speculation(
     if resolved.recipe.serve.speculative is None:
         return None, FIRST_OF_ITS_KIND
     console.info("the text without speculation is not recorded yet: serving that first")
-    run = _serve(without_speculation(resolved), replace(venue, reach=Reach.HERE))
+    run = _serve(without_speculation(resolved), replace(venue, cluster=False))
     reference.write_reference(file, run.answers)
     return {item.prompt: item.text for item in run.answers}, SERVED_BEFORE
 
@@ -289,11 +296,9 @@ def _reference_file(resolved: Resolved, venue: Venue) -> Path:
 
 def _serve(resolved: Resolved, venue: Venue) -> _Run:
     name = resolved.recipe.name
-    request = Request(name, (), venue.deployment, venue.reach, is_rehearsal=True)
+    request = Request(name, (), venue.deployment, venue.cluster, is_rehearsal=True)
     console.expect(Awaited(start_title(venue.deployment.name)), Awaited(QUESTIONS))
-    outcome = up(
-        resolved, request, venue.settings, extent=Extent.ANSWER, consent=lambda _question: True
-    )
+    outcome = up(resolved, request, venue.settings, confirm=lambda _question: True)
     recipe = resolved.recipe
     with ServedModel(
         outcome.plan.base_url,

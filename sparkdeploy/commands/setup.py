@@ -31,8 +31,8 @@ from sparkdeploy.checks.setup import (
     start_engine_command,
 )
 from sparkdeploy.checks.surroundings import Places, own_folders, read_surroundings
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.base import missing_packages
 from sparkdeploy.node import facts

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.commands.reach import Reach, connect
-from sparkdeploy.commands.request import resolve
 from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import resolve
 from sparkdeploy.deploy.served import served_by
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.facts import is_another
@@ -17,7 +17,7 @@ from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.document import is_set
 
 if TYPE_CHECKING:
-    from sparkdeploy.commands.request import Request
+    from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.settings import Settings
 
@@ -32,7 +32,8 @@ class Address:
     exposure: Exposure
     aliases: tuple[str, ...]
     """What else requests call it than by its own model's name, which is the first."""
-    reach: Reach
+    cluster: bool
+    """Whether several nodes serve it."""
 
 
 def address_of(name: str, settings: Settings) -> Address:
@@ -49,7 +50,7 @@ def address_of(name: str, settings: Settings) -> Address:
         port=served.port,
         exposure=Exposure.PUBLIC if served.key_file is not None else Exposure.LOOPBACK,
         aliases=served.models[1:],
-        reach=Reach.CLUSTER if fact.nodes else Reach.HERE,
+        cluster=bool(fact.nodes),
     )
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import starting_together
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import parts_elsewhere
+from sparkdeploy.deploy.lock import ranks_lock
 from sparkdeploy.deploy.memory import make_room_for
 from sparkdeploy.deploy.watch import Watch, start_pace
 from sparkdeploy.errors import NodeError, SparkdeployError
@@ -20,24 +20,16 @@ from sparkdeploy.recipe.schema import Limits
 
 if TYPE_CHECKING:
     from sparkdeploy.deploy.launch import Launch
-    from sparkdeploy.deploy.memory import PageCache
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.settings import Settings
 
 Parts = list[tuple["Node", "ContainerFact"]]
 
 
 def start_again(
-    nodes: Nodes,
-    launch: Launch,
-    head: ContainerFact,
-    settings: Settings,
-    *,
-    command: str,
-    page_cache: PageCache,
+    nodes: Nodes, launch: Launch, head: ContainerFact, *, drop_page_cache: bool
 ) -> None:
     """Start a container of this node, and all parts that it once started with, on their nodes.
 
@@ -48,9 +40,9 @@ def start_again(
     claims = {node.name: _claim(node, fact) for node, fact in parts}
 
     def make_room(node: Node) -> None:
-        make_room_for(node, launch.deployment, claims[node.name], page_cache)
+        make_room_for(node, launch.deployment, claims[node.name], drop_page_cache=drop_page_cache)
 
-    with starting_together([node for node, _ in parts], settings, command):
+    with ranks_lock([node for node, _ in parts], launch.command):
         for node, _ in parts:
             _refuse_others(node, nodes.here.name)
         needed = [node.name for node, _ in parts]
@@ -79,25 +71,21 @@ def parts_of(nodes: Nodes, head: ContainerFact) -> Parts:
     return [*found, (nodes.here, head)]
 
 
-def watch_again(launch: Launch, settings: Settings, command: str) -> Watch:
-    """Return the wait for what was started again: as long as it was given at first."""
-    return watch_parts(launch.deployment, launch.started, launch.head.host, settings, command)
+def watch_parts(launch: Launch, parts: dict[Node, str], host: DockerHost) -> Watch:
+    """Return the wait for containers that run, by node; `host` is that of the head.
 
-
-def watch_parts(
-    deployment: str, parts: dict[Node, str], host: DockerHost, settings: Settings, command: str
-) -> Watch:
-    """Return the wait for parts that run; `host` is that of the head."""
+    It lasts as long as they were given at their first start.
+    """
     head_id = next(container_id for node, container_id in parts.items() if node.is_here)
     fact = host.find_container(head_id)
     timeout_s = fact.startup_timeout_s if fact is not None else None
     return Watch(
-        deployment=deployment,
-        command=command,
+        deployment=launch.deployment,
+        command=launch.command,
         deadline_s=timeout_s if timeout_s is not None else Limits().startup_timeout_s,
-        pace=pace_of(host, fact) if fact is not None else command,
+        pace=pace_of(host, fact) if fact is not None else launch.command,
         parts=parts,
-        settings=settings,
+        settings=launch.settings,
     )
 
 

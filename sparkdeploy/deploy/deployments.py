@@ -20,7 +20,7 @@ from sparkdeploy.server.health import restarts_of
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
@@ -35,6 +35,7 @@ HALF_STOPPED = "half stopped"
 STOPPED = "stopped"
 OTHER_LAUNCH = "of another start than the head"
 CAUSE_CHARACTERS = 200
+STOP_TIMEOUT_S = 30
 WORKER = "worker"
 """A part of what another machine heads."""
 
@@ -200,17 +201,11 @@ def status_rows(
     return tuple(_row(host, deployment, is_healthy) for deployment in found)
 
 
-def down(
-    host: DockerHost, name: str, *, timeout_s: int = 30, of_head: str | None = None
-) -> tuple[str, ...]:
-    """Stop and remove its containers, all or those that `of_head` heads; return their names."""
-    deployment = find_deployment(host, name)
-    facts = deployment.containers if deployment is not None else ()
-    if of_head is not None:
-        facts = tuple(fact for fact in facts if fact.nodes[:1] == (of_head,))
+def remove_containers(host: DockerHost, facts: Sequence[ContainerFact]) -> tuple[str, ...]:
+    """Stop and remove containers; return their names."""
     for fact in facts:
         if fact.is_running:
-            host.stop(fact.container_id, timeout_s=timeout_s)
+            host.stop(fact.container_id, timeout_s=STOP_TIMEOUT_S)
         host.remove(fact.container_id)
     return tuple(fact.name for fact in facts)
 
@@ -221,6 +216,11 @@ def uptime_s(fact: ContainerFact) -> float | None:
     started = parse_time(fact.started_at)
     # A clock that was set back is no reason to show a start in the future.
     return max((datetime.now(UTC) - started).total_seconds(), 0.0) if started else None
+
+
+def may_still_start(fact: ContainerFact) -> bool:
+    running_s, timeout_s = uptime_s(fact), fact.startup_timeout_s
+    return running_s is not None and timeout_s is not None and running_s < timeout_s
 
 
 def _deployment(name: str, facts: list[ContainerFact]) -> DeploymentContainers:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node
     from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.server.facts import EngineFacts
-    from sparkdeploy.server.truth import BackendFinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +129,10 @@ def _treatment(plan: Plan) -> ExpectedTreatment | None:
 
 
 def check_truth(expected: Expectation, facts: EngineFacts) -> None:
-    """Hold what the engine says of itself against what was planned.
+    """Compare what the engine says of itself with what was planned.
 
-    Raises UnhealthyError when the treatment or a back end is not the recipe's: the model would
-    run, but as something else. What the recipe lists under `backends.warn_only` is only told.
+    Warns of a back end that is not the recipe's. Raises UnhealthyError when the plugin converted
+    something else, or NCCL goes over sockets where the recipe does not allow it.
     """
     if expected.treatment is not None:
         _check_treatment(expected.treatment, facts)
@@ -141,19 +140,12 @@ def check_truth(expected: Expectation, facts: EngineFacts) -> None:
     for finding in found:
         if finding.agreement is Agreement.DIFFERS and not finding.is_failure:
             console.warn(finding.describe())
-    failures = [finding for finding in found if finding.is_failure]
-    if failures:
-        subjects = ", ".join(item.planned.subject for item in found if _may_differ(item))
+    failed = next((finding for finding in found if finding.is_failure), None)
+    if failed is not None:
         raise UnhealthyError(
-            "the engine fell back to something else than the recipe says: "
-            + "; ".join(finding.describe() for finding in failures),
-            hint=f"if that is fine, say so in the recipe: `backends: {{warn_only: [{subjects}]}}`",
+            f"NCCL fell back: {failed.describe()}",
+            hint="if that is fine: --set 'backends.warn_only=[transport]'",
         )
-
-
-def _may_differ(finding: BackendFinding) -> bool:
-    """Say whether a recipe has to list it for this start to stay; it may list some already."""
-    return finding.is_failure or finding.planned.warns_only
 
 
 def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:

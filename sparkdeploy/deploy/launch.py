@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from sparkdeploy import labels
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import held_back
+from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.replace import Replacement, TakenAwayError, begin, leave
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import ContainerSpec
@@ -30,18 +30,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from sparkdeploy.deploy.cluster_record import ClusterRecord
+    from sparkdeploy.deploy.watch import Watch
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.node import Node, Nodes
-
-Result = TypeVar("Result")
-
-
-class Interruption(Enum):
-    """What becomes of a start that took nobody's place when its `up` is interrupted."""
-
-    GOES_ON = "it goes on"
-    STOPS = "it is stopped: systemd runs no ExecStop= of a unit that is not up yet"
+    from sparkdeploy.server.health import Readiness
+    from sparkdeploy.settings import Settings
 
 
 @dataclass(slots=True)
@@ -49,13 +42,22 @@ class Launch:
     """One attempt to let a deployment run; it knows at any moment what has been begun."""
 
     deployment: str
-    crashes_dir: Path
-    record: ClusterRecord
+    settings: Settings
+    command: str
+    """What was typed, for who waits for the lock: `up v2 --name main`."""
     begun: list[tuple[Node, Replacement]] = field(default_factory=list)
     """In the order in which they were begun; each knows how far it has come."""
     is_settled: bool = False
     noted_before: tuple[str, ...] = ()
     answered_s: float | None = None
+
+    @property
+    def record(self) -> ClusterRecord:
+        return ClusterRecord.below(self.settings.state_dir)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock this node while the containers change."""
+        return deploy_lock(self.settings, self.command, self.deployment)
 
     @property
     def started(self) -> dict[Node, str]:
@@ -75,7 +77,7 @@ class Launch:
         return any(replacement.old_id is not None for _, replacement in self.begun)
 
     @property
-    def silence_s(self) -> float | None:
+    def downtime_s(self) -> float | None:
         """Return how long nobody was answered; None before an answer, and where nothing ran."""
         ends = [it.told_to_stop_s for _, it in self.begun if it.told_to_stop_s is not None]
         return self.answered_s - min(ends) if ends and self.answered_s is not None else None
@@ -101,67 +103,74 @@ class Launch:
             comes = replace(part, labels={**part.labels, **mark}) if is_new else part
             self._begin(node, partial(begin, part=comes, before_start=partial(before_start, node)))
 
-    def wait_and_settle(
-        self,
-        wait: Callable[[], Result],
-        changing: Callable[[], AbstractContextManager[None]],
-        details: Callable[[], Mapping[str, Any]] = dict,
-        on_answer: Callable[[], None] = lambda: None,
-    ) -> Result:
-        """Wait, and settle what becomes of the containers; return what `wait` returned.
+    def wait_and_commit(
+        self, watch: Watch, details: Callable[[], Mapping[str, Any]] | None = None
+    ) -> Readiness:
+        """Wait for the first answer without the lock; then keep the containers or put the old back.
 
-        `wait` is called without the node's lock, `changing()` takes it for the rest; `on_answer` is
-        called under it before the containers stay for good, and may not raise. When `wait` raises
-        an expected error, the evidence of the new containers is saved with `details()`, and the
-        old ones are back; the error then says so. Interrupted (Ctrl-C), the old ones come back too;
-        where there were none, the new ones go on starting. Raises TakenAwayError when another
-        command put an end to the new containers meanwhile. Settling is not interrupted: what comes
-        meanwhile is heard after it.
+        When the wait raises an expected error, the evidence of the new containers is saved with
+        `details()`, and the old ones are back; the error then says so. Interrupted (Ctrl-C), the
+        old ones come back too; where there were none, the new ones go on starting. Raises
+        TakenAwayError when another command put an end to the new containers meanwhile.
         """
+        report = details or watch.details
         try:
-            result = wait()
+            readiness = watch.wait()
             self.answered_s = time.monotonic()
         except SparkdeployError as error:
-            with held_back(), changing():
-                self._require_in_place(error)
-                self._require_wanted(error)
-                folders = self.revert({**details(), **_cause_of(error)})
-            fate = "; the previous deployment is starting again" if self.replaces else ""
-            kept = "".join(f"; evidence: {folder}" for folder in folders)
-            error.message += fate + kept
+            with defer_signals():
+                self._fail(error, report)
             raise
         except BaseException:
-            self.undo(changing, details)
+            self.undo(report)
             raise
-        with held_back(), changing():
+        with defer_signals(), self.lock():
             self._require_in_place(None)
-            on_answer()
             self.commit()
-        return result
+        return readiness
 
-    def undo(
-        self,
-        changing: Callable[[], AbstractContextManager[None]],
-        details: Callable[[], Mapping[str, Any]] = dict,
-    ) -> None:
+    def _fail(self, error: SparkdeployError, details: Callable[[], Mapping[str, Any]]) -> None:
+        """Put the old containers back, and add what became of them to the error's message."""
+        report = {**details(), **_cause_of(error)}
+        with contextlib.ExitStack() as locked:
+            try:
+                locked.enter_context(self.lock())
+            except NodeError as busy:
+                # Why it died is what the user has to know; the next command puts the old one back.
+                error.message += f"; what was there before is not back yet: {busy.message}"
+                return
+            self._require_in_place(error)
+            self._require_wanted(error)
+            folders = self.revert(report)
+        fate = "; the previous deployment is starting again" if self.replaces else ""
+        error.message += fate + "".join(f"; evidence: {folder}" for folder in folders)
+
+    def settle_after(self, error: SparkdeployError, settle: Callable[[], object]) -> None:
+        """Settle under the lock what failed; the error stays the one that the user reads."""
+        try:
+            with defer_signals(), self.lock():
+                settle()
+        except SparkdeployError as unsettled:
+            error.message += f"; what was there before is not back yet: {unsettled.message}"
+
+    def undo(self, details: Callable[[], Mapping[str, Any]] = dict) -> None:
         """Bring the old ones back after an interruption; new ones without old ones go on."""
         if self.is_settled or not self.replaces:
             return
-        with held_back(), changing():
+        with defer_signals(), self.lock():
             if self._is_in_place():
                 self.revert({"cause": {"meaning": "it was interrupted"}, **details()})
 
     def commit(self) -> None:
         """Let the new containers stay, the head's first: from then on the others follow it."""
         self.is_settled = True
-        keep = self.head.keep_count
         noted = [name for name in self.noted_before if name not in {n.name for n, _ in self.begun}]
         is_old_whole = self._is_old_whole()
         for node, replacement in self._by_rank():
             with _told(node, "what it replaced may remain there"):
                 if not is_old_whole:
                     replacement.remove_old()
-                replacement.commit(keep)
+                replacement.commit()
                 if find_deployment(node.docker, self.deployment) is None:
                     continue
             noted.append(node.name)
@@ -195,7 +204,7 @@ class Launch:
 
     def _begin(self, node: Node, bring: Callable[[Replacement], None]) -> None:
         with named(node):
-            replacement = Replacement(node.docker, self.deployment, self.crashes_dir)
+            replacement = Replacement(node.docker, self.deployment, self.settings.crashes_dir)
         # Before anything is done: whatever interrupts from here on finds it.
         self.begun.append((node, replacement))
         try:
@@ -204,7 +213,7 @@ class Launch:
             if node.is_here and replacement.new_id is not None:
                 self.record.unsettle(self.deployment, replacement.new_id)
         except BaseException:
-            with held_back():
+            with defer_signals():
                 self.revert()
             raise
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console, format_gib
@@ -26,13 +25,6 @@ DROP_CACHES = "/proc/sys/vm/drop_caches"
 DROP_COMMAND = f"sync && echo 1 | sudo tee {DROP_CACHES}"
 
 
-class PageCache(Enum):
-    """What may be done with the machine's page cache."""
-
-    ASK = "ask on a terminal, and leave it alone elsewhere"
-    DROP = "drop it when the model needs the room"
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What a look at a node's memory needs; other clocks are for tests."""
@@ -47,9 +39,12 @@ class Memory:
 
 
 def make_room_for(
-    node: Node, deployment: str, claim: MemoryClaim | None, page_cache: PageCache
+    node: Node, deployment: str, claim: MemoryClaim | None, *, drop_page_cache: bool
 ) -> None:
-    """Make room beside all other deployments of a node; raises what `make_room` does."""
+    """Make room beside all other deployments of a node; raises what `make_room` does.
+
+    A page cache in the way is dropped with `drop_page_cache`; otherwise a terminal is asked.
+    """
 
     def meminfo() -> Mapping[str, int]:
         return parse_meminfo(read_or_none(node, "/proc/meminfo") or "")
@@ -61,11 +56,15 @@ def make_room_for(
 
     memory = Memory(meminfo, drop, "" if node.is_here else f"{node.name}: ")
     others_bytes = promised_bytes(node.docker.own_containers(), deployment)
-    make_room(claim, page_cache, memory, others_bytes=others_bytes)
+    make_room(claim, memory, others_bytes=others_bytes, drop_page_cache=drop_page_cache)
 
 
 def make_room(
-    claim: MemoryClaim | None, page_cache: PageCache, memory: Memory, *, others_bytes: int = 0
+    claim: MemoryClaim | None,
+    memory: Memory,
+    *,
+    others_bytes: int = 0,
+    drop_page_cache: bool = False,
 ) -> None:
     """Hold a claim against the memory that is free now, when nothing of the deployment runs.
 
@@ -89,10 +88,10 @@ def make_room(
             raise NodeError(memory.prefix + problem.message, hint=problem.fix)
         memory.sleep(POLL_S)
     if not claim.page_cache_counts:
-        _clear_page_cache(claim.needed_bytes, page_cache, memory)
+        _clear_page_cache(claim.needed_bytes, memory, drop=drop_page_cache)
 
 
-def _clear_page_cache(needed_bytes: int, page_cache: PageCache, memory: Memory) -> None:
+def _clear_page_cache(needed_bytes: int, memory: Memory, *, drop: bool) -> None:
     missing_bytes = needed_bytes - memory.meminfo().get("MemFree", needed_bytes)
     if missing_bytes <= 0:
         return
@@ -100,7 +99,7 @@ def _clear_page_cache(needed_bytes: int, page_cache: PageCache, memory: Memory) 
         f"{memory.prefix}the page cache holds {format_gib(missing_bytes)} that CUDA will not count "
         "as free"
     )
-    if page_cache is PageCache.ASK and not console.confirm(f"{told}. Drop it?"):
+    if not drop and not console.confirm(f"{told}. Drop it?"):
         console.warn(f"{told}; if the start fails: {DROP_COMMAND}")
         return
     try:

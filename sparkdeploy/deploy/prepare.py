@@ -20,6 +20,7 @@ from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.compilation import refuse_start
 from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node import facts
+from sparkdeploy.node.lock import node_lock
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observe import locate_model, treatment_for
@@ -29,6 +30,7 @@ from sparkdeploy.plan.template import write_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from sparkdeploy.image.stages import Stage
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 KEY_BYTES = 32
+BUILD_WAIT_S = 2 * 3600.0
+"""An engine that is compiled takes longer than an hour."""
 
 
 def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
@@ -78,10 +82,26 @@ def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings)
             refuse_start(stage, host, settings)
     with console.steps(*(Awaited(f"image {stage.name}") for stage in missing)):
         for stage in missing:
-            pull_below(host, stage, settings)
-            with console.step(f"image {stage.name}") as step:
-                fact = build_stage(host, stage, settings, step)
-            console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")
+            # Of two commands that need one image the first builds it, and the second finds it.
+            with stage_lock(stage, settings):
+                if host.find_image(stage.tag) is not None:
+                    console.info(f"  {stage.tag} was built by another command")
+                    continue
+                pull_below(host, stage, settings)
+                with console.step(f"image {stage.name}") as step:
+                    fact = build_stage(host, stage, settings, step)
+                console.info(f"  {stage.tag}, {format_bytes(fact.size_bytes)}")
+
+
+def stage_lock(stage: Stage, settings: Settings) -> AbstractContextManager[None]:
+    """Lock one image stage while it is built; NodeError names who builds it for too long."""
+    return node_lock(
+        settings.lock_dir,
+        f"{settings.node_name}-{stage.tag}",
+        command=f"the build of {stage.tag}",
+        wait_s=BUILD_WAIT_S,
+        on_wait=console.info,
+    )
 
 
 def prepare_checkpoint(plan: Plan, settings: Settings) -> None:

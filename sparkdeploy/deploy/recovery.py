@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import crashes_dir, held_back
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     DeploymentContainers,
     find_deployment,
+    may_still_start,
     nodes_with,
 )
 from sparkdeploy.deploy.expectation import hold
-from sparkdeploy.deploy.new_meaning import keep_what_answered, may_still_start
+from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.deploy.replace import Origin, Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
@@ -46,6 +46,22 @@ class Recovery:
     text: str = ""
 
 
+def is_half_done(nodes: Nodes, deployment: str, settings: Settings) -> bool:
+    """Say whether `recover` would find something to finish, to revert or to compare with its plan.
+
+    Of a deployment over several nodes it always may: only the other nodes tell.
+    """
+    record = ClusterRecord.below(settings.state_dir)
+    found = find_deployment(nodes.here.docker, deployment)
+    if nodes.config is not None or record.nodes(deployment):
+        return True
+    if found is None or found.is_of_another_head:
+        return False
+    serving = found.serving
+    is_unsettled = serving is not None and record.is_unsettled(deployment, serving.container_id)
+    return found.is_half_replaced or len(found.kept) > 1 or is_unsettled
+
+
 def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
     """Finish or revert, on every node, what an interrupted command left; the others follow ours.
 
@@ -54,13 +70,13 @@ def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
     note; NodeError where its part would decide.
     """
     record = ClusterRecord.below(settings.state_dir)
-    with held_back():
+    with defer_signals():
         done = recover_here(
             nodes.here.docker,
             deployment,
-            crashes_dir=crashes_dir(settings),
+            crashes_dir=settings.crashes_dir,
             is_answering=answers,
-            check=lambda fact: _hold_whole(nodes, deployment, fact, settings),
+            check=lambda fact: _hold_all(nodes, deployment, fact),
         )
         if done.action == "nothing":
             done = _hold_first_start(nodes, deployment, settings)
@@ -75,20 +91,13 @@ def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
 
 def end_start(nodes: Nodes, deployment: str, settings: Settings, *, reason: str) -> Recovery:
     """Finish or revert everywhere; what is still starting is given up, `reason` says why."""
-    with held_back():
+    with defer_signals():
         done = recover(nodes, deployment, settings)
         if done.action != "waiting":
             return done
-        crashes = crashes_dir(settings)
-        done = abandon(nodes.here.docker, deployment, crashes_dir=crashes, reason=reason)
+        done = abandon(nodes, deployment, settings, reason=reason)
         console.info(done.text)
         return _let_others_follow(nodes, deployment, settings, done)
-
-
-def _hold_whole(nodes: Nodes, deployment: str, head: ContainerFact, settings: Settings) -> None:
-    """As `_hold_all`; what is whole stays, and its tag means from now on what it stands on."""
-    _hold_all(nodes, deployment, head)
-    keep_what_answered(head, deployment, settings)
 
 
 def _hold_all(nodes: Nodes, deployment: str, head: ContainerFact) -> None:
@@ -110,19 +119,17 @@ class Head:
     name: str
     launch: str
     """That of its container; ALONE where it serves by itself, empty where it serves nothing."""
-    keep: int
-    """How many predecessors stay."""
     launches: frozenset[str]
     """All that it has a container of, kept ones among them."""
 
 
 def _head_of(name: str, found: DeploymentContainers | None) -> Head:
     if found is None:
-        return Head(name, "", 0, frozenset())
+        return Head(name, "", frozenset())
     launches = frozenset(fact.launch for fact in found.containers if fact.launch)
     if found.serving is None:
-        return Head(name, "", 0, launches)
-    return Head(name, found.serving.launch or ALONE, found.serving.keep_count, launches)
+        return Head(name, "", launches)
+    return Head(name, found.serving.launch or ALONE, launches)
 
 
 def _let_others_follow(
@@ -166,7 +173,7 @@ def _let_others_follow(
 def _settle(node: Node, head: Head, deployment: str, settings: Settings) -> tuple[Recovery, bool]:
     """Return what became of another node, and whether it still has a container of this head."""
     with named(node):
-        done = follow(node.docker, deployment, head=head, crashes_dir=crashes_dir(settings))
+        done = follow(node.docker, deployment, head=head, crashes_dir=settings.crashes_dir)
         left = find_deployment(node.docker, deployment)
     facts = left.containers if left is not None else ()
     return done, any(fact.nodes[:1] == (head.name,) for fact in facts)
@@ -191,7 +198,7 @@ def recover_here(
     new = found.serving
     if found.replaced is None:
         # What a command that died after its last rename did not come to.
-        for fact in found.kept[max(new.keep_count, 1) :] if new is not None else ():
+        for fact in found.kept[1:] if new is not None else ():
             host.remove(fact.container_id)
         return Recovery("nothing")
     half_done = _half_done(host, found, crashes_dir)
@@ -214,21 +221,22 @@ def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Reco
     if fact is None or not record.is_unsettled(deployment, fact.container_id) or not answers(fact):
         return Recovery("nothing")
     try:
-        _hold_whole(nodes, deployment, fact, settings)
+        _hold_all(nodes, deployment, fact)
     except UnhealthyError as error:
-        started = Replacement(host, deployment, crashes_dir(settings), new_id=fact.container_id)
+        started = Replacement(host, deployment, settings.crashes_dir, new_id=fact.container_id)
         # One that has ended before was started again, and stays, stopped.
         started.origin = Origin.ENDED if parse_time(fact.finished_at) else Origin.MADE
         return _reverted(started, error.message)
     return Recovery("held")
 
 
-def abandon(host: DockerHost, deployment: str, *, crashes_dir: Path, reason: str) -> Recovery:
+def abandon(nodes: Nodes, deployment: str, settings: Settings, *, reason: str) -> Recovery:
     """Give up what still starts: the old one is back. `reason` goes into the new one's evidence."""
+    host = nodes.here.docker
     found = find_deployment(host, deployment)
     if found is None or found.replaced is None:
         return Recovery("nothing")
-    return _reverted(_half_done(host, found, crashes_dir), reason)
+    return _reverted(_half_done(host, found, settings.crashes_dir), reason)
 
 
 def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) -> Recovery:
@@ -250,7 +258,7 @@ def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) 
             return Recovery("finished", f"{deployment}: the new container stays, as on {head.name}")
         if new is None and head.launch and old.launch != head.launch:
             # The head goes on with a launch that does not need this node.
-            half_done.commit(head.keep)
+            half_done.commit()
             return Recovery("finished", f"{deployment}: {head.name} no longer needs this node")
         return _reverted(half_done, f"{head.name} has no container of the same start")
     for fact in found.kept:

@@ -7,7 +7,7 @@ can be followed by `recovery.recover`:
     NAME-replaced only              the new one does not exist: the old one comes back
     NAME and NAME-replaced          the new one is tried: it stays if it answers
     NAME, which has ended           stopped, or dead: `start` and `up` start or replace it
-    NAME-kept-N                     an earlier one, stopped, for `rollback`; newer ones count higher
+    NAME-kept-N                     an earlier one, stopped, for `rollback`: the highest N counts
 
 The node's lock is held while containers change, and not while the new one is waited for: `down`
 and `rollback` may end a start. Whoever waited then finds its container gone and says so.
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.console import console
-from sparkdeploy.deploy.changing import held_back
 from sparkdeploy.deploy.deployments import find_deployment, kept_name, replaced_name
 from sparkdeploy.deploy.evidence import save_evidence
+from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.plan.container import container_name
@@ -81,22 +81,13 @@ class Replacement:
         fact = self.host.find_container(container_name(self.deployment))
         return fact is not None and fact.container_id == self.new_id
 
-    @property
-    def keep_count(self) -> int:
-        """Return how many predecessors stay, as the new container's label says."""
-        new = self.host.find_container(self.container_id)
-        wanted = new.keep_count if new is not None else 0
-        # What was rolled back from is kept in any case: that is how to go forward again.
-        return wanted if self.origin is Origin.MADE else max(wanted, 1)
-
-    def commit(self, keep: int | None = None) -> None:
-        """Let the new one stay; keep `keep` of its predecessors, or as many as its label says."""
-        count = self.keep_count if keep is None else keep
+    def commit(self) -> None:
+        """Let the new one stay, and keep its last predecessor for `rollback`."""
         if self.old_id is not None and self.host.find_container(self.old_id) is not None:
             self.host.stop(self.old_id)
             self._keep(self.old_id)
         found = find_deployment(self.host, self.deployment)
-        for fact in found.kept[count:] if found is not None else ():
+        for fact in found.kept[1:] if found is not None else ():
             self.host.remove(fact.container_id)
 
     def remove_old(self) -> None:
@@ -224,7 +215,7 @@ def begin(
         before_start()
         replacement.bring(part)
     except BaseException:
-        with held_back():
+        with defer_signals():
             # It may have come just before the interruption.
             found = None if is_there else host.find_container(container_name(deployment))
             if found is not None and found.container_id != replacement.old_id:

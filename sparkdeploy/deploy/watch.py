@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node
+    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
 
@@ -59,6 +60,13 @@ def start_pace(image: str, recipe: str, node_count: int) -> str:
     return f"{image} {recipe}" + (f" on {node_count} nodes" if node_count > 1 else "")
 
 
+def plan_pace(plan: Plan) -> str:
+    """Return the key under which the durations of a plan's starts are remembered."""
+    return start_pace(
+        plan.images[-1].stage.tag, plan.resolved.recipe.name, len(plan.formation.nodes)
+    )
+
+
 def last_start_s(pace: str, settings: Settings) -> float | None:
     """Return what such a start took here last time; None where there was none."""
     known_s = recall_durations(settings.state_dir, pace, otherwise={})
@@ -70,7 +78,7 @@ def awaited_start(deployment: str, pace: str, settings: Settings) -> Awaited:
     return Awaited(start_title(deployment), last_start_s(pace, settings))
 
 
-def expected_silence(pace: str, settings: Settings) -> str:
+def expected_downtime(pace: str, settings: Settings) -> str:
     """Say how long nobody is answered while a start takes a running one's place, and who says so.
 
     The old one ends within seconds; the start of the new one is what takes long.

@@ -146,10 +146,6 @@ class ContainerFact:
         return _whole(self.labels.get(labels.MEMORY, "")) or 0
 
     @property
-    def keep_count(self) -> int:
-        return _whole(self.labels.get(labels.KEEP, "")) or 0
-
-    @property
     def startup_timeout_s(self) -> float | None:
         """How long it may take to start; None when the label is none, or no duration."""
         try:

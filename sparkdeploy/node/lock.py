@@ -45,6 +45,10 @@ class Holder:
     user: str = ""
     command: str = ""
     """What it wrote into the file; empty when what is there is not its own."""
+    deployment: str = ""
+    """Which deployment it changes, as it wrote; empty for none."""
+    uses: tuple[str, ...] = ()
+    """Image tags, repositories and folders that it has named."""
     since: str = ""
     """UTC, ISO 8601."""
 
@@ -88,6 +92,8 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
     node_name: str,
     *,
     command: str,
+    deployment: str = "",
+    uses: tuple[str, ...] = (),
     wait_s: float = 0.0,
     on_wait: Callable[[str], None] = lambda _text: None,
     clock: Callable[[], float] = time.monotonic,
@@ -118,7 +124,7 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
             raise NodeError(
                 f"the lock {path} was removed while it was waited for", hint="run the command again"
             )
-        _leave_note(descriptor, command)
+        _leave_note(descriptor, command, deployment, uses)
         held.callback(_clear_note, descriptor)
         yield
 
@@ -160,9 +166,7 @@ def attendant_of(folder: Path, node_name: str, deployment: str) -> Holder | None
     if waiting is not None:
         return waiting
     changing = lock_holder(folder, node_name)
-    # One command at a time changes a node: whether this deployment, its words tell.
-    is_meant = changing is not None and deployment in changing.command.split()
-    return changing if is_meant else None
+    return changing if changing is not None and changing.deployment == deployment else None
 
 
 def lock_path(folder: Path, node_name: str) -> Path:
@@ -206,10 +210,16 @@ def made_anew(folder: Path) -> str:
     return f"as root: rm -rf {path} && mkdir -m {SHARED_FOLDER_MODE:04o} {path}"
 
 
-def _leave_note(descriptor: int, command: str) -> None:
+def _leave_note(descriptor: int, command: str, deployment: str, uses: tuple[str, ...]) -> None:
     """Write what this process holds the lock for; a full disk costs others only these words."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    note = {"pid": os.getpid(), "command": command[:MAX_COMMAND], "since": since}
+    note = {
+        "pid": os.getpid(),
+        "command": command[:MAX_COMMAND],
+        "deployment": deployment[:MAX_COMMAND],
+        "uses": uses,
+        "since": since,
+    }
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(note).encode(), 0)
@@ -231,7 +241,14 @@ def holder_of(descriptor: int) -> Holder:
     note = _read_note(descriptor)
     if note.get("pid") != pid:
         note = {}
-    return Holder(pid, user_name(uid), _command(note.get("command")), _since(note.get("since")))
+    return Holder(
+        pid,
+        user_name(uid),
+        _printable(note.get("command")),
+        _printable(note.get("deployment")),
+        _uses(note.get("uses")),
+        _since(note.get("since")),
+    )
 
 
 def _kernels_word(status: os.stat_result) -> int | None:
@@ -267,11 +284,15 @@ def _read_note(descriptor: int) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _command(said: object) -> str:
+def _printable(said: object) -> str:
     if not isinstance(said, str):
         return ""
     shown = "".join(char if char.isprintable() else "?" for char in said[:MAX_COMMAND])
     return shown.replace("`", "'").strip()
+
+
+def _uses(said: object) -> tuple[str, ...]:
+    return tuple(map(str, said)) if isinstance(said, list) else ()
 
 
 def _moment_words(since: str) -> str:

@@ -79,7 +79,5 @@ def allows_sockets(resolved: Resolved) -> bool:
     return "transport" in resolved.recipe.backends.warn_only
 
 
-def with_sockets_allowed(resolved: Resolved) -> str:
-    """Return the override that allows them, with what the recipe puts up with already."""
-    subjects = [*resolved.recipe.backends.warn_only, "transport"]
-    return f'--set "backends.warn_only=[{", ".join(subjects)}]"'
+SOCKETS_ALLOWED = "--set 'backends.warn_only=[transport]'"
+"""The override with which a recipe puts up with NCCL's own choice of transport."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.family import turboquant
@@ -166,7 +167,7 @@ def _owner_problems(observed: Observed) -> Iterator[Problem]:
             "folders.owner",
             f"{model.root} belongs to uid {model.owner_uid}, so the container would run as uid "
             f"{uid}; uid {observed.caller_uid} cannot make that user's cache and key",
-            f"sudo chown -R {observed.caller_uid} {model.root}, or run sparkdeploy as root",
+            f"as root: chown -R {observed.caller_uid} {shlex.quote(str(model.root))}",
             blocks="prepare",
         )
 

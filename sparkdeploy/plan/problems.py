@@ -10,7 +10,7 @@ from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import Mistakes, NodeError
 from sparkdeploy.image.stages import RDMA_PACKAGES
-from sparkdeploy.plan.backends import allows_sockets, with_sockets_allowed
+from sparkdeploy.plan.backends import SOCKETS_ALLOWED, allows_sockets
 from sparkdeploy.plan.container import container_name, wants_rdma
 from sparkdeploy.plan.launch import meeting_port
 from sparkdeploy.plan.model_problems import (
@@ -284,7 +284,7 @@ def _rdma_problems(plan: Plan) -> Iterator[Problem]:
             f"engine {plan.resolved.engine.name} cannot reach RDMA adapters: "
             f"{'; '.join(map(str, missing.values()))}",
             f"install {', '.join(RDMA_PACKAGES)} in that image, or let NCCL use sockets: "
-            f"{with_sockets_allowed(plan.resolved)}",
+            f"{SOCKETS_ALLOWED}",
             blocks="prepare",
         )
 

@@ -3,7 +3,7 @@
 A tag may be another image tomorrow. `up` asks once what it is, and writes that here: the digest in
 image-lock.json of the state folder, and what the image holds beside it, in image-contents/, a file
 by digest. A plan reads both and asks nobody. What nobody has looked into is in neither, and a new
-meaning of a tag replaces the old one when a start of it has answered (deploy/new_meaning.py).
+digest of a tag replaces the old one only when `up --update-image` asks for it.
 """
 
 from __future__ import annotations

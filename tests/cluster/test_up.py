@@ -290,10 +290,9 @@ def third(program: Program, head: Machine, worker: Machine, stand_in: str) -> It
 
 CHECK = """
 from sparkdeploy.commands.cluster import check_all
-from sparkdeploy.commands.reach import Reach
-from sparkdeploy.commands.request import Request
+from sparkdeploy.deploy.request import Request
 from sparkdeploy.settings import load_settings
-request = Request("tiny", reach=Reach.CLUSTER)
+request = Request("tiny", cluster=True)
 for _ in range(6):
     found = check_all(request, load_settings())
     print([check.describe() for check in found if check.verdict == "failed"])

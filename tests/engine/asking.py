@@ -69,7 +69,7 @@ class Client:
         """What was answered to a name, each once, in order."""
         return list(dict.fromkeys(it.text for it in self.replies if it.asked == name))
 
-    def silence_s(self) -> float:
+    def downtime_s(self) -> float:
         """The longest time between two answers to the alias."""
         times = [it.at_s for it in self.replies if it.asked == ALIAS and it.model]
         return max(later - earlier for earlier, later in itertools.pairwise(times))

@@ -11,18 +11,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdeploy import labels
-from sparkdeploy.commands import operate, reach, rollback
-from sparkdeploy.commands import stop as commands_stop
-from sparkdeploy.commands import up as commands_up
-from sparkdeploy.commands.reach import Reach
-from sparkdeploy.commands.request import Request
-from sparkdeploy.commands.up import Extent, Handover, Outcome
-from sparkdeploy.deploy import again, prepare, recovery
+from sparkdeploy.commands import operate
+from sparkdeploy.deploy import again, lifecycle, prepare, recovery
 from sparkdeploy.deploy import launch as deploy_launch
+from sparkdeploy.deploy import nodes as deploy_nodes
+from sparkdeploy.deploy import up as deploy_up
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import Expectation
-from sparkdeploy.deploy.launch import Interruption
 from sparkdeploy.deploy.replace import begin as begin_for_real
+from sparkdeploy.deploy.request import Request
+from sparkdeploy.deploy.up import Extent, Outcome, UpOptions
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
 from sparkdeploy.image.stages import stages_of
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from sparkdeploy.commands.stop import Started
+    from sparkdeploy.deploy.lifecycle import Started
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.ssh import SshLink
@@ -188,43 +186,40 @@ class Lab:
         *sets: str,
         size: int | None = None,
         extent: Extent = Extent.ANSWER,
-        keep: int = 1,
-        interruption: Interruption = Interruption.GOES_ON,
+        stop_on_interrupt: bool = False,
     ) -> Outcome:
         """Deploy v2 over `size` machines; all of them when left out."""
         size = self.count if size is None else size
-        reach = Reach.HERE if size == 1 else Reach.CLUSTER
         parallel = [f"cluster.tensor_parallel={size}"] if size > 1 else []
-        request = Request("v2", (*parallel, *sets), Deployment("main"), reach)
+        request = Request("v2", (*parallel, *sets), Deployment("main"), cluster=size > 1)
         resolved = _loaded(self.shipped, request.assignments)
-        if reach is Reach.CLUSTER:
+        if request.cluster:
             resolved = for_cluster(resolved)
         self.steps = 0
-        return commands_up.up(
+        return deploy_up.up(
             resolved,
             request,
             load_settings(),
-            extent=extent,
-            consent=self.consent,
-            handover=Handover(keep, interruption=interruption),
+            confirm=self.consent,
+            options=UpOptions(extent, stop_on_interrupt=stop_on_interrupt),
         )
 
     def roll_back(self) -> str:
         self.steps = 0
-        return rollback.roll_back("main").action
+        return lifecycle.roll_back("main").action
 
     def stop(self) -> tuple[str, ...]:
         self.steps = 0
-        stopped = commands_stop.stop("main")
+        stopped = lifecycle.stop("main")
         self.is_answering = False
         return stopped
 
     def start(self) -> Started:
         self.steps = 0
-        return commands_stop.start("main")
+        return lifecycle.start("main")
 
     def down(self) -> tuple[str, ...]:
-        return operate.take_down("main")
+        return lifecycle.down("main")
 
     def status(self) -> Any:
         (row,) = operate.current_rows()
@@ -311,22 +306,23 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         done: Readiness = lab.wait(watch.parts)
         return done
 
-    for module in (reach, operate):
+    for module in (deploy_nodes, operate):
         monkeypatch.setattr(module, "this_node", this_node)
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    monkeypatch.setattr(operate, "connect", lambda _settings: lab.engines[0])
-    monkeypatch.setattr(reach, "configured", lambda _settings: sparks(max(count, 2)))
-    monkeypatch.setattr(reach, "name_here", lambda _config: "spark-1")
-    monkeypatch.setattr(commands_up, "draft_plan", lab.draft)
-    monkeypatch.setattr(commands_up, "bring_models", lambda *_: False)
+    for module in (operate, lifecycle):
+        monkeypatch.setattr(module, "connect", lambda _settings: lab.engines[0])
+    monkeypatch.setattr(deploy_nodes, "configured", lambda _settings: sparks(max(count, 2)))
+    monkeypatch.setattr(deploy_nodes, "name_here", lambda _config: "spark-1")
+    monkeypatch.setattr(deploy_up, "draft_plan", lab.draft)
+    monkeypatch.setattr(deploy_up, "bring_models", lambda *_: False)
     monkeypatch.setattr(prepare, "same_images", lambda *_: ())
     monkeypatch.setattr(prepare, "prepare_folders", lambda *_: None)
-    monkeypatch.setattr("sparkdeploy.commands.doctor.doctor_report", lambda *_: {})
-    monkeypatch.setattr(commands_up, "expectation_of", lambda *_: Expectation(None, (), None))
-    monkeypatch.setattr(commands_up, "make_room_for", lambda *_: None)
-    monkeypatch.setattr(commands_up, "starting_together", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(again, "make_room_for", lambda *_: None)
-    monkeypatch.setattr(again, "starting_together", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("sparkdeploy.deploy.doctor.doctor_report", lambda *_: {})
+    monkeypatch.setattr(deploy_up, "expectation_of", lambda *_: Expectation(None, (), None))
+    monkeypatch.setattr(deploy_up, "make_room_for", lambda *_, **_options: None)
+    monkeypatch.setattr(deploy_up, "ranks_lock", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(again, "make_room_for", lambda *_, **_options: None)
+    monkeypatch.setattr(again, "ranks_lock", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
     monkeypatch.setattr("sparkdeploy.deploy.watch.recall_durations", lambda *_a, **_k: {})
     monkeypatch.setattr("sparkdeploy.deploy.watch.remember_durations", lambda *_: None)
@@ -339,7 +335,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         begin_for_real(replacement, part=part, before_start=before_start)
 
     monkeypatch.setattr(deploy_launch, "begin", begin)
-    for module in (commands_up, recovery, operate, commands_stop):
+    for module in (deploy_up, recovery, operate, lifecycle):
         monkeypatch.setattr(module, "answers", lambda fact: fact.is_running and lab.is_answering)
     return lab
 
@@ -356,10 +352,11 @@ def reached_alone(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> No
         raise RecipeError("config.yaml names no nodes")
         yield
 
-    for module in (reach, operate):
+    for module in (deploy_nodes, operate):
         monkeypatch.setattr(module, "this_node", this_node)
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    monkeypatch.setattr(operate, "connect", lambda _settings: engine)
+    for module in (operate, lifecycle):
+        monkeypatch.setattr(module, "connect", lambda _settings: engine)
 
 
 def dies(_parts: Any) -> Readiness:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sparkdeploy import yaml_text
-from sparkdeploy.cli.main import app
+from sparkdeploy.cli.main import COMMANDS, program
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.examples import examples
@@ -111,10 +111,10 @@ def test_show_survives_every_bomb_in_little_time_and_memory(tmp_path: Path) -> N
     program = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
-        "from sparkdeploy.cli.main import app\n"
+        "from sparkdeploy.cli.main import COMMANDS, program\n"
         "from sparkdeploy.errors import RecipeError\n"
         "for path in sys.argv[1:]:\n"
-        "    error = CliRunner().invoke(app, ['show', path]).exception\n"
+        "    error = CliRunner().invoke(program(COMMANDS), ['show', path]).exception\n"
         "    assert isinstance(error, RecipeError), (path, error)\n"
     )
     files = sorted(map(str, tmp_path.glob("*.yaml")))
@@ -173,7 +173,7 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path)
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
     for path in (pipe, tmp_path, "/dev/zero", "/dev/null"):
-        result = CliRunner().invoke(app, ["show", str(path)])
+        result = CliRunner().invoke(program(COMMANDS), ["show", str(path)])
         assert isinstance(result.exception, RecipeError)
         assert "not a regular file" in result.exception.message
 

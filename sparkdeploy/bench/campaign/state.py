@@ -86,8 +86,6 @@ class Before:
     env: Mapping[str, str] = field(default_factory=dict)
     """The values of the variables that the recipe sets."""
     exposure: str = "loopback"
-    keep: int = 0
-    """How many earlier containers it was to keep."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import labels
 from sparkdeploy.bench.campaign.state import Before
 from sparkdeploy.commands.bench.origin import MAX_RECIPE_CHARACTERS
-from sparkdeploy.commands.operate import take_down
-from sparkdeploy.commands.reach import connect
-from sparkdeploy.commands.request import Request, resolve
-from sparkdeploy.commands.up import Extent, Handover, up
 from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.lifecycle import down
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.plan.container import Deployment
@@ -77,7 +77,6 @@ def _noted(host: DockerHost, fact: ContainerFact) -> Before:
         values=json.loads(written),
         env=env,
         exposure=fact.labels.get(labels.EXPOSURE, Exposure.LOOPBACK.value),
-        keep=fact.keep_count,
     )
 
 
@@ -115,16 +114,14 @@ def restored(before: Before, deployment: str, folder: Path, settings: Settings) 
 def put_back(before: Before | None, deployment: str, folder: Path, settings: Settings) -> str:
     """Make the deployment what it was and return that in words; raises as `up` and `down` do."""
     if before is None:
-        take_down(deployment)
+        down(deployment)
         return f"nothing served as {deployment} before, and nothing does now"
     again = restored(before, deployment, folder, settings)
     up(
         again.resolved,
         again.request,
         settings,
-        extent=Extent.ANSWER,
-        consent=lambda _question: True,
-        handover=Handover(before.keep),
+        confirm=lambda _question: True,
     )
     return f"{deployment} serves {before.wanted} again"
 

@@ -27,8 +27,8 @@ from sparkdeploy.commands.bench.before import FILE, note_before, put_back, resto
 from sparkdeploy.commands.bench.campaign_report import write_findings
 from sparkdeploy.commands.bench.campaign_steps import Steps, planned
 from sparkdeploy.commands.bench.run import ISO_8601
-from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import console, format_seconds
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.node.shared_files import open_plain

@@ -30,9 +30,9 @@ from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.speed import read_published
 from sparkdeploy.commands.bench.campaign_steps import merged
 from sparkdeploy.commands.bench.run import ISO_8601
-from sparkdeploy.commands.request import Request, resolve
 from sparkdeploy.console import console
 from sparkdeploy.deploy.evidence import known_secrets
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.recipe.harmless import lists

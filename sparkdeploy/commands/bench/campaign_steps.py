@@ -21,12 +21,12 @@ from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.commands.bench.endpoint import Access, reach_deployment
 from sparkdeploy.commands.bench.quality import capture_of, search_needles, try_tools
 from sparkdeploy.commands.bench.run import WantedRun, measure_endpoint, require_figures, shelf_of
-from sparkdeploy.commands.doctor import examine
-from sparkdeploy.commands.reach import connect
-from sparkdeploy.commands.request import Request, plan_for, resolve
-from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.doctor import examine
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import Request, plan_for, resolve
+from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.plan.container import PYTHON, Deployment
 
@@ -105,8 +105,7 @@ class Steps:
             resolve(request, self.settings),
             request,
             self.settings,
-            extent=Extent.ANSWER,
-            consent=lambda _question: True,
+            confirm=lambda _question: True,
         )
         ready = outcome.readiness
         return f"answered {format_seconds(ready.startup_s)} after its start" if ready else "answers"

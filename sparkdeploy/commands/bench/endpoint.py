@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from sparkdeploy import labels
 from sparkdeploy.commands.bench.origin import deployment_origin, endpoint_origin, recipe_origin
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import model_of, read_key_file, require_answers
 from sparkdeploy.errors import UsageError
 from sparkdeploy.server.client import ServedModel

@@ -24,7 +24,7 @@ from sparkdeploy.bench.record import (
 from sparkdeploy.bench.tools import CHECKPOINT_MOUNT, MODEL_MOUNT
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.commands.image import image_chain
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import THIS_MACHINE, parse_meminfo, read_gpus, read_or_none
 from sparkdeploy.node.node import Nodes, node_behind

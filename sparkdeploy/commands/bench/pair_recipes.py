@@ -12,11 +12,11 @@ from sparkdeploy.commands.bench.before import FILE, note_before, put_back, resto
 from sparkdeploy.commands.bench.campaign import alone
 from sparkdeploy.commands.bench.endpoint import reach_deployment
 from sparkdeploy.commands.bench.pair import Contender, refuse_same, take_turns
-from sparkdeploy.commands.reach import connect
-from sparkdeploy.commands.request import Request, resolve
-from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import list_deployments
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
 from sparkdeploy.plan.container import Deployment
 
@@ -119,7 +119,7 @@ def _ask(asked: RecipePair, before: Before | None, consent: Callable[[str], bool
 
 
 def _serve(resolved: Resolved, request: Request, settings: Settings) -> Endpoint:
-    up(resolved, request, settings, extent=Extent.ANSWER, consent=lambda _question: True)
+    up(resolved, request, settings, confirm=lambda _question: True)
     return reach_deployment(request.deployment.name, settings)
 
 

@@ -26,8 +26,8 @@ from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.commands.bench.load import require_load, take_load
 from sparkdeploy.commands.bench.quality import kept_quality
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.console import console, format_seconds
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.settings import resources

@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.commands import chosen
 from sparkdeploy.commands.talk.answer import Telling, ask_for, remark, took
 from sparkdeploy.commands.talk.pictures import picture_url, user_message
 from sparkdeploy.commands.talk.side import reach_partner
 from sparkdeploy.console import console
+from sparkdeploy.deploy import names
 from sparkdeploy.errors import UsageError
 from sparkdeploy.paper import draws_on
 from sparkdeploy.terminal import beneath
@@ -51,7 +51,7 @@ def read_words(words: Sequence[str]) -> tuple[str | None, str]:
     """
     if len(words) > 2:
         raise UsageError("the question is more than one word of the command line", hint=QUOTES)
-    is_left_out = not words or (len(words) == 1 and chosen.is_deployment(words[0]))
+    is_left_out = not words or (len(words) == 1 and names.is_deployment(words[0]))
     name = words[0] if words and (len(words) == 2 or is_left_out) else None
     text = FROM_INPUT if is_left_out else words[-1]
     if text == FROM_INPUT:

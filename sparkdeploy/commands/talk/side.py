@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.chosen import said
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.names import said
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import model_of, require_answers
 from sparkdeploy.errors import NodeError
 
@@ -29,7 +29,7 @@ def reach_partner(name: str | None, command: str, settings: Settings, behind: st
     none of that name, UsageError where one has to be named, and UnhealthyError while it starts or
     when it is down.
     """
-    chosen = said(name, command, behind)
+    chosen = said(name, command.split(), behind)
     with connect(settings) as host:
         fact = require_deployment(host, chosen).current
     if fact.rank and fact.nodes:

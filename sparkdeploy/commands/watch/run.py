@@ -12,13 +12,13 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.commands.watch.draw import screen_of
 from sparkdeploy.commands.watch.layout import BLOCKS, LETTERS
 from sparkdeploy.commands.watch.readers import END_S, EngineReader, NodeReader
 from sparkdeploy.commands.watch.scene import scene_of
 from sparkdeploy.commands.watch.told import scene_as_dict, scene_lines
 from sparkdeploy.console import console
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.paper import draws_on
 from sparkdeploy.screen import END_OF_INPUT, FullScreen
 from sparkdeploy.terminal import beneath
@@ -120,7 +120,7 @@ def _json_lines(scene: Scene) -> Iterator[str]:
 
 
 def _tell(lookout: Lookout, every_s: float, lines_of: Callable[[Scene], Iterator[str]]) -> None:
-    while True:
+    while not console.has_no_reader:
         time.sleep(_until_next_frame_s())
         for line in lines_of(lookout.scene()):
             console.answer(line)

@@ -7,9 +7,9 @@ import pytest
 from sparkdeploy.deploy.deployments import (
     DeploymentContainers,
     StatusRow,
-    down,
     find_deployment,
     list_deployments,
+    remove_containers,
     require_deployment,
     status_rows,
 )
@@ -17,6 +17,11 @@ from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import SpecMaker, model_at, patiently, port_of, start_serving, until
 
 pytestmark = pytest.mark.docker
+
+
+def down(host: DockerHost, name: str) -> tuple[str, ...]:
+    found = find_deployment(host, name)
+    return remove_containers(host, found.containers if found is not None else ())
 
 
 def row_of(host: DockerHost, name: str) -> StatusRow:
@@ -72,7 +77,7 @@ def test_down_ends_a_server_that_ignores_the_stop_signal(
     start_serving(host, make_spec(ignore_sigterm=True))
     started_s = time.monotonic()
 
-    down(host, deployment, timeout_s=1)
+    down(host, deployment)
 
     assert time.monotonic() - started_s < patiently(10)
     assert find_deployment(host, deployment) is None

@@ -128,10 +128,10 @@ def test_a_second_replacement_waits_until_the_first_is_finished(
 ) -> None:
     port = free_port()
     up(host, make_spec(port=port), tmp_path)
-    begin(host, make_spec(port=port), deployment, crashes_dir=tmp_path)
+    begin(host, make_spec(port=port), deployment, crashes_dir=tmp_path / "crashes")
 
     with pytest.raises(NodeError, match="half replaced"):
-        begin(host, make_spec(port=port), deployment, crashes_dir=tmp_path)
+        begin(host, make_spec(port=port), deployment, crashes_dir=tmp_path / "crashes")
 
 
 def test_a_new_container_that_may_still_start_is_left_alone(
@@ -140,7 +140,7 @@ def test_a_new_container_that_may_still_start_is_left_alone(
     up(host, make_spec(), tmp_path)
     slow = make_spec(never_healthy=True)
     slow = dataclasses.replace(slow, labels={**slow.labels, labels.STARTUP_TIMEOUT: "600"})
-    begin(host, slow, deployment, crashes_dir=tmp_path)
+    begin(host, slow, deployment, crashes_dir=tmp_path / "crashes")
     assert recovered(host, deployment, tmp_path).action == "waiting"
     assert len(containers_of(host, deployment)) == 2
 

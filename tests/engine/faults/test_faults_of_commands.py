@@ -18,8 +18,8 @@ import time
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands import up as deploy
-from sparkdeploy.commands.request import make_request, resolve
+from sparkdeploy.deploy import up as deploy
+from sparkdeploy.deploy.request import make_request, resolve
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.launch import Exposure
@@ -245,7 +245,7 @@ def test_an_interruption_between_start_and_wait_brings_the_old_one_back(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(deploy._Up, "_finish", interrupted)
+    monkeypatch.setattr(deploy, "_watch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         up_in_this_process(deployed, monkeypatch, "")
 
@@ -268,8 +268,7 @@ def up_in_this_process(place: Ground, monkeypatch: pytest.MonkeyPatch, behaviour
         resolve(request, settings),
         request,
         settings,
-        extent=deploy.Extent.ANSWER,
-        consent=lambda _: True,
+        confirm=lambda _: True,
     )
 
 

@@ -66,8 +66,8 @@ def test_clients_of_the_alias_stay_and_no_model_answers_for_another(first: Groun
     found = _TOLD.search(command.said())
     assert found, command.said()
     told_s = 60 * int(found[1] or 0) + float(found[2])
-    print(f"silence: {client.silence_s():.2f} s by the client, {told_s} s told")
-    assert abs(client.silence_s() - told_s) < 1.0
+    print(f"silence: {client.downtime_s():.2f} s by the client, {told_s} s told")
+    assert abs(client.downtime_s() - told_s) < 1.0
     assert "for how long nobody will be answered: " in command.said()
     first.check_whole("second")
 

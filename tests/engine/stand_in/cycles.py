@@ -12,10 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
-from sparkdeploy.commands.operate import take_down
-from sparkdeploy.commands.request import make_request, resolve
-from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.console import console
+from sparkdeploy.deploy.lifecycle import down
+from sparkdeploy.deploy.request import make_request, resolve
+from sparkdeploy.deploy.up import up
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
 
@@ -35,8 +35,8 @@ def cycle(number: int) -> None:
             settings=settings,
         )
         resolved = resolve(request, settings)
-        up(resolved, request, settings, extent=Extent.ANSWER, consent=lambda _: True)
-    take_down("main")
+        up(resolved, request, settings, confirm=lambda _: True)
+    down("main")
 
 
 def figures() -> dict[str, int]:

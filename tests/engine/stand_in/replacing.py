@@ -1,14 +1,13 @@
 """A replacement from its first change to its last, with nobody else about."""
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
-from tests.launching import begin, wait_and_settle
+from tests.launching import begin, wait_and_commit
 
 Outcome = TypeVar("Outcome")
 
@@ -23,4 +22,5 @@ def put_in_place(
 ) -> Outcome:
     """Replace (or start) the deployment of a spec and wait for it."""
     begun = begin(host, spec, spec.labels[labels.DEPLOYMENT], crashes_dir=crashes_dir)
-    return wait_and_settle(begun, wait=wait, changing=nullcontext, details=lambda: details or {})
+    ready: Outcome = wait_and_commit(begun, wait=wait, details=lambda: details or {})
+    return ready

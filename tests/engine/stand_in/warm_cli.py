@@ -138,8 +138,8 @@ def _import_everything() -> None:
     import sparkdeploy.cli.main
     import sparkdeploy.cli.outcome
     import sparkdeploy.commands.operate
-    import sparkdeploy.commands.rollback
-    import sparkdeploy.commands.up
+    import sparkdeploy.deploy.lifecycle
+    import sparkdeploy.deploy.up
     import sparkdeploy.node.host  # noqa: F401 - all for the forks
 
 

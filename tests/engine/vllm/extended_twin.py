@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import requests
 
 from sparkdeploy import labels
-from sparkdeploy.commands.request import Request, resolve
-from sparkdeploy.commands.up import Extent, up
 from sparkdeploy.deploy.prepare import prepare_folders
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.up import Extent, UpOptions, up
 from sparkdeploy.node.container import Mount
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
@@ -58,7 +58,13 @@ def start(host: DockerHost, root: Path, extension: Extension, *assignments: str)
     )
     request = Request(TWIN_RECIPE, assignments, Deployment(name))
     resolved = resolve(request, settings)
-    up(resolved, request, settings, extent=Extent.PREPARE, consent=lambda _question: True)
+    up(
+        resolved,
+        request,
+        settings,
+        confirm=lambda _question: True,
+        options=UpOptions(Extent.PREPARE),
+    )
     nodes = Nodes(node_behind("here", host))
     plan = draft_plan(resolved, settings, nodes, request.deployment)
     spec = plan.head.spec

@@ -67,7 +67,7 @@ def judge(lines: list[Line], warm_up_s: float = WARM_UP_S) -> Verdict:
     faults += _canary_faults(lines)
     last = samples[-1] if samples else {}
     counted = {key: last.get(key) for key in ("at_s", "requests", "cancelled", "tokens")}
-    figures |= {**counted, "longest_silence_s": longest, "acceptance_halves": halves}
+    figures |= {**counted, "longest_downtime_s": longest, "acceptance_halves": halves}
     figures["prompt_tokens"] = [last.get("shortest_prompt"), last.get("longest_prompt")]
     return Verdict(tuple(faults), figures)
 

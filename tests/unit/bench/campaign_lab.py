@@ -23,7 +23,7 @@ from sparkdeploy.bench.record import RecipeOrigin
 from sparkdeploy.checks.finding import fail, ok
 from sparkdeploy.commands.bench import before, campaign_steps, quality
 from sparkdeploy.commands.bench.endpoint import Access, ServedSide, reach_url, server_at
-from sparkdeploy.commands.request import resolve
+from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.recipe.report import values_to_show
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.commands.bench.endpoint import Endpoint
-    from sparkdeploy.commands.request import Request
+    from sparkdeploy.deploy.request import Request
     from sparkdeploy.recipe.load import Resolved
 
 MARK = "killed"
@@ -92,7 +92,6 @@ def find_deployment(_host: Any, name: str) -> SimpleNamespace | None:
         labels.RECIPE: here["name"],
         labels.RECIPE_VALUES: json.dumps(here["values"]),
         labels.EXPOSURE: here["exposure"],
-        labels.KEEP: "2",
     }
     fact = ContainerFact("c1", f"sparkdeploy-{name}", "sha256:1", "running", marks)
     return SimpleNamespace(serving=fact, current=fact)

@@ -15,7 +15,7 @@ import pytest
 from sparkdeploy.bench.campaign.bundle import read_bundle
 from sparkdeploy.bench.campaign.state import StepEnding
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.settings import load_settings
 from tests.unit.bench import campaign_lab
 from tests.unit.bench.planted import HOME, PLANTED

@@ -21,7 +21,7 @@ from sparkdeploy.bench.campaign.state import (
 from sparkdeploy.commands.bench import before as stage
 from sparkdeploy.commands.bench.before import Restored, differences, note_before, restored
 from sparkdeploy.commands.bench.campaign_steps import planned
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, NodeError, RecipeError, UsageError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
@@ -76,7 +76,6 @@ def test_it_is_the_recipe_of_its_name_with_what_was_set(
     assert found.resolved.recipe == resolve(Request("v2", sets), load_settings()).recipe
     assert found.request.recipe == "v2"
     assert found.request.deployment.exposure is Exposure.PUBLIC
-    assert noted().keep == 3
     assert noted().env == {
         **resolve(Request("v2"), load_settings()).recipe.serve.env,
         "COLOUR": SECRET,

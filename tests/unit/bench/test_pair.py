@@ -25,7 +25,7 @@ from tests.fakes.containers import FakeContainers, container
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkdeploy.commands.request import Request
+    from sparkdeploy.deploy.request import Request
     from tests.fakes.vllm_server import FakeEngine
     from tests.unit.program import Done
 

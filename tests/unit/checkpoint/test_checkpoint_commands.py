@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.commands.checkpoint_fetch import bring_models
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.download import bring_models
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.draft import draft_plan

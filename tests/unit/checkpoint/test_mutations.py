@@ -25,7 +25,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import inspect_checkpoint, verify_bytes, verify_headers
 from sparkdeploy.commands.estimate_remote import facts_in
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.plan.observe import locate_model
 from sparkdeploy.settings import load_settings

@@ -18,8 +18,8 @@ from sparkdeploy.checks import docker, machine, network, report, surroundings
 from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
 from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.surroundings import READ_TIMEOUT_S, HurriedMachine, read_surroundings
-from sparkdeploy.commands import doctor as room
-from sparkdeploy.commands.up import _Up
+from sparkdeploy.deploy import doctor as room
+from sparkdeploy.deploy.up import _details
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.fabric import read_interfaces
 from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
@@ -223,7 +223,7 @@ def test_a_replacement_that_somebody_waits_for_is_no_trouble(
     command = "sparkdeploy up v2 --name main"
     held = {
         "it waits": watching(lock_dir, node, "main", command=command),
-        "it changes containers": node_lock(lock_dir, node, command=command),
+        "it changes containers": node_lock(lock_dir, node, command=command, deployment="main"),
     }
     with held[moment]:
         found = examined("spark-in-trouble", shipped, monkeypatch, lock_dir=lock_dir)
@@ -353,9 +353,8 @@ def test_a_bug_of_doctor_does_not_keep_up_from_settling_a_failure(
 
     monkeypatch.setattr(room, "doctor_report", break_down)
     plan = two_node_plan(shipped, ObservedNode(node_fact(2)))
-    attempt: Any = SimpleNamespace(settings=settings_of_ada())
     watch: Any = SimpleNamespace(details=dict)
-    assert _Up._details(attempt, plan, watch)["doctor"] == {"not_seen": "KeyError('a bug')"}
+    assert _details(plan, settings_of_ada(), watch)["doctor"] == {"not_seen": "KeyError('a bug')"}
 
 
 @given(st.text(), st.text())

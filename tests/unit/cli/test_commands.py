@@ -79,7 +79,7 @@ def test_plan_check_exits_nine_when_there_is_work(
     run: Run, shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = plan(shipped, observed())
-    monkeypatch.setattr("sparkdeploy.commands.request.plan_for", lambda *_: made)
+    monkeypatch.setattr("sparkdeploy.deploy.request.plan_for", lambda *_: made)
     done = run("plan", "v2", "--check")
     assert (done.returncode, "run `sparkdeploy up v2`" in done.stderr) == (9, True)
 
@@ -91,7 +91,7 @@ def test_plan_check_exits_nine_when_memory_was_not_checked(
     unchecked = not_checked(first, "the hub is silent")
     made = replace(first, images=(), parts=(), findings=(unchecked,))
     assert not made.has_work
-    monkeypatch.setattr("sparkdeploy.commands.request.plan_for", lambda *_: made)
+    monkeypatch.setattr("sparkdeploy.deploy.request.plan_for", lambda *_: made)
     monkeypatch.setattr("sparkdeploy.cli.recipes.print_plan", lambda *_, **__: None)
     done = run("plan", "v2", "--check")
     assert (done.returncode, "memory was not checked" in done.stderr) == (9, True)

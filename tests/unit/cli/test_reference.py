@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer.main
 
-from sparkdeploy.cli.main import app
+from sparkdeploy.cli.main import COMMANDS, program
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def escaped(text: str) -> str:
 
 
 def reference() -> str:
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(program(COMMANDS))
     found = commands(root, ("sparkdeploy",))
     return "\n".join([HEAD, *(section(path, command) for path, command in found)])
 
@@ -87,5 +87,5 @@ def test_the_reference_is_what_the_program_says(request: pytest.FixtureRequest) 
 
 
 def test_every_command_says_what_it_does() -> None:
-    for path, command in commands(typer.main.get_command(app), ()):
+    for path, command in commands(typer.main.get_command(program(COMMANDS)), ()):
         assert command.help, path

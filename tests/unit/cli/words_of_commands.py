@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from sparkdeploy import yaml_text
 from sparkdeploy.cli.completion.words import Command, Option, Value, Words
-from sparkdeploy.cli.main import app
+from sparkdeploy.cli.main import COMMANDS, program
 from sparkdeploy.recipe.document import FIXED_KEYS
 from sparkdeploy.recipe.schema import Recipe
 from tests.unit.conftest import REPOSITORY
@@ -112,7 +112,7 @@ FREE = frozenset(NOBODY_LISTS.split())
 
 
 def words_of_commands() -> Words:
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(program(COMMANDS))
     commands = {" ".join(path): _command(path, it) for path, it in _everything(root, ())}
     settings = {
         path: choices

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands import operate, reach
+from sparkdeploy.commands import operate
+from sparkdeploy.deploy import lifecycle
+from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.settings import load_settings
 from tests.fakes.machines import NEW, Lab, build
@@ -46,10 +48,10 @@ def test_everything_down_leaves_what_another_head_has_taken_over(
     assert lab.record.nodes("main") == ("spark-3",)
     taken = replace(part(NEW, "x", nodes="spark-2,spark-1", rank="1"), container_id="x")
     lab.engines[0].facts = {"x": taken}
-    assert operate.take_everything_down() == ()
+    assert lifecycle.down_all().containers == ()
     assert lab.engines[0].facts == {"x": taken}
     assert lab.record.nodes("main") == ("spark-3",)
-    assert "main stays: it is a part of what spark-2 heads" in capsys.readouterr().err
+    assert "main stays: spark-2 heads it" in capsys.readouterr().err
 
 
 @contextlib.contextmanager
@@ -63,7 +65,7 @@ def test_one_machine_alone_stays_healthy_when_the_cluster_has_gone_from_the_file
     labs: Labs, monkeypatch: pytest.MonkeyPatch, leaves: str
 ) -> None:
     lab = deployed(labs(2))
-    lab.up(LATER, size=1, keep=1 if leaves == "a kept part" else 0)
+    lab.up(LATER, size=1)
     if leaves == "a note":
         lab.record.note("main", ("spark-2",))
     monkeypatch.setattr(operate, "open_nodes", no_cluster)
@@ -124,7 +126,7 @@ def test_without_a_cluster_in_the_file_what_is_noted_is_forgotten_by_down(
 ) -> None:
     lab = labs(2)
     lab.record.note("main", ("spark-2",))
-    for module in (reach, operate):
+    for module in (deploy_nodes, operate):
         monkeypatch.setattr(module, "open_nodes", no_cluster)
     assert lab.down() == ()
     assert "spark-2 is not in config.yaml" in capsys.readouterr().err
@@ -135,8 +137,8 @@ def test_a_mistake_in_the_file_forgets_nothing(labs: Labs, monkeypatch: pytest.M
     lab = labs(2)
     lab.record.note("main", ("spark-2",))
     broken = replace(load_settings(), cluster={"nodes": []})
-    monkeypatch.setattr(operate, "load_settings", lambda: broken)
-    for module in (reach, operate):
+    monkeypatch.setattr(lifecycle, "load_settings", lambda: broken)
+    for module in (deploy_nodes, operate):
         monkeypatch.setattr(module, "open_nodes", no_cluster)
     lab.down()
     assert lab.record.nodes("main") == ("spark-2",)

@@ -12,7 +12,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands.clean import find_leftovers
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
 from sparkdeploy.plan.container import Deployment

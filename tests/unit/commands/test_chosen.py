@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands import chosen
-from sparkdeploy.commands.chosen import KnownDeployments
+from sparkdeploy.deploy import names
 from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.names import KnownDeployments
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
@@ -28,7 +28,7 @@ def deployment(name: str, **more: str) -> ContainerFact:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers()
     reached_alone(monkeypatch, made)
-    monkeypatch.setattr(chosen, "connect", lambda _settings: made)
+    monkeypatch.setattr(names, "connect", lambda _settings: made)
     return made
 
 
@@ -37,54 +37,54 @@ def given(engine: FakeContainers, *facts: ContainerFact) -> None:
 
 
 def test_a_name_that_is_given_is_taken_unasked() -> None:
-    assert chosen.said("web", "logs") == "web"
+    assert names.said("web", ("logs",)) == "web"
 
 
 def test_one_alone_needs_no_name(engine: FakeContainers) -> None:
     given(engine, deployment("web", user=own_name()))
-    assert chosen.said(None, "logs") == "web"
+    assert names.said(None, ("logs",)) == "web"
 
 
 def test_a_stopped_one_counts_and_what_is_left_over_on_a_node_too(engine: FakeContainers) -> None:
     given(engine, container("sparkdeploy-web-kept-1", "exited", deployment="web"))
-    assert chosen.said(None, "rollback") == "web"
+    assert names.said(None, ("rollback",)) == "web"
     ClusterRecord.below(load_settings().state_dir).note("gone", ("spark-2",))
     with pytest.raises(UsageError) as refused:
-        chosen.said(None, "down")
+        names.said(None, ("down",))
     assert refused.value.hint == "`sparkdeploy down web` or `sparkdeploy down gone`"
 
 
 def test_of_several_none_is_guessed_main_among_them_or_not(engine: FakeContainers) -> None:
     given(engine, deployment("main"), deployment("web"))
     with pytest.raises(UsageError, match="there are 2 deployments") as refused:
-        chosen.said(None, "bench load")
+        names.said(None, ("bench", "load"))
     assert refused.value.hint == "`sparkdeploy bench load main` or `sparkdeploy bench load web`"
 
 
 def test_many_are_listed_behind_the_first() -> None:
     with pytest.raises(UsageError) as refused:
-        KnownDeployments(("a", "b", "c", "d")).only_one("logs")
+        KnownDeployments(("a", "b", "c", "d")).only_one(("logs",))
     assert (refused.value.hint or "").endswith("`sparkdeploy logs c`; there is: a, b, c, d")
 
 
 def test_anothers_has_to_be_named(engine: FakeContainers) -> None:
     given(engine, deployment("web", user="anna"))
     with pytest.raises(UsageError, match="not yours") as refused:
-        chosen.said(None, "down")
+        names.said(None, ("down",))
     assert refused.value.hint == "`sparkdeploy down web`"
     given(engine, deployment("mine", user=own_name()))
-    assert chosen.said(None, "down") == "mine"
+    assert names.said(None, ("down",)) == "mine"
 
 
 def test_a_part_of_what_another_machine_heads_has_to_be_named(engine: FakeContainers) -> None:
     given(engine, deployment("big", nodes="spark-1,spark-2", rank="1"))
     with pytest.raises(UsageError):
-        chosen.said(None, "down")
+        names.said(None, ("down",))
 
 
 def test_with_nothing_deployed_it_is_said_how_to_begin(engine: FakeContainers) -> None:
     with pytest.raises(NodeError, match="nothing is deployed") as refused:
-        chosen.said(None, "logs")
+        names.said(None, ("logs",))
     assert refused.value.hint == "start with `sparkdeploy up`"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands import rollback
+from sparkdeploy.deploy import lifecycle
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from tests.fakes.containers import container
 from tests.fakes.machines import launches
@@ -21,7 +21,7 @@ OLD_IS_BACK = {f"{OLD}/{NEW}": "running"}
 
 def test_a_start_on_a_cluster_is_given_up_on_every_node(pair: Pair) -> None:
     pair.half_replace()
-    assert rollback.roll_back("main").action == "reverted"
+    assert lifecycle.roll_back("main").action == "reverted"
     assert pair.head.states == pair.worker.states == OLD_IS_BACK
     assert pair.noted == BOTH
 
@@ -29,15 +29,16 @@ def test_a_start_on_a_cluster_is_given_up_on_every_node(pair: Pair) -> None:
 def test_a_cluster_that_answers_is_finished_on_every_node(pair: Pair) -> None:
     pair.half_replace()
     pair.lab.is_answering = True
-    assert rollback.roll_back("main").action == "finished"
-    assert pair.head.states == pair.worker.states == {f"{NEW}/{NEW}": "running"}
+    assert lifecycle.roll_back("main").action == "finished"
+    kept = {f"{OLD}/{NEW}-kept-1": "exited"}
+    assert pair.head.states == pair.worker.states == {f"{NEW}/{NEW}": "running", **kept}
 
 
 def test_a_worker_whose_head_was_not_replaced_yet_goes_back(pair: Pair) -> None:
     pair.half_replace()
     pair.head.facts = {NEW: part(NEW, "old")}
     pair.lab.is_answering = True
-    assert rollback.roll_back("main").action == "reverted"
+    assert lifecycle.roll_back("main").action == "reverted"
     assert pair.worker.states == OLD_IS_BACK
     assert pair.head.states == {f"{NEW}/{NEW}": "running"}
 
@@ -46,7 +47,7 @@ def test_where_there_was_nothing_before_nothing_stays(pair: Pair) -> None:
     pair.half_replace()
     pair.head.facts[OLD] = container(OLD, "exited")
     del pair.worker.facts[OLD]
-    rollback.roll_back("main")
+    lifecycle.roll_back("main")
     assert (pair.head.states, pair.worker.states) == (OLD_IS_BACK, {})
     assert pair.noted == ()
 
@@ -56,11 +57,12 @@ def test_a_node_that_is_gone_keeps_its_note_and_is_settled_later(
 ) -> None:
     pair.half_replace()
     pair.worker.breaks_with = NodeError("docker is gone")
-    assert rollback.roll_back("main").action == "reverted"
+    with pytest.raises(NodeError, match="its other ranks are not: spark-2: docker is gone"):
+        lifecycle.roll_back("main")
     assert "`sparkdeploy rollback main` again when spark-2 is back" in capsys.readouterr().err
     assert (pair.head.states, pair.noted) == (OLD_IS_BACK, BOTH)
     pair.worker.breaks_with = None
-    assert rollback.roll_back("main").action == "reverted"
+    assert lifecycle.roll_back("main").action == "reverted"
     assert pair.worker.states == OLD_IS_BACK
 
 
@@ -68,7 +70,8 @@ def test_another_heads_container_is_left_alone(pair: Pair) -> None:
     pair.half_replace()
     pair.worker.facts[NEW] = part(NEW, "theirs", nodes="spark-3,spark-2", rank="1")
     before = pair.worker.states
-    rollback.roll_back("main")
+    with pytest.raises(NodeError, match="its other ranks are not"):
+        lifecycle.roll_back("main")
     assert pair.worker.states == before
 
 
@@ -76,7 +79,7 @@ def test_a_whole_cluster_without_kept_containers_has_no_way_back(pair: Pair) -> 
     pair.note(*BOTH)
     for engine, rank in ((pair.head, "0"), (pair.worker, "1")):
         engine.facts[NEW] = part(NEW, "one", rank=rank)
-    assert rollback.roll_back("main").action == "nothing"
+    assert lifecycle.roll_back("main").action == "nothing"
     assert pair.head.states == pair.worker.states == {f"{NEW}/{NEW}": "running"}
 
 
@@ -86,7 +89,7 @@ def test_a_head_that_was_kept_is_not_started_alone(pair: Pair) -> None:
         "kept": replace(part("sparkdeploy-main-kept-1", "one", "exited"), container_id="kept"),
     }
     with pytest.raises(SparkdeployError, match="spark-2 keeps none of them") as error:
-        rollback.roll_back("main")
+        lifecycle.roll_back("main")
     assert "up RECIPE --cluster" in (error.value.hint or "")
     assert pair.head.stopped == []
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from sparkdeploy.commands import chosen, neighbours
+from sparkdeploy.commands import neighbours
+from sparkdeploy.deploy import names
 from sparkdeploy.deploy.served import served_by
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.client_names import Client
@@ -42,7 +43,7 @@ def deployment(name: str, port: int = 8000, **more: str) -> ContainerFact:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers()
     reached_alone(monkeypatch, made)
-    for module in (chosen, neighbours):
+    for module in (names, neighbours):
         monkeypatch.setattr(module, "connect", lambda _settings: made)
     return made
 

@@ -6,25 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.cli.outcome import print_outcome
 from sparkdeploy.commands import operate
-from sparkdeploy.commands import up as commands_up
-from sparkdeploy.commands.request import Request
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.commands.up import Extent
 from sparkdeploy.deploy.serving import remark_on_drafts
-from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
-from tests.fakes.machines import build, reached_alone
+from tests.fakes.machines import reached_alone
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.recipe.load import Library
 
 pytestmark = pytest.mark.outside
 
@@ -76,25 +70,3 @@ def test_a_server_that_does_not_tell_is_no_failure(server: TableServer) -> None:
     assert remark_on_drafts(gone, load_settings()) == ""
     unlabelled = container("sparkdeploy-main")
     assert remark_on_drafts(unlabelled, load_settings()) == ""
-
-
-@pytest.mark.parametrize("extent", [Extent.ANSWER, Extent.DETACH])
-def test_up_of_what_serves_already_warns(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    shipped: Library,
-    extent: Extent,
-) -> None:
-    lab = build(monkeypatch, shipped, 1)
-    lab.up()
-    said = "the drafter costs time: that much"
-    monkeypatch.setattr(commands_up, "remark_on_drafts", lambda _fact, _settings: said)
-    outcome = lab.up(extent=extent)
-    capsys.readouterr()
-    request = Request("v2", (), Deployment("main"))
-    print_outcome(outcome, request, extent, as_json=True)
-    told = capsys.readouterr()
-    is_said = extent is Extent.ANSWER
-    assert (outcome.drafting == said) is is_said
-    assert (f"warning: {said}" in told.err) is is_said
-    assert ('"drafting": "the drafter' in told.out) is is_said

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands import request
 from sparkdeploy.commands.export import export_compose
-from sparkdeploy.commands.request import Request
+from sparkdeploy.deploy import request
+from sparkdeploy.deploy.request import Request
 from sparkdeploy.settings import load_settings
 from tests.fakes.machines import build
 

@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from sparkdeploy import labels
 from sparkdeploy.checks.docker import deployment_findings
 from sparkdeploy.commands import clean as cleaning
-from sparkdeploy.commands import diagnose, rollback
+from sparkdeploy.commands import diagnose
 from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.commands import operate as operating
 from sparkdeploy.commands.bench import origin as bench_origin
 from sparkdeploy.commands.clean import WantedImages, old_images
 from sparkdeploy.commands.status_words import status_lines
+from sparkdeploy.deploy import lifecycle
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import expectation_on
-from sparkdeploy.deploy.memory import Memory, PageCache, make_room
+from sparkdeploy.deploy.memory import Memory, make_room
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact, ImageFact, own_tags
@@ -151,9 +152,9 @@ def show_all() -> None:
 
 COMMANDS: dict[str, Callable[[], object]] = {
     "status": show_all,
-    "down": lambda: operating.take_down("main"),
-    "down --all": operating.take_everything_down,
-    "rollback": lambda: rollback.roll_back("main"),
+    "down": lambda: lifecycle.down("main"),
+    "down --all": lifecycle.down_all,
+    "rollback": lambda: lifecycle.roll_back("main"),
     "logs": read_all,
     "diagnose": lambda: diagnose.diagnose("main", load_settings().state_dir / "bundle.tar.gz"),
 }
@@ -224,7 +225,7 @@ def test_what_is_reckoned_from_labels_is_never_a_crash(facts: list[ContainerFact
                 lambda: {"MemTotal": 1 << 62}, lambda: None, "", clock, lambda _s: None
             )
             with contextlib.suppress(SparkdeployError):
-                make_room(expected.memory, PageCache.ASK, machine, others_bytes=promised)
+                make_room(expected.memory, machine, others_bytes=promised)
 
     assert promised >= 0
     assert len(found) == 3
@@ -287,8 +288,8 @@ def test_a_name_that_is_none_is_no_way_to_another_file(name: str, command: str) 
     secret.write_text('["spark-1"]')
     calls: dict[str, Callable[[], object]] = {
         "diagnose": lambda: diagnose.diagnose(name, state / "bundle.tar.gz"),
-        "rollback": lambda: rollback.roll_back(name),
-        "down": lambda: operating.take_down(name),
+        "rollback": lambda: lifecycle.roll_back(name),
+        "down": lambda: lifecycle.down(name),
         "logs": lambda: list(operating.read_log(name, follow=False, tail=None)),
     }
     with pytest.MonkeyPatch.context() as patch:

@@ -10,10 +10,9 @@ import pytest
 
 from sparkdeploy.checks.survey import Survey
 from sparkdeploy.commands import cluster
-from sparkdeploy.commands.reach import Reach
-from sparkdeploy.commands.request import Request
 from sparkdeploy.deploy import expectation
 from sparkdeploy.deploy.inside import SUBJECT, add_up, look_inside
+from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
 from sparkdeploy.node.host import DockerRefusedError
@@ -231,7 +230,7 @@ def test_a_docker_engine_that_is_slow_is_no_reason_to_refuse_a_launch(
 
 def check_inside(lab: Lab, *settings: str) -> tuple[Check, ...]:
     """What `cluster check` says of the containers."""
-    request = Request("v2", settings, reach=Reach.CLUSTER)
+    request = Request("v2", settings, cluster=True)
     return cluster._check_inside(request, load_settings(), lab.nodes(BOTH), Survey({}))
 
 
@@ -329,7 +328,7 @@ def test_a_program_that_says_nothing_is_not_seen(lab: Lab, monkeypatch: pytest.M
 
 def test_a_recipe_that_does_not_fit_the_nodes_does_not_end_the_check(lab: Lab) -> None:
     settings = load_settings()
-    request = Request("v2", ("cluster.tensor_parallel=4",), reach=Reach.CLUSTER)
+    request = Request("v2", ("cluster.tensor_parallel=4",), cluster=True)
     (found,) = cluster._check_inside(request, settings, lab.nodes(BOTH), Survey({}))
     assert found.verdict == "not seen"
     assert "over 4 nodes, and 2 are configured" in found.value
@@ -348,4 +347,4 @@ def test_what_was_typed_wrongly_ends_the_check_before_anybody_is_asked(
     settings = load_settings()
     assert settings.default_recipe == "v2"
     with pytest.raises(RecipeError, match=words):
-        cluster.check_all(Request(recipe, typed, reach=Reach.CLUSTER), settings)
+        cluster.check_all(Request(recipe, typed, cluster=True), settings)

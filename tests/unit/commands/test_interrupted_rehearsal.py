@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.commands import rehearse
-from sparkdeploy.commands.reach import Reach
 from sparkdeploy.commands.rehearse import Afterwards, ReferencePolicy, Venue
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.plan.container import Deployment
@@ -38,7 +37,7 @@ def rehearsed(lab: Lab, afterwards: Afterwards) -> None:
     lab.steps = 0
     rehearse._rehearse(
         Miniature(load_recipe(lab.shipped, "v2"), ()),
-        Venue(Deployment(rehearse.DEPLOYMENT), Reach.HERE, load_settings()),
+        Venue(Deployment(rehearse.DEPLOYMENT), False, load_settings()),
         policy=ReferencePolicy.RECORDED,
         afterwards=afterwards,
     )

@@ -9,8 +9,8 @@ import pytest
 
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.cli import main as program
-from sparkdeploy.deploy import changing as change
 from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.node.private_folder import keep_private
 from sparkdeploy.node.tree import Entry, Ledger
 from sparkdeploy.server.phases import remember_durations
@@ -28,7 +28,7 @@ def mode(path: Path) -> int:
 
 
 def change_something(settings: Settings) -> None:
-    with change.changing(settings, "down main"):
+    with deploy_lock(settings, "down main"):
         pass
 
 

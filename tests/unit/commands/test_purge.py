@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands import purge as purging
+from sparkdeploy import uninstall as purging
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.errors import NodeError
 from sparkdeploy.settings import load_settings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from sparkdeploy.cli.main import app
+from sparkdeploy.cli.main import COMMANDS, program
 from sparkdeploy.commands import operate
 from tests.unit.server.log_files import recorded
 
@@ -34,7 +34,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(*words: str) -> list[str]:
-    done = CliRunner().invoke(app, ["logs", "main", *words])
+    done = CliRunner().invoke(program(COMMANDS), ["logs", "main", *words])
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines()
 

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands import stop as commands_stop
-from sparkdeploy.commands.stay import stay_with, tell_systemd
-from sparkdeploy.commands.up import Extent
-from sparkdeploy.deploy import staying
-from sparkdeploy.deploy.launch import Interruption
+from sparkdeploy.deploy import lifecycle, staying
+from sparkdeploy.deploy.stay_command import stay_with, tell_systemd
 from sparkdeploy.deploy.staying import NoMemoryLeftError
+from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, watching
 from sparkdeploy.settings import load_settings
@@ -54,7 +52,7 @@ def stays(lab: Lab, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], obje
     def stay(connect: object, name: str, settings: object) -> None:
         staying.stay(connect, name, settings, sleep)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("sparkdeploy.commands.stay.stay", stay)
+    monkeypatch.setattr("sparkdeploy.deploy.stay_command.stay", stay)
     stay_with("main")
     return seen
 
@@ -148,7 +146,7 @@ def test_what_somebody_starts_again_is_watched_on(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped, and with some parts started already: until nobody waits for it any more."""
-    monkeypatch.setattr(commands_stop, "is_port_free", lambda _port: True)
+    monkeypatch.setattr(lifecycle, "is_port_free", lambda _port: True)
     settings = load_settings()
     waits = contextlib.ExitStack()
 
@@ -175,13 +173,14 @@ def test_a_restart_waits_for_its_start_from_its_stop_on(
     settings = load_settings()
     told = []
 
-    def start(name: str, _page_cache: object) -> None:
+    def start(name: str, *, drop_page_cache: bool) -> None:
+        assert not drop_page_cache
         assert lab.running() == [None] * lab.count
         attendant = attendant_of(settings.lock_dir, settings.node_name, name)
         told.append(attendant.command if attendant is not None else "")
 
-    monkeypatch.setattr(commands_stop, "start", start)
-    commands_stop.restart("main")
+    monkeypatch.setattr(lifecycle, "start", start)
+    lifecycle.restart("main")
     assert told == ["sparkdeploy restart main"]
 
 
@@ -191,7 +190,7 @@ def test_an_interrupt_ends_a_first_start_that_somebody_was_to_stay_with(
     """`systemctl stop` of a unit that is not up yet is a signal, and no `stop`."""
     empty.wait = interrupts
     with pytest.raises(KeyboardInterrupt):
-        empty.up(OLD, interruption=Interruption.STOPS)
+        empty.up(OLD, stop_on_interrupt=True)
     assert empty.running() == [None] * empty.count
     assert empty.status().state == "stopped"
     assert "main was stopped before it answered" in capsys.readouterr().err
@@ -201,7 +200,7 @@ def test_it_ends_a_start_that_another_command_began_too(empty: Lab) -> None:
     empty.up(OLD, extent=Extent.DETACH)
     empty.wait = interrupts
     with pytest.raises(KeyboardInterrupt):
-        empty.up(OLD, interruption=Interruption.STOPS)
+        empty.up(OLD, stop_on_interrupt=True)
     assert empty.running() == [None] * empty.count
     assert empty.status().state == "stopped"
 
@@ -209,7 +208,7 @@ def test_it_ends_a_start_that_another_command_began_too(empty: Lab) -> None:
 def test_what_was_replaced_comes_back_as_after_any_interrupt(lab: Lab) -> None:
     lab.wait = interrupts
     with pytest.raises(KeyboardInterrupt):
-        lab.up(LATER, interruption=Interruption.STOPS)
+        lab.up(LATER, stop_on_interrupt=True)
     assert lab.running() == ["1"] * lab.count
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.commands import stop as commands_stop
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy import again, changing
+from sparkdeploy.deploy import again, lifecycle
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.ink import plain_text
 from sparkdeploy.node.lock import node_lock
@@ -26,7 +24,7 @@ OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
 
 @pytest.fixture(params=[1, 2, 3])
 def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
-    monkeypatch.setattr(commands_stop, "is_port_free", lambda _port: True)
+    monkeypatch.setattr(lifecycle, "is_port_free", lambda _port: True)
     lab = build(monkeypatch, shipped, request.param)
     lab.up(OLD)
     return lab
@@ -65,8 +63,7 @@ def test_nothing_stops_or_starts_while_another_command_changes_the_machine(
     if command == "start":
         lab.stop()
     before = lab.running()
-    at_once = partial(changing.changing, wait_s=0.0)
-    monkeypatch.setattr(commands_stop, "changing", at_once)
+    monkeypatch.setattr("sparkdeploy.deploy.lock.LOCK_WAIT_S", 0.0)
     settings = load_settings()
     with (
         node_lock(settings.lock_dir, settings.node_name, command="sparkdeploy up v2"),
@@ -172,7 +169,7 @@ def test_a_start_that_fails_stays_stopped(lab: Lab) -> None:
 def test_without_room_nothing_is_started(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.stop()
 
-    def refuses(*_: Any) -> None:
+    def refuses(*_: Any, **_options: Any) -> None:
         raise NodeError("memory: 3 GiB needed")
 
     monkeypatch.setattr(again, "make_room_for", refuses)
@@ -211,7 +208,7 @@ def test_what_died_starts_again_too_and_its_evidence_is_kept(
 
 
 def test_stop_gives_a_replacement_up_and_stops_what_served_before(lab: Lab) -> None:
-    from sparkdeploy.commands.up import Extent
+    from sparkdeploy.deploy.up import Extent
 
     before = ids(lab)
     lab.is_answering = False
@@ -291,6 +288,6 @@ def test_a_port_that_somebody_has_taken_is_said(
     lab = build(monkeypatch, shipped, 1)
     lab.up(OLD)
     lab.stop()
-    monkeypatch.setattr(commands_stop, "is_port_free", lambda _port: False)
+    monkeypatch.setattr(lifecycle, "is_port_free", lambda _port: False)
     with pytest.raises(NodeError, match="port 8000 of main is in use by"):
         lab.start()

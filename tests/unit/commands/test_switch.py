@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.commands import switch
-from sparkdeploy.commands.reach import Reach
-from sparkdeploy.commands.request import Request
 from sparkdeploy.commands.switch import Address, address_of, at_address
-from sparkdeploy.deploy.watch import NOT_KNOWN, expected_silence
+from sparkdeploy.deploy.request import Request
+from sparkdeploy.deploy.watch import NOT_KNOWN, expected_downtime
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.phases import remember_durations
@@ -22,7 +21,7 @@ from tests.fakes.machines import Lab, build
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
 
-HERE = Address(8123, Exposure.PUBLIC, ("chat", "default"), Reach.HERE)
+HERE = Address(8123, Exposure.PUBLIC, ("chat", "default"), False)
 
 
 def serving(**more: str) -> FakeContainers:
@@ -40,10 +39,10 @@ def test_port_key_aliases_and_nodes_are_those_of_what_serves(
 ) -> None:
     reached(monkeypatch, serving())
     found = address_of("main", load_settings())
-    assert found == Address(8123, Exposure.PUBLIC, ("chat",), Reach.HERE)
+    assert found == Address(8123, Exposure.PUBLIC, ("chat",), False)
     reached(monkeypatch, serving(exposure="loopback", nodes="a,b", rank="0"))
     found = address_of("main", load_settings())
-    assert (found.exposure, found.reach) == (Exposure.LOOPBACK, Reach.CLUSTER)
+    assert (found.exposure, found.cluster) == (Exposure.LOOPBACK, True)
 
 
 def test_nothing_is_switched_where_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,32 +72,32 @@ def test_what_is_typed_goes_before_what_is_taken_over(typed: str) -> None:
 def test_the_silence_is_that_of_earlier_starts() -> None:
     settings = load_settings()
     pace = f"sparkdeploy/plugin:{'a' * 16} v2"
-    assert expected_silence(pace, settings) == NOT_KNOWN
+    assert expected_downtime(pace, settings) == NOT_KNOWN
     for other, seconds in (("b", 600.0), ("c", 60.0)):
         remember_durations(
             settings.state_dir, f"sparkdeploy/guard:{other * 16} v2", {"weights": seconds}
         )
     newest = max((settings.state_dir / "starts").iterdir(), key=lambda path: path.name)
     os.utime(newest, (2e9, 2e9))
-    assert "as a start of it took here on another image" in expected_silence(pace, settings)
+    assert "as a start of it took here on another image" in expected_downtime(pace, settings)
     for key in (f"sparkdeploy/plugin:{'d' * 16} other-v2", "no-key v2"):
         remember_durations(settings.state_dir, key, {"weights": 5.0})
-    assert "1m" in expected_silence(pace, settings)
+    assert "1m" in expected_downtime(pace, settings)
     remember_durations(settings.state_dir, pace, {"weights": 20.0, "warmup": 10.0})
-    assert expected_silence(pace, settings) == "about 30.0s, as its last start here took"
+    assert expected_downtime(pace, settings) == "about 30.0s, as its last start here took"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_replacement_says_its_silence_before_and_after(
+def test_a_replacement_says_its_downtime_before_and_after(
     count: int,
     monkeypatch: pytest.MonkeyPatch,
     shipped: Library,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lab: Lab = build(monkeypatch, shipped, count)
-    assert lab.up("serve.max_num_seqs=1").silence_s is None
-    assert "nobody will be answered" not in capsys.readouterr().err
+    assert lab.up("serve.max_num_seqs=1").downtime_s is None
+    assert "downtime" not in capsys.readouterr().err
     outcome = lab.up("serve.max_num_seqs=2")
-    assert outcome.silence_s is not None
-    assert 0 <= outcome.silence_s < 5
-    assert f"nobody will be answered: {NOT_KNOWN}\n" in capsys.readouterr().err
+    assert outcome.downtime_s is not None
+    assert 0 <= outcome.downtime_s < 5
+    assert f"downtime: {NOT_KNOWN}\n" in capsys.readouterr().err

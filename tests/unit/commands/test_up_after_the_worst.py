@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.up import Extent
 from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy.replace import Replacement
+from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.plan.steps import Action
 from tests.fakes.machines import (
@@ -44,18 +44,17 @@ def fell_back(*_: object) -> None:
     raise UnhealthyError("spark-2: planned off, runs mtp 2")
 
 
-@pytest.mark.parametrize("keep", [0, 1])
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 3), (3, 2), (2, 3), (2, 1)])
 def test_a_kill_while_a_launch_is_undone_is_recovered_from(
-    lab_of: Callable[[int], Lab], keep: int, before: int, after: int
+    lab_of: Callable[[int], Lab], before: int, after: int
 ) -> None:
     for at in range(1, 40):
         lab = lab_of(max(before, after))
-        lab.up(OLD, size=before, keep=keep)
+        lab.up(OLD, size=before)
         lab.is_answering = True
         lab.wait, lab.kill_at = interrupts, at
         try:
-            lab.up(LATER, size=after, keep=keep)
+            lab.up(LATER, size=after)
         except Killed:
             pass
         except KeyboardInterrupt:
@@ -84,13 +83,12 @@ def test_ctrl_c_while_a_start_is_given_up_leaves_one_of_both_whole(
         check_whole(lab, lab.running()[0] or f"nothing runs after {at}")
 
 
-@pytest.mark.parametrize("keep", [0, 1])
 @pytest.mark.parametrize("end", ["stop", "remove", "cut off"])
 def test_a_detached_start_that_lost_a_worker_is_not_finished(
-    lab_of: Callable[[int], Lab], keep: int, end: str
+    lab_of: Callable[[int], Lab], end: str
 ) -> None:
     lab = deployed(lab_of(2))
-    lab.up(LATER, extent=Extent.DETACH, keep=keep)
+    lab.up(LATER, extent=Extent.DETACH)
     worker = lab.engines[1]
     fact = worker.find_container(NEW)
     assert fact is not None
@@ -199,17 +197,14 @@ def test_a_rank_that_died_starts_all_of_them_anew_with_consent(
     check_whole(lab, "1")
 
 
-@pytest.mark.parametrize(("old", "new"), [(0, 1), (2, 0)])
-def test_a_node_that_is_left_keeps_what_the_head_keeps(
-    lab_of: Callable[[int], Lab], old: int, new: int
-) -> None:
+def test_a_node_that_is_left_keeps_what_the_head_keeps(lab_of: Callable[[int], Lab]) -> None:
     lab = lab_of(3)
-    lab.up(OLD, keep=old)
+    lab.up(OLD)
     lab.is_answering = True
-    lab.up(LATER, size=2, keep=new, extent=Extent.DETACH)
+    lab.up(LATER, size=2, extent=Extent.DETACH)
     assert lab.roll_back() == "finished"
-    kept = [f"{NEW}-kept-1"] * new
-    assert lab.names() == [[NEW, *kept], [NEW, *kept], kept]
+    kept = f"{NEW}-kept-1"
+    assert lab.names() == [[NEW, kept], [NEW, kept], [kept]]
 
 
 def test_what_no_rollback_can_use_is_not_kept_on_other_nodes(

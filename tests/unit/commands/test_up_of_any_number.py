@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.commands.up import Extent
 from sparkdeploy.deploy.launch import Launch
+from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.settings import load_settings
@@ -68,12 +68,6 @@ def test_a_replacement_keeps_the_old_one_for_rollback(lab: Lab) -> None:
     check_whole(lab, "1")
     assert lab.roll_back() == "returned"
     check_whole(lab, "2")
-
-
-def test_without_keeping_nothing_stays(lab: Lab) -> None:
-    deployed(lab).up(LATER, keep=0)
-    assert lab.names() == [[NEW]] * lab.count
-    assert lab.roll_back() == "nothing"
 
 
 def test_a_detached_start_is_settled_by_the_next_command(lab: Lab) -> None:
@@ -290,7 +284,7 @@ def test_a_head_that_was_not_replaced_yet_is_half_replaced(lab: Lab) -> None:
     assert lab.status().state == "half replaced"
     settings = load_settings()
     command = "sparkdeploy up v2 --cluster --name main"
-    with node_lock(settings.lock_dir, settings.node_name, command=command):
+    with node_lock(settings.lock_dir, settings.node_name, command=command, deployment="main"):
         row = lab.status()
     assert row.state == "being replaced"
     assert row.half_done.endswith("waits for it")

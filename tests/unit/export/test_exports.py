@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy.commands.export import export_socket, export_systemd
-from sparkdeploy.commands.request import Request, make_request
+from sparkdeploy.deploy.request import Request, make_request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.socket_units import PROXY, proxy_text, server_port, socket_text

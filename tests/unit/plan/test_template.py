@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.exchangeable import exchangeable
 from sparkdeploy.plan.template import read_template, write_template

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.recipe import trust_findings
-from sparkdeploy.commands.request import Request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.plan.container import Deployment

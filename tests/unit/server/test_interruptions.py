@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy.changing import held_back
+from sparkdeploy.deploy.lock import defer_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ def test_an_interruption_is_heard_when_the_block_is_over() -> None:
     done = []
 
     def work() -> None:
-        with held_back():
+        with defer_signals():
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
             done.append("all of it")
@@ -38,7 +38,7 @@ def test_an_interruption_is_heard_when_the_block_is_over() -> None:
 
 
 def test_an_error_inside_is_not_hidden() -> None:
-    with pytest.raises(ValueError, match="inside"), held_back():
+    with pytest.raises(ValueError, match="inside"), defer_signals():
         raise ValueError("inside")
 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -47,7 +47,7 @@ def test_an_error_inside_is_not_hidden() -> None:
 def test_what_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with held_back():
+        with defer_signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -57,7 +57,7 @@ def test_another_thread_holds_nothing() -> None:
     done = []
 
     def work() -> None:
-        with held_back():
+        with defer_signals():
             done.append(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
     thread = threading.Thread(target=work)

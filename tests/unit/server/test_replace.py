@@ -60,6 +60,6 @@ class _Engine:
 def test_an_old_container_that_was_told_to_stop_is_started_anew(tmp_path: Path) -> None:
     engine = _Engine()
     with pytest.raises(KeyboardInterrupt):
-        begin(engine, SPEC, "main", crashes_dir=tmp_path)  # type: ignore[arg-type]
+        begin(engine, SPEC, "main", crashes_dir=tmp_path / "crashes")  # type: ignore[arg-type]
     assert engine.stops == 2
     assert (engine.name, engine.is_running) == ("sparkdeploy-main", True)

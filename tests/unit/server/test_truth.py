@@ -70,35 +70,35 @@ def test_a_start_as_planned_confirms_every_subject() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "subject", "fails"),
+    ("line", "subject"),
     [
-        ("Using TRITON_ATTN attention backend out of potential backends: [].", "attention", True),
-        (CONFIG.replace("num_spec_tokens=2", "num_spec_tokens=1"), "speculation", True),
-        ("Using 'TRITON' WNA16 MoE backend out of potential backends: [].", "moe", False),
-        ("Using ExllamaLinearKernel for AutoGPTQLinearMethod", "linear", False),
-        ("not supported; setting cudagraph_mode=NONE", "graphs", False),
-        ("Skipping CUDA graph capture. To turn it on, set ...", "graphs", False),
+        ("Using TRITON_ATTN attention backend out of potential backends: [].", "attention"),
+        (CONFIG.replace("num_spec_tokens=2", "num_spec_tokens=1"), "speculation"),
+        ("Using 'TRITON' WNA16 MoE backend out of potential backends: [].", "moe"),
+        ("Using ExllamaLinearKernel for AutoGPTQLinearMethod", "linear"),
+        ("not supported; setting cudagraph_mode=NONE", "graphs"),
+        ("Skipping CUDA graph capture. To turn it on, set ...", "graphs"),
     ],
 )
-def test_a_silent_fall_back_is_seen(line: str, subject: str, fails: bool) -> None:
+def test_a_silent_fall_back_is_seen_and_stops_nothing(line: str, subject: str) -> None:
     finding = found("v2", told(line)).get(subject)
 
     assert finding is not None
     assert finding.agreement is Agreement.DIFFERS
-    assert finding.is_failure is fails
+    assert not finding.is_failure
 
 
-def test_a_start_without_the_drafter_that_was_asked_for_fails() -> None:
+def test_a_start_without_the_drafter_that_was_asked_for_differs() -> None:
     line = "Initializing a V1 LLM engine (v0.25.1) with config: speculative_config=None, x=1"
 
-    assert found("v2", told(line))["speculation"].is_failure
+    assert found("v2", told(line))["speculation"].agreement is Agreement.DIFFERS
     assert found("baseline", told(line))["speculation"].agreement is Agreement.AS_PLANNED
 
 
-def test_another_format_of_the_kv_cache_fails() -> None:
+def test_another_format_of_the_kv_cache_differs() -> None:
     line = "Initializing a V1 LLM engine (v0.25.1) with config: kv_cache_dtype=auto, x=1"
 
-    assert found("v2-kv8", told(line))["kv_cache"].is_failure
+    assert found("v2-kv8", told(line))["kv_cache"].agreement is Agreement.DIFFERS
     assert found("v2-kv8", told(line, "Using fp8_e4m3 data type to store kv cache"))[
         "kv_cache"
     ].agreement is (Agreement.AS_PLANNED)
@@ -132,17 +132,10 @@ def test_methods_of_speculation_are_compared_as_vllm_calls_them(
 
 def test_piecewise_graphs_are_less_than_full_ones() -> None:
     facts = told(*AS_PLANNED, "...; setting cudagraph_mode=PIECEWISE")
-    settings = ("backends.graphs=full", "backends.warn_only=[]")
 
     assert found("v2", facts)["graphs"].agreement is Agreement.AS_PLANNED
-    assert found("v2", facts, *settings)["graphs"].is_failure
-
-
-def test_a_recipe_may_turn_a_failure_into_a_warning() -> None:
-    facts = told("Using FLASH_ATTN attention backend out of potential backends: [].")
-
-    assert found("v2", facts)["attention"].is_failure
-    assert not found("v2", facts, "backends.warn_only=[attention]")["attention"].is_failure
+    full = found("v2", facts, "backends.graphs=full")["graphs"]
+    assert full.agreement is Agreement.DIFFERS
 
 
 def test_a_drafters_own_back_end_is_not_the_models() -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands import chosen
 from sparkdeploy.commands.talk import side
 from sparkdeploy.commands.talk.answer import Telling, remark
+from sparkdeploy.deploy import names
 from sparkdeploy.server.streaming import AnswerSoFar
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
@@ -96,7 +96,7 @@ def server() -> Iterator[Talking]:
 @pytest.fixture
 def engine(server: Talking, monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers.of(server.fact())
-    for module in (side, chosen):
+    for module in (side, names):
         monkeypatch.setattr(module, "connect", lambda _settings: made)
     return made
 

@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.reach import connect
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import list_deployments, no_deployment
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.container import is_name
 from sparkdeploy.node.facts import is_another
@@ -35,10 +35,10 @@ class KnownDeployments:
     others: tuple[str, ...] = ()
     """Of other users of this machine, or of a cluster that another machine heads."""
 
-    def only_one(self, command: str, behind: str = "") -> str:
+    def only_one(self, command: Sequence[str], behind: str = "") -> str:
         """Return what a command without a name is about, never anything of another user.
 
-        `command` and `behind` are what is typed before the name and behind it.
+        `command` is what is typed before the name, word by word, and `behind` what follows it.
         Raises UsageError where several may be meant, `main` among them or not, or where all are
         others'; NothingDeployedError where there is none.
         """
@@ -47,7 +47,7 @@ class KnownDeployments:
         names = self.own or self.others
         if not names:
             raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
-        before = ["sparkdeploy", *shlex.split(command)]
+        before = ["sparkdeploy", *command]
         typed = [f"{shlex.join([*before, name])} {behind}".rstrip() for name in names]
         shown = " or ".join(f"`{words}`" for words in typed[:SPELT_OUT])
         more = f"; there is: {', '.join(names)}" if len(names) > SPELT_OUT else ""
@@ -59,16 +59,16 @@ class KnownDeployments:
         raise UsageError(message, hint=f"{shown}{more}")
 
 
-def said(name: str | None, command: str, behind: str = "") -> str:
+def said(name: str | None, command: Sequence[str], behind: str = "") -> str:
     """Return the name that was given, or that of the user's only deployment.
 
-    `command` is what was typed, without `sparkdeploy`, and `behind` what follows the name. Raises
-    as `KnownDeployments.only_one` does.
+    `command` is what was typed, word by word and without `sparkdeploy`, and `behind` what follows
+    the name. Raises as `KnownDeployments.only_one` does.
     """
     return name if name is not None else _known().only_one(command, behind)
 
 
-def several(names: Sequence[str], command: str) -> tuple[str, ...]:
+def several(names: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
     """Return the names that were given, each once, or those of all of the user's deployments.
 
     Raises as `said` does where nobody named one and the user has none.
@@ -79,7 +79,7 @@ def several(names: Sequence[str], command: str) -> tuple[str, ...]:
     return known.own or (known.only_one(command),)
 
 
-def to_change(name: str | None, command: str) -> str:
+def to_change(name: str | None, command: Sequence[str]) -> str:
     """Return the name of what is to be ended or gone back from; NOTHING where nobody named one and
     there is none: what was wished is so. Raises as `said` and `there` do."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-class Reach(Enum):
-    HERE = "this machine alone"
-    CLUSTER = "as many nodes of config.yaml as the recipe needs, this machine as their head"
-
-
 def connect(settings: Settings) -> DockerHost:
     """Connect to this machine's Docker Engine; raise NodeError when nobody answers."""
     from sparkdeploy.node.host import DockerHost  # noqa: PLC0415 - the SDK takes 0.2 s to import
@@ -34,24 +28,23 @@ def connect(settings: Settings) -> DockerHost:
     return DockerHost(settings.docker_host)
 
 
-def serving(
-    resolved: Resolved, reach: Reach, settings: Settings
+def connect_serving(
+    resolved: Resolved, settings: Settings, *, cluster: bool
 ) -> contextlib.AbstractContextManager[Nodes]:
-    if reach is Reach.HERE:
+    """Connect to the nodes that serve a recipe; the machine alone unless for a cluster."""
+    if not cluster:
         return this_node(settings)
-    return open_nodes(settings, needed(resolved, reach, settings))
+    return open_nodes(settings, needed_nodes(resolved, settings))
 
 
-def needed(resolved: Resolved, reach: Reach, settings: Settings) -> frozenset[str]:
-    """Return the nodes that serve a recipe together, by name; none for a machine alone."""
-    if reach is Reach.HERE:
-        return frozenset()
+def needed_nodes(resolved: Resolved, settings: Settings) -> frozenset[str]:
+    """Return the nodes of config.yaml that serve a recipe together, by name."""
     config = configured(settings)
     return frozenset(form_up(resolved, config, name_here(config)).nodes)
 
 
 @contextlib.contextmanager
-def everyone(
+def connect_nodes(
     settings: Settings, deployment: str, also: frozenset[str] = frozenset()
 ) -> Iterator[Nodes]:
     """Connect to this machine, to all that may have something of a deployment, and to `also`.

@@ -6,8 +6,8 @@ import os
 import socket
 from functools import partial
 
-from sparkdeploy.commands.reach import everyone
 from sparkdeploy.console import console
+from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.staying import stay
 from sparkdeploy.settings import load_settings
 
@@ -21,7 +21,7 @@ def stay_with(deployment: str) -> None:
     """
     tell_systemd("READY=1")
     settings = load_settings()
-    stay(partial(everyone, settings, deployment), deployment, settings)
+    stay(partial(connect_nodes, settings, deployment), deployment, settings)
     console.info(f"{deployment} was stopped")
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.cache import STORE
-from sparkdeploy.commands.reach import Reach, serving
 from sparkdeploy.console import console
+from sparkdeploy.deploy.nodes import connect_serving
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.plan.container import Deployment
@@ -21,16 +20,13 @@ from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.library import library, of_source
 from sparkdeploy.recipe.load import load_recipe
-from sparkdeploy.recipe.release import is_tag
-from sparkdeploy.recipe.settled import ImageLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparkdeploy.deploy.new_meaning import NewMeaning
-    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Library, Resolved
+    from sparkdeploy.recipe.settled import ImageLock
     from sparkdeploy.settings import Settings
 
 
@@ -39,7 +35,8 @@ class Request:
     recipe: str
     assignments: tuple[str, ...] = ()
     deployment: Deployment = field(default_factory=lambda: Deployment("main"))
-    reach: Reach = Reach.HERE
+    cluster: bool = False
+    """As many nodes of config.yaml as the recipe needs, this machine as their head."""
     is_rehearsal: bool = False
     """The recipe is served in miniature."""
 
@@ -51,12 +48,12 @@ def make_request(
     name: str,
     exposure: Exposure,
     settings: Settings,
-    reach: Reach = Reach.HERE,
+    cluster: bool = False,
 ) -> Request:
     """Return the request; raise UsageError for a name Docker would not take."""
     refuse_no_name(name)
     wanted = recipe or settings.default_recipe
-    return Request(wanted, tuple(assignments or ()), Deployment(name, exposure), reach)
+    return Request(wanted, tuple(assignments or ()), Deployment(name, exposure), cluster)
 
 
 def resolve(request: Request, settings: Settings, images: ImageLock | None = None) -> Resolved:
@@ -69,7 +66,7 @@ def resolve(request: Request, settings: Settings, images: ImageLock | None = Non
     return _loaded(request, shelf if images is None else replace(shelf, images=images))
 
 
-def resolve_unasked(request: Request, settings: Settings) -> Resolved:
+def resolve_unpinned(request: Request, settings: Settings) -> Resolved:
     """As `resolve`, as if nobody knew yet what a tag is: the registry will be asked anew.
 
     What the tag was may be what the recipe does not fit.
@@ -79,25 +76,7 @@ def resolve_unasked(request: Request, settings: Settings) -> Resolved:
 
 def _loaded(request: Request, shelf: Library) -> Resolved:
     resolved = load_recipe(shelf, request.recipe, request.assignments)
-    return for_cluster(resolved) if request.reach is Reach.CLUSTER else resolved
-
-
-def as_started(
-    resolved: Resolved, request: Request, settings: Settings, host: DockerHost
-) -> tuple[Resolved, NewMeaning | None]:
-    """Return the recipe for what its tag means by now, and the meaning that has to prove itself.
-
-    A start that was under way may have answered since; one that still is under way is what the
-    deployment stands on until it has failed.
-    """
-    if not is_tag(resolved.image):
-        return resolved, None
-    from sparkdeploy.deploy.new_meaning import under_way  # noqa: PLC0415 - for tags only
-
-    new = under_way(host, request.deployment.name, settings)
-    if new is None or new.tag != resolved.image:
-        return resolve(request, settings), None
-    return resolve(request, settings, ImageLock(settings.state_dir, {new.tag: new.settled})), new
+    return for_cluster(resolved) if request.cluster else resolved
 
 
 def sets_variables(assignment: str) -> bool:
@@ -112,7 +91,7 @@ def up_words(request: Request) -> list[str]:
     """Return the `up` that means this request, without the program's name."""
     words = ["up", request.recipe]
     words += [word for item in request.assignments for word in ("--set", item)]
-    if request.reach is Reach.CLUSTER:
+    if request.cluster:
         words.append("--cluster")
     if request.deployment.name != "main":
         words += ["--name", request.deployment.name]
@@ -124,9 +103,7 @@ def up_words(request: Request) -> list[str]:
 def plan_for(request: Request, settings: Settings) -> Plan:
     """Observe and decide; Docker, a GPU and a network may all be absent."""
     resolved = resolve(request, settings)
-    with serving(resolved, request.reach, settings) as nodes:
-        with suppress(NodeError):
-            resolved, _ = as_started(resolved, request, settings, nodes.here.docker)
+    with connect_serving(resolved, settings, cluster=request.cluster) as nodes:
         plan = draft_plan(resolved, settings, nodes, request.deployment)
         try:
             nodes.here.docker  # noqa: B018 - the reason why it does not answer

@@ -23,7 +23,7 @@ from sparkdeploy.checks.surroundings import (
 )
 from sparkdeploy.checks.survey import survey
 from sparkdeploy.checks.symptoms import gpu_symptoms, machine_symptoms
-from sparkdeploy.commands.reach import connect
+from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid, spelled

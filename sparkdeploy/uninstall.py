@@ -1,20 +1,26 @@
-"""`clean --everything`: remove all that sparkdeploy has made on this machine."""
+"""Remove all that sparkdeploy has made on this machine: `install.sh --uninstall --purge` runs it.
+
+`python -P -m sparkdeploy.uninstall` shows what there is and asks; `--yes` asks nothing.
+"""
 
 from __future__ import annotations
 
 import errno
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.commands.clean import Leftover
-from sparkdeploy.commands.operate import end
-from sparkdeploy.commands.reach import everyone
-from sparkdeploy.deploy.changing import changing
+from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import list_deployments, nodes_with, refuse_as_worker
+from sparkdeploy.deploy.lifecycle import remove_deployment
+from sparkdeploy.deploy.lock import deploy_lock
+from sparkdeploy.deploy.nodes import connect, connect_nodes
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +41,10 @@ def purge(
     gone: NodeError naming nodes that did not answer, of which the notes stay, and SparkdeployError
     naming images of ours that somebody else's were made from.
     """
-    with changing(settings, "clean --everything"):
-        found = tuple(find_everything(settings, host))
-        if not found or not agrees(found):
-            return ()
+    found = tuple(find_everything(settings, host))
+    if not found or not agrees(found):
+        return ()
+    with deploy_lock(settings, "uninstall"):
         waiting = _take_clusters_down(found, settings)
         for item in found:
             if item.kind == "container":
@@ -88,8 +94,8 @@ def _take_clusters_down(found: Sequence[Leftover], settings: Settings) -> tuple[
     """End what `found` has over several nodes; return those that did not answer."""
     for item in found:
         if item.kind == "deployment":
-            with everyone(settings, item.name) as nodes:
-                end(nodes, item.name, settings)
+            with connect_nodes(settings, item.name) as nodes:
+                remove_deployment(nodes, item.name, settings)
     record = ClusterRecord.below(settings.state_dir)
     noted = (node for name in record.deployments() for node in record.nodes(name))
     return tuple(dict.fromkeys(noted))
@@ -137,3 +143,25 @@ def _remove_empty(folder: Path) -> None:
         if error.errno != errno.EBUSY:
             raise
         # Something is mounted there: not ours to unmount.
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Show what there is, ask unless `--yes` is among the arguments, and remove it."""
+    settings = load_settings()
+
+    def agrees(found: Sequence[Leftover]) -> bool:
+        for item in found:
+            console.info(f"{item.kind}  {item.name}  {item.why}")
+        return "--yes" in arguments or console.confirm("Remove all of it?")
+
+    try:
+        with connect(settings) as host:
+            found = purge(settings, host, agrees=agrees)
+    except SparkdeployError as error:
+        console.error(error.message, hint=error.hint, detail=error.detail)
+        sys.exit(error.exit_code)
+    console.info(f"removed {len(found)}" if found else "nothing was removed")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,118 @@
+"""Pin the tag of an image that others made to its digest, and look into that image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import console
+from sparkdeploy.deploy.request import resolve
+from sparkdeploy.errors import BuildError
+from sparkdeploy.image.pins import keep
+from sparkdeploy.plan.images import stages_for
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.release import is_tag
+from sparkdeploy.recipe.settled import ImageLock, SettledEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdeploy.deploy.request import Request
+    from sparkdeploy.image.settle import Settling
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.settled import SettledImage
+    from sparkdeploy.settings import Settings
+
+
+def with_known_image(
+    plan: Plan, request: Request, settings: Settings, host: DockerHost, *, update: bool
+) -> Resolved:
+    """Pin a plan's image and look into it; return the recipe for what the image holds.
+
+    Returns the plan's own recipe where nothing is to be found out. Raises BuildError for an image
+    that cannot be had, and RecipeError where the recipe does not fit what was found. `update` asks
+    the registry again about a tag that is pinned already.
+    """
+    resolved = plan.resolved
+    if resolved.engine.kind != "image":
+        return resolved
+    # It builds: the usual `up` is there sooner without all that.
+    from sparkdeploy.image.settle import Settling  # noqa: PLC0415
+
+    settling = Settling(host, plan.observed.head.facts.architecture, settings)
+    return pin_image(resolved, partial(resolve, request, settings), settling, update=update)
+
+
+def pin_image(
+    resolved: Resolved,
+    reload: Callable[[ImageLock], Resolved],
+    settling: Settling,
+    *,
+    update: bool = False,
+) -> Resolved:
+    """Do what `with_known_image` does; `reload` loads the recipe for the images that it is given.
+
+    A tag is pinned to its digest once the image was looked into, so that a tag is never pinned to
+    an image that does not serve.
+    """
+    name, settings = resolved.image, settling.settings
+    if resolved.engine.kind != "image" or name is None:
+        return resolved
+    asks = is_tag(name) and update
+    if isinstance(resolved.engine, SettledEngine) and not asks:
+        return resolved
+    before = ImageLock(settings.state_dir).settled(name)
+    pin = before
+    if is_tag(name) and (asks or before is None):
+        pin = settling.ask(name) if asks else settling.settle(name)
+    known = _looked_into(reload, settling, name, before, pin)
+    if pin is not None and pin != before and settling.platform is None:
+        if before is not None:
+            _print_changes(name, before, known, settings)
+        keep(settings, name, pin)
+    return known
+
+
+def _looked_into(
+    reload: Callable[[ImageLock], Resolved],
+    settling: Settling,
+    name: str,
+    before: SettledImage | None,
+    pin: SettledImage | None,
+) -> Resolved:
+    """Return the recipe for what an image holds; raises BuildError for one that cannot serve."""
+    images = ImageLock(settling.settings.state_dir, {name: pin} if pin is not None else {})
+    known = reload(images)
+    if isinstance(known.engine, SettledEngine):
+        return known
+    stages = stages_for(known, base_source="registry", architecture=settling.architecture)
+    # A hint to ask the registry again is of no use for what it answered a moment ago.
+    first = stages[0] if pin is before else replace(stages[0], settled_tag="")
+    contents = settling.look_into(known.engine, first)
+    return reload(replace(images, found={known.engine.image or "": contents}))
+
+
+def refuse_missing_mods(resolved: Resolved) -> None:
+    missing = [mod.name for mod in resolved.mods if mod.is_missing]
+    if missing:
+        raise BuildError(
+            f"mods are not here: {', '.join(map(shown, missing))}",
+            hint="`sparkdeploy plan` says where they were looked for; --set mods=[] does without",
+        )
+
+
+def _print_changes(name: str, before: SettledImage, known: Resolved, settings: Settings) -> None:
+    from sparkdeploy.image.settle import differences  # noqa: PLC0415
+
+    if known.engine.image == before.image:
+        console.info(f"{name} is unchanged: {before.image}")
+        return
+    console.info(f"{name} was {before.image} since {before.settled_at}; it is pinned anew to")
+    console.info(f"  {known.engine.image}")
+    if isinstance(known.engine, SettledEngine):
+        known_before = ImageLock(settings.state_dir).contents(before.image)
+        for line in differences(known_before, known.engine.contents):
+            console.info(f"  {line}")

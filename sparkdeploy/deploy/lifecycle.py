@@ -1,0 +1,374 @@
+"""`stop`, `start`, `restart`, `rollback` and `down`: containers that exist end or start again."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import console
+from sparkdeploy.deploy.again import parts_of, start_again, watch_parts
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.deployments import (
+    find_deployment,
+    list_deployments,
+    nodes_with,
+    refuse_as_worker,
+    remove_containers,
+    require_deployment,
+)
+from sparkdeploy.deploy.launch import Launch
+from sparkdeploy.deploy.lock import defer_signals, deploy_lock
+from sparkdeploy.deploy.nodes import connect, connect_nodes
+from sparkdeploy.deploy.recovery import Recovery, end_start, recover
+from sparkdeploy.deploy.served import served_by
+from sparkdeploy.deploy.serving import answers
+from sparkdeploy.deploy.watch import awaited_start
+from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.facts import is_another
+from sparkdeploy.node.lock import watching
+from sparkdeploy.node.node import named
+from sparkdeploy.node.ports import is_port_free, port_owner
+from sparkdeploy.plan.container import container_name
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.node import Nodes
+    from sparkdeploy.server.health import Readiness
+    from sparkdeploy.settings import Settings
+
+NAMED_FOREIGN = 3
+SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    deployment: str
+    base_url: str
+    model: str
+    """What requests call it."""
+    changed: bool
+    """Whether something was started; False for what ran already."""
+    readiness: Readiness | None = None
+    """None for what answered already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What `down --all` removed, and why some of it stayed."""
+
+    containers: tuple[str, ...]
+    errors: tuple[SparkdeployError, ...] = ()
+
+
+def stop(name: str) -> tuple[str, ...]:
+    """End a deployment's containers on every node and leave them there; return their names.
+
+    What was left half done is finished or reverted first, and a start under way given up: `start`
+    brings back what served before. NodeError names the nodes that did not answer.
+    """
+    settings = load_settings()
+    with (
+        connect_nodes(settings, name) as nodes,
+        deploy_lock(settings, f"stop {name}", name),
+    ):
+        return stop_locked(nodes, name, settings)
+
+
+def stop_locked(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
+    """Do what `stop` does, under the lock that the caller holds."""
+    refuse_as_worker(nodes.here.docker, name)
+    require_deployment(nodes.here.docker, name)
+    end_start(nodes, name, settings, reason="`stop` gave it up")
+    with defer_signals(), console.step(f"stop of {name}"):
+        # Whoever waits for its first answer then knows that it is to stay, stopped.
+        ClusterRecord.below(settings.state_dir).settle(name)
+        return _stop_everywhere(nodes, name, settings)
+
+
+def start(name: str, *, drop_page_cache: bool = False) -> Started:
+    """Start the very containers that were stopped, or died, and wait until they answer.
+
+    As with `up`, memory is looked at first, and what their engine chose is compared with what was
+    planned; where that fails they are stopped again. Interrupted, they go on starting. Raises
+    NodeError or UnhealthyError.
+    """
+    settings = load_settings()
+    launch = Launch(name, settings, f"start {name}")
+    with connect_nodes(settings, name) as nodes, console.steps():
+        try:
+            return _start(nodes, launch, drop_page_cache=drop_page_cache)
+        except KeyboardInterrupt:
+            if launch.begun and launch.begun[-1][1].new_id is not None and not launch.is_settled:
+                console.warn(f"{name} goes on starting; `sparkdeploy status` shows it")
+            raise
+
+
+def restart(name: str, *, drop_page_cache: bool = False) -> Started:
+    """Stop it, and start the same again."""
+    settings = load_settings()
+    # Between the two it is not given up: an `up --stay` goes on watching it.
+    with watching(
+        settings.lock_dir, settings.node_name, name, command=f"sparkdeploy restart {name}"
+    ):
+        stop(name)
+        return start(name, drop_page_cache=drop_page_cache)
+
+
+def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
+    """Bring a deployment to a whole and earlier state, and wait until that answers.
+
+    A replacement that was interrupted is finished when the new containers answer, and reverted
+    otherwise; one that is still starting is given up. With nothing half done, the kept containers
+    take the place of the current ones, which are kept in turn. As with `up`, memory is looked at
+    before they start, and what their engine chose is compared with what was planned. Raises
+    NodeError or UnhealthyError; the current ones are there again then, on every node.
+    """
+    settings = load_settings()
+    launch = Launch(name, settings, f"rollback {name}")
+    with connect_nodes(settings, name) as nodes, console.steps():
+        try:
+            with launch.lock():
+                refuse_as_worker(nodes.here.docker, name)
+                done = end_start(nodes, name, settings, reason="`rollback` gave it up")
+                found = find_deployment(nodes.here.docker, name)
+                if done.action in {"nothing", "held"} and found is not None and found.kept:
+                    start_again(nodes, launch, found.kept[0], drop_page_cache=drop_page_cache)
+                elif done.action == "reverted" and found is not None:
+                    _start_missing_ranks(nodes, launch, found.current, drop_page_cache)
+            if launch.begun:
+                _wait_for(launch)
+        except KeyboardInterrupt:
+            launch.undo()
+            raise
+    if done.action not in {"nothing", "held"}:
+        return done
+    if not launch.begun:
+        return Recovery("nothing", f"nothing to do: no earlier container of {name} is kept")
+    return Recovery("returned", f"{name}: the earlier container is back and answers")
+
+
+def down(name: str) -> tuple[str, ...]:
+    """Stop and remove one deployment on all of its nodes; return the names of its containers.
+
+    Raises NodeError on a machine that has only a part of what another one heads.
+    """
+    settings = load_settings()
+    with (
+        connect_nodes(settings, name) as nodes,
+        deploy_lock(settings, f"down {name}", name),
+    ):
+        host = nodes.here.docker
+        warn_of_foreign_containers(host)
+        refuse_as_worker(host, name)
+        found = find_deployment(host, name)
+        if found is not None and is_another(found.current.user):
+            console.warn(f"{name} was deployed by {found.current.user}")
+        return remove_deployment(nodes, name, settings)
+
+
+def down_all() -> Removed:
+    """Stop and remove every deployment of this machine, also when one of them cannot be."""
+    settings = load_settings()
+    with connect(settings) as host:
+        found = list_deployments(host)
+        warn_of_foreign_containers(host)
+    foreign = {item.name: item.current.nodes[0] for item in found if item.is_of_another_head}
+    noted = ClusterRecord.below(settings.state_dir).deployments()
+    removed: list[str] = []
+    errors: list[SparkdeployError] = []
+    for name in dict.fromkeys((*(item.name for item in found), *noted)):
+        if name in foreign:
+            # What is noted of it is older than what that head has put here.
+            console.warn(f"{name} stays: {foreign[name]} heads it, and this machine is a worker")
+            continue
+        try:
+            with (
+                connect_nodes(settings, name) as nodes,
+                deploy_lock(settings, "down --all", name),
+            ):
+                removed += remove_deployment(nodes, name, settings)
+        except SparkdeployError as error:
+            errors.append(error)
+    return Removed(tuple(removed), tuple(errors))
+
+
+def remove_deployment(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
+    """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
+    record = ClusterRecord.below(settings.state_dir)
+    found = find_deployment(nodes.here.docker, name)
+    facts = found.containers if found is not None else ()
+    # config.yaml may have called this machine otherwise when it started them.
+    own = {nodes.here.name, *(fact.nodes[0] for fact in facts if fact.nodes and not fact.rank)}
+    removed = [*remove_containers(nodes.here.docker, facts)]
+    left: list[str] = []
+    for other in nodes_with(found, record.nodes(name)):
+        if other in own or _is_forgotten(nodes, other, name, settings):
+            continue
+        try:
+            gone = _remove_on(nodes, other, name, own)
+        except NodeError as error:
+            left.append(other)
+            console.warn(
+                f"{error.message}; {container_name(name)} may remain there: run `sparkdeploy down "
+                f"{name}` again when it is back"
+            )
+            continue
+        removed += [f"{other}:{container}" for container in gone]
+    record.note(name, tuple(left))
+    return tuple(removed)
+
+
+def _is_forgotten(nodes: Nodes, other: str, name: str, settings: Settings) -> bool:
+    is_configured = nodes.config is not None and other in nodes.config.names
+    if is_configured or (nodes.config is None and settings.cluster is not None):
+        return False
+    console.warn(
+        f"{other} is not in config.yaml, and what it may have of {name} is forgotten; on that "
+        f"machine: docker rm -f {container_name(name)}"
+    )
+    return True
+
+
+def _remove_on(nodes: Nodes, other: str, name: str, heads: set[str]) -> tuple[str, ...]:
+    node = nodes.node(other)
+    with named(node):
+        found = find_deployment(node.docker, name)
+        facts = found.containers if found is not None else ()
+        ours = tuple(fact for fact in facts if fact.nodes and fact.nodes[0] in heads)
+        return remove_containers(node.docker, ours)
+
+
+def warn_of_foreign_containers(host: DockerHost) -> None:
+    """Name the containers that carry sparkdeploy's labels and are none of its own."""
+    names = host.strangers()
+    if not names:
+        return
+    more = len(names) - NAMED_FOREIGN
+    rest = f" and {more} more" if more > 0 else ""
+    shown = ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_FOREIGN])
+    told = "left alone, for they carry sparkdeploy's labels and other names"
+    console.warn(f"{told}: {shown}{rest}")
+
+
+def _stop_everywhere(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
+    """The head first, which has the API: a server that lost a rank hangs until it is stopped."""
+    here = nodes.here
+    found = require_deployment(here.docker, name)
+    stopped = _stop_here(here.docker, found.serving)
+    unreached: list[str] = []
+    for other in nodes_with(found, ClusterRecord.below(settings.state_dir).nodes(name)):
+        # config.yaml may have called this machine otherwise when it started them.
+        if other in {here.name, *found.current.nodes[:1]}:
+            continue
+        try:
+            node = nodes.node(other)
+            with named(node):
+                there = find_deployment(node.docker, name)
+                is_ours = there is not None and there.current.nodes[:1] == found.current.nodes[:1]
+                if there is not None and is_ours:
+                    stopped += [f"{other}:{it}" for it in _stop_here(node.docker, there.serving)]
+        except NodeError as error:
+            unreached.append(error.message)
+    if unreached:
+        raise NodeError(
+            f"{name} is stopped, and its part may go on where nobody answers: "
+            + "; ".join(unreached),
+            hint=f"`sparkdeploy stop {name}` again when it is back",
+        )
+    return tuple(stopped)
+
+
+def _stop_here(host: DockerHost, fact: ContainerFact | None) -> list[str]:
+    if fact is None or not fact.is_running:
+        return []
+    host.stop(fact.container_id)
+    return [fact.name]
+
+
+def _start(nodes: Nodes, launch: Launch, *, drop_page_cache: bool) -> Started:
+    name, settings, host = launch.deployment, launch.settings, nodes.here.docker
+    with launch.lock():
+        refuse_as_worker(host, name)
+        require_deployment(host, name)
+        recover(nodes, name, settings)
+        head = require_deployment(host, name).current
+        is_whole = head.is_running and _runs_whole(nodes, head)
+        if not is_whole:
+            _require_port(host, head)
+            start_again(nodes, launch, head, drop_page_cache=drop_page_cache)
+    if not is_whole:
+        return _started(head, settings, changed=True, readiness=_wait_for(launch))
+    if answers(head):
+        return _started(head, settings, changed=False)
+    parts = {node: fact.container_id for node, fact in parts_of(nodes, head)}
+    watch = watch_parts(launch, parts, host)
+    console.expect(awaited_start(name, watch.pace, settings))
+    with _settling_afterwards(nodes, launch):
+        readiness = watch.wait()
+    return _started(head, settings, changed=False, readiness=readiness)
+
+
+@contextlib.contextmanager
+def _settling_afterwards(nodes: Nodes, launch: Launch) -> Iterator[None]:
+    """Finish or revert what an `up --detach` left, once the wait inside the block has ended."""
+    name, settings = launch.deployment, launch.settings
+    try:
+        yield
+    except SparkdeployError as error:
+        launch.settle_after(error, lambda: recover(nodes, name, settings))
+        raise
+    with defer_signals(), launch.lock():
+        recover(nodes, name, settings)
+
+
+def _wait_for(launch: Launch) -> Readiness:
+    """Wait for what `launch` started: as long as it was given at first."""
+    watch = watch_parts(launch, launch.started, launch.head.host)
+    console.expect(awaited_start(launch.deployment, watch.pace, launch.settings))
+    return launch.wait_and_commit(watch)
+
+
+def _start_missing_ranks(
+    nodes: Nodes, launch: Launch, head: ContainerFact, drop_page_cache: bool
+) -> None:
+    """A head that came back alone hangs without its other ranks: all of them start again.
+
+    Raises NodeError naming the rank that cannot.
+    """
+    try:
+        if head.nodes and not _runs_whole(nodes, head):
+            start_again(nodes, launch, head, drop_page_cache=drop_page_cache)
+    except SparkdeployError as error:
+        raise NodeError(
+            f"{launch.deployment}: the old container is back, and its other ranks are not: "
+            f"{error.message}",
+            hint=error.hint or f"`sparkdeploy rollback {launch.deployment}` again when it is back",
+        ) from error
+
+
+def _runs_whole(nodes: Nodes, head: ContainerFact) -> bool:
+    return all(fact.is_running for _, fact in parts_of(nodes, head))
+
+
+def _require_port(host: DockerHost, head: ContainerFact) -> None:
+    """Raise NodeError where somebody has taken its port meanwhile."""
+    if head.port is None or head.is_running or is_port_free(head.port):
+        return
+    owner = port_owner(head.port, host.own_containers())
+    raise NodeError(
+        f"port {head.port} of {head.deployment} is in use by {owner.describe()}",
+        hint="stop that first: the container that was made listens nowhere else",
+    )
+
+
+def _started(
+    head: ContainerFact, settings: Settings, *, changed: bool, readiness: Readiness | None = None
+) -> Started:
+    served = served_by(head, settings)
+    url = f"http://127.0.0.1:{served.port}"
+    return Started(head.deployment, url, served.model, changed, readiness)

@@ -1,0 +1,395 @@
+"""`up`: apply a plan on its nodes, wait for the answer, and put everything back when none comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy import labels
+from sparkdeploy.console import console
+from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.download import bring_models
+from sparkdeploy.deploy.expectation import expectation_of
+from sparkdeploy.deploy.image_pin import with_known_image
+from sparkdeploy.deploy.launch import Launch, parts_elsewhere
+from sparkdeploy.deploy.lifecycle import stop_locked
+from sparkdeploy.deploy.lock import defer_signals, ranks_lock
+from sparkdeploy.deploy.memory import make_room_for
+from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
+from sparkdeploy.deploy.recovery import abandon, end_start, is_half_done, recover
+from sparkdeploy.deploy.serving import answers
+from sparkdeploy.deploy.use_note import naming
+from sparkdeploy.deploy.watch import Watch, awaited_start, expected_downtime, plan_pace
+from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
+from sparkdeploy.node.facts import is_another, own_name
+from sparkdeploy.node.node import named
+from sparkdeploy.plan.container import container_name
+from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.problems import (
+    existing_container,
+    ownership_problems,
+    refuse_to_prepare,
+    refuse_to_start,
+)
+from sparkdeploy.plan.report import plan_lines
+from sparkdeploy.plan.steps import Action, awaited_preparation, plan_as_dict
+from sparkdeploy.recipe.report import values_to_show
+from sparkdeploy.server.health import ContainerDiedError
+from sparkdeploy.server.phases import SPARK_COLD_START_S, TWIN_START_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.deploy.request import Request
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.server.health import Readiness
+    from sparkdeploy.settings import Settings
+
+Confirm = Callable[[str], bool]
+_DOING = {
+    Action.REUSE: "starting the containers of other nodes",
+    Action.START: "making the container",
+    Action.REPLACE: "replacing the old container",
+}
+_STARTS_AGAIN = "starting the stopped container again"
+
+
+class Extent(Enum):
+    PREPARE = "images and checkpoint only"
+    DETACH = "start, and return at once"
+    ANSWER = "start, and wait for the first answer"
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    extent: Extent = Extent.ANSWER
+    drop_page_cache: bool = False
+    update_image: bool = False
+    """Ask the registry again what the recipe's tag is."""
+    stop_on_interrupt: bool = False
+    """Stop a start that replaced nothing when it is interrupted: systemd runs no ExecStop= of a
+    unit that is not up yet. Otherwise it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    plan: Plan
+    changed: bool
+    readiness: Readiness | None = None
+    """None when nothing was started, or nobody waited."""
+    downtime_s: float | None = None
+    """From the end of what was replaced to the first answer; None where nothing ran before."""
+    is_answering: bool = False
+    """Whether the server has answered this command."""
+
+
+def up(
+    resolved: Resolved,
+    request: Request,
+    settings: Settings,
+    *,
+    confirm: Confirm,
+    options: UpOptions | None = None,
+) -> Outcome:
+    """Make one machine, or several together, be what the recipe says.
+
+    `confirm` is asked before a model is downloaded and before a running deployment is replaced.
+    The node is locked while containers change, and never while something is asked, downloaded,
+    built or waited for. Raises RecipeError, NodeError, BuildError, CheckpointError or
+    UnhealthyError; after any of them, and after an interruption, the deployment that was there
+    before is there again on every node that answers.
+    """
+    options = options or UpOptions()
+    name = request.deployment.name
+    needed = needed_nodes(resolved, settings) if request.cluster else frozenset()
+    # Made before anything is begun: whatever interrupts finds here how far it came.
+    launch = Launch(name, settings, _command(request))
+    with connect_nodes(settings, name, needed) as nodes, console.steps():
+        ranks = nodes.only(needed) if request.cluster else nodes.alone()
+        ranks.require_all()
+        try:
+            if is_half_done(nodes, name, settings):
+                with launch.lock():
+                    recover(nodes, name, settings)
+            plan = _decide(resolved, request, settings, ranks, confirm, options)
+            if options.extent is not Extent.PREPARE and not plan.has_work:
+                return _nothing_to_do(plan, nodes, ranks, launch, options)
+            console.info_blocks(plan_lines(plan))
+            _confirm_replacement(plan, confirm, settings, options)
+            with naming(plan, launch):
+                _prepare(plan, ranks, settings)
+                if options.extent is Extent.PREPARE:
+                    return Outcome(plan, changed=plan.prepares)
+                if any(part.action.is_work for part in plan.parts):
+                    _replace(plan, nodes, ranks, launch, options)
+            if options.extent is Extent.DETACH or not launch.begun:
+                return Outcome(plan, changed=True)
+            watch = _watch(plan, launch, launch.started)
+            readiness = launch.wait_and_commit(watch, partial(_details, plan, settings, watch))
+        except KeyboardInterrupt:
+            _undo(nodes, launch, options)
+            raise
+    return Outcome(plan, True, readiness, launch.downtime_s, is_answering=True)
+
+
+def _command(request: Request) -> str:
+    cluster = " --cluster" if request.cluster else ""
+    return f"up {request.recipe}{cluster} --name {request.deployment.name}"
+
+
+def _decide(
+    resolved: Resolved,
+    request: Request,
+    settings: Settings,
+    ranks: Nodes,
+    confirm: Confirm,
+    options: UpOptions,
+) -> Plan:
+    """Return a plan that nothing stands in the way of, with its image pinned and its models here.
+
+    Raises NodeError with every problem of a plan that cannot be applied.
+    """
+    refuse = refuse_to_prepare if options.extent is Extent.PREPARE else refuse_to_start
+
+    def draft(recipe: Resolved) -> Plan:
+        plan = draft_plan(recipe, settings, ranks, request.deployment)
+        refuse(plan)
+        return plan
+
+    plan = draft(resolved)
+    docker = ranks.here.docker
+    pinned = with_known_image(plan, request, settings, docker, update=options.update_image)
+    if pinned is not plan.resolved:
+        plan = draft(pinned)
+    _announce(plan, settings, options)
+    if bring_models(plan, settings, confirm):
+        plan = draft(pinned)
+        _announce(plan, settings, options)
+    return plan
+
+
+def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
+    """Show on a terminal the steps to come."""
+    console.expect(*awaited_preparation(plan))
+    if options.extent is Extent.ANSWER and plan.has_work:
+        console.expect(awaited_start(plan.deployment.name, plan_pace(plan), settings))
+
+
+def _confirm_replacement(
+    plan: Plan, confirm: Confirm, settings: Settings, options: UpOptions
+) -> None:
+    """Raise SparkdeployError when something runs that the plan replaces, and nobody consents."""
+    running = list(_replaced(plan)) if options.extent is not Extent.PREPARE else []
+    if not running:
+        return
+    reason = next(part.reason for part in plan.parts if part.action is Action.REPLACE)
+    # Users of one machine share its names: whoever replaces another's should know.
+    user = running[0].user
+    name = f"deployment {plan.deployment.name}{f' of {user}' if is_another(user) else ''}"
+    console.info(f"downtime: {expected_downtime(plan_pace(plan), settings)}")
+    if not confirm(f"{name} is running and will be replaced ({reason}). Go on?"):
+        raise SparkdeployError(
+            f"deployment {plan.deployment.name} was not replaced",
+            hint="say yes, or pass --yes; another --name starts a second one beside it",
+        )
+
+
+def _replaced(plan: Plan) -> Iterator[ContainerFact]:
+    for part in plan.parts:
+        node = plan.observed.node(part.node)
+        if part.action is Action.REPLACE and node is not None:
+            fact = existing_container(node, plan.deployment)
+            if fact is not None and fact.is_running:
+                yield fact
+
+
+def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
+    # The usual `up` has nothing to prepare, and is there sooner without all that builds.
+    from sparkdeploy.deploy.inside import refuse_blind  # noqa: PLC0415
+    from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
+
+    prepare(plan, ranks, settings)
+    if any(part.action.is_work for part in plan.parts):
+        refuse_blind(plan, ranks)
+
+
+def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions) -> None:
+    """Start all ranks together: a rank that is left over from before cannot join anew."""
+    parts = [
+        (ranks.node(seat.node), _to_start(plan, plan.parts[seat.rank]))
+        for seat in plan.formation.start_order
+    ]
+    claims = {part.node: part.claim for part in plan.parts}
+
+    def make_room(node: Node) -> None:
+        drop = options.drop_page_cache
+        make_room_for(node, launch.deployment, claims[node.name], drop_page_cache=drop)
+
+    with launch.lock(), ranks_lock(ranks, launch.command):
+        _require_unchanged(plan, ranks)
+        reason = "another `up` took its place before it answered"
+        end_start(nodes, launch.deployment, launch.settings, reason=reason)
+        leaving = parts_elsewhere(nodes, launch.deployment, plan.formation.nodes)
+        is_again = plan.head.stopped is not None
+        with console.drawn_step(_STARTS_AGAIN if is_again else _DOING[plan.head.action]):
+            launch.start(parts, make_room, leaving)
+
+
+def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
+    """Raise NodeError when another command changed the deployment since the plan was made."""
+    name = container_name(plan.deployment.name)
+    for seen in plan.observed.nodes:
+        node = ranks.node(seen.facts.name)
+        with named(node):
+            fact = node.docker.find_container(name)
+        before = existing_container(seen, plan.deployment)
+        then = (before.container_id, before.is_running) if before is not None else None
+        now = (fact.container_id, fact.is_running) if fact is not None else None
+        if then != now:
+            where = "" if node.is_here else f"{node.name}: "
+            raise NodeError(
+                f"{where}another command changed {plan.deployment.name} while this one prepared",
+                hint="`sparkdeploy status` shows what is there now; run it again",
+            )
+    if plan.formation.is_alone:
+        return
+    # Another head may have come to one of the nodes while images and weights travelled.
+    nodes = tuple(
+        replace(seen, containers=ranks.node(seen.facts.name).docker.own_containers())
+        for seen in plan.observed.nodes
+    )
+    again = replace(plan, observed=replace(plan.observed, nodes=nodes))
+    refuse_to_start(replace(plan, problems=tuple(ownership_problems(again))))
+
+
+def _to_start(plan: Plan, part: Part) -> ContainerSpec | ContainerFact:
+    """Return the stopped container that starts again, or the spec with its last labels."""
+    if part.stopped is not None:
+        return part.stopped
+    if part.spec is None:
+        raise CheckpointError(f"the model is not on {part.node}")
+    own = {
+        labels.FINGERPRINT: part.spec.fingerprint(),
+        labels.EXPECTATION: expectation_of(plan, part).as_label(),
+        labels.USER: own_name(),
+        labels.RECIPE_VALUES: json.dumps(values_to_show(plan.resolved.recipe)),
+    }
+    return replace(part.spec, labels={**part.spec.labels, **own})
+
+
+def _nothing_to_do(
+    plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions
+) -> Outcome:
+    """Wait for what starts already; otherwise ask whether what runs answers."""
+    where = "" if plan.formation.is_alone else " on every node"
+    name = launch.deployment
+    console.info(f"nothing to do: {name} runs{where} as {plan.resolved.recipe.name} says")
+    if options.extent is not Extent.ANSWER:
+        return Outcome(plan, changed=False)
+    found = find_deployment(ranks.here.docker, name)
+    serving = found.serving if found is not None and not found.is_half_replaced else None
+    if serving is not None and answers(serving):
+        return Outcome(plan, changed=False, is_answering=True)
+    readiness = _wait_for_what_starts(plan, nodes, ranks, launch, options)
+    return Outcome(plan, changed=False, readiness=readiness, is_answering=True)
+
+
+def _wait_for_what_starts(
+    plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions
+) -> Readiness:
+    name, settings = launch.deployment, launch.settings
+    found = {}
+    for part in plan.parts:
+        node = ranks.node(part.node)
+        with named(node):
+            fact = node.docker.find_container(container_name(name))
+        if fact is None:
+            raise NodeError(f"{node.name}: the container of {name} is gone")
+        found[node] = fact.container_id
+    try:
+        readiness = _watch(plan, launch, found).wait()
+    except ContainerDiedError as error:
+        # The guard may have started it again, and it would look as if it came up.
+        reason = error.message
+        launch.settle_after(error, lambda: abandon(nodes, name, settings, reason=reason))
+        raise
+    except SparkdeployError as error:
+        launch.settle_after(error, lambda: recover(nodes, name, settings))
+        raise
+    except KeyboardInterrupt:
+        _stop_if_wanted(nodes, launch, options)
+        raise
+    # What an `up --detach` left half replaced is finished now.
+    with defer_signals(), launch.lock():
+        recover(nodes, name, settings)
+    return readiness
+
+
+def _watch(plan: Plan, launch: Launch, containers: dict[Node, str]) -> Watch:
+    skews = {
+        node.facts.name: node.facts.fabric.clock_skew_s
+        for node in plan.observed.nodes
+        if node.facts.fabric is not None
+    }
+    on_cpu = plan.resolved.engine.runs_on == "cpu"
+    return Watch(
+        deployment=launch.deployment,
+        command=launch.command,
+        deadline_s=plan.resolved.recipe.limits.startup_timeout_s,
+        pace=plan_pace(plan),
+        parts=containers,
+        settings=launch.settings,
+        usual_s=TWIN_START_S if on_cpu else SPARK_COLD_START_S,
+        clock_skews_s=skews,
+    )
+
+
+def _details(plan: Plan, settings: Settings, watch: Watch) -> dict[str, Any]:
+    """Return what the evidence of a failed start holds beside each container's own record."""
+    from sparkdeploy.deploy.doctor import doctor_report  # noqa: PLC0415 - for failures only
+
+    report: dict[str, Any]
+    try:
+        report = doctor_report(plan.resolved, settings, plan)
+    except Exception as error:  # noqa: BLE001 - a bug in it must not keep the old one down
+        report = {"not_seen": repr(error)}
+    return {"plan": plan_as_dict(plan), "doctor": report, **watch.details()}
+
+
+def _undo(nodes: Nodes, launch: Launch, options: UpOptions) -> None:
+    """Bring back what was replaced after an interruption, and say what became of the start."""
+    try:
+        launch.undo()
+    finally:
+        # A second Ctrl-C is raised when all is undone and said.
+        with defer_signals():
+            if launch.begun:
+                console.warn(_fate(nodes, launch, options))
+
+
+def _fate(nodes: Nodes, launch: Launch, options: UpOptions) -> str:
+    name = launch.deployment
+    found = find_deployment(nodes.here.docker, name)
+    ours = {replacement.new_id for _, replacement in launch.begun}
+    if found is None or found.serving is None:
+        return f"{name} was not started"
+    if found.serving.container_id not in ours:
+        return f"{name} was not replaced: the deployment that was there is starting again"
+    if _stop_if_wanted(nodes, launch, options):
+        return f"{name} was stopped before it answered"
+    look = f"`sparkdeploy status` and `sparkdeploy logs {name}`"
+    return f"{name} goes on starting; {look} show it"
+
+
+def _stop_if_wanted(nodes: Nodes, launch: Launch, options: UpOptions) -> bool:
+    if options.stop_on_interrupt:
+        with defer_signals(), launch.lock():
+            stop_locked(nodes, launch.deployment, launch.settings)
+    return options.stop_on_interrupt

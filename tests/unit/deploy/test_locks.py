@@ -1,0 +1,166 @@
+"""What the node's lock is held for, who is named by it, and signals while containers change."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.deploy import use_note
+from sparkdeploy.deploy.lock import defer_signals, deploy_lock
+from sparkdeploy.deploy.prepare import stage_lock
+from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.node.lock import attendant_of, lock_holder, node_lock
+from sparkdeploy.settings import load_settings
+from tests.fakes.machines import LATER, OLD, Lab, build, deployed, dies
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
+
+
+@pytest.fixture(params=[1, 2])
+def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
+    return build(monkeypatch, shipped, request.param)
+
+
+def test_a_signal_in_an_inner_block_is_raised_behind_the_outer_one() -> None:
+    done = []
+
+    def change() -> None:
+        with defer_signals():
+            with defer_signals():
+                signal.raise_signal(signal.SIGINT)
+                done.append("inner")
+            done.append("outer")
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    assert done == ["inner", "outer"]
+
+
+def test_a_signal_is_not_lost_when_the_block_fails_and_the_failure_is_its_context() -> None:
+    def fail() -> None:
+        with defer_signals():
+            signal.raise_signal(signal.SIGINT)
+            raise UnhealthyError("it died")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fail()
+    assert isinstance(raised.value.__context__, UnhealthyError)
+
+
+def test_handlers_are_as_before_when_nothing_came() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with defer_signals(), defer_signals():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_nobody_is_locked_out_while_a_question_waits(lab: Lab) -> None:
+    settings = load_settings()
+    deployed(lab)
+    seen = []
+
+    def asked(_question: str) -> bool:
+        with deploy_lock(settings, "stop other", "other"):
+            seen.append(lock_holder(settings.lock_dir, settings.node_name))
+        return True
+
+    lab.consent = asked
+    lab.up(LATER)
+    assert len(seen) == 1
+    assert lab.running() == ["2"] * lab.count
+
+
+def test_what_changed_behind_the_plan_is_refused_by_name(lab: Lab) -> None:
+    deployed(lab)
+
+    def asked(_question: str) -> bool:
+        lab.stop()
+        return True
+
+    lab.consent = asked
+    with pytest.raises(NodeError, match="another command changed main"):
+        lab.up(LATER)
+    assert lab.running() == [None] * lab.count
+
+
+def test_a_lock_that_stays_taken_does_not_hide_what_a_container_died_of(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed(lab)
+    settings = load_settings()
+    monkeypatch.setattr("sparkdeploy.deploy.lock.LOCK_WAIT_S", 0.0)
+    taken = node_lock(settings.lock_dir, settings.node_name, command="sparkdeploy clean")
+
+    def dies_while_locked(parts: object) -> object:
+        taken.__enter__()
+        return dies(parts)
+
+    lab.wait = dies_while_locked
+    with pytest.raises(UnhealthyError, match=r"it died.*not back yet"):
+        lab.up(LATER)
+    taken.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(("deployment", "is_named"), [("v2", False), ("other", True)])
+def test_who_changes_a_deployment_is_told_by_the_note_and_not_by_words(
+    deployment: str, is_named: bool
+) -> None:
+    settings = load_settings()
+    with deploy_lock(settings, "up v2 --name other", "other"):
+        found = attendant_of(settings.lock_dir, settings.node_name, deployment)
+    assert (found is not None) is is_named
+
+
+def test_what_a_running_up_has_named_is_refused_to_those_that_remove(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, seen = load_settings(), []
+
+    def prepare(plan: object, _ranks: object, _settings: object) -> None:
+        tags = [step.stage.tag for step in lab.planned[-1].images]
+        seen.append(set(use_note.users_of(tags, settings)))
+        assert seen[-1] == set(tags)
+        with pytest.raises(NodeError, match=r"is used by `sparkdeploy up v2"):
+            use_note.refuse_used(tags, settings)
+
+    monkeypatch.setattr("sparkdeploy.deploy.prepare.prepare", prepare)
+    lab.up(OLD)
+    assert len(seen) == 1
+    assert use_note.users_of(seen[0], settings) == {}
+
+
+def test_a_stage_is_built_by_one_command_at_a_time(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, settings = lab.stages[0], load_settings()
+    monkeypatch.setattr("sparkdeploy.deploy.prepare.BUILD_WAIT_S", 0.0)
+    with stage_lock(stage, settings):
+        with pytest.raises(NodeError, match="is being changed by"), stage_lock(stage, settings):
+            raise AssertionError
+        with stage_lock(lab.stages[1], settings):
+            pass
+
+
+def test_down_all_goes_on_behind_one_that_cannot_be_removed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparkdeploy.deploy import lifecycle
+
+    deployed(lab)
+    lab.record.note("broken", ("spark-9",))
+    tried = []
+    real = lifecycle.remove_deployment
+
+    def remove(nodes: object, name: str, settings: object) -> tuple[str, ...]:
+        tried.append(name)
+        if len(tried) == 1:
+            raise SparkdeployError(f"{name} cannot be removed")
+        return real(nodes, name, settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lifecycle, "remove_deployment", remove)
+    done = lifecycle.down_all()
+    assert tried == ["main", "broken"]
+    assert [error.message for error in done.errors] == ["main cannot be removed"]
