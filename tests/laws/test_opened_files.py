@@ -23,6 +23,8 @@ REVIEWED = {
     "sparkdeploy/bench/tools.py:_llama_benchy": "a temporary folder of its own",
     "sparkdeploy/commands/new_recipe.py:_resolved": "a temporary folder of its own",
     "sparkdeploy/commands/watch/run.py:nothing_beside": "/dev/null",
+    "sparkdeploy/cli/main.py:_flush_answer": "/dev/null",
+    "sparkdeploy/console.py:_while_read": "/dev/null",
     "sparkdeploy/checkpoint/cache.py:create_file": "its opener follows no link",
 }
 OPENERS = {"open", "os.open", "io.open"}
