@@ -57,6 +57,7 @@ REVIEWED = {
     "commands/new_recipe.py": {"cluster", "consent"},
     "commands/operate.py": {"name"},
     "commands/rehearsal_neighbours.py": {"name"},
+    "commands/rehearse.py": {"request.recipe"},
     "commands/source/change.py": {"name"},
     "commands/status_words.py": {"unit"},
     "commands/talk/answer.py": {"body", "name", "partner.model.base_url", "route.path"},
@@ -66,6 +67,7 @@ REVIEWED = {
     "deploy/recovery.py": {"deployment"},
     "deploy/replace.py": {"deployment", "name"},
     "deploy/up.py": {"name"},
+    "deploy/use_note.py": {"launch.command"},
     "export/neighbour.py": {"text"},
     "image/base.py": {"' '.join(missing_packages(os.geteuid()))"},
     "image/emulation.py": {"REGISTERED / found[0].name", "REGISTERED / name", "shows"},
@@ -84,6 +86,7 @@ REVIEWED = {
     "recipe/sources/shelf.py": {"name"},
     "recipe/unsafe.py": {"command", "name"},
     "shell.py": {"command", "program"},
+    "uninstall.py": {"deployment.name"},
 }
 """By file: constants, names that a format allows, words that are quoted before, and prose."""
 
