@@ -131,8 +131,12 @@ class OpenFolder:
 
 @contextlib.contextmanager
 def opened_folder(folder: Path) -> Iterator[OpenFolder]:
-    """Yield the folder that a path leads to now, made when it is not there. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Yield the folder that a path leads to now, made when it is not there.
+
+    Raises OSError, and never FileExistsError: a file in the folder's place is no folder.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield OpenFolder(descriptor)
