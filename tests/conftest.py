@@ -35,3 +35,18 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Blame a connection that was left open on its own test, not on a later one."""
     if "unit" not in item.path.parts:
         gc.collect()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what tests left out because the machine lacks what they need."""
+    left_out = {
+        f"{report.nodeid}: {value}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "left out"
+    }
+    if left_out:
+        terminalreporter.section("left out on this machine")
+        for line in sorted(left_out):
+            terminalreporter.line(line)

@@ -22,6 +22,7 @@ from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import load_settings
+from tests.engine.processor import hides_avx512, narrowed_engines
 from tests.engine.shipped_stages import shipped_stages
 from tests.engine.stand_in.image import SERVER, build_stand_in
 
@@ -47,6 +48,13 @@ def interrupts_are_heard() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def avx512_is_hidden() -> Iterator[None]:
+    """Where the run asks for it, engines' containers find no AVX-512."""
+    with narrowed_engines() if hides_avx512() else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tests.engine.processor import hides_avx512
 from tests.engine.shipped_stages import REHEARSAL
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ class Program:
 
     root: Path
     more_env: Mapping[str, str] = field(default_factory=dict)
-    command: tuple[str, ...] = (sys.executable, "-m", "sparkdeploy")
+    command: tuple[str, ...] = (
+        *(sys.executable, "-m"),
+        "tests.engine.narrow_cli" if hides_avx512() else "sparkdeploy",
+    )
     longest_run_s: float = 1500
 
     @property

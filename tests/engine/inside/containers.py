@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import docker
 
 from tests.engine.conftest import TEST_LABEL
+from tests.engine.processor import ENGINE_PYTHON, ENV, PLACE, hides_avx512, narrow_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,11 +23,15 @@ def python_in(image: str, folder: Path, mark: str, command: Sequence[str], **env
 
     Raises docker's ContainerError when it ends with another code than 0.
     """
+    folders = {str(folder): {"bind": "/lab", "mode": "ro"}}
+    if hides_avx512():
+        folders[str(narrow_folder())] = {"bind": PLACE, "mode": "ro"}
+        env = {**ENV, **env}
     with contextlib.closing(docker.from_env()) as client:
         output: bytes = client.containers.run(
             image,
-            entrypoint=["/opt/venv/bin/python", *command],
-            volumes={str(folder): {"bind": "/lab", "mode": "ro"}},
+            entrypoint=[ENGINE_PYTHON, *command],
+            volumes=folders,
             network_mode="none",
             # Two threads that wait for each other take many times as long beside other tests.
             environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp", "OMP_NUM_THREADS": "1", **env},

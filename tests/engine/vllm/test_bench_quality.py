@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.docker,
+    pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.runs("bench", "checkpoint"),
 ]

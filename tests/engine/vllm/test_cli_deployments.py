@@ -34,7 +34,9 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.in_order,
     pytest.mark.timeout(1200),
-    pytest.mark.runs("bench", "checkpoint", "down", "logs", "plan", "status", "up", "update"),
+    pytest.mark.runs(
+        "ask", "bench", "checkpoint", "down", "logs", "plan", "status", "up", "update"
+    ),
 ]
 
 MAIN, SECOND, THIRD = (unique_name(word) for word in ("main", "second", "third"))
@@ -122,6 +124,15 @@ def test_status_shows_it_healthy(program: Program) -> None:
 def test_logs_show_what_the_plugin_converted(program: Program) -> None:
     text = program.run("logs", MAIN).stdout
     assert "spark-hybrid active: fp8=12 layers, lm_head=int8" in text
+
+
+def test_ask_is_answered_by_it(program: Program) -> None:
+    told = program.answer("ask", MAIN, "Hello", "--max-tokens", "8", "--no-think")
+    assert told["completion_tokens"] == 8
+    assert told["text"] or told["thought"]
+    done = program.run("ask", MAIN, "word " * 5000)
+    assert done.returncode == 1
+    assert "maximum context length" in done.stderr
 
 
 def test_bench_counts_what_the_server_counts(program: Program) -> None:
@@ -271,6 +282,8 @@ def test_replacing_without_consent_changes_nothing(program: Program, host: Docke
     assert container(host, MAIN).container_id == before
 
 
+# A server more; check_key_middleware.py holds by default that a key is asked for.
+@pytest.mark.slow
 def test_a_second_name_is_served_beside_on_every_address(program: Program) -> None:
     setting = f"serve.port={OTHER_PORT}"
     report = program.answer("up", TWIN_RECIPE, "--name", SECOND, "--public", "--set", setting)
@@ -282,6 +295,7 @@ def key_of(program: Program) -> str:
     return (program.root / "state" / "keys" / SECOND).read_text().strip()
 
 
+@pytest.mark.slow
 def test_every_route_but_health_refuses_without_the_key(program: Program, host: DockerHost) -> None:
     log = log_of(host, container(host, SECOND))
     routes = re.findall(r"Route: (\S+), (?:Methods: ([A-Z, ]+)|Endpoint)", log)
@@ -297,6 +311,7 @@ def test_every_route_but_health_refuses_without_the_key(program: Program, host: 
     assert status_code(OTHER_PORT, "GET", "/v1/models", key_of(program)) == 200
 
 
+@pytest.mark.slow
 def test_the_key_is_nowhere_to_be_read(program: Program, host: DockerHost) -> None:
     fact = container(host, SECOND)
     key = key_of(program)
@@ -311,6 +326,7 @@ def test_the_key_is_nowhere_to_be_read(program: Program, host: DockerHost) -> No
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_down_removes_one_name_and_leaves_the_other(program: Program, host: DockerHost) -> None:
     assert program.run("down", SECOND).returncode == 0
     assert host.find_container(f"sparkdeploy-{SECOND}") is None
@@ -320,6 +336,8 @@ def test_down_removes_one_name_and_leaves_the_other(program: Program, host: Dock
     assert f"no deployment named {SECOND}" in again.stderr
 
 
+# A start more.
+@pytest.mark.slow
 def test_a_container_killed_while_starting_fails_at_once_and_names_the_signal(
     program: Program, host: DockerHost
 ) -> None:

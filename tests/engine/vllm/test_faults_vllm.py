@@ -61,11 +61,13 @@ def log(host: DockerHost) -> str:
 
 
 def engine_pid(host: DockerHost) -> int:
-    """Find vLLM itself, the guard's child."""
+    """Wait for vLLM itself, the guard's child, and return it."""
     found = fact(host)
     assert found is not None
     guard = int(host.inspect(found.container_id)["State"]["Pid"])
-    return int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
+    children = Path(f"/proc/{guard}/task/{guard}/children")
+    until(lambda: bool(children.read_text().split()))
+    return int(children.read_text().split()[0])
 
 
 def start(program: Program, *more: str) -> subprocess.Popen[str]:

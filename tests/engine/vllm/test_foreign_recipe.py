@@ -73,6 +73,7 @@ def test_it_is_refused_until_the_user_agrees(program: Program, theirs: Path) -> 
     assert "your consent" in done.stderr
 
 
+@pytest.mark.slow
 def test_it_is_served_with_a_parameter_of_its_own(program: Program, theirs: Path) -> None:
     words = ("up", str(theirs), *ENGINE, "--set", f"port={PORT}", "--allow-unsafe")
     report = program.answer(*words, "--name", NAME, "--yes")
@@ -82,6 +83,7 @@ def test_it_is_served_with_a_parameter_of_its_own(program: Program, theirs: Path
         assert [model["id"] for model in json.load(answer)["data"]] == ["twin", "lab/twin"]
 
 
+@pytest.mark.slow
 def test_its_embeddings_are_measured(program: Program) -> None:
     words = ("bench", "pooling", NAME, "--concurrency", "1,2", "--requests", "2")
     figures = program.answer(*words)
@@ -90,6 +92,7 @@ def test_its_embeddings_are_measured(program: Program) -> None:
     assert all(row["prompt_tokens"] > 0 for row in figures)
 
 
+@pytest.mark.slow
 def test_a_suite_that_needs_text_says_so(program: Program) -> None:
     done = program.run("bench", NAME, "--rounds", "1")
     assert done.returncode == 8

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.slow,
     pytest.mark.timeout(1500),
     pytest.mark.runs("checkpoint", "diagnose", "down", "status", "up"),
 ]
@@ -98,15 +97,23 @@ def log(host: DockerHost) -> str:
 
 
 def engine_core(host: DockerHost) -> int:
-    """The process that computes, by the name that vLLM gives it."""
+    """Wait for the process that computes, and return it."""
+    until(lambda: bool(engine_cores(host)))
+    return engine_cores(host)[0]
+
+
+def engine_cores(host: DockerHost) -> list[int]:
+    """Find the processes that compute, by the name that vLLM gives them."""
     found = host.find_container(f"sparkdeploy-{NAME}")
     assert found is not None
     guard = str(host.inspect(found.container_id)["State"]["Pid"])
+    cores = []
     for folder in Path("/proc").glob("[0-9]*"):
-        title = (folder / "cmdline").read_bytes() if (folder / "cmdline").exists() else b""
-        if title.startswith(b"VLLM::EngineCore") and guard in _ancestors(folder.name):
-            return int(folder.name)
-    raise AssertionError("no engine")
+        with contextlib.suppress(OSError):  # It has just ended.
+            title = (folder / "cmdline").read_bytes()
+            if title.startswith(b"VLLM::EngineCore") and guard in _ancestors(folder.name):
+                cores.append(int(folder.name))
+    return cores
 
 
 def _ancestors(pid: str) -> Iterator[str]:
@@ -167,6 +174,7 @@ def test_an_engine_that_is_stopped_while_it_serves(program: Program, host: Docke
     assert "stalled" in program.run("status").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("program")
 def test_an_engine_that_is_stopped_while_idle_is_asked_first(host: DockerHost) -> None:
     os.kill(engine_core(host), signal.SIGSTOP)
@@ -175,6 +183,7 @@ def test_an_engine_that_is_stopped_while_idle_is_asked_first(host: DockerHost) -
     assert "canary_unanswered_s" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [("spinning", f"limits.stall_s={STALL_S}")], indirect=True)
 def test_an_engine_that_spins_in_python(program: Program, host: DockerHost) -> None:
     container = f"sparkdeploy-{NAME}"
@@ -229,6 +238,7 @@ def the_machine_sleeps() -> None:
         subprocess.run(["docker", "unpause", container], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [(TWIN_RECIPE, f"limits.stall_s={HASTY_S}", "serve.max_model_len=32768")],

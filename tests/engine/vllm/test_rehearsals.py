@@ -73,13 +73,16 @@ def test_baseline_serves_the_untouched_checkpoint(program: Program) -> None:
     assert report["speculation"] is None
 
 
+# The deployments of test_cli_deployments.py are converted so too.
+@pytest.mark.slow
 def test_hybrid_converts_three_layers_a_layer(program: Program) -> None:
     report = program.answer("rehearse", "hybrid")
     check_answers(report)
     assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "bf16")
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [1, 2])
 def test_mtp_drafts_and_says_what_hybrid_said_without_it(program: Program, tokens: int) -> None:
     report = program.answer("rehearse", f"mtp-{tokens}")
     check_answers(report)
@@ -98,7 +101,7 @@ def test_v2_has_an_int8_head_and_makes_its_own_reference(program: Program) -> No
     assert report["reference"] == SERVED_BEFORE
 
 
-# v3 in the default run has a draft head too.
+# v3 has a draft head too.
 @pytest.mark.slow
 def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     program: Program, host: DockerHost
@@ -123,9 +126,7 @@ def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     assert [item.name for item in host.own_containers() if item.deployment == "rehearsal"] == []
 
 
-# A drafter that is a model of its own is the one start here that no other test needs.
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["dflash", "dflash-prose"])
+@pytest.mark.parametrize("recipe", ["dflash", pytest.param("dflash-prose", marks=pytest.mark.slow)])
 def test_dflash_drafts_with_a_made_drafter_and_shares_the_int8_head(
     program: Program, recipe: str
 ) -> None:
@@ -141,6 +142,8 @@ def test_dflash_drafts_with_a_made_drafter_and_shares_the_int8_head(
     assert "made for the twin" in report["not_proved"]
 
 
+# The drafts of the default run are those of DFlash, held against a text without them.
+@pytest.mark.slow
 def test_v3_says_what_v2_says_one_and_four_at_once(program: Program) -> None:
     report = program.answer("rehearse", "v3", "--keep")
     try:
@@ -205,34 +208,12 @@ def refused(report: dict[str, Any]) -> list[str]:
     return [item["what"] for item in report["asked"] if item["outcome"] != ANSWERED]
 
 
-# tests/engine/inside/plugin_checks hold what is converted, test_int4_shared_experts what it says.
+# tests/engine/inside/plugin_checks hold the back end, test_turboquant_tokens.py each format.
 @pytest.mark.slow
-def test_shared_experts_of_int4_draft_and_say_what_they_say_without(program: Program) -> None:
-    settings = ("checkpoint.shared_experts=int4", "checkpoint.fp8_dense.mode=off")
-    report = program.answer("rehearse", "v2", *(part for it in settings for part in ("--set", it)))
+def test_turboquant_runs_with_mtp_and_says_what_it_says_without(program: Program) -> None:
+    report = program.answer("rehearse", "v2-tq")
     check_answers(report)
-    assert (report["fp8_layers"], report["lm_head"]) == (0, "int8")
-    assert report["shared_int4_layers"] == FP8_LAYERS
-    assert report["reference"] == SERVED_BEFORE, "no other treatment's text stands for this one's"
-    assert report["speculation"]["accepted_tokens"] > 0
-
-
-# tests/engine/inside/plugin_checks hold the arithmetic and the back end in every run.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "cache_dtype"),
-    [
-        ("v2-tq", "turboquant_4bit_nc"),
-        ("v2-tq-k8v4", "turboquant_k8v4"),
-        ("v2-tq-3bit", "turboquant_3bit_nc"),
-    ],
-)
-def test_turboquant_runs_with_mtp_and_says_what_it_says_without(
-    program: Program, recipe: str, cache_dtype: str
-) -> None:
-    report = program.answer("rehearse", recipe)
-    check_answers(report)
-    assert f"a {cache_dtype} cache" in report["proved"]
+    assert "a turboquant_4bit_nc cache" in report["proved"]
     assert not [change for change in report["changes"] if "kv_cache_dtype" in change]
     assert report["speculation"]["accepted_tokens"] > 0
     assert report["reference"] == SERVED_BEFORE

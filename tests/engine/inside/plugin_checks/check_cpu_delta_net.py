@@ -1,6 +1,7 @@
 """On the CPU engine, Gated DeltaNet gives the same bits with and without speculation."""
 
 import torch
+from needs import needs_avx512
 from sparkdeploy_vllm import register
 from sparkdeploy_vllm.cpu_engine import (
     SPECULATIVE_RECURRENCE,
@@ -68,6 +69,7 @@ def check_verifying_three_tokens_equals_decoding_them_one_by_one() -> None:
         assert torch.equal(together[[2, 3, 4][index]], one_by_one[3])
 
 
+@needs_avx512
 def check_a_prompt_of_one_token_is_convolved_wherever_its_row_was_cut_from() -> None:
     """Beside drafts or not, the engine died of it."""
     register()

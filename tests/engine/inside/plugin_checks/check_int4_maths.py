@@ -141,11 +141,6 @@ def check_packing_is_gptq_s() -> None:
         assert torch.equal(back, codes.t().int())
 
 
-def check_packing_by_hand() -> None:
-    codes = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [15, 8, 8, 8, 8, 8, 8, 8]], dtype=torch.uint8)
-    assert pack_inputs(codes).tolist() == [[0x76543210, 0x8888888F - 2**32]]
-
-
 def _squares(weight: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Squared errors of groups, [N, K / 128], in FP64."""
     steps = scales.double().repeat_interleave(INT4_GROUP, 1)

@@ -1,0 +1,31 @@
+"""Makes torch answer that the processor has no AVX-512; Python in an engine image imports this."""
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+ASKED = "_is_avx512"
+
+
+class _Narrow:
+    """Load torch.cpu as ever, then replace what it answers of AVX-512."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        if name != "torch.cpu":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                for word in [word for word in vars(module) if word.startswith(ASKED)]:
+                    setattr(module, word, lambda: False)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, _Narrow)  # type: ignore[arg-type]
