@@ -57,7 +57,15 @@ def _start_ranks(serve: Callable[..., None], arguments: tuple[object, ...], rank
     torch has started.
     """
     multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-    start_processes(serve, arguments, nprocs=ranks, start_method="forkserver")
+    ready = (serve, *arguments)
+    start_processes(_serve_ready, ready, nprocs=ranks, start_method="forkserver")
+
+
+def _serve_ready(rank: int, serve: Callable[..., None], *arguments: object) -> None:
+    """Ask the kernel for AMX first, as vLLM's CPU worker does: without it a tile is SIGILL."""
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
+    serve(rank, *arguments)
 
 
 def check_two_ranks_say_what_one_says() -> None:
