@@ -28,4 +28,4 @@ class _Narrow:
         return spec
 
 
-sys.meta_path.insert(0, _Narrow)  # type: ignore[arg-type]
+sys.meta_path.insert(0, _Narrow)
