@@ -125,6 +125,7 @@ def switch(
     """Serve another recipe where a deployment answers: the same port, key and aliases."""
     from sparkdeploy.commands.switch import address_of, at_address
     from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.up import UpOptions
 
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")

@@ -24,7 +24,7 @@ class _Narrow:
                 for word in [word for word in vars(module) if word.startswith(ASKED)]:
                     setattr(module, word, lambda: False)
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            vars(spec.loader)["exec_module"] = exec_module
         return spec
 
 

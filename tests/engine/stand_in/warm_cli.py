@@ -135,6 +135,7 @@ def main() -> None:
 
 
 def _import_everything() -> None:
+    import sparkdeploy.cli.deployments
     import sparkdeploy.cli.main
     import sparkdeploy.cli.outcome
     import sparkdeploy.commands.operate
@@ -144,7 +145,7 @@ def _import_everything() -> None:
 
 
 def _become(order: dict[str, Any]) -> None:
-    from sparkdeploy.cli.main import main as program
+    from sparkdeploy.cli.start import main as program
 
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

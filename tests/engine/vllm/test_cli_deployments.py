@@ -108,13 +108,6 @@ def test_plan_check_agrees_that_there_is_nothing_to_do(program: Program) -> None
     assert program.run("plan", TWIN_RECIPE, "--name", MAIN, "--check").returncode == 0
 
 
-def test_update_agrees_and_changes_nothing(program: Program, host: DockerHost) -> None:
-    before = container(host, MAIN)
-    effects = {row["deployment"]: row["effect"] for row in program.answer("update")["deployments"]}
-    assert effects[MAIN] == "same"
-    assert container(host, MAIN) == before
-
-
 def test_status_shows_it_healthy(program: Program) -> None:
     rows = {row["name"]: row for row in program.answer("status")}
     assert rows[MAIN]["state"] == "healthy"
