@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import docker
@@ -21,6 +22,7 @@ from tests.engine.small_engine import small_engine
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from subprocess import CompletedProcess
 
     from docker.models.containers import Container
 
@@ -138,7 +140,13 @@ def test_clean_removes_what_is_ours_and_unused_and_nothing_else(place: Place) ->
     assert place.program.answer("clean", "--yes") == []
 
 
-def test_clean_everything_leaves_what_is_somebody_elses(place: Place, tmp_path: Path) -> None:
+def uninstall(program: Program, *words: str) -> CompletedProcess[str]:
+    """Run what install.sh's --uninstall --purge runs."""
+    module = replace(program, command=(sys.executable, "-I", "-m", "sparkdeploy.uninstall"))
+    return module.run(*words)
+
+
+def test_the_removal_of_all_leaves_what_is_somebody_elses(place: Place, tmp_path: Path) -> None:
     homes = {"XDG_DATA_HOME": "share", "XDG_CACHE_HOME": "cached", "XDG_STATE_HOME": "states"}
     env = {name: str(tmp_path / folder) for name, folder in homes.items()}
     # Without our own variables the folders are the default ones.
@@ -157,11 +165,13 @@ def test_clean_everything_leaves_what_is_somebody_elses(place: Place, tmp_path: 
     foreign = place.foreign_image("someone/else:1")
     stranger = place.client.containers.create(foreign, ["/x"], labels={labels.KIND: ""})
 
-    shown = program.answer("clean", "--everything", "--dry-run")
-    assert {"image", "container", "folder"} == {item["kind"] for item in shown}
+    shown = uninstall(program)
+    assert shown.stderr.splitlines()[-1] == "nothing was removed"
+    assert {"image", "container", "folder"} == {
+        line.split()[0] for line in shown.stderr.splitlines()[:-1]
+    }
     assert place.tags() > {engine.tag, foreign}
-    removed = program.answer("clean", "--everything", "--yes")
-    assert {item["name"] for item in removed} >= {item["name"] for item in shown}
+    assert uninstall(program, "--yes").returncode == 0
 
     assert place.tags() == {foreign}
     assert [item.id for item in place.client.containers.list(all=True)] == [stranger.id]
@@ -170,11 +180,11 @@ def test_clean_everything_leaves_what_is_somebody_elses(place: Place, tmp_path: 
     assert not (tmp_path / "cached" / "sparkdeploy").exists()
 
 
-def test_clean_everything_names_an_image_that_a_foreign_one_stands_on(place: Place) -> None:
+def test_the_removal_of_all_names_an_image_that_a_foreign_one_stands_on(place: Place) -> None:
     ours = place.engine_stage()
     context = io.BytesIO(f"FROM {ours.tag}\nCOPY Dockerfile /x\n".encode())
     foreign, _ = place.client.images.build(fileobj=context, tag="someone/child:1")
-    done = place.program.run("clean", "--everything", "--yes")
+    done = uninstall(place.program, "--yes")
     assert done.returncode == 1
     assert str(place.client.images.get(ours.tag).id) in done.stderr
     assert place.client.images.get("someone/child:1").id == foreign.id
