@@ -20,7 +20,13 @@ import requests
 
 from sparkdeploy.server.client import ServedModel
 from tests.engine.conftest import free_port, until
-from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
+from tests.engine.vllm.twin_user import (
+    TWIN_RECIPE,
+    is_busy,
+    twin_user,
+    unique_name,
+    wait_until_guarded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +46,6 @@ STALL_S = 20
 LATE_S = 10
 LONG = {"prompt": "a b c", "max_tokens": 1000, "ignore_eos": True}
 """Some seconds of a twin's writing."""
-RUNNING = re.compile(r"^vllm:num_requests_running\{.*\} (\S+)$", re.MULTILINE)
-
 
 SPIN = "/tmp/spin"
 """While this file is there, an engine with the mod below never leaves its next step."""
@@ -79,13 +83,13 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 
 @pytest.fixture(params=[(TWIN_RECIPE, f"limits.stall_s={STALL_S}")])
-def program(user: Program, request: pytest.FixtureRequest) -> Iterator[Program]:
+def program(user: Program, request: pytest.FixtureRequest, host: DockerHost) -> Iterator[Program]:
     recipe, *settings = request.param
     words = [word for setting in settings for word in ("--set", setting)]
     done = user.run("up", recipe, "--name", NAME, "--yes", *words)
     assert done.returncode == 0, done.stderr
     assert ask(max_tokens=2).ok
-    time.sleep(5)  # the guard asks for health every two seconds
+    wait_until_guarded(host, NAME)
     yield user
     user.run("down", NAME)
 
@@ -127,11 +131,6 @@ def is_healthy() -> bool:
         return model.is_healthy()
 
 
-def is_busy() -> bool:
-    page = requests.get(f"http://127.0.0.1:{PORT}/metrics", timeout=10).text
-    return any(float(running) > 0 for running in RUNNING.findall(page))
-
-
 def ask(**more: object) -> requests.Response:
     model = requests.get(f"http://127.0.0.1:{PORT}/v1/models", timeout=10).json()["data"][0]["id"]
     body = {**LONG, "model": model, **more}
@@ -166,7 +165,7 @@ def started_again(host: DockerHost, *, within_s: float) -> str:
 
 def test_an_engine_that_is_stopped_while_it_serves(program: Program, host: DockerHost) -> None:
     with somebody_waits():
-        until(is_busy, timeout_s=10)
+        until(lambda: is_busy(PORT), timeout_s=10)
         os.kill(engine_core(host), signal.SIGSTOP)
         said = started_again(host, within_s=STALL_S + LATE_S)
     assert "Fatal Python error: Aborted" in said
@@ -188,7 +187,7 @@ def test_an_engine_that_is_stopped_while_idle_is_asked_first(host: DockerHost) -
 def test_an_engine_that_spins_in_python(program: Program, host: DockerHost) -> None:
     container = f"sparkdeploy-{NAME}"
     with somebody_waits():
-        until(is_busy, timeout_s=10)
+        until(lambda: is_busy(PORT), timeout_s=10)
         subprocess.run(["docker", "exec", container, "touch", SPIN], check=True)
         until(lambda: '"event": "stalled"' in log(host), timeout_s=STALL_S + LATE_S)
         subprocess.run(["docker", "exec", container, "rm", SPIN], check=True)
@@ -232,7 +231,7 @@ def a_client_reads_slowly() -> None:
 def the_machine_sleeps() -> None:
     container = f"sparkdeploy-{NAME}"
     with somebody_waits():
-        until(is_busy, timeout_s=10)
+        until(lambda: is_busy(PORT), timeout_s=10)
         subprocess.run(["docker", "pause", container], check=True)
         time.sleep(BUSY_S)
         subprocess.run(["docker", "unpause", container], check=True)

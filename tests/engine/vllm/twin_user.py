@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import uuid
 from typing import TYPE_CHECKING
 
+import requests
 from huggingface_hub import snapshot_download
 
+from tests.engine.conftest import until
 from tests.engine.program import Program
 from tests.hub.double import Repo, hub_double
 from tests.hub.xet import xet_by_get
@@ -16,8 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkdeploy.node.host import DockerHost
+
 TWIN_RECIPE = "tiny"
 """What `twin_user` has a recipe for."""
+RUNNING = re.compile(r"^vllm:num_requests_running\{.*\} (\S+)$", re.MULTILINE)
 TWIN_REPO, COMMIT = "lab/twin", "1" * 40
 
 
@@ -49,6 +56,29 @@ def cached_twin_user(root: Path, *, port: int, **serve: object) -> Program:
         )
     _write_recipe(root, {"repo": TWIN_REPO}, {"port": port, **serve})
     return program
+
+
+def is_busy(port: int) -> bool:
+    """Say whether a server of this machine works on a request; no where none listens."""
+    with contextlib.suppress(requests.ConnectionError):
+        page = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        return any(float(running) > 0 for running in RUNNING.findall(page))
+    return False
+
+
+def wait_until_guarded(host: DockerHost, name: str) -> None:
+    """Wait until the guard of a deployment knows that its server is healthy.
+
+    Only then does it look at the counters, and what ends from then on is started again.
+    """
+    found = host.find_container(f"sparkdeploy-{name}")
+    assert found is not None
+
+    def looks() -> int:
+        return b"".join(host.logs(found.container_id)).count(b'"GET /metrics ')
+
+    before = looks()
+    until(lambda: looks() > before)
 
 
 def _made_twin(program: Program) -> Path:

@@ -32,14 +32,17 @@ def test_the_child_s_exit_code_is_the_guard_s(start: Start) -> None:
     assert finish(start("raise SystemExit(7)"))[0] == 7
 
 
+@pytest.mark.parametrize("code", [86, 88])
+def test_a_child_cannot_pass_its_own_end_off_as_the_guard_s(start: Start, code: int) -> None:
+    """As a memory trip, or as idleness."""
+    ended, _, stderr = finish(start(f"raise SystemExit({code})"))
+    assert ended == 1
+    said = {"event": "ended_with_the_guards_code", "child_exit_code": code, "exit_code": 1}
+    assert events(stderr) == [said]
+
+
 def test_a_child_killed_by_a_signal_is_128_plus_its_number(start: Start) -> None:
     assert finish(start("import os; os.kill(os.getpid(), 9)"))[0] == 137
-
-
-def test_an_end_with_0_that_nobody_asked_for_is_a_failure(start: Start) -> None:
-    code, _, stderr = finish(start("pass"))
-    assert code == 1
-    assert events(stderr)[0]["event"] == "ended_without_stop"
 
 
 def test_a_command_that_does_not_exist_is_127(start: Start) -> None:
@@ -72,25 +75,6 @@ def test_stop_signals_reach_the_child_and_its_0_then_counts(start: Start, name: 
     assert guard.stdout.readline() == "ready\n"
     guard.send_signal(getattr(signal, name))
     assert finish(guard)[:2] == (0, f"{name}\n")
-
-
-def test_a_child_that_ignores_the_stop_is_killed_after_the_grace_period(start: Start) -> None:
-    guard = start(
-        """
-        import signal
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("ready", flush=True)
-        while True: signal.pause()
-        """,
-        "--grace-s",
-        "0.3",
-    )
-    assert guard.stdout is not None
-    guard.stdout.readline()
-    guard.send_signal(signal.SIGTERM)
-    code, _, stderr = finish(guard)
-    assert code == 143
-    assert events(stderr)[0]["event"] == "grace_over"
 
 
 def test_the_child_leads_a_session_of_its_own(start: Start) -> None:
@@ -152,17 +136,6 @@ def test_below_floor_plus_one_gib_everything_dies_with_86_and_one_line(
     assert trips[0]["mem_available_bytes"] == 3 * GIB - 1024
     assert trips[0]["floor_bytes"] == 2 * GIB
     assert not is_running(runaway)
-
-
-def test_a_trip_comes_within_half_a_second(start: Start, meminfo: Path) -> None:
-    guard = start(
-        "import time; print('up', flush=True); time.sleep(60)",
-        *("--memory-floor-bytes", str(2 * GIB), "--meminfo", str(meminfo)),
-    )
-    assert guard.stdout is not None
-    guard.stdout.readline()
-    set_available(meminfo, GIB)
-    assert finish(guard)[0] == 86
     # A busy machine may keep any process waiting; the guard itself rests this long between looks.
     assert POLL_S < 0.5 / 2
 
@@ -273,18 +246,6 @@ def test_a_child_that_never_was_healthy_is_not_restarted(
         judged.touch()
     assert finish(guard)[0] == 5
     assert starts.read_text() == "x"
-
-
-def test_no_restart_after_a_stop_signal(start: Start, server_port: int, judged: Path) -> None:
-    guard = start(
-        "import time; print('up', flush=True); time.sleep(60)",
-        *("--max-restarts", "3", "--health-url", f"http://127.0.0.1:{server_port}/health"),
-    )
-    wait_for(judged.exists)
-    guard.send_signal(signal.SIGTERM)
-    code, _, stderr = finish(guard)
-    assert code == 143
-    assert events(stderr) == []
 
 
 def test_importing_the_guard_imports_neither_torch_nor_vllm() -> None:
@@ -413,13 +374,6 @@ def test_a_child_that_forks_at_once_is_offered_with_what_it_forks() -> None:
             check=False,
         )
         assert done.stdout == "1000\n"
-
-
-def test_a_child_cannot_pass_its_own_end_off_as_a_memory_trip(start: Start) -> None:
-    code, _, stderr = finish(start("raise SystemExit(86)"))
-    assert code == 1
-    said = {"event": "ended_with_the_guards_code", "child_exit_code": 86, "exit_code": 1}
-    assert events(stderr) == [said]
 
 
 def test_a_parent_that_ignores_sigchld_changes_nothing(start: Start) -> None:

@@ -204,10 +204,3 @@ def test_an_idle_server_is_told_to_stop_and_not_started_again(
     told = [event for event in events(stderr) if event["event"] == "idle"]
     assert [event["exit_code"] for event in told] == [88] * (ended == 88)
     assert "restart" not in stderr
-
-
-@pytest.mark.outside
-def test_a_child_cannot_pass_its_own_end_off_as_idleness(start: Start) -> None:
-    code, _, stderr = finish(start("raise SystemExit(88)"))
-    assert code == 1
-    assert events(stderr)[0]["event"] == "ended_with_the_guards_code"

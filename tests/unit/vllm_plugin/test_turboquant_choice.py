@@ -1,4 +1,7 @@
-"""Which tile the TurboQuant kernel takes: tuned or shipped, and what it makes of bad files."""
+"""Which tile the TurboQuant kernel takes: tuned or shipped, and what it makes of bad files.
+
+The file itself is that of the head; test_head_choice.py holds what both share.
+"""
 
 # mypy: disable-error-code="import-not-found"
 
@@ -81,13 +84,6 @@ def test_what_was_tuned_is_taken_and_says_what_it_was_tuned_for(tmp_path: Path) 
     assert document["tiles"] == [{**asdict(TUNED), **times}]
 
 
-def test_tuning_again_takes_the_place_of_the_old_file(tmp_path: Path) -> None:
-    store(tmp_path, replace(KEY, kernel="before"))
-    store(tmp_path)
-    assert choose_tile(KEY, tmp_path).source == "tuned"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -107,35 +103,11 @@ def test_another_layer_has_a_file_of_its_own(tmp_path: Path, other: AttentionKey
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        replace(KEY, kernel="0123456789ab"),
-        replace(KEY, nvrtc="12.9"),
-        replace(KEY, capability=(12, 0)),
-        replace(KEY, card="NVIDIA RTX 6000"),
-        replace(KEY, group=8),
-    ],
-)
-def test_a_foreign_file_is_ignored_and_says_what_it_is_for(
-    tmp_path: Path, other: AttentionKey
-) -> None:
-    store(tmp_path, other).rename(tuned_path(KEY, tmp_path))
-    choice = choose_tile(KEY, tmp_path)
-    assert choice.source == "shipped"
-    assert str(tuned_path(KEY, tmp_path)) in choice.ignored
-    assert "it was made for" in choice.ignored
-
-
-@pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (lambda it: it.update(schema=2), "schema"),
         (lambda it: it["key"].pop("nvrtc"), "nvrtc None"),
-        (lambda it: it.update(tiles=[]), "no tiles"),
         (lambda it: it["tiles"].append(it["tiles"][0]), "it has 2 tiles"),
         (lambda it: it["tiles"][0].pop("warps"), "it needs tokens"),
-        (lambda it: it["tiles"][0].update(stages=True), "whole numbers"),
-        (lambda it: it["tiles"][0].update(tokens="16"), "whole numbers"),
         (lambda it: it["tiles"][0].update(tokens=64), "tokens is 64"),
         (lambda it: it["tiles"][0].update(warps=2), "warps is 2"),
         (lambda it: it["tiles"][0].update(stages=5), "stages is 5"),
@@ -152,13 +124,6 @@ def test_a_file_that_was_edited_is_ignored(
     choice = choose_tile(KEY, tmp_path)
     assert choice.source == "shipped"
     assert why in choice.ignored
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"null", b" " * 70_000])
-def test_a_broken_file_is_ignored(tmp_path: Path, content: bytes) -> None:
-    tuned_path(KEY, tmp_path).write_bytes(content)
-    choice = choose_tile(KEY, tmp_path)
-    assert (choice.source, bool(choice.ignored)) == ("shipped", True)
 
 
 def test_warps_that_heads_cannot_share_are_not_written(tmp_path: Path) -> None:
