@@ -81,11 +81,11 @@ def test_a_first_start_that_dies_leaves_evidence_and_no_container(
         up(
             host,
             make_spec(die_after_s=0, exit_code=9, crash_log="crashes/cuda_oom"),
-            tmp_path,
+            tmp_path / "crashes",
         )
 
     assert containers_of(host, deployment) == []
-    (folder,) = crashes_in(tmp_path)
+    (folder,) = crashes_in(tmp_path / "crashes")
     assert str(folder) in caught.value.message
     assert "CUDA out of memory" in (folder / "container.log").read_text()
     assert json.loads((folder / "cause.json").read_text())["name"] == "cuda_oom"
@@ -100,10 +100,10 @@ def test_an_image_that_is_not_there_leaves_the_old_one_running(
 ) -> None:
     port = free_port()
     spec = make_spec(port=port, text="old")
-    up(host, spec, tmp_path)
+    up(host, spec, tmp_path / "crashes")
 
     with pytest.raises(NodeError, match="create container"):
-        up(host, dataclasses.replace(spec, image="sparkdeploy-test/none:0"), tmp_path)
+        up(host, dataclasses.replace(spec, image="sparkdeploy-test/none:0"), tmp_path / "crashes")
 
     assert text_served_at(port) == "old"
 
@@ -118,7 +118,7 @@ def test_a_foreign_container_with_our_name_is_refused_and_stays(
     host.rename(foreign_container, f"sparkdeploy-{deployment}")
 
     with pytest.raises(NodeError, match="that sparkdeploy did not make"):
-        up(host, make_spec(), tmp_path)
+        up(host, make_spec(), tmp_path / "crashes")
 
     assert _lives(host, foreign_container)
 
@@ -127,7 +127,7 @@ def test_a_second_replacement_waits_until_the_first_is_finished(
     host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
 ) -> None:
     port = free_port()
-    up(host, make_spec(port=port), tmp_path)
+    up(host, make_spec(port=port), tmp_path / "crashes")
     begin(host, make_spec(port=port), deployment, crashes_dir=tmp_path / "crashes")
 
     with pytest.raises(NodeError, match="half replaced"):
@@ -137,11 +137,11 @@ def test_a_second_replacement_waits_until_the_first_is_finished(
 def test_a_new_container_that_may_still_start_is_left_alone(
     host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Path
 ) -> None:
-    up(host, make_spec(), tmp_path)
+    up(host, make_spec(), tmp_path / "crashes")
     slow = make_spec(never_healthy=True)
     slow = dataclasses.replace(slow, labels={**slow.labels, labels.STARTUP_TIMEOUT: "600"})
     begin(host, slow, deployment, crashes_dir=tmp_path / "crashes")
-    assert recovered(host, deployment, tmp_path).action == "waiting"
+    assert recovered(host, deployment, tmp_path / "crashes").action == "waiting"
     assert len(containers_of(host, deployment)) == 2
 
 

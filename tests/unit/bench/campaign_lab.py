@@ -110,7 +110,7 @@ def install() -> None:
     findings = (ok("machine.memory", "128 GB"), fail("gpu.clock", "slow", "wait"))
     for module in (before, campaign_steps):
         play(module, up=up, connect=connect)
-    play(before, find_deployment=find_deployment, take_down=take_down)
+    play(before, find_deployment=find_deployment, down=take_down)
     play(
         campaign_steps,
         require_deployment=find_deployment,
