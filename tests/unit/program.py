@@ -31,7 +31,7 @@ class Run:
 
     def __call__(self, *arguments: str) -> Done:
         """Run one command to its end."""
-        self._monkeypatch.setattr(sys, "argv", ["sparkdeploy", *arguments])
+        self._monkeypatch.setattr(sys, "argv", ["sparkdeploy", *map(str, arguments)])
         code = 0
         try:
             main()
