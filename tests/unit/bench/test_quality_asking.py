@@ -52,7 +52,7 @@ Serve = Callable[[Answer], AskingServer]
 
 
 def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *arguments])
+    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)

@@ -24,7 +24,7 @@ BAD = capture(
 
 
 def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *arguments])
+    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)

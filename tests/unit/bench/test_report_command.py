@@ -14,7 +14,7 @@ from tests.fakes.bench_runs import sample_run
 
 
 def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", "report", *arguments])
+    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", "report", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)

@@ -127,7 +127,7 @@ class Said:
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         from sparkdeploy.cli.main import main
 
-        self._patch.setattr(sys, "argv", ["sparkdeploy", *arguments])
+        self._patch.setattr(sys, "argv", ["sparkdeploy", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
         assert isinstance(ended.value.code, int)
