@@ -65,11 +65,8 @@ def is_test_file(module: str) -> bool:
 
 def commands() -> dict[str, str]:
     """Return the module of each command and of each group of commands."""
-    app = importlib.import_module(PROGRAM).app
-    found = {one.name: one.callback.__module__ for one in app.registered_commands}
-    for group in app.registered_groups:
-        found[group.name] = group.typer_instance.registered_commands[0].callback.__module__
-    return found
+    table = importlib.import_module(PROGRAM).COMMANDS
+    return {name: f"sparkdeploy.cli.{entry.module}" for name, entry in table.items()}
 
 
 def runs(nodes: list[ast.AST]) -> set[str] | None:
@@ -117,12 +114,9 @@ def _starts_the_program(node: ast.AST) -> bool:
 
 
 def _add_commands(graph: grimp.ImportGraph, nodes: Nodes) -> None:
-    """Cut the commands off the program, and give each test file those that it runs."""
+    """The program imports a command by its name: give each test file those that it runs."""
     modules = commands()
-    users = graph.find_downstream_modules(PROGRAM)
-    for module in set(modules.values()):
-        graph.remove_import(importer=PROGRAM, imported=module)
-    for module in filter(is_test_file, users):
+    for module in filter(is_test_file, graph.find_downstream_modules(PROGRAM)):
         named = runs(nodes[module])
         _depend(graph, module, {modules[name] for name in (modules if named is None else named)})
 

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
         _die(orders)  # before anything else is said: the recording must not be torn
     if orders.die_after_s is not None:
         threading.Thread(target=_die, args=(orders,), daemon=True).start()
-    _replay(orders.log, orders.lines_per_s)
+    _replay(orders.log, orders.lines_per_s, orders.pause_at, orders.wait_for)
     if orders.model_log and (log := _model_file(orders.model_log)):
         print(log.read_text(), file=sys.stderr, flush=True)
     while orders.never_healthy or (orders.wait_for and not _model_file(orders.wait_for)):
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", help="recorded log that is replayed before the API starts")
     parser.add_argument("--model-log", help="a file in the model's folder that is said too")
     parser.add_argument("--wait-for", help="start the API when the model's folder has this file")
+    parser.add_argument("--pause-at", help="say this of the log, and wait for the file already")
     parser.add_argument("--lines-per-s", type=float, default=2000.0)
     parser.add_argument("--die-after-s", type=float)
     parser.add_argument("--exit-code", type=int, default=1)
@@ -104,13 +105,17 @@ def _die(orders: argparse.Namespace) -> None:
     os._exit(orders.exit_code)
 
 
-def _replay(name: str | None, lines_per_s: float) -> None:
+def _replay(
+    name: str | None, lines_per_s: float, pause_at: str | None = None, wait_for: str = ""
+) -> None:
     if not name:
         return
     output = sys.stderr.buffer
     for piece in re.split(rb"(?<=[\r\n])", (LOGS / f"{name}.log").read_bytes()):
         output.write(piece)
         output.flush()
+        while pause_at and pause_at.encode() in piece and not _model_file(wait_for):
+            time.sleep(0.02)
         time.sleep(1 / lines_per_s)
 
 

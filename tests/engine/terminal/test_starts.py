@@ -27,6 +27,9 @@ pytestmark = [
     pytest.mark.runs("up"),
 ]
 LOADING = "--log spark-0.33-mtp --lines-per-s 9"
+SEEN = "seen"
+"""The file for which a start waits with 14 of 14 shards on the screen."""
+PAUSED = f"--pause-at 14/14 --wait-for {SEEN}"
 DYING = f"{LOADING} --die-after-s 1.5 --crash-log crashes/cuda_oom --exit-code 1"
 CAUSE = "CUDA out of memory"
 
@@ -55,8 +58,12 @@ def test_a_start_is_shown_as_it_goes_and_leaves_what_was_done(
     request: pytest.FixtureRequest, place: Ground, tmp_path: Path, size: tuple[int, int]
 ) -> None:
     # Each replaces the one before it, and from the second on it is known what a start takes.
-    with up(place, tmp_path / "screen", size, f"{LOADING} --text {size[0]}", "-v") as shown:
+    seen = place.root / "model" / SEEN
+    seen.unlink(missing_ok=True)
+    behaviour = f"{LOADING} {PAUSED} --text {size[0]}"
+    with up(place, tmp_path / "screen", size, behaviour, "-v") as shown:
         frame = shown.until_shown(" of 14 shards")
+        seen.touch()
         frames = shown.frames_to_the_end()
         assert shown.exit_code() == 0
         whole, last = shown.whole(), shown.shows()
@@ -79,8 +86,11 @@ def test_a_start_is_shown_as_it_goes_and_leaves_what_was_done(
 def test_a_start_that_was_made_before_says_how_long_it_will_be(
     request: pytest.FixtureRequest, place: Ground, tmp_path: Path
 ) -> None:
-    with up(place, tmp_path / "screen", SIZES[0], f"{LOADING} --text again") as shown:
+    seen = place.root / "model" / SEEN
+    seen.unlink(missing_ok=True)
+    with up(place, tmp_path / "screen", SIZES[0], f"{LOADING} {PAUSED} --text again") as shown:
         frame = shown.until_shown(" of 14 shards")
+        seen.touch()
         assert shown.wait() == 0
     assert re.search(r"so far, about \d+s left$", frame, re.MULTILINE), frame
     assert re.search(r"^  · capturing CUDA graphs +\d+s$", frame, re.MULTILINE), frame

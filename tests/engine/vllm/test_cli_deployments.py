@@ -34,9 +34,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.in_order,
     pytest.mark.timeout(1200),
-    pytest.mark.runs(
-        "ask", "bench", "checkpoint", "down", "logs", "plan", "status", "up", "update"
-    ),
+    pytest.mark.runs("ask", "bench", "checkpoint", "down", "logs", "plan", "status", "up"),
 ]
 
 MAIN, SECOND, THIRD = (unique_name(word) for word in ("main", "second", "third"))

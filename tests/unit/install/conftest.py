@@ -16,6 +16,7 @@ BASE_COMMANDS += ["rm", "rmdir", "sh", "sha256sum", "sort", "xargs"]
 
 # Answers for `python -m venv` and `pip install` in no time; the rest is the real interpreter.
 PYTHON_STUB = """#!/bin/sh
+[ "$1" = -I ] && shift
 if [ "$1" = -m ] && [ "$2" = venv ]; then
   echo "venv $*" >>"{root}/calls"
   for folder in "$@"; do :; done
@@ -30,7 +31,7 @@ if [ "$1" = -m ] && [ "$2" = pip ]; then
   exit
 fi
 if [ "$1" = -P ]; then
-  shift 3
+  shift 2
   echo "checkout $*" >>"{root}/calls"
   exit
 fi

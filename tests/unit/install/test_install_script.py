@@ -250,7 +250,7 @@ def test_uninstalling_removes_command_and_link_and_says_what_stays(machine: Mach
         assert part in result.stderr
 
 
-PURGE = "checkout clean --everything --yes"
+PURGE = "checkout sparkdeploy.uninstall --yes"
 
 
 @pytest.mark.parametrize("home", ["tools", None])
