@@ -110,6 +110,9 @@ class ServerReader(Reader):
         except (NodeError, UnhealthyError) as error:
             self._note_silence(error.message)
             return
+        if self.ended.is_set():
+            # Another server may listen on this port by now: what was read may be of that one.
+            return
         tally = read_tally(exposition)
         if tally is None:
             self._note_silence("its /metrics tells nothing of vLLM")
