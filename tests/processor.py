@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-LOOK_S = 1.0
+LOOK_S = 3.0
 """How often containers are looked at; what one takes after the last look before its end is lost."""
 CGROUPS = Path("/sys/fs/cgroup")
 PLACES = (

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.cli.main import main
+from sparkdeploy.cli import main as cli
+from sparkdeploy.commands import estimate_machine
 
 if TYPE_CHECKING:
     import pytest
+
+
+# A process of its own builds the program and reads a command's signature once too.
+_program = functools.cache(lambda *loaded: _build(loaded))
+_build = cli.program
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,12 @@ class Run:
     def __call__(self, *arguments: str) -> Done:
         """Run one command to its end."""
         self._monkeypatch.setattr(sys, "argv", ["sparkdeploy", *map(str, arguments)])
+        self._monkeypatch.setattr(cli, "program", lambda loaded: _program(*loaded))
+        # How fast this machine copies memory is no matter here.
+        self._monkeypatch.setattr(estimate_machine, "COPIED_BYTES", 1 << 20)
         code = 0
         try:
-            main()
+            cli.main()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         said = self._capsys.readouterr()

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
     from tests.unit.program import Run
 
-pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker", "little_to_copy")]
-
-
-@pytest.fixture
-def little_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast this machine's memory is, is no matter here."""
-    monkeypatch.setattr(estimate_machine, "COPIED_BYTES", 1 << 20)
+pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker")]
 
 
 @pytest.fixture(scope="module")
