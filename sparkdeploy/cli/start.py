@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ COMPLETE = "__complete"
 """Only shells say it (the scripts beside completion/answer.py)."""
 INTERRUPTED_EXIT_CODE = 130
 JUST_NOW_S = 2.0
+AGAIN_S = 0.01
 
 
 class Interruption:
@@ -50,12 +53,24 @@ class Interruption:
             # Under nohup a signal is ignored, and stays so.
             if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
                 signal.signal(number, cls._interrupt)
+        sys.unraisablehook = cls._interrupt_again
 
     @classmethod
     def _interrupt(cls, _number: int, _frame: object) -> None:
         cls.at_s = time.monotonic()
         if not cls.is_loading:
             raise KeyboardInterrupt
+
+    @classmethod
+    def _interrupt_again(cls, lost: sys.UnraisableHookArgs) -> None:
+        """Interrupt once more: what compiled code calls back cannot raise through it."""
+        if lost.exc_type is not KeyboardInterrupt:
+            sys.__unraisablehook__(lost)
+            return
+        # A signal to itself would interrupt this function, which cannot raise either.
+        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
 
 
 def main() -> None:

@@ -89,6 +89,15 @@ def _socket_holders(inodes: set[str], proc: Path) -> Iterator[PortOwner]:
         return
     for folder in sorted(proc.glob("[0-9]*")):
         with contextlib.suppress(OSError):
-            if any(str(link.readlink()) in targets for link in (folder / "fd").iterdir()):
+            if _has_open(folder, targets):
                 process = (folder / "comm").read_text().strip()
                 yield PortOwner(process=process, pid=int(folder.name))
+
+
+def _has_open(process: Path, targets: set[str]) -> bool:
+    for link in (process / "fd").iterdir():
+        # A file that the process closes meanwhile is not the one.
+        with contextlib.suppress(FileNotFoundError):
+            if str(link.readlink()) in targets:
+                return True
+    return False

@@ -63,3 +63,34 @@ def test_an_early_interruption_ends_with_130_and_one_line(number: int, tmp_path:
         assert (running.returncode, said.strip().splitlines()[-1:]) == (130, ["error: interrupted"])
         assert "Traceback" not in said
         assert "mistake" not in said
+
+
+DIES_INTERRUPTED = """
+import os, signal
+from sparkdeploy.cli.start import Interruption
+
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        sum(range(1000))
+
+Interruption.hear()
+try:
+    Dying()
+    signal.pause()
+except KeyboardInterrupt:
+    print("interrupted", end="")
+"""
+
+
+@pytest.mark.outside
+def test_an_interruption_that_a_callback_swallows_comes_again() -> None:
+    """Python only reports what is raised while an object is deleted, or compiled code calls."""
+    done = subprocess.run(
+        (sys.executable, "-I", "-c", DIES_INTERRUPTED),
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("interrupted", "")

@@ -54,6 +54,21 @@ def test_a_process_that_listens_is_named(taken_port: int) -> None:
     assert f"(pid {os.getpid()})" in owner.describe()
 
 
+def test_a_file_that_is_closed_meanwhile_hides_no_listener(
+    taken_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readlink, closed = Path.readlink, set[Path]()
+
+    def one_closed_first(link: Path) -> Path:
+        if link.parent not in closed:
+            closed.add(link.parent)
+            raise FileNotFoundError(link)
+        return readlink(link)
+
+    monkeypatch.setattr(Path, "readlink", one_closed_first)
+    assert port_owner(taken_port, []).pid == os.getpid()
+
+
 def test_our_own_deployment_is_named_before_its_process(taken_port: int) -> None:
     assert port_owner(taken_port, [container(taken_port)]) == PortOwner(deployment="main")
 
