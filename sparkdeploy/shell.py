@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import selectors
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,9 @@ END_TIMEOUT_S = 5.0
 MAX_OUTPUT_BYTES = 64 << 20
 """What a program may write to us in all; one that writes more is ended."""
 MAX_ERROR_BYTES = 1 << 20
-"""What is shown of the errors of a program whose output is read as it comes."""
+"""What is kept of the errors of a program that goes on beside us."""
+LONGEST_S = 24 * 3600.0
+"""For a program without a limit of its own: weights of a large model over a slow line."""
 _CHUNK_BYTES = 1 << 16
 AS_MODULE = ("-P", "-m", "sparkdeploy")
 """How a Python runs this program. -P: no module is taken from the folder where it starts."""
@@ -37,6 +41,10 @@ class Completed:
     exit_code: int
     stdout: str
     stderr: str
+
+
+class EndlessOutputError(NodeError):
+    """A program wrote more than it may, and was ended."""
 
 
 def _not_installed(program: str) -> NodeError:
@@ -58,9 +66,11 @@ def run(
     env: Mapping[str, str] | None = None,
 ) -> Completed:
     """Run a program to its end; raise NodeError when it cannot start or runs out of time."""
-    exit_code, stdout, stderr = _ended(argv, stdin, timeout_s, env)
-    text = stdout.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return Completed(tuple(argv), exit_code, text, stderr.decode(errors="replace"))
+    output = bytearray()
+    process = _start(argv, stdin=stdin, env=env)
+    exit_code, errors = _read_to_the_end(process, argv, output.extend, timeout_s)
+    text = output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return Completed(tuple(argv), exit_code, text, errors)
 
 
 def run_into(
@@ -68,124 +78,122 @@ def run_into(
     file: IO[bytes],
     *,
     timeout_s: float,
-    stdin: str,
+    stdin: str | None = None,
     env: Mapping[str, str] | None = None,
+    max_bytes: int,
 ) -> Completed:
     """As `run`, with the program's output byte for byte in a file; `stdout` stays empty."""
-    exit_code, _, stderr = _ended(argv, stdin, timeout_s, env, file)
-    return Completed(tuple(argv), exit_code, "", stderr.decode(errors="replace"))
+    process = _start(argv, stdin=stdin, env=env)
+    exit_code, errors = _read_to_the_end(process, argv, file.write, timeout_s, max_bytes)
+    return Completed(tuple(argv), exit_code, "", errors)
 
 
-def _ended(
+def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:
+    """Run a program to its end, handing on its output as it comes; it is also returned."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts: list[str] = []
+
+    def take(chunk: bytes) -> None:
+        texts.append(decoder.decode(chunk))
+        on_text(texts[-1])
+
+    # Ctrl-C at the terminal is for us; we end what we started.
+    process = _start(argv, new_session=True)
+    exit_code, errors = _read_to_the_end(process, argv, take, None)
+    return Completed(tuple(argv), exit_code, "".join(texts), errors)
+
+
+def _start(
     argv: Sequence[str],
-    stdin: str | None,
-    timeout_s: float | None,
-    env: Mapping[str, str] | None,
-    file: IO[bytes] | None = None,
-) -> tuple[int, bytes, bytes]:
-    """Return the exit code and what the program wrote; `file` takes its output instead."""
+    *,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    new_session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a program that reads `stdin`, and whose two streams are pipes to us."""
     console.detail(shlex.join(argv))
     with tempfile.TemporaryFile() as given:
         given.write((stdin or "").encode())
         given.seek(0)
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 list(argv),
                 stdin=given,
-                stdout=subprocess.PIPE if file is None else file,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(env) if env is not None else None,
+                start_new_session=new_session,
             )
         except FileNotFoundError as error:
             raise _not_installed(argv[0]) from error
-        with process:
-            try:
-                stdout, stderr = _read_all(process, argv, timeout_s)
-                return process.wait(), stdout, stderr
-            except BaseException:
-                process.kill()
-                raise
 
 
-def _read_all(
-    process: subprocess.Popen[bytes], argv: Sequence[str], timeout_s: float | None
-) -> tuple[bytes, bytes]:
-    """Read both streams to their ends; raise NodeError for too many bytes or too long a time."""
-    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    streams = (process.stdout, process.stderr)
-    said = {stream: bytearray() for stream in streams}
+def _read_to_the_end(
+    process: subprocess.Popen[bytes],
+    argv: Sequence[str],
+    take: Callable[[bytes], object],
+    timeout_s: float | None,
+    max_bytes: int | None = None,
+) -> tuple[int, str]:
+    """Hand on a program's output; return its exit code and what it wrote to its error stream.
+
+    The program is ended when it writes more than `max_bytes` or takes longer than `timeout_s`,
+    which is a NodeError, and when `take` raises.
+    """
+    timeout_s = LONGEST_S if timeout_s is None else timeout_s
+    deadline_s = time.monotonic() + timeout_s
+    errors = bytearray()
+    with process:
+        try:
+            for stream, chunk in _chunks(process, argv, deadline_s, max_bytes):
+                if stream is process.stderr:
+                    errors += chunk
+                else:
+                    take(chunk)
+            exit_code = process.wait(max(deadline_s - time.monotonic(), 0.01))
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
+            _end(process)
+            message = f"`{shlex.join(argv)}` did not end within {timeout_s:g} s"
+            raise NodeError(message) from error
+        except BaseException:
+            _end(process)
+            raise
+    return exit_code, errors.decode(errors="replace")
+
+
+def _chunks(
+    process: subprocess.Popen[bytes], argv: Sequence[str], deadline_s: float, max_bytes: int | None
+) -> Iterator[tuple[IO[bytes], bytes]]:
+    """Yield what comes of both streams until their ends; TimeoutError at the deadline."""
+    left_bytes = max_bytes = MAX_OUTPUT_BYTES if max_bytes is None else max_bytes
     with selectors.DefaultSelector() as selector:
-        for stream in streams:
+        for stream in (process.stdout, process.stderr):
             if stream is not None:
                 selector.register(stream, selectors.EVENT_READ)
         while selector.get_map():
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise NodeError(f"`{shlex.join(argv)}` did not end within {timeout_s:g} s")
+            if (left_s := deadline_s - time.monotonic()) <= 0:
+                raise TimeoutError
             for key, _ in selector.select(left_s):
                 stream = cast("IO[bytes]", key.fileobj)
-                if not (chunk := os.read(stream.fileno(), _CHUNK_BYTES)):
+                chunk = os.read(stream.fileno(), _CHUNK_BYTES)
+                if not chunk:
                     selector.unregister(stream)
-                said[stream] += chunk
-            if sum(map(len, said.values())) > MAX_OUTPUT_BYTES:
-                limit = f"{MAX_OUTPUT_BYTES >> 20} MiB"
-                raise NodeError(f"`{shlex.join(argv)}` wrote more than {limit}, and was ended")
-    _wait_until(process, deadline_s, argv, timeout_s)
-    return bytes(said[process.stdout]), bytes(said[process.stderr])
+                left_bytes -= len(chunk)
+                if left_bytes < 0:
+                    raise EndlessOutputError(
+                        f"`{shlex.join(argv)}` wrote more than {max_bytes >> 20} MiB, and was ended"
+                    )
+                yield stream, chunk
 
 
-def _wait_until(
-    process: subprocess.Popen[bytes],
-    deadline_s: float | None,
-    argv: Sequence[str],
-    timeout_s: float | None,
-) -> None:
-    """Wait for a program that has closed its streams, or never had any of ours."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program, and kill one that stays; one that has ended is fine."""
+    process.terminate()
     try:
-        process.wait(None if deadline_s is None else max(deadline_s - time.monotonic(), 0.01))
-    except subprocess.TimeoutExpired as error:
-        raise NodeError(f"`{shlex.join(argv)}` did not end within {timeout_s:g} s") from error
-
-
-@contextlib.contextmanager
-def output_of(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Iterator[IO[bytes]]:
-    """Yield a program's output as it comes; an exception in the block ends the program.
-
-    Raises NodeError when it cannot start, or fails by itself.
-    """
-    console.detail(shlex.join(argv))
-    with tempfile.TemporaryFile() as errors:
-        try:
-            process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=dict(env) if env is not None else None,
-            )
-        except FileNotFoundError as error:
-            raise _not_installed(argv[0]) from error
-        with process:
-            try:
-                yield cast("IO[bytes]", process.stdout)
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode:
-            errors.seek(0)
-            said = errors.read(MAX_ERROR_BYTES).decode(errors="replace")
-            command = shlex.join(argv)
-            raise NodeError(f"`{command}` failed: exit code {process.returncode}", detail=said)
-
-
-def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:
-    """Run a program to its end, handing on its output as it comes; it is also returned."""
-    with Running(argv) as program:
-        said = []
-        while text := program.read_some():
-            said.append(text)
-            on_text(text)
-        return Completed(tuple(argv), program.wait(), "".join(said), program.errors())
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def is_at_terminal() -> bool:
@@ -196,7 +204,7 @@ def is_at_terminal() -> bool:
 def attached(
     argv: Sequence[str], *, on_interrupt: Callable[[], None], patience_s: float
 ) -> int | None:
-    """Run a program on our own standard streams; return its exit code.
+    """Run a program on our own standard streams, which nobody here reads; return its exit code.
 
     At a terminal it hears Ctrl-C itself. Else it is spared, and `on_interrupt` says it to whom it
     concerns; None when the program has not ended `patience_s` after the last one.
@@ -228,24 +236,28 @@ def list_file(lines: Sequence[str]) -> Iterator[Path]:
 
 
 class Running:
-    """A program that goes on beside us, in a block; its standard input stays open until its end."""
+    """A program that goes on beside us, in a block; its standard input stays open until its end.
+
+    What it writes to its error stream is read as it comes, and its beginning kept.
+    """
 
     def __init__(self, argv: Sequence[str]) -> None:
         """Start it; raise NodeError when it is not installed."""
         console.detail(shlex.join(argv))
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         try:
             self._process = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._errors,
+                stderr=subprocess.PIPE,
                 # Ctrl-C at the terminal is for us; we end what we started.
                 start_new_session=True,
             )
         except FileNotFoundError as error:
-            self._errors.close()
             raise _not_installed(argv[0]) from error
+        self._errors = bytearray()
+        self._errors_reader = threading.Thread(target=self._read_errors, daemon=True)
+        self._errors_reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -265,10 +277,10 @@ class Running:
             selector.register(output, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 return ""
-        return os.read(output.fileno(), 65536).decode(errors="replace")
+        return os.read(output.fileno(), _CHUNK_BYTES).decode(errors="replace")
 
     def read_until(self, mark: str, *, timeout_s: float) -> str | None:
-        """Return what it printed up to a mark; None when it ended or took too long."""
+        """Return what it printed up to a mark; None when it ended, wrote much or took too long."""
         deadline_s = time.monotonic() + timeout_s
         said = ""
         while mark not in said:
@@ -282,11 +294,10 @@ class Running:
         return said
 
     def errors(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read(MAX_ERROR_BYTES).decode(errors="replace")
-
-    def wait(self) -> int:
-        return self._process.wait()
+        """Return what it wrote to its error stream, up to a size."""
+        if not self.is_alive:
+            self._errors_reader.join(END_TIMEOUT_S)
+        return self._errors.decode(errors="replace")
 
     def end(self) -> None:
         """Close its input, then end it; ended is fine."""
@@ -294,10 +305,16 @@ class Running:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        self._process.terminate()
-        try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
+        _end(self._process)
+        self._errors_reader.join(END_TIMEOUT_S)
+
+    def _read_errors(self) -> None:
+        """Keep the beginning; end a program that writes errors without an end."""
+        stream, read_bytes = cast("IO[bytes]", self._process.stderr), 0
+        with stream:
+            while chunk := os.read(stream.fileno(), _CHUNK_BYTES):
+                read_bytes += len(chunk)
+                self._errors += chunk[: MAX_ERROR_BYTES - len(self._errors)]
+                if read_bytes > MAX_OUTPUT_BYTES:
+                    self._process.terminate()
+                    return

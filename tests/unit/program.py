@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import pytest
 
 
+_build = cli.program
 # A process of its own builds the program and reads a command's signature once too.
 _program = functools.cache(lambda *loaded: _build(loaded))
-_build = cli.program
 
 
 @dataclass(frozen=True)

@@ -177,8 +177,16 @@ class Repository:
         Raises RecipeError for more than a source may hold.
         """
         argv = _argv(f"--git-dir={self.folder}", "ls-tree", "-r", "-l", "-z", commit)
-        with shell.output_of(argv, env=_environment()) as output:
-            for row in _entries(output):
+        with tempfile.TemporaryFile() as file:
+            try:
+                done = shell.run_into(
+                    argv, file, timeout_s=TIMEOUT_S, env=_environment(), max_bytes=MAX_LIST_BYTES
+                )
+            except shell.EndlessOutputError as error:
+                raise _too_many() from error
+            _checked(done, str(self.folder))
+            file.seek(0)
+            for row in _entries(file):
                 told, _, path = row.decode(errors="surrogateescape").partition("\t")
                 mode, _kind, object_id, size = told.split()
                 yield Blob(path, mode, object_id, int(size) if size.isdigit() else 0)
@@ -188,7 +196,14 @@ class Repository:
         with tempfile.TemporaryFile() as file:
             names = "".join(f"{blob.object_id}\n" for blob in blobs)
             argv = _argv(f"--git-dir={self.folder}", "cat-file", "--batch")
-            done = shell.run_into(argv, file, timeout_s=TIMEOUT_S, stdin=names, env=_environment())
+            done = shell.run_into(
+                argv,
+                file,
+                timeout_s=TIMEOUT_S,
+                stdin=names,
+                env=_environment(),
+                max_bytes=MAX_PACK_BYTES,
+            )
             _checked(done, str(self.folder))
             file.seek(0)
             for blob in blobs:
@@ -203,18 +218,21 @@ _FETCH = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-commit-
 
 
 def _entries(output: IO[bytes]) -> Iterator[bytes]:
-    """Yield what `-z` divides, as it comes."""
-    rest, count, size_bytes = b"", 0, 0
+    """Yield what `-z` divides."""
+    rest, count = b"", 0
     while chunk := output.read(1 << 16):
         *entries, rest = (rest + chunk).split(b"\0")
-        count, size_bytes = count + len(entries), size_bytes + len(chunk)
-        if count > MAX_ENTRIES or size_bytes > MAX_LIST_BYTES or len(rest) > MAX_ENTRY_BYTES:
-            raise RecipeError(
-                f"the source lists more than {MAX_ENTRIES} files, or {MAX_LIST_BYTES >> 20} MiB"
-                " of names",
-                hint="a repository of recipes is smaller; is it the right one?",
-            )
+        count += len(entries)
+        if count > MAX_ENTRIES or len(rest) > MAX_ENTRY_BYTES:
+            raise _too_many()
         yield from entries
+
+
+def _too_many() -> RecipeError:
+    return RecipeError(
+        f"the source lists more than {MAX_ENTRIES} files, or {MAX_LIST_BYTES >> 20} MiB of names",
+        hint="a repository of recipes is smaller; is it the right one?",
+    )
 
 
 def _next_object(file: IO[bytes], blob: Blob) -> bytes:

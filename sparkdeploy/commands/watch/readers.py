@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 EVERY_S = 1.0
+MAX_LINE_CHARACTERS = 1 << 20
 ENGINE_EVERY_S = 3.0
 """Two calls and one for each container: what they tell changes seldom."""
 TALLY_TIMEOUT_S = 5.0
@@ -281,6 +282,8 @@ class NodeReader(Reader):
                     if not said and not program.is_alive:
                         break
                     *lines, rest = (rest + said).split("\n")
+                    if len(rest) > MAX_LINE_CHARACTERS:
+                        raise NodeError(f"{node.name} sends a line without an end")
                     if lines:
                         self._heard_at = datetime.now(UTC)
                         self.look = heard(self.look, lines, parts.states if parts else None)
