@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-RECIPES_VARIABLE = "SPARKDEPLOY_RECIPES_DIR"
-"""`--on NODE` sets it for the program on that node."""
 CONFIG_FILE = "config.yaml"
 
 
@@ -47,11 +45,9 @@ def hub_cache(env: Mapping[str, str]) -> Path:
     return Path(base) / "huggingface" / "hub"
 
 
-def recipe_folders(config: Path, env: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the trusted folders: what --on sent here, the user's own, the shipped ones."""
-    sent = env.get(RECIPES_VARIABLE)
-    own = (config / "recipes", resources() / "recipes")
-    return (Path(sent), *own) if sent else own
+def recipe_folders(config: Path) -> tuple[Path, ...]:
+    """Return the trusted folders: the user's own, and the shipped ones."""
+    return (config / "recipes", resources() / "recipes")
 
 
 def _of_user(variable: str, default: str, env: Mapping[str, str]) -> str:

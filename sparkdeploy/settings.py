@@ -28,9 +28,8 @@ LOGIN = re.compile(r"//[^/@\s]+@")
 SHARED_LOCK_DIR = "/run/lock/sparkdeploy"
 CA_BUNDLE_VARIABLES = ("SPARKDEPLOY_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 
-# `--on NODE` sets these for the program on that node.
 ON_VARIABLE = "SPARKDEPLOY_ON"
-CLUSTER_VARIABLE = "SPARKDEPLOY_CLUSTER_FILE"
+"""`--on NODE` sets it for the program on that node, to what ssh was given."""
 
 resources = folders.resources
 _HOST = "the host of registries.yaml"
@@ -235,7 +234,7 @@ def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
         hosts=Hosts(**{name: values[name] for name in _default_hosts()}),
         build=_build_network(values, env),
         node_name=socket.gethostname(),
-        cluster=file.get("cluster") or _sent_cluster(env),
+        cluster=file.get("cluster"),
         sources=sources,
     )
 
@@ -333,7 +332,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def mistakes(error: ValidationError, file: Path, *above: str) -> Mistakes:
     """Return what is wrong with config.yaml, or with its part `above`, each with file and line."""
     lines: Mapping[yaml_text.KeyPath, int] = {}
-    # A cluster that was sent here stands in another file.
+    # Without the file no line of it is known.
     with contextlib.suppress(RecipeError):
         lines = yaml_text.load_mapping(yaml_text.read_text(file), str(file)).lines
     return Mistakes(
@@ -351,11 +350,6 @@ def _place(key: yaml_text.KeyPath, lines: Mapping[yaml_text.KeyPath, int], file:
     while key and key not in lines:
         key = key[:-1]
     return f"{file}:{lines[key]}: " if key else ""
-
-
-def _sent_cluster(env: Mapping[str, str]) -> dict[str, Any] | None:
-    file = env.get(CLUSTER_VARIABLE)
-    return yaml_text.load_file(Path(file)) if file else None
 
 
 def _build_network(values: Mapping[str, str], env: Mapping[str, str]) -> BuildNetwork:

@@ -197,8 +197,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def is_at_terminal() -> bool:
-    """Say whether a person sits before all three standard streams."""
-    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    """Say whether standard input and output are a terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def attached(

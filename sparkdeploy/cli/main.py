@@ -225,23 +225,12 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _print_identity(wanted: bool) -> None:
-    if wanted:
-        from sparkdeploy.commands.elsewhere.program import identity
-
-        console.answer(identity())
-        raise typer.Exit
-
-
 def _options(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show details.")] = False,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
-    ] = False,
-    _identity: Annotated[
-        bool, typer.Option("--identity", callback=_print_identity, is_eager=True, hidden=True)
     ] = False,
 ) -> None:
     """Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark."""

@@ -52,12 +52,12 @@ def _run_there(context: typer.Context, node: str | None) -> None:
     if context.resilient_parsing:
         return
     settings = current_settings()
-    # What was brought somewhere stays there, also where both machines share their configuration.
+    # Machines that share their configuration would hand it on for ever.
     is_there = ON_VARIABLE in os.environ
     if node is None and not is_there and (settings.docker_host or "").startswith("ssh://"):
         node = settings.docker_host
     if node is not None:
-        from sparkdeploy.commands.elsewhere.run import run_on
+        from sparkdeploy.cli.on import run_on
 
         raise typer.Exit(run_on(node, sys.argv[1:], settings))
 

@@ -26,8 +26,6 @@ def setup(
         bool, typer.Option("--rehearsal", help="For rehearsals alone: no GPU, and less disk.")
     ] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Look for all that this machine lacks; as root, install it after a question."""
     from sparkdeploy.checks import report
@@ -40,9 +38,8 @@ def setup(
 
     purpose = Purpose.REHEARSAL if rehearsal else Purpose.SERVING
     needs = set_up(current_settings(), purpose, agrees=agrees)
-    findings, commands = [need.finding for need in needs], list(commands_of(needs))
-    told = [*report.lines(findings), *_to_type(commands)]
-    answer(told, {**report.as_dict(findings), "commands": commands}, as_json=as_json)
+    findings = [need.finding for need in needs]
+    console.answer_blocks([*report.lines(findings), *_to_type(list(commands_of(needs)))])
     if failed := report.failures(findings):
         by_itself = f"sudo {Path(sys.argv[0]).absolute()} setup --yes"
         hint = f"`{by_itself}` does it, or the commands above" if can_be_mended(needs) else None

@@ -84,7 +84,7 @@ class Library:
 
 
 def recipe_folders(settings: Settings) -> tuple[Path, ...]:
-    return folders.recipe_folders(settings.config_dir, os.environ)
+    return folders.recipe_folders(settings.config_dir)
 
 
 def library(settings: Settings) -> Library:
@@ -205,7 +205,6 @@ def parent_beside(child: Path, parent: str, sources: Sources | None) -> Path | N
     named = os.path.expanduser(parent)  # noqa: PTH111 - never raises
     beside = child.parent / (named if named.endswith((".yaml", ".yml")) else f"{named}.yaml")
     top = sources.top_of(child) if sources is not None else None
-    # Also where there is no such file: with --on there may be one.
     if top is not None and not Path(os.path.realpath(beside)).is_relative_to(top):
         raise RecipeError(
             f"{child} extends {visible_line(parent)}, which is no file of its source",

@@ -9,7 +9,6 @@ import pytest
 from sparkdeploy import settings
 from sparkdeploy.checkpoint.answers import is_web_address
 from sparkdeploy.commands.bench.endpoint import Access, server_at
-from sparkdeploy.commands.elsewhere.program import FACT
 from sparkdeploy.errors import RecipeError, UsageError
 
 
@@ -33,11 +32,3 @@ def test_a_configuration_folder_that_cannot_be_read_is_named(
     monkeypatch.setattr(Path, "lstat", refuse)
     with pytest.raises(RecipeError, match=r"config\.yaml cannot be read: Permission denied"):
         settings.load_settings({"SPARKDEPLOY_CONFIG_DIR": "/closed"})
-
-
-def test_a_greeting_is_no_fact() -> None:
-    assert FACT.fullmatch("sparkdeploy: welcome") is None
-    assert FACT.fullmatch("sparkdeploy:welcome=you") is None
-    found = FACT.fullmatch("sparkdeploy:cache=/home/ada/.cache/sparkdeploy")
-    assert found is not None
-    assert found.groups() == ("cache", "/home/ada/.cache/sparkdeploy")

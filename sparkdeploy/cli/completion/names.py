@@ -138,7 +138,7 @@ def _config(env: Mapping[str, str]) -> Path:
 
 
 def _in_recipe_folders(pattern: str, env: Mapping[str, str]) -> Iterator[Candidate]:
-    found = folders.recipe_folders(_config(env), env)
+    found = folders.recipe_folders(_config(env))
     stems = {path.stem for folder in found for path in folder.glob(pattern)}
     yield from (Candidate(stem) for stem in sorted(stems))
 

@@ -1,4 +1,4 @@
-"""What `clean --everything` does to deployments over several nodes, and to folders of all kinds."""
+"""What `sparkdeploy.uninstall` does to deployments over several nodes, and all kinds of folders."""
 
 from __future__ import annotations
 

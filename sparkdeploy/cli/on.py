@@ -1,0 +1,170 @@
+"""`--on NODE`: the same command, run by that node's own sparkdeploy.
+
+A recipe that is named by its file goes there by ssh's standard input, with what it extends, its
+chat template and its mods. Every other name and path is that machine's.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.errors import RecipeError, UsageError
+from sparkdeploy.image.context import ContextFile, write_tar
+from sparkdeploy.image.mods import read_mod
+from sparkdeploy.node.cluster import configured
+from sparkdeploy.node.remote_command import prepare, run_attached
+from sparkdeploy.node.ssh import SshLink, SshTarget
+from sparkdeploy.recipe.document import read_document
+from sparkdeploy.recipe.library import parent_beside
+from sparkdeploy.recipe.mods import FoundMod, mod_folder
+from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
+from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.recipe.unsafe import consent_hint
+from sparkdeploy.settings import ON_VARIABLE
+from sparkdeploy.stored_json import read_unlinked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.settings import Settings
+
+OPTION = "--on"
+CONSENT = "--allow-unsafe"
+LOCAL_PATHS = re.compile(r"-o(?!-)|(--output|--image|--prompts)(?==|$)")
+"""Options whose value is a path of the machine where they are typed."""
+# What begins with a dash would be an option to ssh.
+DESTINATION = re.compile(r"(?:ssh://)?(?:\w[\w.-]*@)?[\w\[][\w.:%\[\]-]*/?")
+
+
+def run_on(node: str, argv: Sequence[str], settings: Settings) -> int:
+    """Run a command on a node and return its exit code.
+
+    Raises NodeError when the node cannot be reached or has no sparkdeploy of this version,
+    RecipeError for a recipe that may not be sent, and UsageError for a path of this machine.
+    """
+    target = target_of(node, settings)
+    argv = without_option(argv)
+    _refuse_local_paths(node, argv)
+    recipes = [word for word in argv if _is_recipe_file(word)]
+    files: dict[str, ContextFile] = {}
+    for word in recipes:
+        _add_recipe(Path(word), files, Sources.below(settings.state_dir), consented=CONSENT in argv)
+    archive = io.BytesIO()
+    if files:
+        write_tar(files.values(), archive)
+    login = f"{target.user}@{target.address}" if target.user else target.address
+    with SshLink(target) as link:
+        cache, folder = prepare(link, archive.getvalue())
+        words = [f"{folder}/{_place(Path(it))}" if it in recipes else it for it in argv]
+        return run_attached(link, target, words, {ON_VARIABLE: login}, cache)
+
+
+def target_of(node: str, settings: Settings) -> SshTarget:
+    """Return a configured node by its name, else what OpenSSH makes of the words."""
+    if settings.cluster is not None:
+        for known in configured(settings).nodes:
+            if known.name == node:
+                return known.target
+    if not DESTINATION.fullmatch(node):
+        raise UsageError(
+            f"{node!r} is no node of config.yaml and no ssh destination",
+            hint="a node's name, HOST, USER@HOST, a Host of ~/.ssh/config or ssh://USER@HOST:PORT",
+        )
+    if node.startswith("ssh://") or "@" not in node:
+        return SshTarget(node, node)
+    user, _, address = node.partition("@")
+    return SshTarget(node, address, user)
+
+
+def without_option(argv: Sequence[str]) -> list[str]:
+    """Return the arguments without `--on NODE`."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--":
+            return [*kept, word, *words]
+        if word == OPTION:
+            next(words, None)
+        elif not word.startswith(f"{OPTION}="):
+            kept.append(word)
+    return kept
+
+
+def _refuse_local_paths(node: str, argv: Sequence[str]) -> None:
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    for option in filter(None, map(LOCAL_PATHS.match, options)):
+        there = shlex.join(["ssh", "-t", node, shlex.join(["sparkdeploy", *argv])])
+        raise UsageError(
+            f"{option[0]} names a path of this machine, and --on runs the command on {node}",
+            hint=f"copy the file there if it is read, and name it as that machine does: {there}",
+        )
+
+
+def _is_recipe_file(word: str) -> bool:
+    is_named_so = word.endswith((".yaml", ".yml")) and not word.startswith("-")
+    return is_named_so and os.path.isfile(word)  # noqa: PTH113 - never raises
+
+
+def _place(path: Path) -> str:
+    """Return a file's place in the archive, where all lie to one another as they do here."""
+    return os.path.abspath(path).lstrip("/")  # noqa: PTH100 - links are kept as they are named
+
+
+def _add_recipe(
+    path: Path, files: dict[str, ContextFile], sources: Sources, *, consented: bool
+) -> None:
+    """Add a recipe with what it extends by path, its chat template and its mods.
+
+    Without consent no file is sent that a recipe from elsewhere could not have mounted here.
+    """
+    if _place(path) in files:
+        return
+    content = read_document(path).content
+    _add_file(path, path.resolve(), files)
+    parent, serve, mods = (content.get(key) for key in ("extends", "serve", "mods"))
+    if isinstance(parent, str) and (beside := parent_beside(path, parent, sources)):
+        _add_recipe(beside, files, sources, consented=consented)
+    template = serve.get("chat_template") if isinstance(serve, dict) else None
+    if isinstance(template, str) and template and not template.startswith(("/", "~")):
+        meant = Path(os.path.realpath(path.parent / template))
+        if not consented and (question := template_question(meant, path.parent)):
+            raise _not_sent(path, f"serve.chat_template: {question}")
+        if meant.is_file():
+            _add_file(path.parent / template, meant, files)
+    for folder in _mod_folders(mods, path.parent):
+        if not consented:
+            raise _not_sent(path, f"mods: {folder} is code, which is sent with your consent only")
+        for file in read_mod(FoundMod(folder.name, folder, "", needs_network=False)).files:
+            place = f"{_place(folder)}/{file.path}"
+            files[place] = ContextFile(place, file.content, file.mode)
+
+
+def _not_sent(path: Path, why: str) -> RecipeError:
+    return RecipeError(f"{path}: {why}", hint=consent_hint(str(path)))
+
+
+def _mod_folders(mods: object, beside: Path) -> Iterator[Path]:
+    """Yield the folders of mods beside or above a recipe; the node looks the same way."""
+    for mod in mods if isinstance(mods, list) else []:
+        name = mod.get("folder") if isinstance(mod, dict) else None
+        if isinstance(name, str) and not name.startswith(("/", "~")):
+            folder, _ = mod_folder(name, beside)
+            if folder is not None:
+                yield folder
+
+
+def _add_file(path: Path, meant: Path, files: dict[str, ContextFile]) -> None:
+    """Add a file; `meant` is where its links led when it was judged."""
+    try:
+        content = read_unlinked(meant, MAX_TEMPLATE_BYTES)
+    except OSError as error:
+        raise RecipeError(
+            f"{path} is not sent: {error.strerror}",
+            hint="copy it there, and name it by its absolute path",
+        ) from error
+    files[_place(path)] = ContextFile(_place(path), content)
