@@ -178,6 +178,7 @@ def _chunks(
                 chunk = os.read(stream.fileno(), _CHUNK_BYTES)
                 if not chunk:
                     selector.unregister(stream)
+                    continue
                 left_bytes -= len(chunk)
                 if left_bytes < 0:
                     raise EndlessOutputError(

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 SILENCE_S = 600.0
 """How long nothing may come; prefill of 256K takes minutes on a Spark."""
+LONGEST_S = 24 * 3600.0
+"""For a whole answer, however much still comes."""
+MAX_ANSWER_BYTES = 256 << 20
+"""About a million tokens, of 250 bytes an event."""
 CONNECT_S = 10.0
 PAUSE_S = 0.5
 """After it a stream is read in passing: where its end does not look like one, it ends here."""
@@ -66,6 +70,7 @@ class _Receiver(asyncio.Protocol):
         self.pieces: list[Arrival] = []
         self.ended: asyncio.Future[None] = loop.create_future()
         self.lost_at_s: float | None = None
+        self.left_bytes = MAX_ANSWER_BYTES
         self.heard_s = loop.time()
         self.sent_s: float | None = None
         self._request = request
@@ -81,6 +86,9 @@ class _Receiver(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.pieces.append(Arrival(self._clock(), data))
         self.heard_s = self._loop_time()
+        self.left_bytes -= len(data)
+        if self.left_bytes < 0:
+            self._end()
         # Reading costs time: a stream is read once it looks ended.
         if self._ending.looks_ended(data) and has_ended(self.pieces):
             self._end()
@@ -221,12 +229,17 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
 
     async def _wait(self, receiver: _Receiver) -> Failure | None:
         now = asyncio.get_running_loop().time
+        until_s = now() + LONGEST_S
         while not receiver.ended.done():
             left_s = receiver.heard_s + self._silence_s - now()
             if left_s <= 0:
                 return Failure(FailureKind.TIMEOUT, f"nothing came for {self._silence_s:g} s")
+            if now() > until_s:
+                return Failure(FailureKind.TIMEOUT, f"no end came within {LONGEST_S:g} s")
             await asyncio.wait((receiver.ended,), timeout=min(left_s, PAUSE_S))
             receiver.look_in_a_pause()
+        if receiver.left_bytes < 0:
+            return Failure(FailureKind.MALFORMED, f"more than {MAX_ANSWER_BYTES >> 20} MiB came")
         return None
 
 

@@ -15,14 +15,9 @@ from urllib.parse import quote
 
 import requests
 
+from sparkdeploy.bounded_http import AnswerTooLargeError, BoundedSession, chunks
 from sparkdeploy.checkpoint import repo_files
-from sparkdeploy.checkpoint.answers import (
-    HubSession,
-    authorization,
-    body,
-    is_web_address,
-    open_answer,
-)
+from sparkdeploy.checkpoint.answers import authorization, is_web_address, open_answer
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, hostile, printable, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import LOGIN, Settings
@@ -90,21 +85,17 @@ class Hub:
     def _listing(self, repo: str, revision: str) -> bytes:
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         headers = authorization(url, self.endpoint, self.token)
-        text = bytearray()
-        session = HubSession()
-        session.deadline.allow(LISTING_LIMIT_S)
+        session = BoundedSession(LISTING_LIMIT_S)
         with session, open_answer(session, url, headers, repo) as answer:
             response = answer.response
             self.check_status(repo, response.status_code, response.headers, revision)
             response.raise_for_status()
-            for chunk in body(answer):
-                text += chunk
-                if len(text) > LISTING_LIMIT_BYTES:
-                    raise hostile(
-                        f"{repo}: the hub's list of files has more than "
-                        f"{LISTING_LIMIT_BYTES} bytes."
-                    )
-        return bytes(text)
+            try:
+                return b"".join(chunks(response, LISTING_LIMIT_BYTES))
+            except AnswerTooLargeError as error:
+                raise hostile(
+                    f"{repo}: the hub's list of files has more than {LISTING_LIMIT_BYTES} bytes."
+                ) from error
 
     def _patiently(self, repo: str, revision: str) -> bytes:
         failures = 0

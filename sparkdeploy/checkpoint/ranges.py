@@ -13,15 +13,9 @@ from typing import Any, Protocol
 
 import requests
 
+from sparkdeploy.bounded_http import CHUNK_BYTES, BoundedSession, chunks
 from sparkdeploy.checkpoint import contents
-from sparkdeploy.checkpoint.answers import (
-    CHUNK_BYTES,
-    HubAnswer,
-    HubSession,
-    authorization,
-    body,
-    open_answer,
-)
+from sparkdeploy.checkpoint.answers import HubAnswer, authorization, open_answer
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.hub import Hub, RetryError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
@@ -125,11 +119,11 @@ class HubRanges:
         self._by_name = {file.name: file for file in self.facts.files}
 
     @property
-    def session(self) -> HubSession:
+    def session(self) -> BoundedSession:
         """This thread's connections: each has one clock for what it reads."""
         if not hasattr(self._sessions, "own"):
-            self._sessions.own = HubSession()
-        session: HubSession = self._sessions.own
+            self._sessions.own = BoundedSession()
+        session: BoundedSession = self._sessions.own
         return session
 
     @property
@@ -177,7 +171,7 @@ class HubRanges:
                 # Redirects cost a round trip each, and hubs count them.
                 self._places[file] = answer.place
             deadline.allow(CHUNK_LIMIT_S)
-            for chunk in body(answer):
+            for chunk in chunks(answer.response, end - begin + CHUNK_BYTES):
                 with self._counting:
                     self.received_bytes += len(chunk)
                 if len(chunk) > end - begin:

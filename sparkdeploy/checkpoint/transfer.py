@@ -25,8 +25,9 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers
 from huggingface_hub.utils._xet import abort_xet_session
 
 from sparkdeploy import __version__
+from sparkdeploy.bounded_http import CHUNK_BYTES
 from sparkdeploy.checkpoint import cache
-from sparkdeploy.checkpoint.answers import CHUNK_BYTES, authorization, is_followed, is_same_host
+from sparkdeploy.checkpoint.answers import authorization, is_followed, is_same_host
 from sparkdeploy.checkpoint.arriving import HashedPart, WrongContentError
 from sparkdeploy.checkpoint.durable import finish
 from sparkdeploy.checkpoint.hub import RetryError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import requests
 
 from sparkdeploy import atomic_files, shell
-from sparkdeploy.checkpoint.answers import timed_session
+from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.checks.setup import (
     ENGINE_LOG,
     LOCK_ENTRY,
@@ -153,7 +153,7 @@ def _registry_answers(settings: Settings) -> bool:
     try:
         bundle = str(settings.build.ca_bundle or True)
         with (
-            timed_session(REGISTRY_TIMEOUT_S) as session,
+            BoundedSession(REGISTRY_TIMEOUT_S) as session,
             # Its status says all: a body is not read.
             session.get(
                 url, timeout=REGISTRY_TIMEOUT_S, verify=bundle, allow_redirects=False, stream=True

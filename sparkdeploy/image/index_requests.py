@@ -13,15 +13,15 @@ import requests
 from requests.auth import HTTPBasicAuth
 from requests.utils import get_auth_from_url
 
+from sparkdeploy.bounded_http import BoundedSession, without_login
 from sparkdeploy.checkpoint.answers import (
     REDIRECTS_LIMIT,
     is_followed,
     is_same_host,
-    without_login,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     Login = Callable[[requests.PreparedRequest], requests.PreparedRequest]
 
@@ -31,7 +31,7 @@ SHOWN_CHARACTERS = 200
 
 @contextlib.contextmanager
 def index_answer(
-    session: requests.Session,
+    session: BoundedSession,
     url: str,
     index_url: str,
     **how: Any,  # noqa: ANN401 - what `Session.get` takes
@@ -43,24 +43,14 @@ def index_answer(
     """
     asked = without_userinfo(url)
     for _ in range(REDIRECTS_LIMIT):
-        with _get(session, asked, login_for(asked, index_url), how) as answer:
+        login = login_for(asked, index_url)
+        with session.get(asked, auth=login, allow_redirects=False, stream=True, **how) as answer:
             if not answer.is_redirect:
                 yield answer
                 return
             target = _target(asked, answer.headers["Location"])
         asked = target
     raise requests.TooManyRedirects(f"more than {REDIRECTS_LIMIT} redirects")
-
-
-def _get(
-    session: requests.Session, url: str, login: Login, how: Mapping[str, Any]
-) -> requests.Response:
-    try:
-        return session.get(url, auth=login, allow_redirects=False, stream=True, **how)
-    except requests.RequestException:
-        raise
-    except ValueError as error:  # the library reads a redirect's address all the same
-        raise requests.exceptions.InvalidURL("it sends to what is no address") from error
 
 
 def login_for(url: str, index_url: str) -> Login:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import requests
 
-from sparkdeploy.checkpoint.answers import timed_session
+from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.index_requests import login_for
@@ -157,7 +157,7 @@ def has_torch_at_hand(stage: Stage, settings: Settings) -> bool:
 def refusal(url: str, settings: Settings) -> Exception | None:
     """Ask a host for anything; return why nothing came back."""
     try:
-        with timed_session(KNOCK_TIMEOUT_S) as session:
+        with BoundedSession(KNOCK_TIMEOUT_S) as session:
             session.head(
                 url,
                 timeout=KNOCK_TIMEOUT_S,

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import requests
 
 from sparkdeploy import atomic_files
-from sparkdeploy.checkpoint.answers import timed_session
+from sparkdeploy.bounded_http import BoundedSession, chunks
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.index_requests import index_answer
 from sparkdeploy.image.lock import find_wheel
@@ -118,7 +118,7 @@ class Wheelhouse:
             if answer.status_code in {403, 404}:
                 return
             answer.raise_for_status()
-            text = b"".join(_limited(answer, MAX_PAGE_BYTES)).decode(errors="replace")
+            text = b"".join(chunks(answer, MAX_PAGE_BYTES)).decode(errors="replace")
             if "json" in answer.headers.get("Content-Type", ""):
                 files = json.loads(text)["files"]
                 listed = [(it["filename"], it["url"], it["hashes"]["sha256"]) for it in files]
@@ -133,7 +133,7 @@ class Wheelhouse:
     def _download(self, url: str, pin: PackagePin, index: PackageIndex) -> Iterator[bytes]:
         with self._answer(url, pin, index, WHEEL_LIMIT_S) as answer:
             answer.raise_for_status()
-            yield from _limited(answer, MAX_WHEEL_BYTES)
+            yield from chunks(answer, MAX_WHEEL_BYTES, CHUNK_BYTES)
 
     @contextlib.contextmanager
     def _answer(
@@ -142,7 +142,7 @@ class Wheelhouse:
         """Ask; raise BuildError naming the host when it does not answer, also in the middle."""
         try:
             with (
-                timed_session(limit_s) as session,
+                BoundedSession(limit_s) as session,
                 index_answer(
                     session,
                     url,
@@ -160,18 +160,6 @@ class Wheelhouse:
                 hint=f"set https_proxy or `ca_bundle`; `{index.setting}` names another index, and"
                 " `wheelhouse` a folder that has the wheel",
             ) from error
-
-
-def _limited(answer: requests.Response, max_bytes: int) -> Iterator[bytes]:
-    """Yield the body as it comes; raise requests.RequestException when it is larger."""
-    read_bytes = 0
-    for chunk in answer.iter_content(CHUNK_BYTES):
-        read_bytes += len(chunk)
-        if read_bytes > max_bytes:
-            raise requests.exceptions.ContentDecodingError(
-                f"it sent more than {max_bytes >> 20} MiB"
-            )
-        yield chunk
 
 
 def _place(target: Path, hashes: Collection[str], chunks: Iterable[bytes]) -> Path:

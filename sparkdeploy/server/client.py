@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
+from sparkdeploy.bounded_http import AnswerTooLargeError, BoundedSession, chunks, read_whole
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.bounded import read_whole
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
 from sparkdeploy.server.streaming import server_words
@@ -27,6 +27,9 @@ CALL_TIMEOUT_S = 10.0
 ROUTES_TIMEOUT_S = 120.0
 """vLLM makes its list of routes when it is first asked for: seconds, on a busy machine many."""
 ANSWER_TIMEOUT_S = 600.0
+STREAM_LIMIT_S = 24 * 3600.0
+"""For a whole answer that is streamed: a million tokens take hours on a Spark."""
+MAX_STREAM_BYTES = 1 << 30
 GREEDY = {"temperature": 0.0}
 _SHOWN_CHARACTERS = 500
 _NO_ROUTE = '{"detail":"Not Found"}'
@@ -78,9 +81,10 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         self.ca_file = ca_file
         self.require_listener = require_listener
         self._model = model
-        self._session = requests.Session()
-        # A proxy from the environment would be asked for 127.0.0.1, and ~/.netrc for a password.
+        self._session = BoundedSession()
+        # A proxy from the environment would be asked for 127.0.0.1.
         self._session.trust_env = False
+        self._session.auth = None  # a login in the address is sent
         if ca_file is not None:
             self._session.verify = str(ca_file)
 
@@ -261,6 +265,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
                 self.require_listener()
             if self.api_key:
                 headers["Authorization"] = f"Bearer {self.api_key}"
+        self._session.deadline.allow(timeout_s)
         try:
             response = self._session.request(
                 method,
@@ -268,13 +273,17 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
                 json=body,
                 headers=headers,
                 timeout=timeout_s,
-                stream=True,
+                stream=is_streamed,
                 allow_redirects=False,
             )
-            if not is_streamed or response.status_code != requests.codes.ok:
-                read_whole(response, url, timeout_s=timeout_s)
+            if is_streamed and response.status_code == requests.codes.ok:
+                self._session.deadline.allow(STREAM_LIMIT_S)
+            elif is_streamed:
+                read_whole(response)
         except requests.Timeout as error:
             raise UnhealthyError(f"{url} did not answer within {timeout_s:g} s") from error
+        except AnswerTooLargeError as error:
+            raise UnhealthyError(f"{url} cannot be read: {error}") from error
         except requests.RequestException as error:
             raise _no_connection(url, error) from error
         if response.status_code != requests.codes.ok:
@@ -287,7 +296,9 @@ def _chunks(response: requests.Response) -> Iterator[bytes]:
     # Of what is not sent in chunks requests waits for as many bytes as it is asked for.
     is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
     try:
-        yield from response.iter_content(None if is_chunked else 1)
+        yield from chunks(response, MAX_STREAM_BYTES, None if is_chunked else 1)
+    except AnswerTooLargeError as error:
+        raise UnhealthyError(f"{response.url} cannot be read: {error}") from error
     except requests.RequestException as error:
         words = connection_words(error) or "the connection ended"
         raise UnhealthyError(f"{response.url} broke its answer off: {words}") from error

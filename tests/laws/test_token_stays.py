@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.checkpoint import transfer
-from sparkdeploy.checkpoint.answers import HubSession, authorization, open_answer
+from sparkdeploy.checkpoint.answers import authorization, open_answer
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.errors import CheckpointError
@@ -46,7 +47,7 @@ def test_nothing_before_the_hubs_name_lets_another_host_have_it(text: str) -> No
     assert authorization(f"https://evil.example{text}", HUB, TOKEN) == {}
 
 
-class Played(HubSession):
+class Played(BoundedSession):
     """Answers every request by a redirect to the next address, and remembers who got a token."""
 
     def __init__(self, addresses: list[str]) -> None:

@@ -23,7 +23,7 @@ NOTES = ("field", "vllm", "rehearsal", "reference-system", "style")
 
 LAYERS = (
     (
-        *("about", "atomic_files", "errors", "folders", "ink", "labels", "moment"),
+        *("about", "atomic_files", "bounded_http", "errors", "folders", "ink", "labels", "moment"),
         *("stored_json", "table", "terminal", "wrap"),
     ),
     (

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests.adapters import BaseAdapter
 
+from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.checkpoint import safetensors
-from sparkdeploy.checkpoint.answers import HubSession, open_answer
+from sparkdeploy.checkpoint.answers import open_answer
 from sparkdeploy.checkpoint.contents import (
     INDEX_FILE,
     mtp_names,
@@ -283,7 +284,7 @@ class Redirecting(BaseAdapter):
 
 
 def test_a_hub_on_https_sends_nobody_to_http() -> None:
-    session, server = HubSession(), Redirecting("http://hub.test/file")
+    session, server = BoundedSession(), Redirecting("http://hub.test/file")
     for scheme in ("http://", "https://"):
         session.mount(scheme, server)
     with (

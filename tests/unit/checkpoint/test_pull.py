@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from huggingface_hub import constants, file_download
 
-from sparkdeploy.checkpoint.answers import CHUNK_BYTES
+from sparkdeploy.bounded_http import CHUNK_BYTES
 from sparkdeploy.checkpoint.arriving import Arriving
 from sparkdeploy.checkpoint.hub import ATTEMPTS, Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned

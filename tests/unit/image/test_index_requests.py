@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import requests
 
+from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.image.index_requests import index_answer, login_for
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def netrc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def got(url: str, index_url: str) -> bytes:
     with (
-        requests.Session() as session,
+        BoundedSession(10) as session,
         index_answer(session, url, index_url, timeout=10) as answer,
     ):
         return answer.content
