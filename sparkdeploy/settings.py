@@ -258,6 +258,7 @@ def describe(settings: Settings) -> tuple[tuple[str, str, str], ...]:
         (name, getattr(settings, name), "the environment's folders")
         for name in ("config_dir", "state_dir", "hub_cache", "lock_dir")
     ]
+    rows.append(("schema_dir", resources() / "recipes" / "schema", "shipped, for editors"))
     return tuple(
         (name, "" if value is None else LOGIN.sub("//***@", str(value)), source)
         for name, value, source in rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -19,32 +19,10 @@ from sparkdeploy.cli.options import (
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.editors import named_schema
 
 group = typer.Typer(help="Recipes of others.", no_args_is_help=True)
 group.add_typer(recipe_source.group, name="source")
 group.command("search", cls=FitsHereByDefault)(recipe_source.search_recipes)
-
-
-@group.command("schema")
-def recipe_schema(
-    kind: Annotated[
-        Literal["recipe", "engine", "config"],
-        typer.Argument(metavar="FORMAT", help="Of which: recipe, engine or config."),
-    ] = "recipe",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")
-    ] = None,
-) -> None:
-    """Print the JSON schema of recipes, engines or config.yaml, which editors complete from."""
-    from sparkdeploy.commands.recipe_schema import schema_text, write_schema
-
-    if output is None:
-        console.answer(schema_text(kind).rstrip("\n"))
-        return
-    write_schema(kind, output)
-    console.info(f"wrote {output}; a file names it in its first line:")
-    console.answer(named_schema(str(output)))
 
 
 @group.command("import")

@@ -21,8 +21,5 @@ def schema_file(kind: Format) -> Path:
 def schema_line(kind: Format) -> str:
     """Return the comment for a file of the user's, which may lie anywhere: no path is relative."""
     # As a URL: a path may have spaces, which would end it.
-    return named_schema(schema_file(kind).absolute().as_uri())
-
-
-def named_schema(place: str) -> str:
+    place = schema_file(kind).absolute().as_uri()
     return f"# yaml-language-server: $schema={place}"

@@ -13,7 +13,6 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from sparkdeploy import yaml_text
-from sparkdeploy.commands.recipe_schema import schema_text
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.editors import Format, schema_file, schema_line
 from sparkdeploy.recipe.engine import Engine
@@ -23,6 +22,7 @@ from sparkdeploy.settings import ConfigFile, load_settings
 from tests.examples import examples
 from tests.unit.conftest import REPOSITORY
 from tests.unit.recipe.fields_of_formats import fields_of, models_in, parts_of
+from tests.unit.recipe.schema_files import schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

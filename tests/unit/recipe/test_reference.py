@@ -56,7 +56,7 @@ serve: {max_model_len: 64K, speculative: {method: mtp, tokens: 2}}
 | to change one of ours | `extends: NAME`, or the path of a file: mappings merge, everything else replaces |
 | one other value for one run | `up RECIPE --set PATH=VALUE`; `--port` and `--max-len` for the two that are changed most |
 | to see every value, and where it was written | `sparkdeploy show RECIPE` |
-| help while you type | `sparkdeploy recipe schema recipe`: a JSON schema, which `new` and `recipe import` name in their first line; VS Code (YAML of Red Hat), Neovim and others read it and complete fields, say what they mean and underline mistakes |
+| help while you type | the JSON schema that `new` and `recipe import` name in their first line (`sparkdeploy config` shows where it lies); VS Code (YAML of Red Hat), Neovim and others read it and complete fields, say what they mean and underline mistakes |
 | a recipe in the format of eugr's scripts or of sparkrun | they are read as they are ([field-recipes.md](field-recipes.md)) |
 
 Unknown keys, wrong types and contradictions are told all at once, each with its file, its line and

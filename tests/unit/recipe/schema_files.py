@@ -1,4 +1,4 @@
-"""`recipe schema`: the formats of recipes, engines and config.yaml as JSON schemas, for editors."""
+"""The formats of recipes, engines and config.yaml as JSON schemas, as they are shipped."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import create_model
 
 from sparkdeploy.about import FLAG, UNIT
-from sparkdeploy.checkpoint import durable
-from sparkdeploy.errors import NodeError
 from sparkdeploy.node.cluster import ClusterConfig
 from sparkdeploy.recipe.document import SECTIONS
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import JSON_FLAGS, SWITCH_FLAGS, VALUE_FLAGS
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import ConfigFile
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sparkdeploy.recipe.editors import Format
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -42,14 +37,6 @@ def schema_text(kind: Format) -> str:
     made = {"recipe": _of_recipes, "engine": _of_engines, "config": _of_config}[kind]()
     schema = {"$schema": DIALECT, "title": TITLES[kind], **_plain(made)}
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
-
-
-def write_schema(kind: Format, path: Path) -> None:
-    """Raise NodeError where the file cannot be written."""
-    try:
-        durable.write_text(path, schema_text(kind))
-    except OSError as error:
-        raise NodeError(f"{shown(path)} cannot be written: {error.strerror or error}") from error
 
 
 def _of_recipes() -> dict[str, Any]:
@@ -78,7 +65,7 @@ def _of_config() -> dict[str, Any]:
     return create_model("Config", __base__=ConfigFile, cluster=cluster).model_json_schema()
 
 
-def _plain(schema: Any) -> Any:  # noqa: ANN401 - JSON
+def _plain(schema: Any) -> Any:
     """Return a schema without titles that only repeat names, and with its own words in one."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
