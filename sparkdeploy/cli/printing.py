@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy import atomic_files
 from sparkdeploy.console import console
-from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.errors import NodeError
 from sparkdeploy.ink import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from sparkdeploy.commands.estimate import Outlook
     from sparkdeploy.plan.steps import Plan
@@ -55,14 +53,8 @@ def require_no_problems(plan: Plan) -> None:
         raise NodeError(f"`up` would refuse this, for {reasons}", hint="the lines with x say why")
 
 
-def print_outlook(outlook: Outlook, page: Path | None, *, as_json: bool) -> None:
-    """Print what fits and how fast it would be, and write the page when one is wanted."""
-    if page is not None:
-        try:
-            atomic_files.write_text(page, outlook.page())
-        except OSError as error:
-            raise SparkdeployError(f"{page} cannot be written: {error.strerror}") from error
-        console.info(f"wrote {page}")
+def print_outlook(outlook: Outlook, *, as_json: bool) -> None:
+    """Print what fits and how fast it would be."""
     verdict = line_of(outlook.verdict_piece())
     lines = (verdict, *outlook.capacity_lines(), *outlook.speed_lines())
     answer(lines, outlook.as_dict(), as_json=as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -46,9 +45,6 @@ HardwareOption = Annotated[
         metavar="HARDWARE",
         help="Say what fits and how fast it is on: spark, h100, h200, here.",
     ),
-]
-HtmlOption = Annotated[
-    Path | None, typer.Option(help="Write the estimate as a page with a picture.")
 ]
 HeadersOption = Annotated[
     bool, typer.Option("--headers", help="Estimate from the model's headers on the hub (some MB).")
@@ -194,7 +190,6 @@ def plan_recipe(
         bool, typer.Option("--check", help="Exit 9 when there is work, 4 when `up` would refuse.")
     ] = False,
     hardware: HardwareOption = None,
-    html: HtmlOption = None,
     headers: HeadersOption = False,
     _offline: OfflineOption = False,
     known_bad: KnownBadOption = False,
@@ -204,11 +199,11 @@ def plan_recipe(
 ) -> None:
     """Say what `up` would do, and do nothing; with --hardware, what would fit and how fast."""
     assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
-    if hardware is not None or html is not None or headers:
+    if hardware is not None or headers:
         # An estimate has no steps to show or to check.
         if show is not None or check:
             raise UsageError(
-                "--hardware, --html and --headers estimate; --show and --check are about the plan",
+                "--hardware and --headers estimate; --show and --check are about the plan",
                 hint="run `sparkdeploy plan` once with each",
             )
         from sparkdeploy.commands.estimate import Among, WhenMissing, outlook_for
@@ -222,7 +217,7 @@ def plan_recipe(
             when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
             among=Among.CLUSTER if cluster else Among.ONE,
         )
-        print_outlook(outlook, html, as_json=as_json)
+        print_outlook(outlook, as_json=as_json)
         return
     from sparkdeploy.deploy.request import plan_for, with_expected_paths
 

@@ -21,7 +21,6 @@ from sparkdeploy.estimate import (
     contexts,
     drafting_report,
     model_facts,
-    picture,
     speed,
     speed_report,
 )
@@ -38,13 +37,12 @@ from sparkdeploy.estimate.verdict import (
     verdict_of,
     verdict_words,
 )
-from sparkdeploy.ink import Ink, Piece, plain_text
+from sparkdeploy.ink import Ink, Piece
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.report import model_name
 from sparkdeploy.settings import load_settings, resources
-from sparkdeploy.table import laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -161,24 +159,6 @@ class Outlook:
         longest_tokens = self.budget.max_model_len
         known = (self.step_facts, self.acceptance)
         return contexts.context_outlook(self.resolved, *known, self.speed, longest_tokens)
-
-    def page(self) -> str:
-        title = f"{self.resolved.recipe.name} on {self.speed.hardware.title}"
-        return picture.page(
-            title=f"{title}, one of {self.nodes} nodes" if self.nodes > 1 else title,
-            picture=picture.bytes_per_step(self.estimates),
-            beside=self._beside(),
-            sections={
-                "Memory": map(plain_text, laid_out(self.capacity_lines(), None)),
-                "Speed": map(plain_text, laid_out(self.speed_lines(), None)),
-            },
-        )
-
-    def _beside(self) -> Iterator[tuple[SpeedEstimate, list[str]]]:
-        """Yield one machine's estimates, with why they are off where they are a Spark's."""
-        for made in self.estimates if self.nodes == 1 else ():
-            is_fitted = self.speed.fitted_to is not None
-            yield made, list(speed.miss_reasons(made)) if is_fitted else []
 
     def as_dict(self) -> dict[str, object]:
         steps = speed_report.batch_steps(self.resolved, self.step_facts, self.acceptance)

@@ -11,12 +11,9 @@ import pytest
 
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
-from sparkdeploy.estimate.picture import bytes_per_step
-from sparkdeploy.estimate.picture import page as page_of_estimates
 from sparkdeploy.settings import resources
 from tests.engine.bench.browser import Browser, Screen
 from tests.fakes.bench_runs import judged, loaded_run, sample_run
-from tests.unit.estimate.test_roofline import made_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,30 +182,6 @@ def test_it_prints(browser: Browser, page: str) -> None:
     assert browser.evaluate(ground) == "rgb(255, 255, 255)"
     scroller = "return getComputedStyle(document.querySelector('.scroll')).overflowX"
     assert browser.evaluate(scroller) == "visible"
-
-
-@pytest.mark.parametrize("screen", SCREENS, ids=str)
-def test_an_estimate_fits_the_screen(browser: Browser, tmp_path: Path, screen: Screen) -> None:
-    """The picture of `plan --html` scrolls on a phone, as it says, and can be read."""
-    made = made_for("v2")
-    lines = ["a line of a table that goes on " * 8]
-    text = page_of_estimates(
-        title="v2 on a Spark",
-        picture=bytes_per_step([made_for("baseline"), made]),
-        sections={"Memory": lines},
-        beside=[(made, ["it is " + "very " * 30 + "far"])],
-    )
-    path = tmp_path / "plan.html"
-    path.write_text(text)
-    browser.show(path.as_uri(), screen)
-    outside = OUTSIDE.replace(".scroll", ".picture, pre")
-    assert browser.evaluate(outside) == []
-    assert browser.evaluate(SCROLLS) is False
-    assert browser.evaluate(SMALL_WORDS) == []
-    assert browser.evaluate(OVERLAPS) == []
-    cue = WITHOUT_CUE.replace(".scroll", ".picture").replace("innerWidth < 720 &&", "")
-    assert browser.evaluate(cue) == []
-    assert browser.evaluate(WITHOUT_SCOPE) == 0
 
 
 def test_the_browser_test_would_notice(browser: Browser, tmp_path: Path) -> None:

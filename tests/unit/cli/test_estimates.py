@@ -1,4 +1,4 @@
-"""`plan --hardware`, `plan --html` and `show --capacity` without Docker, GPU or network."""
+"""`plan --hardware` and `show --capacity` without Docker, GPU or network."""
 
 from __future__ import annotations
 

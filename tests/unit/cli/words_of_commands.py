@@ -34,7 +34,6 @@ VALUES: dict[str, Value] = {
     "--fits": Value((), (*MACHINES, "here"), may_be_missing=True),
     "--from": Value(("recipe",)),
     "--hardware": Value((), (*MACHINES, "here")),
-    "--html": Value(("file",)),
     "--key-file": Value(("file",)),
     "--like": Value(("recipe",)),
     "--node": Value(("node",)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -23,7 +22,6 @@ from sparkdeploy.estimate.decode import (
 from sparkdeploy.estimate.drafting_report import drafting_lines
 from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
 from sparkdeploy.estimate.model_facts import read_shipped_facts
-from sparkdeploy.estimate.picture import bytes_per_step, page
 from sparkdeploy.estimate.speed import (
     MeasuredSpeed,
     SpeedEstimate,
@@ -40,7 +38,6 @@ from sparkdeploy.estimate.speed_report import (
 from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY
-from tests.unit.golden import assert_golden
 from tests.unit.plain import plain_lines
 
 FACTS_FOLDER = REPOSITORY / "recipes" / "facts"
@@ -211,64 +208,6 @@ def test_a_step_grows_with_requests_and_context(
 def test_recipes_stand_in_the_order_in_which_they_build_on_each_other() -> None:
     names = [item.recipe.name for item in in_order(RECIPES)]
     assert names[:5] == ["baseline", "hybrid", "mtp-1", "mtp-2", "v2"]
-
-
-def test_the_picture_of_the_docs_is_the_one_that_is_drawn(request: pytest.FixtureRequest) -> None:
-    drawn = bytes_per_step([made_for(item.recipe.name) for item in in_order(RECIPES)])
-    ElementTree.fromstring(drawn)  # raises when it is no XML
-    assert_golden(request, "../../docs/bytes-per-step.svg", drawn)
-
-
-def test_a_bar_is_as_long_as_its_bytes() -> None:
-    made = made_for("baseline")
-    assert made.step is not None
-    half = replace(
-        made,
-        name="half",
-        step=replace(made.step, parts={p: size / 2 for p, size in made.step.parts.items()}),
-    )
-    root = ElementTree.fromstring(bytes_per_step([made, half]))
-    widths = [0.0, 0.0]
-    for rect in root.iter("{http://www.w3.org/2000/svg}rect"):
-        title = rect.find("{http://www.w3.org/2000/svg}title")
-        if title is not None and title.text is not None:
-            widths[title.text.startswith("half")] += float(rect.attrib["width"])
-    assert widths[0] == pytest.approx(560, abs=1)
-    assert widths[1] == pytest.approx(280, abs=1)
-
-
-def test_every_part_has_a_colour_for_light_and_dark() -> None:
-    drawn = bytes_per_step([made_for("v2")])
-    assert "prefers-color-scheme:dark" in drawn
-    assert len({*StepPart}) == drawn.count('width="14"')
-
-
-def test_the_picture_has_an_axis_from_nothing_to_its_longest_bar() -> None:
-    root = ElementTree.fromstring(bytes_per_step([made_for("baseline")]))
-    space = "{http://www.w3.org/2000/svg}"
-    numbers = [i for i in root.iter(f"{space}text") if i.get("class") == "middle quiet"]
-    told = {float(i.text or "nan"): float(i.attrib["x"]) for i in numbers}
-    step = made_for("baseline").step
-    assert step is not None
-    assert len(told) >= 3
-    for size, place in told.items():
-        assert place == pytest.approx(120 + 560 * size * 1e9 / step.total_bytes, abs=0.1)
-
-
-def test_the_page_has_estimates_beside_published_figures_and_says_why() -> None:
-    made = replace(made_for("baseline"), published_tok_s=20.0)
-    text = page(title="t", picture="<svg></svg>", sections={}, beside=[(made, ["a < b"])])
-    assert '<th scope="row">baseline</th>' in text
-    assert f"<td>{made.tok_s:.1f}</td><td>20</td>" in text
-    assert "a &lt; b" in text
-
-
-def test_a_page_escapes_text_and_loads_nothing() -> None:
-    text = page(title="a < b", picture="<svg></svg>", sections={"x": ["<script>"]})
-    assert "<script>" not in text
-    assert "a &lt; b" in text
-    assert "src=" not in text
-    assert "href=" not in text
 
 
 def test_a_parent_s_published_step_less_the_saved_bytes_is_a_second_estimate() -> None:
