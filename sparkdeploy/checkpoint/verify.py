@@ -11,7 +11,6 @@ from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, sum
 from sparkdeploy.checkpoint.draft_layer import draft_layer_of
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
-from sparkdeploy.checkpoint.family.kinds import kinds_for
 from sparkdeploy.checkpoint.family.promises import promise_problems
 from sparkdeploy.checkpoint.family.quantised import (
     KNOWN_METHODS,
@@ -20,7 +19,6 @@ from sparkdeploy.checkpoint.family.quantised import (
 )
 from sparkdeploy.checkpoint.family.tensors import promised_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
-from sparkdeploy.checkpoint.fp8_shard import is_shard_folder
 from sparkdeploy.checkpoint.hashes import blob_hashes, hash_like
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.plain_files import plain_files
@@ -49,23 +47,6 @@ class Verified:
     """What is wrong and no engine reads."""
     not_known: tuple[str, ...] = ()
     """What could not be held against anything, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    kind: str
-    dtype: str
-    tensors: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    files: int
-    tensors: int
-    size_bytes: int
-    quantization: str
-    shares: tuple[Share, ...]
 
 
 @contents.collector_paused()
@@ -326,30 +307,3 @@ def _manifest_problems(folder: Path, tensors: Mapping[str, Located]) -> Iterator
     lost = [name for name in manifest.digests if not (folder / name).is_file()]
     if lost:
         yield f"{summary(lost)} of {MANIFEST_FILE} is not there"
-
-
-def inspect_checkpoint(folder: Path) -> Inspection:
-    """Read every header and the configuration; raise CheckpointError when one is damaged."""
-    _check_files(folder)
-    tensors = contents.read_tensors(folder)
-    has_config = (folder / contents.CONFIG_FILE).is_file()
-    kind_of = kinds_for(contents.read_config(folder) if has_config else {})
-    sizes: dict[tuple[str, str], list[int]] = {}
-    for name, located in tensors.items():
-        sizes.setdefault((kind_of(name), located.info.dtype), []).append(located.info.size_bytes)
-    shares = [Share(*key, len(each), sum(each)) for key, each in sizes.items()]
-    return Inspection(
-        files=len({located.file for located in tensors.values()}),
-        tensors=len(tensors),
-        size_bytes=sum(share.size_bytes for share in shares),
-        quantization="FP8" if is_shard_folder(folder) else _quantization(folder),
-        shares=tuple(sorted(shares, key=lambda share: -share.size_bytes)),
-    )
-
-
-def _quantization(folder: Path) -> str:
-    quantization = _object_of(contents.read_config(folder), "quantization_config")
-    if not quantization:
-        return "none"
-    method = quantization.get("quant_method")
-    return printable(method) if isinstance(method, str) else shown(method)

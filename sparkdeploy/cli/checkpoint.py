@@ -1,4 +1,4 @@
-"""`checkpoint`: downloads, prepared checkpoints, and the twin."""
+"""`checkpoint`: downloads and prepared checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.verify import Verified
 
 group = typer.Typer(
-    help="Checkpoints: downloads, what is made of them, and the miniature for rehearsals.",
+    help="Checkpoints: downloads, and what is made of them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -202,29 +202,6 @@ def _verified_lines(found: Verified) -> Iterator[str]:
         yield f"hashed {found.hashed_files} files, {format_bytes(found.hashed_bytes)}"
 
 
-@group.command()
-def inspect(name: StoredArgument, as_json: JsonOption = False) -> None:
-    """Say what a checkpoint is: tensors and bytes by kind and dtype."""
-    from sparkdeploy.checkpoint.repo_files import printable
-    from sparkdeploy.checkpoint.store import find_folder
-    from sparkdeploy.checkpoint.verify import inspect_checkpoint
-
-    found = inspect_checkpoint(find_folder(name, current_settings()))
-    lines = [
-        f"{found.tensors} tensors in {found.files} files, {format_bytes(found.size_bytes)}, "
-        f"quantization {found.quantization}"
-    ]
-    rows = (
-        row_of(
-            share.kind, printable(share.dtype), f"{share.tensors:,}", format_bytes(share.size_bytes)
-        )
-        for share in found.shares
-    )
-    figures = (TextColumn("tensors", Fill.FIGURE), TextColumn("size", Fill.FIGURE))
-    table = TextTable((TextColumn("kind"), TextColumn("dtype"), *figures), tuple(rows), indent=2)
-    answer([*lines, table], asdict(found), as_json=as_json)
-
-
 @group.command("draft-vocab")
 def draft_vocabulary(
     recipe: Annotated[str, typer.Argument(help="A recipe whose model is here.")],
@@ -242,30 +219,3 @@ def draft_vocabulary(
         f"{len(found.tokens):,}; the next `up` of a recipe with a draft head uses them"
     )
     answer([line], {"counted": found.counted, "distinct": found.distinct}, as_json=as_json)
-
-
-@group.command()
-def twin(
-    out: Annotated[Path, typer.Argument(help="The folder to make.")],
-    like: Annotated[str | None, typer.Option(help="The recipe whose model it resembles.")] = None,
-    int4_experts: Annotated[
-        bool, typer.Option("--int4-experts", help="Pack the experts too (for GPUs).")
-    ] = False,
-    layers: Annotated[int, typer.Option(min=4, help="Layers; every fourth attends fully.")] = 4,
-    hidden: Annotated[int, typer.Option(min=128, help="Hidden size.")] = 128,
-    vocab: Annotated[int, typer.Option(min=512, help="Vocabulary.")] = 512,
-    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 20261121,
-) -> None:
-    """Make a miniature checkpoint with the real tensor names; the same bytes for the same seed."""
-    from sparkdeploy.checkpoint.twin.build import build_twin
-    from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
-    from sparkdeploy.commands.checkpoint import refuse_other_family
-    from sparkdeploy.deploy.request import resolve
-
-    settings = current_settings()
-    refuse_other_family(resolve(requested(like, None, settings), settings), settings)
-    experts = ExpertFormat.INT4 if int4_experts else ExpertFormat.BF16
-    shape = TwinShape(layers=layers, hidden=hidden, vocab=vocab, expert_format=experts)
-    with console.step(f"twin {out}"):
-        build_twin(out, shape, seed=seed)
-    console.answer(str(out))

@@ -150,7 +150,7 @@ COMMANDS = {
     "checkpoint": CommandEntry(
         "checkpoint",
         "group",
-        "Checkpoints: downloads, what is made of them, and the miniature for rehearsals.",
+        "Checkpoints: downloads, and what is made of them.",
     ),
     "image": CommandEntry("image", "group", "Engines and their images."),
     "bench": CommandEntry(

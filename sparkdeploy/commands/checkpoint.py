@@ -20,18 +20,16 @@ from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.links import real_path
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
-from sparkdeploy.checkpoint.published import published_config
 from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
-from sparkdeploy.checkpoint.verify import is_qwen35_moe
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.deployments import list_deployments
 from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.use_note import refuse_used
-from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, SparkdeployError
+from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.node import facts
 from sparkdeploy.plan.make import OVERLAY_WRITE_BYTES
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.manifest import Manifest
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Model, Recipe
 
 
@@ -232,20 +229,3 @@ def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> Dr
     vocabulary = replace(counted, texts=tuple(map(str, texts)))
     write_vocabulary(vocabulary_file(recipe.model, settings), vocabulary)
     return vocabulary
-
-
-def refuse_other_family(resolved: Resolved, settings: Settings) -> None:
-    """Raise RecipeError for a recipe whose model is none of Qwen3.5-MoE: the twin resembles that.
-
-    A folder that is not there yet may become the twin's. Raises CheckpointError when nobody says
-    what the model is.
-    """
-    model = resolved.recipe.model
-    if model.path is not None and not Path(model.path).expanduser().exists():
-        return
-    found = published_config(model, settings)
-    if not is_qwen35_moe(found.config):
-        raise RecipeError(
-            f"{resolved.called} serves {model.source}, and a twin resembles Qwen3.5-MoE alone",
-            hint=f"`sparkdeploy rehearse {resolved.called}` shrinks its own configuration",
-        )

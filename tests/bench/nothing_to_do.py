@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from tests.cluster.conftest import MODEL, RECIPE, Program, give_stand_in
+from tests.cluster.conftest import RECIPE, Program, give_model, give_stand_in
 from tests.cluster.machines import cluster_section, two_machines
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def prepare(head: Machine, worker: Machine) -> Program:
     (config / "recipes" / "tiny.yaml").write_text(RECIPE)
     give_stand_in(head, worker)
     program = Program(head)
-    run(program, "checkpoint", "twin", MODEL)
+    give_model(head)
     for command in CASES.values():
         run(program, *command)
     return program

@@ -51,8 +51,6 @@ def test_every_name_that_is_listed_is_known(run: Run, stored: None) -> None:
         assert found["fp8_weights"] == (12 if kind == "fp8" else 0)
         deep = run.answer("checkpoint", "verify", "--deep", name, "--json")
         assert (deep["unhashed"], deep["hashed_files"] > 0) == ([], True)
-        inspected = run.answer("checkpoint", "inspect", name, "--json")
-        assert inspected["tensors"] == found["tensors"]
 
 
 def test_a_changed_fp8_tensor_is_named(run: Run, stored: None) -> None:
@@ -82,9 +80,8 @@ def test_a_changed_fp8_tensor_is_named(run: Run, stored: None) -> None:
     ],
 )
 def test_nonsense_gets_one_clear_sentence(run: Run, stored: None, name: str) -> None:
-    for command in ("verify", "inspect"):
-        done = run("checkpoint", command, name)
-        assert done.returncode == 6
-        (said,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-        assert said.endswith("is no checkpoint on this machine.")
-        assert said.isprintable()
+    done = run("checkpoint", "verify", name)
+    assert done.returncode == 6
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert said.endswith("is no checkpoint on this machine.")
+    assert said.isprintable()

@@ -23,7 +23,7 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.checkpoint.verify import inspect_checkpoint, verify_bytes, verify_headers
+from sparkdeploy.checkpoint.verify import verify_bytes, verify_headers
 from sparkdeploy.commands.estimate_remote import facts_in
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import SparkdeployError
@@ -128,7 +128,6 @@ def check_everything(base: Base, folder: Path, *, is_standalone: bool) -> None:
     unsound = check(lambda: verify_headers(folder))
     # What its headers are refused for is not read byte for byte.
     assert check(lambda: verify_bytes(folder, {}, ignore)) or not unsound
-    check(lambda: inspect_checkpoint(folder))
     check(lambda: locate_model(here, load_settings()))
     check(lambda: facts_in("lab/twin", FolderRanges(folder)))
     check(lambda: build_overlay(open_folder(folder), treatment, place / "m" / "ck" / "v2"))

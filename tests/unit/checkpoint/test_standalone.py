@@ -17,10 +17,11 @@ from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.verify import inspect_checkpoint, verify_bytes, verify_headers
+from sparkdeploy.checkpoint.verify import verify_bytes, verify_headers
 from sparkdeploy.errors import CheckpointError
 from tests.fakes.checkpoints import edit_json, edit_tensors, ignore, standalone, tensors_of
 from tests.unit.checkpoint.conftest import tree
+from tests.unit.checkpoint.tensor_kinds import shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,11 +248,8 @@ def test_of_a_tensor_in_two_files_the_one_in_the_index_is_written(
 
 
 def test_a_checkpoint_is_told_by_kind_and_dtype(made: Path) -> None:
-    found = inspect_checkpoint(made)
-    shares = {(share.kind, share.dtype): share for share in found.shares}
+    shares = shares_of(made)
     assert shares["shared experts", "F8_E4M3"].tensors == 12
     drafting = [shares[f"MTP {part}", "BF16"] for part in ("experts", "layer without experts")]
     assert sum(share.tensors for share in drafting) == 23
     assert shares["LM head", "BF16"].size_bytes == 320 * 128 * 2
-    assert sum(share.tensors for share in found.shares) == found.tensors
-    assert found.quantization == "auto-round"
