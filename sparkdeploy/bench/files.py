@@ -202,28 +202,6 @@ class Shelf:
         raise BenchError(f"no run {name} in {self.folder}", hint="; ".join([hint, *damaged]))
 
 
-def import_record(path: Path, shelf: Shelf) -> KeptRun:
-    """Keep somebody else's record among one's own; raise BenchError for what is none.
-
-    One that is here already stays as it is, and is returned.
-    """
-    return keep_run(read_record(path), shelf)
-
-
-def keep_run(run: Run, shelf: Shelf) -> KeptRun:
-    """Keep a run that somebody else measured, as `import_record` does."""
-    known = next((item for item in shelf.runs()[0] if item.run.run_id == run.run_id), None)
-    if known is not None:
-        return known
-    # The name of a file is made here, whatever the record calls itself.
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.run_id).strip("-.")[:80] or "record"
-    target = shelf.folder / f"{name}.json"
-    if target.exists():
-        raise BenchError(f"{target} is another record", hint="move it away")
-    write_record(run, target)
-    return KeptRun(run, target)
-
-
 def run_id(started: datetime, label: str, suites: str) -> str:
     words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{label}-{suites}").strip("-")
     return f"{started:%Y%m%dT%H%M%SZ}-{words}"

@@ -150,28 +150,6 @@ def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
     answer(list_lines(kept), content, as_json=as_json)
 
 
-def import_runs(
-    files: Annotated[list[Path], typer.Argument(help="Records or campaigns' bundles of others.")],
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
-    """Keep records of others: `plan --hardware` fits its speeds to those of such a machine.
-
-    The runs of a bundle get its mark behind their labels, as in v2@1a2b3c.
-    """
-    from sparkdeploy.commands.bench.importing import import_file
-    from sparkdeploy.commands.bench.quality import quality_shelf
-    from sparkdeploy.commands.bench.run import shelf_of
-
-    settings = current_settings()
-    shelf, qualities = shelf_of(settings), quality_shelf(settings)
-    taken = [import_file(path, shelf, qualities) for path in files]
-    lines = (line for item in taken for line in item.lines())
-    kept = (run for item in taken for run in item.kept)
-    content = [{"run_id": item.run.run_id, "path": str(item.path)} for item in kept]
-    answer(lines, content, as_json=as_json)
-
-
 def show_run(
     run: Annotated[str, typer.Argument(help="An id, a label (its newest run) or a file.")],
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a line a cell, as CSV.")] = False,
@@ -237,7 +215,6 @@ group.command("load")(load)
 group.command("pair")(pair)
 group.command("campaign")(campaign)
 group.command("ls")(list_runs)
-group.command("import")(import_runs)
 group.command("show")(show_run)
 group.command("compare")(compare_runs)
 group.command("quality")(asking.quality)

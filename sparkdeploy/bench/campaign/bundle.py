@@ -1,6 +1,5 @@
 """One file with all that a campaign found, ready to be posted: versioned, bounded, no secret."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,20 +71,11 @@ class CampaignBundle:
     def runs(self) -> tuple[Run, ...]:
         return tuple(recipe.run for recipe in self.recipes if recipe.run is not None)
 
-    @property
-    def mark(self) -> str:
-        """Six characters that tell the runs of this bundle from others of the same label."""
-        content = f"{self.campaign_id} {[(run.run_id, run.finished_at) for run in self.runs]}"
-        return hashlib.sha256(content.encode()).hexdigest()[:6]
-
-    def quality_results(self, mark: str = "") -> tuple[QualityResult, ...]:
-        """Return what the gate says of each recipe with a run, beside one with a run.
-
-        `mark` is the bundle's where its runs are somebody else's.
-        """
+    def quality_results(self) -> tuple[QualityResult, ...]:
+        """Return what the gate says of each recipe with a run, beside one with a run."""
         served = {recipe.name: served_by(recipe.run) for recipe in self.recipes if recipe.run}
         return tuple(
-            result_of_figures(found, beside, own, taken_at=self.made_at, mark=mark)
+            result_of_figures(found, beside, own, taken_at=self.made_at)
             for recipe in self.recipes
             if (found := recipe.quality) is not None
             and (own := served.get(recipe.name)) is not None
@@ -126,17 +116,13 @@ def bundle_text(bundle: CampaignBundle) -> str:
     return text
 
 
-def is_bundle(content: object) -> bool:
-    return isinstance(content, dict) and content.get("kind") == KIND
-
-
 def read_bundle(path: Path) -> CampaignBundle:
     """Read strictly; within a schema fields may be added, and unknown ones are passed over.
 
     BenchError says what is wrong with a file that is none, too long or of a newer schema.
     """
     content = read_content(path, "campaign's bundle")
-    if not is_bundle(content):
+    if not isinstance(content, dict) or content.get("kind") != KIND:
         raise BenchError(f"{path} is no campaign's bundle")
     if path.stat().st_size > MAX_BYTES:
         raise BenchError(f"{path} is longer than {MAX_BYTES >> 20} MiB, and no bundle is")

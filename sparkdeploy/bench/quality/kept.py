@@ -28,7 +28,6 @@ SCHEMA_VERSION = 1
 KIND = "sparkdeploy quality result"
 FOLDER = "quality"
 """Below the folder of runs."""
-_MARKED = re.compile(r".*@([0-9a-f]{6})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,6 @@ class QualityResult:
     """What is worse than `limits` allow, one sentence each; none when the gate is passed."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """By the name of a threshold; what is not judged is not there."""
-    mark: str = ""
-    """Of the bundle that it came with; empty for one's own."""
     kind: str = KIND
     schema: int = SCHEMA_VERSION
 
@@ -120,7 +117,6 @@ def result_of_figures(
     candidate: CaptureOrigin,
     *,
     taken_at: str,
-    mark: str = "",
 ) -> QualityResult:
     """Judge the figures of a campaign by the gate's own limits."""
     thresholds = Thresholds()
@@ -131,7 +127,6 @@ def result_of_figures(
         figures=figures,
         failures=tuple(failures(judged_of(figures), thresholds)),
         limits=_limits(thresholds),
-        mark=mark,
     )
 
 
@@ -205,22 +200,16 @@ def _read(path: Path) -> QualityResult:
 def newest_of_each(
     results: Iterable[QualityResult], runs: Sequence[Run]
 ) -> tuple[QualityResult | None, ...]:
-    """Return for each run its newest result: beside the first run where there is one.
-
-    A result that came with a bundle counts for that bundle's runs alone, and one's own for no
-    others': somebody else's machine said something else.
-    """
+    """Return for each run its newest result: beside the first run where there is one."""
     known = list(results)
     first = served_by(runs[0]).fingerprint if runs else ""
     return tuple(_newest(_about(run, known), first) for run in runs)
 
 
 def _about(run: Run, results: Iterable[QualityResult]) -> Iterator[QualityResult]:
-    marked = _MARKED.fullmatch(run.label)
-    mark = marked[1] if marked is not None and run.run_id.endswith(f"-{marked[1]}") else ""
     served = served_by(run).fingerprint
     for result in results:
-        if (result.candidate.fingerprint, result.mark) == (served, mark):
+        if result.candidate.fingerprint == served:
             yield result
 
 

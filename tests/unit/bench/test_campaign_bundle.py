@@ -1,4 +1,4 @@
-"""What a campaign leaves to be posted: no secret, bounded, read strictly, imported marked."""
+"""What a campaign leaves to be posted: no secret, bounded, read strictly."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,13 +56,6 @@ def test_the_newest_beside_the_first_run_counts() -> None:
     other = judged(BASELINE, V3, taken_at="2026-11-25T10:00:00+00:00")
     assert newest_of_each([new, old, other], [V2, V3]) == (None, new)
     assert newest_of_each([other], [V2, V3]) == (None, other)
-
-
-def test_what_came_with_a_bundle_is_not_said_of_one_s_own_runs() -> None:
-    theirs = judged(V2, V3, mark="0a1b2c")
-    assert newest_of_each([theirs], [V2, V3]) == (None, None)
-    imported = replace(V3, label="v3@0a1b2c", run_id=f"{V3.run_id}-0a1b2c")
-    assert newest_of_each([theirs, judged(V2, V3)], [V2, imported]) == (None, theirs)
 
 
 def test_a_result_is_kept_once_and_a_damaged_one_is_named(tmp_path: Path) -> None:

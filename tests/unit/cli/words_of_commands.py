@@ -50,7 +50,6 @@ VALUES: dict[str, Value] = {
     "--name": Value(("deployment",)),
     "bench campaign recipes": Value(("recipe", "file")),
     "bench compare sides": Value(("run", "file")),
-    "bench import files": Value(("file",)),
     "bench load name": Value(("deployment",)),
     "bench needle name": Value(("deployment",)),
     "bench pair sides": Value(("deployment", "recipe")),
