@@ -42,7 +42,8 @@ _SHAPES = (
         |["'],\s{{0,4}}\[?["'])){_VALUE}"""
     ),
     re.compile(
-        rf"(?i)(--[\w-]{{0,40}}?(?:api[_-]?key|token|password|secret)\s{{1,8}}[\"']?)(?!-){_VALUE}"
+        r"(?i)(--[\w-]{0,40}?(?:api[_-]?key|token|password|secret)[\"',]{0,3}\s{1,8}[\"']?)"
+        rf"(?!-){_VALUE}"
     ),
     re.compile(r"()(?<![\w-])eyJ[\w-]{8,4000}\.[\w-]{4,4000}\.[\w-]{0,4000}"),
     re.compile(
@@ -51,7 +52,7 @@ _SHAPES = (
         r"|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{20,})"
     ),
 )
-_SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential|auth")
+_SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|passphrase|credential|auth")
 _HARMLESS_NAME = re.compile(r"(?i)tokens|tokenizer|key_file|keyword|author")
 
 

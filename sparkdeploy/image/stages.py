@@ -15,9 +15,9 @@ from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.mods import placed
-from sparkdeploy.recipe.foreign.secrets import masked
 from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.release import ANY_IMAGE, is_tag
+from sparkdeploy.secret_shapes import text_without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -139,7 +139,7 @@ class Stage:
             labels.BASE_SOURCE: self.base_source,
             labels.VERSION: sparkdeploy.__version__,
             # Containers inherit labels, and of commands the first line is the name.
-            **({labels.MOD: masked(self.mod)} if self.mod else {}),
+            **({labels.MOD: text_without_secrets(self.mod)} if self.mod else {}),
             **{f"{labels.PREFIX}input.{name}": value for name, value in self.inputs.items()},
         }
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tarfile
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
-from sparkdeploy.recipe.foreign.secrets import masked
+from sparkdeploy.commands.bench.origin import endpoint_origin, engine_origin
+from sparkdeploy.commands.diagnose import diagnose
+from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
+from tests.unit.server.test_evidence import Crashed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.unit.program import Run
 
 S = "Pl4nted9s3cretVALUE0123"
 FORMS = [
@@ -32,6 +47,7 @@ FORMS = [
     f"['--api-key', '{S}', '--port', '8000']",
     f"--api-key {S}",
     f"--api-key={S}",
+    f"--api-key, {S}",
     f"--hf-token {S}",
     f"HF_TOKEN={S}",
     f"HUGGING_FACE_HUB_TOKEN: {S}",
@@ -71,10 +87,83 @@ ORDINARY = [
 ]
 
 
-@pytest.mark.parametrize("take_out", [text_without_secrets, masked])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_secret_in_a_usual_form_is_taken_out(form: str, take_out) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    assert S not in take_out(f"before {form} after")
+def test_a_secret_in_a_usual_form_is_taken_out(form: str) -> None:
+    assert S not in text_without_secrets(f"before {form} after")
+
+
+def crash(folder: Path) -> str:
+    """Return what is kept of containers that wrote a form each, and were given it."""
+    written = [
+        save_evidence(
+            Crashed(log=f"before {form} after\n", record={"Config": {"Cmd": ["a", form]}}).host,
+            "c1",
+            folder / str(at),
+            deployment="main",
+            details={"plan": {"words": [form]}},
+        )
+        for at, form in enumerate(FORMS)
+    ]
+    return "".join(path.read_text() for folder in written for path in folder.iterdir())
+
+
+def report(folder: Path) -> str:
+    """Return all files of a report on a crash folder with a file for each form."""
+    crashed = folder / "state" / "crashes" / "main-20261121T101112Z"
+    crashed.mkdir(parents=True)
+    for at, form in enumerate(FORMS):
+        (crashed / f"{at}.log").write_text(f"before {form} after\n")
+    bundle = diagnose("main", folder / "report.tar.gz")
+    with tarfile.open(bundle.path) as tar:
+        files = [tar.extractfile(member) for member in tar.getmembers() if member.isfile()]
+        return "".join(file.read().decode() for file in files if file is not None)
+
+
+def record(_: Path) -> str:
+    """Return what a record says of an address and of vLLM's flags with a form in each."""
+    said = []
+    for form in FORMS:
+        model: Any = SimpleNamespace(
+            base_url=f"http://127.0.0.1/x?before={form}", name="main", version=lambda: "0.32.0"
+        )
+        flags = form.replace("\n", " ")
+        log = f"INFO 11-28 09:00:00 [a.py:1] non-default args: {{'x': 1, {flags}}}\n"
+        said += [endpoint_origin(model).url, engine_origin([log.encode()], version=None).flags]
+    assert all(said)
+    return "\n".join(said)
+
+
+@pytest.mark.parametrize("kept", [crash, report, record])
+def test_no_form_of_a_secret_is_kept(
+    kept: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("config", "state", "data", "cache"):
+        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(tmp_path / kind))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    text = kept(tmp_path)
+    assert text.count("before") >= len(FORMS)
+    assert [line for line in text.splitlines() if S in line] == []
+
+
+@pytest.mark.parametrize("key", ["description", "pre_exec", "env", "defaults", "command"])
+def test_no_form_of_a_secret_is_imported(key: str, run: Run, tmp_path: Path) -> None:
+    """A mod's commands alone stay as their author wrote them."""
+    path = tmp_path / "theirs.yaml"
+    # A line of a command is read by itself, and a line of a PEM block looks like nothing.
+    for form in [it for it in FORMS if key != "command" or "\n" not in it]:
+        value: Any = {
+            "description": form,
+            "pre_exec": [f"echo {form}"],
+            "env": {"COLOUR": form},
+            "defaults": {"colour": form},
+            "command": f"{form}\nvllm serve a/b --served-model-name main",
+        }[key]
+        theirs = {"model": "a/b", "container": "vllm-node", "command": "vllm serve a/b"}
+        path.write_text(json.dumps({**theirs, key: value}))
+        done = run("recipe", "import", str(path), "--allow-unsafe")
+        assert done.returncode == 0, done.stderr
+        shown = re.sub(r"(?m)^mods: .*(?= # line)", "", done.stdout)
+        assert S not in shown + done.stderr, form
 
 
 @pytest.mark.parametrize("text", ORDINARY)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.secret_shapes import REMOVED, text_without_secrets
+from sparkdeploy.secret_shapes import REMOVED, names_a_secret, text_without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,7 +80,5 @@ def known_names(candidates: Iterable[str | None]) -> tuple[str, ...]:
 def secret_values(env: Mapping[str, str], least: int) -> Iterable[str]:
     """Yield the values of variables that are named like a secret or a proxy."""
     for name, value in env.items():
-        if len(value) >= least and re.search(
-            r"(?i)key|token|secret|passw|credential|auth|proxy", name
-        ):
+        if len(value) >= least and (names_a_secret(name) or "proxy" in name.lower()):
             yield value

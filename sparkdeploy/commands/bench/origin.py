@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 MAX_RECIPE_CHARACTERS = 1 << 20
 _FLAGS = re.compile(r"non-default args: (?P<flags>\{.*\})")
-_SECRET = re.compile(r"('api_key': )('[^']*'|\[[^\]]*\])")
 
 
 def endpoint_origin(model: ServedModel) -> RunOrigin:
@@ -157,7 +156,7 @@ def engine_origin(log: Iterable[bytes], *, version: str | None) -> EngineOrigin:
         tracker.feed(chunk)
         for text in splitter.feed(chunk):
             if match := _FLAGS.search(read_line(text).text):
-                flags = _SECRET.sub(r"\1'***'", match["flags"])
+                flags = text_without_secrets(match["flags"])
     tracker.finish()
     facts = tracker.facts
     return EngineOrigin(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.recipe.document import Document
-from sparkdeploy.recipe.foreign.secrets import masked
 from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.secret_shapes import text_without_secrets
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.document import KeyPath, ValueOrigin
@@ -38,7 +38,10 @@ class Draft:
     dropped: list[Note] = field(default_factory=list)
 
     def put(self, path: KeyPath, value: Any, origin: ValueOrigin, theirs: str) -> None:  # noqa: ANN401 - YAML content
-        """Set a value of ours; what stood at its place before gives way."""
+        """Set a value of ours, unless a secret is in it; what stood at its place gives way."""
+        if text_without_secrets(str(value)) != str(value):
+            self.drop(origin, theirs, "it looks like a key or a token")
+            return
         mapping, last = self._mapping_of(path), str(path[-1])
         mapping[last] = value
         self._mark(path, origin)
@@ -77,7 +80,7 @@ class Draft:
 
 def _printed(theirs: str) -> str:
     """Return words of theirs as a report or a comment of YAML may hold them."""
-    return shown(masked(theirs))
+    return shown(text_without_secrets(theirs))
 
 
 def _on_one_line(why: str) -> str:

@@ -14,11 +14,11 @@ from sparkdeploy.recipe.flags import negated
 from sparkdeploy.recipe.foreign.arguments import put_arguments
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER, ServeCommand, fill_in, take_apart
 from sparkdeploy.recipe.foreign.draft import Draft, Note
-from sparkdeploy.recipe.foreign.secrets import is_secret
 from sparkdeploy.recipe.foreign.tables import tables
 from sparkdeploy.recipe.foreign.theirs import as_text, flag_of_parameter, read
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import newest
+from sparkdeploy.secret_shapes import names_a_secret, text_without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -151,7 +151,9 @@ def _identity(theirs: Theirs, draft: Draft) -> None:
     words = theirs.text_of("description") or str(theirs.mapping("metadata").get("description", ""))
     # Characters that are not seen, such as those between the parts of an emoji, have no place here.
     seen = "".join(item for item in words if unicodedata.category(item) != "Cf")
-    title = " ".join(seen.split())[:MAX_TITLE] or theirs.text_of("model") or name
+    title = (
+        text_without_secrets(" ".join(seen.split()))[:MAX_TITLE] or theirs.text_of("model") or name
+    )
     key = ("description",) if theirs.text_of("description") else ("metadata", "description")
     draft.put(("title",), title, theirs.origin(*key), f"{'.'.join(key)}: {title}")
 
@@ -308,7 +310,7 @@ def _no_variable(name: str, value: Any) -> str | None:  # noqa: ANN401 - YAML co
     """Say why a variable is not taken over; None where it is."""
     if name in tables().env:
         return tables().env[name]
-    if is_secret(name):
+    if names_a_secret(name):
         return "a key or a token never enters a container"
     if value is None:
         return "it has no value"
@@ -327,7 +329,7 @@ def _left_over(theirs: Theirs, draft: Draft) -> None:
     """Name every key that has no counterpart, and every parameter that nothing uses."""
     used = theirs.used_parameters() if theirs.content.get("command") else None
     for name, value in theirs.mapping("defaults").items():
-        is_told = flag_of_parameter(name) not in tables().flags and not is_secret(name)
+        is_told = flag_of_parameter(name) not in tables().flags and not names_a_secret(name)
         said = f"{name}: {as_text(value)}" if is_told else name
         origin = theirs.origin("defaults", name)
         if used is None:
