@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
     return build(monkeypatch, shipped, request.param)
 

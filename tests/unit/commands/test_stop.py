@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
     monkeypatch.setattr(lifecycle, "is_port_free", lambda _port: True)
     lab = build(monkeypatch, shipped, request.param)

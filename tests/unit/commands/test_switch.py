@@ -87,7 +87,7 @@ def test_the_silence_is_that_of_earlier_starts() -> None:
     assert expected_downtime(pace, settings) == "about 30.0s, as its last start here took"
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_replacement_says_its_downtime_before_and_after(
     count: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -44,7 +44,13 @@ def fell_back(*_: object) -> None:
     raise UnhealthyError("spark-2: planned off, runs mtp 2")
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 3), (3, 2), (2, 3), (2, 1)])
+THREE = [(3, 3), (3, 2), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(1, 1), (2, 2), (2, 1), *(pytest.param(*it, marks=pytest.mark.slow) for it in THREE)],
+)
 def test_a_kill_while_a_launch_is_undone_is_recovered_from(
     lab_of: Callable[[int], Lab], before: int, after: int
 ) -> None:
@@ -218,7 +224,7 @@ def test_what_no_rollback_can_use_is_not_kept_on_other_nodes(
     assert lab.record.nodes("main") == ()
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
 def test_a_killed_rollback_keeps_the_way_back(
     lab_of: Callable[[int], Lab], before: int, after: int
 ) -> None:

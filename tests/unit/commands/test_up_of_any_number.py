@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sparkdeploy.server.health import Readiness
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
     return build(monkeypatch, shipped, request.param)
 

@@ -252,7 +252,7 @@ def test_a_hung_engine_s_stacks_are_written_and_it_is_started_again(
     starts = tmp_path / "starts"
     script = HANGING_SERVER.format(starts=str(starts), port=free_port, stopped=stopped)
     url = f"http://127.0.0.1:{free_port}/health"
-    guard = start(script, "--max-restarts", "3", "--health-url", url, "--stall-s", "8")
+    guard = start(script, "--max-restarts", "3", "--health-url", url, "--stall-s", "3")
     assert guard.stderr is not None
     said = ""
     while '"restart"' not in said and (line := guard.stderr.readline()):
@@ -263,7 +263,7 @@ def test_a_hung_engine_s_stacks_are_written_and_it_is_started_again(
     assert code == 143, rest
     told = {event["event"]: event for event in events(said)}
     assert told["stalled"]["engine"] == "0"
-    assert told["stalled"]["still_s"] >= 8
+    assert told["stalled"]["still_s"] >= 3
     assert told["restart"]["exit_code"] == 87
     # The engine's own stack, with the function that it hung in, before its parent's.
     frames = [line.strip() for line in said.splitlines()]
@@ -287,5 +287,5 @@ def test_a_child_cannot_pass_its_own_end_off_as_a_hang(start: Start) -> None:
 @pytest.mark.outside
 def test_without_health_there_is_no_watch_for_hangs(start: Start) -> None:
     script = "import os; print(os.environ.get('PYTHONFAULTHANDLER'))"
-    _, stdout, _ = finish(start(script, "--stall-s", "8"))
+    _, stdout, _ = finish(start(script, "--stall-s", "3"))
     assert stdout.strip() == "None"
