@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.rehearse import RECORDED_EARLIER, SERVED_BEFORE
+from sparkdeploy.commands.rehearse import FIRST_OF_ITS_KIND, RECORDED_EARLIER, SERVED_BEFORE
 from tests.cluster.conftest import Program, docker_of
 from tests.engine.recorded_texts import recorded_texts
 
@@ -23,6 +23,17 @@ pytestmark = [
 FP8_LAYERS = 12
 
 
+def test_baseline_over_two_nodes_says_what_one_node_says(
+    program: Program, head: Machine, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with recorded_texts(tmp_path_factory, head.own / "home" / "state") as recorded:
+        report = program.answer("rehearse", "baseline", "--cluster")
+    assert all(answer["tokens"] == 32 and answer["text"] for answer in report["answers"])
+    # One machine's text, where the rehearsals of one machine were before this.
+    assert report["reference"] == (FIRST_OF_ITS_KIND if recorded else RECORDED_EARLIER)
+
+
+@pytest.mark.slow
 def test_v2_over_two_nodes_says_what_one_node_says(
     program: Program, head: Machine, worker: Machine, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

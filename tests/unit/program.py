@@ -12,10 +12,13 @@ from sparkdeploy.cli import main as cli
 from sparkdeploy.commands import estimate_machine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     import pytest
+    import typer
 
 
-_build = cli.program
+_build: Callable[[Collection[str]], typer.Typer] = cli.program
 # A process of its own builds the program and reads a command's signature once too.
 _program = functools.cache(lambda *loaded: _build(loaded))
 

@@ -108,6 +108,7 @@ def test_the_plugin_s_checks_hold_on_real_layers(
     assert len(left_out) < len(files)
 
 
+@pytest.mark.slow
 def test_without_the_plugin_vllm_refuses_the_overlay(
     host: DockerHost, mark: str, tmp_path: Path
 ) -> None:

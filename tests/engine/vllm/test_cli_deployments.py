@@ -129,10 +129,10 @@ def test_ask_is_answered_by_it(program: Program) -> None:
 def test_bench_counts_what_the_server_counts(program: Program) -> None:
     record = program.answer(
         *("bench", MAIN, "--suite", "sweep", "--rounds", "1"),
-        *("--concurrency", "1,4,16", "--context", "256", "--save", "counted"),
+        *("--concurrency", "1,4", "--context", "256", "--save", "counted"),
     )
     cells = record["suites"][0]["cells"]
-    assert [cell["concurrency"] for cell in cells] == [1, 4, 16]
+    assert [cell["concurrency"] for cell in cells] == [1, 4]
     for cell in cells:
         (only,) = cell["rounds"]
         assert only["failures"] == 0
@@ -161,11 +161,11 @@ def test_a_run_says_what_made_it(program: Program, host: DockerHost) -> None:
 def test_a_sweep_goes_as_far_as_the_model(program: Program) -> None:
     record = program.answer(
         *("bench", MAIN, "--suite", "sweep", "--rounds", "1"),
-        *("--concurrency", "1", "--context", "3K,8K", "--save", "swept"),
+        *("--concurrency", "1", "--context", "1K,8K", "--save", "swept"),
     )
     (suite,) = record["suites"]
     assert suite["notes"] == ["context 8192 left out: the model serves up to 3072 tokens"]
-    assert [cell["context_tokens"] for cell in suite["cells"]] == [CONTEXT]
+    assert [cell["context_tokens"] for cell in suite["cells"]] == [1024]
     for cell in suite["cells"]:
         room = cell["context_tokens"] - cell["max_tokens"]
         for sample in cell["samples"]:
@@ -174,6 +174,7 @@ def test_a_sweep_goes_as_far_as_the_model(program: Program) -> None:
             assert sample["completion_tokens"] == cell["max_tokens"]
 
 
+@pytest.mark.slow
 def test_needles_are_hidden_in_prompts_of_the_length_asked_for(program: Program) -> None:
     done = program.run("bench", "needle", MAIN, "--lengths", "1K,64K", "--gate", "--json")
     assert done.returncode == 8, done.stderr  # a twin's weights are noise: it finds nothing

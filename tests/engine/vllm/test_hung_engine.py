@@ -150,14 +150,20 @@ def somebody_waits() -> Iterator[None]:
     asked.join(timeout=60)
 
 
-def started_again(host: DockerHost, *, within_s: float) -> str:
-    """Wait until it was noticed, told and mended; what the log says by then."""
+def ended(host: DockerHost, *, within_s: float) -> str:
+    """Wait until a hang was noticed and vllm is started anew; return the log by then."""
     hung_s = time.monotonic()
     until(lambda: '"event": "stalled"' in log(host), timeout_s=within_s + 30)
     noticed_s = time.monotonic() - hung_s
     print(f"noticed after {noticed_s:.1f} s")
     assert noticed_s <= within_s
     until(lambda: '"event": "restart"' in log(host), timeout_s=60)
+    return log(host)
+
+
+def started_again(host: DockerHost, *, within_s: float) -> str:
+    """Wait until a hang was noticed and the model answers again; return the log by then."""
+    ended(host, within_s=within_s)
     until(is_healthy, timeout_s=300)
     assert ask(max_tokens=2).ok
     return log(host)
@@ -167,7 +173,7 @@ def test_an_engine_that_is_stopped_while_it_serves(program: Program, host: Docke
     with somebody_waits():
         until(lambda: is_busy(PORT), timeout_s=10)
         os.kill(engine_core(host), signal.SIGSTOP)
-        said = started_again(host, within_s=STALL_S + LATE_S)
+        said = ended(host, within_s=STALL_S + LATE_S)
     assert "Fatal Python error: Aborted" in said
     assert "run_busy_loop" in said
     assert "stalled" in program.run("status").stdout
