@@ -58,7 +58,7 @@ class SourceChange:
     before: SourceRecord
     after: SourceRecord
     lines: tuple[str, ...] = ()
-    """Added, removed and changed files, each with what is other in it."""
+    """What needs consent, and which files change how much."""
     state: State = State.PENDING
 
 

@@ -18,6 +18,7 @@ from sparkdeploy import shell
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.sources.shelf import masked
+from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -244,8 +245,51 @@ def _next_object(file: IO[bytes], blob: Blob) -> bytes:
     return content
 
 
-def _run(*words: str) -> Completed:
-    return shell.run(_argv(*words), timeout_s=TIMEOUT_S, env=_environment())
+def diff_stat(before: Path, after: Path, *, without: str) -> list[str]:
+    """Return git's own summary of what differs between the files of two folders.
+
+    `without` is a name at the top that is left out. Files are read as they are: attributes that a
+    stranger wrote beside them start no filter.
+    """
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-diff-") as place:
+        _checked(_run("init", "--quiet", "--bare", place), place)
+        trees = [_tree(place, folder, without) for folder in (before, after)]
+        words = (
+            "--no-ext-diff",
+            "--no-textconv",
+            "--no-renames",
+            "--stat=140,100",
+            "--summary",
+            *trees,
+        )
+        told = _checked(
+            _run(f"--git-dir={place}", "-c", "core.quotePath=false", "diff", *words), place
+        )
+    return [visible_line(line.strip()) for line in told.splitlines()]
+
+
+def _tree(repository: str, folder: Path, without: str) -> str:
+    """Store the files of a folder in a repository; return their tree's name."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [path for path in files if path != folder / without]
+
+    def run(*words: str, stdin: str = "") -> str:
+        return _checked(_run(f"--git-dir={repository}", *words, stdin=stdin), str(folder))
+
+    names = "".join(f"{path}\n" for path in files)
+    ids = run("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=names).split()
+    rows = (
+        f"{'100755' if os.access(path, os.X_OK) else '100644'} {object_id}"
+        f"\t{path.relative_to(folder)}\0"
+        for path, object_id in zip(files, ids, strict=True)
+    )
+    run("read-tree", "--empty")
+    run("update-index", "-z", "--index-info", stdin="".join(rows))
+    return run("write-tree").strip()
+
+
+def _run(*words: str, stdin: str = "") -> Completed:
+    return shell.run(_argv(*words), timeout_s=TIMEOUT_S, stdin=stdin, env=_environment())
 
 
 def _argv(*words: str) -> list[str]:

