@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import pwd
 import shlex
@@ -40,6 +41,29 @@ def exchangeable(path: Path, trusted_uids: AbstractSet[int]) -> Exchangeable | N
     return None
 
 
+def exchangeable_tree(folder: Path, trusted_uids: AbstractSet[int]) -> Exchangeable | None:
+    """As `exchangeable`, of a folder and of everything in it."""
+    return exchangeable(folder, trusted_uids) or next(
+        (
+            Exchangeable(path, *found)
+            for path in sorted(folder.rglob("*"))
+            if not path.is_symlink()
+            and (found := _reason(path, path.lstat(), trusted_uids, is_last=True))
+        ),
+        None,
+    )
+
+
+def open_to_all(path: Path) -> Exchangeable | None:
+    """Return the lowest folder of a real path that every user may change; None for none."""
+    for folder in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            mode = folder.lstat().st_mode
+            if mode & stat.S_IWOTH and (folder == path or not mode & stat.S_ISVTX):
+                return Exchangeable(folder, *_open_to_all(folder))
+    return None
+
+
 def _reason(
     folder: Path, status: os.stat_result, trusted_uids: AbstractSet[int], *, is_last: bool
 ) -> tuple[str, str] | None:
@@ -50,10 +74,14 @@ def _reason(
     if status.st_mode & stat.S_ISVTX and not is_last:
         return None
     if status.st_mode & stat.S_IWOTH:
-        return "every user may write to it", f"chmod o-w {name}"
+        return _open_to_all(folder)
     if status.st_mode & stat.S_IWGRP and not _is_private_group(status, trusted_uids):
         return f"group {_group_name(status.st_gid)} may write to it", f"chmod g-w {name}"
     return None
+
+
+def _open_to_all(folder: Path) -> tuple[str, str]:
+    return "every user may write to it", f"chmod o-w {shlex.quote(str(folder))}"
 
 
 def _is_private_group(status: os.stat_result, trusted_uids: AbstractSet[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import TYPE_CHECKING
 
@@ -10,16 +11,23 @@ from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.console import format_bytes
 from sparkdeploy.plan.container import container_user
-from sparkdeploy.plan.exchangeable import exchangeable
+from sparkdeploy.plan.exchangeable import (
+    Exchangeable,
+    exchangeable,
+    exchangeable_tree,
+    open_to_all,
+)
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.plan.steps import Problem
 from sparkdeploy.recipe.families import first_release
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.paths import FP8_SOURCE, named_paths
 from sparkdeploy.recipe.settled import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import Plan
@@ -173,25 +181,40 @@ def _owner_problems(observed: Observed) -> Iterator[Problem]:
 
 
 def _exchange_problems(plan: Plan) -> Iterator[Problem]:
-    """Name folders of this machine that another user could exchange for a link of theirs.
-
-    What is downloaded lies in the hub cache that the caller's settings name, and is not looked at.
-    """
-    recipe, observed = plan.resolved.recipe, plan.observed
-    if recipe.allow_unsafe:
+    """Name what is mounted or built in that another user could exchange for something of theirs."""
+    if plan.resolved.recipe.allow_unsafe:
         return
+    trusted = frozenset({0, plan.observed.caller_uid})
+    yield from _exchangeable_weights(plan, trusted)
+    # Behind sudo stands one person, as whom the folders may have been made.
+    trusted |= {int(os.environ.get("SUDO_UID", "0"))}
+    for path, folder in named_paths(plan.resolved.recipe):
+        if path == FP8_SOURCE and (found := exchangeable(folder, trusted)):
+            yield _exchange_problem(folder, "FP8 tensors would be read from", found)
+    for mod in plan.resolved.mods:
+        if mod.folder is not None and (found := exchangeable_tree(mod.folder.resolve(), trusted)):
+            yield _exchange_problem(mod.folder, "a mod would be built in from", found)
+
+
+def _exchangeable_weights(plan: Plan, trusted: frozenset[int]) -> Iterator[Problem]:
+    """In the hub cache users may share on purpose what they download, but not with everybody."""
+    recipe, observed = plan.resolved.recipe, plan.observed
     wanted, facts = (recipe.model, *recipe.companions), (observed.model, *observed.companions)
     for weights, fact in zip(wanted, facts, strict=False):
-        if weights.path is None or not isinstance(fact, ModelFact):
+        if not isinstance(fact, ModelFact):
             continue
         # Root serves the folder of a user as that user, who reads nothing new by exchanging it.
         owner = {fact.owner_uid} if observed.caller_uid == 0 else set()
-        found = exchangeable(fact.root.resolve(), {0, observed.caller_uid, *owner})
+        root = fact.root.resolve()
+        found = exchangeable(root, trusted | owner) if weights.path else open_to_all(root)
         if found is not None:
-            yield Problem(
-                "folders.exchange",
-                f"{fact.root} would be mounted, and another user could exchange it: "
-                f"{found.folder}: {found.reason}",
-                f"{found.fix}, or take it as it is with --allow-unsafe",
-                blocks="prepare",
-            )
+            yield _exchange_problem(fact.root, "a model would be mounted from", found)
+
+
+def _exchange_problem(folder: Path, use: str, found: Exchangeable) -> Problem:
+    return Problem(
+        "folders.exchange",
+        f"{use} {folder}, and another user could exchange it: {found.folder}: {found.reason}",
+        f"{found.fix}, or take it as it is with --allow-unsafe",
+        blocks="prepare",
+    )

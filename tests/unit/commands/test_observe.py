@@ -149,3 +149,64 @@ def test_a_models_folder_that_others_may_exchange_is_a_problem_without_consent(
         found = [item for item in made.problems if item.check == "folders.exchange"]
         assert len(found) == count
         assert all(item.fix.startswith(f"chmod o-w {folder.parent}, or") for item in found)
+
+
+CONSENT = ("allow_unsafe=true",)
+
+
+def exchange_problems(plan: Plan) -> list[str]:
+    return [item.message for item in plan.problems if item.check == "folders.exchange"]
+
+
+@pytest.mark.parametrize(("mode", "is_problem"), [(0o755, False), (0o777, True), (0o1777, False)])
+def test_a_hub_cache_that_every_user_may_write_to_is_a_problem(
+    shipped: Library, tmp_path: Path, mode: int, is_problem: bool
+) -> None:
+    snapshot = tmp_path / "hub" / "models--lab--tiny" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    (snapshot / "model.safetensors").write_text("x")
+    (tmp_path / "hub").chmod(mode)
+    settings = replace(load_settings(), hub_cache=tmp_path / "hub")
+    nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
+    for consent in ((), CONSENT):
+        revision = ("model.repo=lab/tiny", f"model.revision={'a' * 40}")
+        resolved = load_recipe(shipped, "baseline", (*revision, *consent))
+        plan = draft_plan(resolved, settings, nodes, Deployment("main"))
+        assert not plan.observed.missing
+        assert bool(exchange_problems(plan)) == (is_problem and not consent)
+
+
+@pytest.mark.parametrize("changed", ["run.sh", "patches/a.diff", "patches", "."])
+def test_a_mod_that_others_may_change_is_a_problem(
+    shipped: Library, tmp_path: Path, changed: str
+) -> None:
+    mod = tmp_path / "mod"
+    (mod / "patches").mkdir(parents=True)
+    (mod / "run.sh").write_text("true\n")
+    (mod / "patches" / "a.diff").write_text("")
+    setting = f"mods=[{{folder: {mod}}}]"
+    nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
+    for path, consent, count in ((None, (), 0), (mod / changed, (), 1), (None, CONSENT, 0)):
+        if path is not None:
+            path.chmod(0o777)
+        resolved = load_recipe(shipped, "baseline", (setting, *consent))
+        plan = draft_plan(resolved, load_settings(), nodes, Deployment("main"))
+        found = exchange_problems(plan)
+        assert len(found) == count
+        assert all(f"{(mod / changed).resolve()}: every user" in it for it in found)
+
+
+def test_a_folder_of_fp8_tensors_that_others_may_exchange_is_a_problem(
+    shipped: Library, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shared" / "fp8"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
+    for mode, consent, count in ((0o755, (), 0), (0o777, (), 1), (0o777, CONSENT, 0)):
+        folder.parent.chmod(mode)
+        fp8 = f"checkpoint.fp8_dense={{mode: prebuilt, source: {folder}}}"
+        resolved = load_recipe(shipped, "baseline", (fp8, *consent))
+        plan = draft_plan(resolved, load_settings(), nodes, Deployment("main"))
+        assert len(exchange_problems(plan)) == count
