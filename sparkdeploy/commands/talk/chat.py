@@ -28,14 +28,14 @@ PROMPT = "> "
 GOING_ON = "\\"
 QUIT = frozenset({"/quit", "/exit", "/bye"})
 STOPPED_EXIT_CODE = 130
-OVERFLOW_HINT = "/drop forgets the oldest question and its answer, /clear all of them"
+OVERFLOW_HINT = "/clear forgets what was said"
 
 
 def chat(name: str | None, system: str | None, wishes: Wishes, settings: Settings) -> None:
     """Talk until the person leaves; raises as `reach_partner` before the first question."""
     partner = reach_partner(name, "chat", settings)
     with partner.model, _stop_signals_end():
-        conversation = Conversation(partner.model.name, system)
+        conversation = Conversation(system)
         room = partner.model.max_model_len()
         console.info(f"{partner.model.name} ({partner.deployment}); /help says what there is")
         for line in _lines():
