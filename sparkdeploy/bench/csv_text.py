@@ -38,7 +38,7 @@ def csv_text(run: Run) -> str:
 def _names() -> list[str]:
     return [
         *("run_id", "label", "suite", "asking", "prompt", "concurrency", "context_tokens"),
-        *("depth_tokens", "max_tokens", "requests", "failures", *METRICS),
+        *("max_tokens", "requests", "failures", *METRICS),
         *(f"all_{name}_{at}" for name in _WAITS for at in _AT),
         *(f"load_{name}" for name in _LOAD),
         *(f"server_{name}" for name in _SERVER),
@@ -50,7 +50,7 @@ def _row(run: Run, suite: SuiteResult, cell: Cell) -> Iterator[tuple[str, object
         yield name, _plain(text)
     yield "asking", suite.asking.value
     yield "prompt", _plain(cell.prompt)
-    for name in ("concurrency", "context_tokens", "depth_tokens", "max_tokens", "failures"):
+    for name in ("concurrency", "context_tokens", "max_tokens", "failures"):
         yield name, getattr(cell, name)
     yield "requests", sum(item.requests for item in cell.rounds)
     yield from ((name, found.mean) for name, found in cell.statistics.items() if name in METRICS)

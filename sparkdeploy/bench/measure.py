@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer
@@ -20,9 +20,6 @@ from sparkdeploy.bench.suites import (
     Sizer,
     asked,
     context_prompt,
-    deep_prompt,
-    filler,
-    loading_prompt,
     request_body,
 )
 from sparkdeploy.bench.watch import (
@@ -156,8 +153,6 @@ class Measurement:
     def _take(self, turn: Turn) -> list[Measured]:
         condition = turn.condition
         asks = self._asks(turn)
-        if condition.depth_tokens:
-            asks = self._deepened(asks, condition.depth_tokens)
         before = self.server.counters()
         start_s = time.perf_counter()
         exchanges = self.server.streams.round([self.server.body(ask) for ask in asks])
@@ -193,27 +188,6 @@ class Measurement:
         words = self._words_for(condition.context_tokens - condition.max_tokens)
         made = [self._made(words, condition.max_tokens) for _ in range(condition.concurrency)]
         return [Ask(prompt, Length.EXACT, condition.context_tokens, words) for prompt in made]
-
-    def _deepened(self, asks: Sequence[Ask], depth_tokens: int) -> list[Ask]:
-        """Have the server read a context for each, and ask after it; nothing of that is timed.
-
-        A server without a prefix cache reads it again: the time to the first token says so.
-        """
-        words = self._words_for(depth_tokens)
-        self.seed += len(asks)
-        before = [filler(words, seed=self.seed - number) for number in range(len(asks))]
-        loading = [Ask(loading_prompt(text), Length.EXACT, depth_tokens) for text in before]
-        self.server.streams.round([self.server.body(ask) for ask in loading])
-        return [
-            replace(
-                ask,
-                prompt=deep_prompt(ask.prompt, text),
-                context_tokens=depth_tokens + (ask.context_tokens or 0),
-                # The words of a part are not the words of the whole.
-                words=None,
-            )
-            for ask, text in zip(asks, before, strict=True)
-        ]
 
     def _made(self, words: int, max_tokens: int) -> Prompt:
         self.seed += 1

@@ -200,8 +200,6 @@ class Cell:
     max_tokens: int
     context_tokens: int | None = None
     """Prompt length aimed at, in the model's tokens; None for a prompt taken as it is."""
-    depth_tokens: int | None = None
-    """Of a context before the prompt that the server had read before; None outside a depth grid."""
     samples: tuple[RequestSample, ...] = ()
     """Warm-ups too: round 0."""
     rounds: tuple[RoundResult, ...] = ()
@@ -226,9 +224,9 @@ class Cell:
 
     @property
     def asked(self) -> str:
-        """How requests came, for an open loop; at which depth, for a grid of depths."""
+        """How requests came, for an open loop."""
         if self.load is None:
-            return f"at depth {self.depth_tokens}" if self.depth_tokens is not None else ""
+            return ""
         ramp = f" after {self.load.ramp_s:g} s" if self.load.ramp_s else ""
         return f"{self.load.rate_per_s:.4g}/s {self.load.arrivals}{ramp}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -75,17 +75,6 @@ def filler(words: int, *, seed: int) -> str:
 def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:
     content = f"{filler(words, seed=seed)}\n\nSummarise the report above in detail."
     return Prompt("context", ({"role": "user", "content": content},), max_tokens)
-
-
-def deep_prompt(prompt: Prompt, before: str) -> Prompt:
-    """Return the prompt after a context that a request before it has brought already."""
-    messages = ({"role": "system", "content": before}, *prompt.messages)
-    return replace(prompt, messages=messages)
-
-
-def loading_prompt(before: str) -> Prompt:
-    """Return what has the server read a context, and answer a token."""
-    return deep_prompt(Prompt("depth", ({"role": "user", "content": "Go on."},), 1), before)
 
 
 def digest(prompts: tuple[Prompt, ...]) -> str:
@@ -210,8 +199,6 @@ class Condition:
     concurrency: int = 1
     context_tokens: int | None = None
     """Prompt and answer together, for a prompt that is made to measure."""
-    depth_tokens: int | None = None
-    """Of a context before the prompt, that the server has read already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,44 +267,6 @@ def sweep_suite(
     return Suite(SuiteName.SWEEP, digest((question,)), rounds, turns, notes=notes)
 
 
-def depth_suite(
-    rounds: int,
-    *,
-    context: Sequence[int],
-    depth: Sequence[int],
-    concurrency: Sequence[int] = (1,),
-    max_model_len: int | None = None,
-) -> Suite:
-    """Every prompt at every depth, with the fewest streams: a grid, as llama-benchy's pp and tg.
-
-    `context` is prompt and answer, as in a sweep; `depth` comes before and may be 0.
-    """
-    grid = [(tokens, before) for tokens in sorted(set(context)) for before in sorted(set(depth))]
-    fitting = [
-        (tokens, before)
-        for tokens, before in grid
-        if tokens > SWEEP_TOKENS and tokens + before <= (max_model_len or tokens + before)
-    ]
-    if not fitting:
-        raise UsageError(
-            f"no prompt of {', '.join(map(str, context))} tokens fits at any depth: the model "
-            f"serves up to {max_model_len or 'an unknown number of'} tokens, and an answer takes "
-            f"{SWEEP_TOKENS}"
-        )
-    turns = tuple(
-        Turn(Condition(SWEEP_CLASS, SWEEP_TOKENS, min(concurrency), tokens, before), number)
-        for tokens, before in fitting
-        for number in range(rounds + WARMUPS)
-    )
-    notes = tuple(
-        f"context {tokens} at depth {before} left out: the model serves up to {max_model_len}"
-        for tokens, before in grid
-        if (tokens, before) not in fitting
-    )
-    question = context_prompt(64, seed=0, max_tokens=SWEEP_TOKENS)
-    return Suite(SuiteName.SWEEP, digest((question,)), rounds, turns, notes=notes)
-
-
 @dataclass(slots=True)
 class Forecast:
     """How long the rest takes, from what has been measured so far."""
@@ -339,8 +288,7 @@ class Forecast:
         return sum(self._turn_s(turn.condition) for turn in turns)
 
     def _turn_s(self, condition: Condition) -> float:
-        asked_tokens = (condition.context_tokens or 0) + (condition.depth_tokens or 0)
-        prompt_tokens = asked_tokens * condition.concurrency
+        prompt_tokens = (condition.context_tokens or 0) * condition.concurrency
         return (
             prompt_tokens * self.prompt_s / self.prompt_tokens
             + condition.max_tokens * self.decode_s / self.decode_tokens
@@ -357,14 +305,14 @@ def parse_suites(names: Sequence[str]) -> tuple[SuiteName, ...]:
     return tuple(dict.fromkeys(SuiteName(word) for word in words))
 
 
-def parse_counts(text: str, what: str, *, least: int = 1) -> tuple[int, ...]:
+def parse_counts(text: str, what: str) -> tuple[int, ...]:
     """Read `1,2,4` or `1K,16K,256K` (K is 1024); UsageError names what is wrong."""
     counts = []
     for word in text.split(","):
         number = word.strip().upper()
         scale = 1024 if number.endswith("K") else 1
         number = number.removesuffix("K")
-        if not number.isdecimal() or int(number) < least:
+        if not number.isdecimal() or int(number) < 1:
             raise UsageError(f"{what}: {word!r} is no count", hint="such as 1,2,4 or 1K,16K,64K")
         counts.append(int(number) * scale)
     return tuple(counts)

@@ -34,10 +34,6 @@ from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UsageError
 
-DepthOption = Annotated[
-    str | None,
-    typer.Option(help="For sweep: each --context after so many tokens that were read before; 0,4K"),
-]
 MEASURE = "run"
 
 
@@ -75,7 +71,6 @@ def measure(
     save: SaveOption = None,
     concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
     context: ContextOption = SWEPT_CONTEXT,
-    depth: DepthOption = None,
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit 8 below the recipe's floor or on a failure.")
     ] = False,
@@ -97,7 +92,6 @@ def measure(
         concurrency=parse_counts(concurrency, "--concurrency"),
         context=parse_counts(context, "--context"),
         save=save,
-        depth=parse_counts(depth, "--depth", least=0) if depth is not None else (),
     )
     settings = current_settings()
     is_gated = gate or floor is not None

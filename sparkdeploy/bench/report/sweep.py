@@ -87,12 +87,11 @@ def _alone(shown: ShownRun) -> list[Cell]:
 
 
 def _cells(shown: ShownRun) -> list[Cell]:
-    """Return the cells whose conditions have a place on a logarithmic axis; none at a depth."""
+    """Return the cells whose conditions have a place on a logarithmic axis."""
     return [
         cell
         for cell in shown.cells("sweep")
-        if cell.depth_tokens is None
-        and all(
+        if all(
             condition is None or (condition > 0 and plottable(condition))
             for condition in (cell.concurrency, cell.context_tokens)
         )

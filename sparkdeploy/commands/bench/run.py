@@ -21,7 +21,7 @@ from sparkdeploy.bench.report.draw import SERIES
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
 from sparkdeploy.bench.streams import Streams, Target
-from sparkdeploy.bench.suites import Route, Suite, SuiteName, depth_suite, fixed_suite, sweep_suite
+from sparkdeploy.bench.suites import Route, Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.commands.bench.load import require_load, take_load
@@ -53,8 +53,6 @@ class WantedRun:
     """A label, or the FILE.json to write instead of the shelf's."""
     prompts: int | None = None
     """Of `five` and `decode` the first so many prompts; None for all."""
-    depth: tuple[int, ...] = ()
-    """For sweep: a grid of `context` at these depths in place of streams and contexts."""
     load: LoadPlan | None = None
     """For suite load, which is taken alone."""
 
@@ -238,14 +236,6 @@ def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | 
     if name in {SuiteName.FIVE, SuiteName.DECODE}:
         return fixed_suite(name, wanted.rounds, wanted.prompts)
     limit = endpoint.max_model_len
-    if name is SuiteName.SWEEP and wanted.depth:
-        return depth_suite(
-            wanted.rounds,
-            context=wanted.context,
-            depth=wanted.depth,
-            concurrency=wanted.concurrency,
-            max_model_len=limit,
-        )
     if name is SuiteName.SWEEP:
         return sweep_suite(
             wanted.rounds,
@@ -268,8 +258,6 @@ def _show(
     where = condition.prompt
     if condition.context_tokens is not None:
         where = f"{condition.concurrency} streams, context {condition.context_tokens}"
-        if condition.depth_tokens is not None:
-            where += f" at depth {condition.depth_tokens}"
     which = f"round {number} of {suite.rounds}" if number else "warm-up"
     speed = f", {tok_s:.1f} tok/s" if tok_s is not None else ""
     left = f", about {format_seconds(remaining_s)} left" if remaining_s is not None else ""

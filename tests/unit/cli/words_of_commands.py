@@ -98,7 +98,7 @@ VALUES: dict[str, Value] = {
 }
 # What nobody can list: numbers, days, digests, addresses, names that are to be made.
 NOBODY_LISTS = """
---at --concurrency --context --date --depth --digest --duration --extra-body --floor --header
+--at --concurrency --context --date --digest --duration --extra-body --floor --header
 --hidden --host --hosts --keep --layers --lengths --max-kl --max-len --max-perplexity-rise
 --max-tokens --model --name --nodes --port --ramp --rate --requests --rounds --seed --share --slo
 --subnet --system --tail --temperature --texts --tokens --top-k --top-p --turns --url --user --vocab
