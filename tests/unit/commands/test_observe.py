@@ -15,6 +15,7 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.observed import MissingModel, ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.paths import DRAFTERS, FP8_SOURCE, MODEL_PATH
 from sparkdeploy.settings import load_settings
 from tests.fakes.fabric import node_fact, spark
 from tests.fakes.plans import DOCKER
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.reports import EngineInfo
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.document import KeyPath
 
 
 class _Engine:
@@ -133,24 +135,6 @@ def test_a_folder_without_weights_is_a_problem_unless_none_are_needed(
         assert "memory was not checked" in room.seen
 
 
-def test_a_models_folder_that_others_may_exchange_is_a_problem_without_consent(
-    shipped: Library, tmp_path: Path
-) -> None:
-    folder = tmp_path / "shared" / "model"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    for mode, settings, count in (
-        (0o755, (), 0),
-        (0o777, (), 1),
-        (0o777, ("allow_unsafe=true",), 0),
-    ):
-        folder.parent.chmod(mode)
-        made = planned_folder(shipped, folder, *settings)
-        found = [item for item in made.problems if item.check == "folders.exchange"]
-        assert len(found) == count
-        assert all(item.fix.startswith(f"chmod o-w {folder.parent}, or") for item in found)
-
-
 CONSENT = ("allow_unsafe=true",)
 
 
@@ -197,16 +181,28 @@ def test_a_mod_that_others_may_change_is_a_problem(
         assert all(f"{(mod / changed).resolve()}: every user" in it for it in found)
 
 
-def test_a_folder_of_fp8_tensors_that_others_may_exchange_is_a_problem(
-    shipped: Library, tmp_path: Path
+SETTINGS_THAT_NAME_A_FOLDER = {
+    MODEL_PATH: "model.path={}",
+    FP8_SOURCE: "checkpoint.fp8_dense={{mode: prebuilt, source: {}}}",
+    DRAFTERS[0]: "serve.speculative={{method: draft_model, model: {}, tokens: 2}}",
+    ("serve", "lora", 0, "path"): "serve.lora=[{{name: sql, path: {}}}]",
+}
+
+
+@pytest.mark.parametrize("key", SETTINGS_THAT_NAME_A_FOLDER)
+def test_a_folder_that_others_may_exchange_is_a_problem_without_consent(
+    shipped: Library, tmp_path: Path, key: KeyPath
 ) -> None:
-    folder = tmp_path / "shared" / "fp8"
+    folder = tmp_path / "shared" / "weights"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    name = "adapter_config.json" if "lora" in key else "config.json"
+    (folder / name).write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    setting = SETTINGS_THAT_NAME_A_FOLDER[key].format(folder)
     nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
     for mode, consent, count in ((0o755, (), 0), (0o777, (), 1), (0o777, CONSENT, 0)):
         folder.parent.chmod(mode)
-        fp8 = f"checkpoint.fp8_dense={{mode: prebuilt, source: {folder}}}"
-        resolved = load_recipe(shipped, "baseline", (fp8, *consent))
+        resolved = load_recipe(shipped, "baseline", (setting, *consent))
         plan = draft_plan(resolved, load_settings(), nodes, Deployment("main"))
-        assert len(exchange_problems(plan)) == count
+        found = [item for item in plan.problems if item.check == "folders.exchange"]
+        assert len(found) == count
+        assert all(item.fix.startswith(f"chmod o-w {folder.parent}, or") for item in found)
