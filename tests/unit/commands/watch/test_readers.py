@@ -283,6 +283,16 @@ def test_a_node_that_goes_away_is_gone_and_comes_back(
     reader.join(5)
 
 
+def test_a_node_that_sends_a_line_without_an_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    monkeypatch.setattr(readers, "TELLING", "exec cat /dev/zero")
+    monkeypatch.setattr(readers, "RETRY_S", 0.0)
+    reader = NodeReader("here", None, settings)
+    reader.look_once()
+    assert "here sends a line without an end" in reader.seen().problem
+
+
 def test_what_a_node_tells_is_read_line_by_line() -> None:
     look = heard(
         NodeLook("a"), ["MemTotal: 2048 kB", "MemAvailable: 1024 kB", "2411, 63, 61.4"], {}
