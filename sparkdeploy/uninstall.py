@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 from sparkdeploy.commands.clean import Leftover
 from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.deployments import list_deployments, nodes_with, refuse_as_worker
+from sparkdeploy.deploy.deployments import (
+    list_deployments,
+    look_again,
+    nodes_with,
+    refuse_as_worker,
+)
 from sparkdeploy.deploy.lifecycle import remove_deployment
 from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.deploy.nodes import connect, connect_nodes
@@ -66,7 +71,7 @@ def find_everything(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
     that has a part of what another one heads.
     """
     for deployment in list_deployments(host):
-        refuse_as_worker(host, deployment.name, there=f"sparkdeploy down {deployment.name}")
+        refuse_as_worker(deployment, there=f"sparkdeploy down {deployment.name}")
     yield from _over_several_nodes(settings, host)
     for fact in host.own_containers():
         yield Leftover("container", fact.name, 0, f"deployment {fact.deployment}")
@@ -95,7 +100,7 @@ def _take_clusters_down(found: Sequence[Leftover], settings: Settings) -> tuple[
     for item in found:
         if item.kind == "deployment":
             with connect_nodes(settings, item.name) as nodes:
-                remove_deployment(nodes, item.name, settings)
+                remove_deployment(nodes, item.name, look_again(nodes.here, item.name), settings)
     record = ClusterRecord.below(settings.state_dir)
     noted = (node for name in record.deployments() for node in record.nodes(name))
     return tuple(dict.fromkeys(noted))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.plan.observed import ModelFact
@@ -57,7 +57,7 @@ def begin(
     return launch
 
 
-def begin_return(host: DockerHost, kept: ContainerFact, *, crashes_dir: Path) -> Launch:
+def begin_return(host: DockerHost, kept: ListedContainer, *, crashes_dir: Path) -> Launch:
     """Start a kept container again."""
     launch = _launch(kept.deployment, crashes_dir)
     launch.start([(node_behind("here", host), kept)])

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.console import format_bytes, format_gib
-from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX
+from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, ContainerFact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.reports import EngineInfo
 
 INSTALL_RUNTIME = (
@@ -78,13 +78,13 @@ def check_endless_restarts(names: Sequence[str]) -> Finding:
 
 
 def deployment_findings(
-    containers: Sequence[ContainerFact],
+    containers: Sequence[ListedContainer],
     *,
     memory_total_bytes: int | None,
     booting: frozenset[str],
     attended: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Yield what our own containers say of themselves.
+    """Yield what our own containers say of themselves; those that do not run were inspected.
 
     `booting` have a systemd unit; `attended` are deployments with the command that waits for them.
     """
@@ -95,7 +95,7 @@ def deployment_findings(
     yield _check_boot(serving, booting)
 
 
-def _check_state(containers: Sequence[ContainerFact], attended: Mapping[str, str]) -> Finding:
+def _check_state(containers: Sequence[ListedContainer], attended: Mapping[str, str]) -> Finding:
     check = "deployments.state"
     # A kept one is stopped because it is kept.
     current = [item for item in containers if KEPT_MARK not in item.name]
@@ -109,7 +109,8 @@ def _check_state(containers: Sequence[ContainerFact], attended: Mapping[str, str
             f"{_on_its_head(halves[0], current)}sparkdeploy rollback {halves[0]}",
         )
     settled = [item for item in current if item.deployment not in replaced]
-    dead = [item for item in settled if not (item.is_running or item.is_stopped)]
+    ended = [it for it in settled if isinstance(it, ContainerFact) and not it.is_running]
+    dead = [item for item in ended if not item.is_stopped]
     if dead:
         named = ", ".join(f"{item.deployment} ({item.state} {item.exit_code})" for item in dead)
         return warn(check, f"not running: {named}", f"sparkdeploy logs {dead[0].deployment}")
@@ -120,13 +121,13 @@ def _check_state(containers: Sequence[ContainerFact], attended: Mapping[str, str
     return ok(check, ", ".join(told) or "nothing is deployed")
 
 
-def _on_its_head(deployment: str, containers: Sequence[ContainerFact]) -> str:
+def _on_its_head(deployment: str, containers: Sequence[ListedContainer]) -> str:
     """Only the machine that heads a deployment may finish or revert it."""
     parts = (item for item in containers if item.deployment == deployment and item.rank > 0)
     return next((f"on {item.nodes[0]}: " for item in parts if item.nodes), "")
 
 
-def _check_promises(containers: Sequence[ContainerFact], total_bytes: int) -> Finding:
+def _check_promises(containers: Sequence[ListedContainer], total_bytes: int) -> Finding:
     check = "deployments.memory"
     running = [item for item in containers if item.is_running]
     promised = sum(item.promised_bytes for item in running)
@@ -136,7 +137,7 @@ def _check_promises(containers: Sequence[ContainerFact], total_bytes: int) -> Fi
     return warn(check, seen, f"sparkdeploy down {running[-1].deployment}")
 
 
-def _check_boot(containers: Sequence[ContainerFact], booting: frozenset[str]) -> Finding:
+def _check_boot(containers: Sequence[ListedContainer], booting: frozenset[str]) -> Finding:
     """A restart is never automatic: what should survive a reboot has a unit."""
     check = "deployments.boot"
     names = [item.deployment for item in containers if item.is_running]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sparkdeploy.checkpoint.manifest import Manifest
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.schema import Model, Recipe
 
@@ -120,7 +120,7 @@ def _running_from(item: Stored, host: DockerHost) -> list[str]:
     running: list[str] = []
     folder = real_path(item.path)
 
-    def uses(fact: ContainerFact) -> bool:
+    def uses(fact: ListedContainer) -> bool:
         sources = map(Path, host.mounted_from(fact.container_id))
         return any(source.resolve().is_relative_to(folder) for source in sources)
 

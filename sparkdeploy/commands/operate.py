@@ -14,7 +14,6 @@ from sparkdeploy.deploy import deployments
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import MemberRow, nodes_with
 from sparkdeploy.deploy.lifecycle import warn_of_foreign_containers
-from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import answers, counted_by
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node
@@ -40,19 +39,21 @@ NOT_CONFIGURED = "not in config.yaml"
 def current_rows() -> tuple[StatusRow, ...]:
     settings = load_settings()
     record = ClusterRecord.below(settings.state_dir)
-    with connect(settings) as host:
-        by_name = {item.name: item for item in deployments.list_deployments(host)}
+    with this_node(settings) as nodes_here:
+        here, host = nodes_here.here, nodes_here.here.docker
+        listed = deployments.deployments_in(here.listing).values()
+        inspected = (deployments.inspect_deployment(host, it) for it in listed)
+        by_name = {it.name: it for it in inspected if it is not None}
         rows = deployments.status_rows(host, by_name.values(), lambda it: answers(it.current))
         rows = tuple(_with_counters(row, by_name[row.name], settings) for row in rows)
-        warn_of_foreign_containers(host)
+        warn_of_foreign_containers(here.listing)
     names = dict.fromkeys((*by_name, *record.deployments()))
     nodes = {name: nodes_with(by_name.get(name), record.nodes(name)) for name in names}
     # Another machine that heads a deployment knows its other nodes.
     headed = {row.name for row in rows if row.head}
     asked = {name: found for name, found in nodes.items() if found and name not in headed}
     members = _members(asked, rows, settings)
-    here = {row.name for row in rows}
-    left = (_left_over(name, members.get(name, ())) for name in asked if name not in here)
+    left = (_left_over(name, members.get(name, ())) for name in asked if name not in by_name)
     whole = (_with_members(row, members.get(row.name, ())) for row in rows)
     watched = (_watched(row, settings) for row in whole)
     seen = (*watched, *(row for row in left if row.members))
@@ -68,9 +69,7 @@ def rows_of(names: Collection[str], rows: Sequence[StatusRow]) -> tuple[StatusRo
     return tuple(row for row in rows if row.name in names)
 
 
-def _with_counters(
-    row: StatusRow, found: deployments.DeploymentContainers, settings: Settings
-) -> StatusRow:
+def _with_counters(row: StatusRow, found: deployments.Inspected, settings: Settings) -> StatusRow:
     """Say what a server that looks healthy counts of its requests and of its drafter."""
     if row.state != deployments.HEALTHY:
         return row

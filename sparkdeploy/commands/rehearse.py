@@ -224,7 +224,7 @@ def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
         if is_interrupted or afterwards is Afterwards.TAKE_DOWN:
             # A second Ctrl-C is heard when nothing of it is left.
             with defer_signals():
-                down(name)
+                down(name, missing_ok=True)
                 if is_interrupted:
                     console.info(f"{name} is taken down: it was interrupted")
 

@@ -42,8 +42,9 @@ def address_of(name: str, settings: Settings) -> Address:
     Raises NodeError without one, and for one whose key is another user's.
     """
     with connect(settings) as host:
-        refuse_as_worker(host, name)
-        fact = require_deployment(host, name).current
+        found = require_deployment(host, name)
+    refuse_as_worker(found)
+    fact = found.current
     _refuse_anothers_key(fact)
     served = served_by(fact, settings)
     return Address(

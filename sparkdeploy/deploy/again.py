@@ -21,15 +21,15 @@ from sparkdeploy.recipe.schema import Limits
 if TYPE_CHECKING:
     from sparkdeploy.deploy.launch import Launch
     from sparkdeploy.estimate.memory_claim import MemoryClaim
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
 
-Parts = list[tuple["Node", "ContainerFact"]]
+Parts = list[tuple["Node", "ListedContainer"]]
 
 
 def start_again(
-    nodes: Nodes, launch: Launch, head: ContainerFact, *, drop_page_cache: bool
+    nodes: Nodes, launch: Launch, head: ListedContainer, *, drop_page_cache: bool
 ) -> None:
     """Start a container of this node, and all parts that it once started with, on their nodes.
 
@@ -43,15 +43,17 @@ def start_again(
         make_room_for(node, launch.deployment, claims[node.name], drop_page_cache=drop_page_cache)
 
     with ranks_lock([node for node, _ in parts], launch.command):
+        for node in nodes:
+            node.forget_listing()
         for node, _ in parts:
             _refuse_others(node, nodes.here.name)
         needed = [node.name for node, _ in parts]
         launch.start(parts, make_room, parts_elsewhere(nodes, launch.deployment, needed))
 
 
-def parts_of(nodes: Nodes, head: ContainerFact) -> Parts:
+def parts_of(nodes: Nodes, head: ListedContainer) -> Parts:
     """Return what is left of the launch that a head's container was part of; workers first."""
-    found = []
+    found: Parts = []
     for name in head.nodes[1:]:
         node = nodes.node(name)
         if node.is_here:
@@ -89,7 +91,7 @@ def watch_parts(launch: Launch, parts: dict[Node, str], host: DockerHost) -> Wat
     )
 
 
-def pace_of(host: DockerHost, fact: ContainerFact) -> str:
+def pace_of(host: DockerHost, fact: ListedContainer) -> str:
     """Return the key under which `up` has remembered what such a start takes."""
     image = host.find_image(fact.image_id)
     tags = own_tags(image.tags) if image is not None else ()
@@ -97,7 +99,7 @@ def pace_of(host: DockerHost, fact: ContainerFact) -> str:
     return start_pace(image_name, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))
 
 
-def _claim(node: Node, fact: ContainerFact) -> MemoryClaim | None:
+def _claim(node: Node, fact: ListedContainer) -> MemoryClaim | None:
     expected = expectation_on(fact)
     if expected is None:
         console.warn(
@@ -111,10 +113,9 @@ def _refuse_others(node: Node, head: str) -> None:
     """As `up` does: two launches of several nodes never mix."""
     if node.is_here:
         return
-    with named(node):
-        facts = node.docker.own_containers()
-    for fact in facts:
-        if fact.is_running and fact.nodes and (owner := owner_of(fact, node.name)) != head:
+    for fact in node.listing:
+        is_part = fact.is_own and fact.is_running and bool(fact.nodes)
+        if is_part and (owner := owner_of(fact, node.name)) != head:
             raise NodeError(
                 f"{node.name}: in use: {owner}'s cluster deployment {fact.deployment} runs there",
                 hint=f"on {owner}: sparkdeploy down {fact.deployment}",

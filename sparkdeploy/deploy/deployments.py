@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.served import stopped_because
 from sparkdeploy.errors import NodeError
 from sparkdeploy.moment import stamp
-from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, is_name
+from sparkdeploy.node.container import (
+    KEPT_MARK,
+    REPLACED_SUFFIX,
+    ContainerFact,
+    ListedContainer,
+    is_name,
+)
+from sparkdeploy.node.node import named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.launch import Exposure
@@ -22,8 +29,8 @@ from sparkdeploy.terminal import visible_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.node import Node
 
 RUNNING = "running"
 HEALTHY = "healthy"
@@ -40,14 +47,19 @@ WORKER = "worker"
 """A part of what another machine heads."""
 
 
+Seen = TypeVar("Seen", bound=ListedContainer)
+
+
 @dataclass(frozen=True, slots=True)
-class DeploymentContainers:
+class DeploymentContainers(Generic[Seen]):
     """One name: the container that serves it and, mid-replacement, the one it replaces."""
 
     name: str
-    serving: ContainerFact | None
-    replaced: ContainerFact | None = None
-    kept: tuple[ContainerFact, ...] = ()
+    current: Seen
+    """The container that stands for the name now: no deployment is without any."""
+    serving: Seen | None
+    replaced: Seen | None = None
+    kept: tuple[ListedContainer, ...] = ()
     """Earlier ones, stopped, for `rollback`; the newest first."""
 
     @property
@@ -56,20 +68,21 @@ class DeploymentContainers:
         return self.replaced is not None
 
     @property
-    def current(self) -> ContainerFact:
-        """Return the container that stands for the name now: no deployment is without any."""
-        return self.serving or self.replaced or self.kept[0]
-
-    @property
     def is_of_another_head(self) -> bool:
         """Say whether this machine has only a worker's part of it."""
         fact = self.current
         return fact.rank > 0 and bool(fact.nodes)
 
     @property
-    def containers(self) -> tuple[ContainerFact, ...]:
+    def containers(self) -> tuple[ListedContainer, ...]:
         current = tuple(fact for fact in (self.serving, self.replaced) if fact is not None)
         return (*current, *self.kept)
+
+
+Listed: TypeAlias = DeploymentContainers[ListedContainer]
+"""A deployment as a list of containers shows it."""
+Inspected: TypeAlias = DeploymentContainers[ContainerFact]
+"""A deployment whose current containers were inspected; kept ones are as the list has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,30 +156,87 @@ def kept_name(deployment: str, number: int) -> str:
     return f"{container_name(deployment)}{KEPT_MARK}{number}"
 
 
-def list_deployments(host: DockerHost) -> tuple[DeploymentContainers, ...]:
-    """Return every deployment, by name; containers that are not ours are not looked at."""
-    by_name: dict[str, list[ContainerFact]] = {}
-    for fact in host.own_containers():
-        by_name.setdefault(fact.deployment, []).append(fact)
-    return tuple(_deployment(name, facts) for name, facts in sorted(by_name.items()))
+def kept_number(container: str) -> int:
+    """Return which of the kept containers one is, by its name; 0 for one that is not kept."""
+    _, mark, number = container.rpartition(KEPT_MARK)
+    return int(number) if mark and number.isdecimal() else 0
 
 
-def find_deployment(host: DockerHost, name: str) -> DeploymentContainers | None:
-    return next((found for found in list_deployments(host) if found.name == name), None)
+def deployments_in(listing: Iterable[ListedContainer]) -> dict[str, Listed]:
+    """Return every deployment by name; containers that are not ours are left out."""
+    by_name: dict[str, list[ListedContainer]] = {}
+    for item in listing:
+        if item.is_own:
+            by_name.setdefault(item.deployment, []).append(item)
+    found = (_deployment(name, by_name[name], by_name[name]) for name in sorted(by_name))
+    return {it.name: it for it in found if it is not None}
 
 
-def nodes_with(found: DeploymentContainers | None, noted: tuple[str, ...]) -> tuple[str, ...]:
+def list_deployments(host: DockerHost) -> tuple[Listed, ...]:
+    """Return every deployment, by name, from one list of containers."""
+    return tuple(deployments_in(host.own_containers()).values())
+
+
+def inspect_deployment(host: DockerHost, listed: Listed) -> Inspected | None:
+    """Return a listed deployment with its current containers inspected; None when it has gone."""
+    wanted = [it for it in (listed.serving, listed.replaced) if it is not None]
+    return _inspected(host, listed.name, [it.container_id for it in wanted], listed.kept)
+
+
+def find_deployment(host: DockerHost, name: str) -> Inspected | None:
+    """Return a deployment from a list of its containers, inspected; None without any."""
+    listed = deployments_in(host.own_containers(name)).get(name)
+    return inspect_deployment(host, listed) if listed is not None else None
+
+
+def look_again(node: Node, name: str) -> Inspected | None:
+    """Return a deployment as it is now: its containers are inspected by name, and not listed.
+
+    Those that are kept are listed anew only when another command has changed the others since this
+    one has made its list.
+    """
+    names = (container_name(name), replaced_name(name))
+    with named(node):
+        before = deployments_in(node.listing).get(name)
+        kept = before.kept if before is not None else ()
+        found = _inspected(node.docker, name, names, kept)
+        if _current_ids(before) != _current_ids(found):
+            node.forget_listing()
+            now = deployments_in(node.listing).get(name)
+            found = inspect_deployment(node.docker, now) if now is not None else None
+    return found
+
+
+def _current_ids(found: Listed | Inspected | None) -> set[str]:
+    current = (found.serving, found.replaced) if found is not None else ()
+    return {item.container_id for item in current if item is not None}
+
+
+def _inspected(
+    host: DockerHost, name: str, references: Iterable[str], kept: tuple[ListedContainer, ...]
+) -> Inspected | None:
+    facts = [host.find_container(reference) for reference in references]
+    # A container may have been renamed since it was listed, and a name be a stranger's.
+    own = [it for it in facts if it is not None and it.is_own and it.deployment == name]
+    if not own and kept:
+        newest = host.find_container(kept[0].container_id)
+        own = [newest] if newest is not None else []
+    return _deployment(name, own, kept)
+
+
+def nodes_with(found: Listed | Inspected | None, noted: tuple[str, ...]) -> tuple[str, ...]:
     """Return who may have something of a deployment: noted, or named on its containers here."""
     named_here = (node for fact in (found.containers if found else ()) for node in fact.nodes)
     return tuple(dict.fromkeys((*noted, *named_here)))
 
 
-def require_deployment(host: DockerHost, name: str) -> DeploymentContainers:
-    """Return the deployment of that name; NodeError names those that exist."""
-    deployments = {found.name: found for found in list_deployments(host)}
-    if name in deployments:
-        return deployments[name]
-    raise no_deployment(name, deployments)
+def require_deployment(host: DockerHost, name: str) -> Inspected:
+    """Return the deployment of that name, inspected; NodeError names those that exist."""
+    known = deployments_in(host.own_containers())
+    found = inspect_deployment(host, known[name]) if name in known else None
+    if found is None:
+        raise no_deployment(name, known)
+    return found
 
 
 def no_deployment(name: str, known: Collection[str]) -> NodeError:
@@ -178,14 +248,15 @@ def no_deployment(name: str, known: Collection[str]) -> NodeError:
     )
 
 
-def refuse_as_worker(host: DockerHost, name: str, *, there: str = "run the same command") -> None:
+def refuse_as_worker(
+    found: Listed | Inspected | None, *, there: str = "run the same command"
+) -> None:
     """Raise NodeError where this machine has only a part of what another one heads.
 
     `there` is what to do on that other machine.
     """
-    found = find_deployment(host, name)
     if found is not None and found.is_of_another_head:
-        head = found.current.nodes[0]
+        name, head = found.name, found.current.nodes[0]
         raise NodeError(
             f"this machine is only a worker of {name}, which {head} heads",
             hint=f"on {head}, {there}; if {head} is gone for good: "
@@ -195,18 +266,18 @@ def refuse_as_worker(host: DockerHost, name: str, *, there: str = "run the same 
 
 def status_rows(
     host: DockerHost,
-    found: Iterable[DeploymentContainers],
-    is_healthy: Callable[[DeploymentContainers], bool],
+    found: Iterable[Inspected],
+    is_healthy: Callable[[Inspected], bool],
 ) -> tuple[StatusRow, ...]:
     return tuple(_row(host, deployment, is_healthy) for deployment in found)
 
 
-def remove_containers(host: DockerHost, facts: Sequence[ContainerFact]) -> tuple[str, ...]:
+def remove_containers(host: DockerHost, facts: Sequence[ListedContainer]) -> tuple[str, ...]:
     """Stop and remove containers; return their names."""
     for fact in facts:
         if fact.is_running:
             host.stop(fact.container_id, timeout_s=STOP_TIMEOUT_S)
-        host.remove(fact.container_id)
+        host.remove(fact)
     return tuple(fact.name for fact in facts)
 
 
@@ -223,28 +294,28 @@ def may_still_start(fact: ContainerFact) -> bool:
     return running_s is not None and timeout_s is not None and running_s < timeout_s
 
 
-def _deployment(name: str, facts: list[ContainerFact]) -> DeploymentContainers:
-    serving = replaced = None
-    kept: dict[int, ContainerFact] = {}
-    for fact in facts:
-        ending = fact.name.removeprefix(container_name(name))
-        if ending.startswith(KEPT_MARK):
-            kept[int(ending.removeprefix(KEPT_MARK))] = fact
-        elif ending == REPLACED_SUFFIX:
-            replaced = fact
-        else:
-            serving = fact
-    newest_first = tuple(kept[number] for number in sorted(kept, reverse=True))
-    return DeploymentContainers(name, serving, replaced, newest_first)
+def _deployment(
+    name: str, current: Iterable[Seen], kept: Iterable[ListedContainer]
+) -> DeploymentContainers[Seen] | None:
+    """Return what some containers are of a deployment; `kept` may have others beside kept ones."""
+    numbered = {number: item for item in kept if (number := kept_number(item.name))}
+    by_ending = {fact.name.removeprefix(container_name(name)): fact for fact in current}
+    serving, replaced = by_ending.get(""), by_ending.get(REPLACED_SUFFIX)
+    newest = max(by_ending.values(), key=lambda fact: kept_number(fact.name), default=None)
+    stands = serving or replaced or newest
+    if stands is None:
+        return None
+    newest_first = tuple(numbered[number] for number in sorted(numbered, reverse=True))
+    return DeploymentContainers(name, stands, serving, replaced, newest_first)
 
 
 def _row(
     host: DockerHost,
-    deployment: DeploymentContainers,
-    is_healthy: Callable[[DeploymentContainers], bool],
+    deployment: Inspected,
+    is_healthy: Callable[[Inspected], bool],
 ) -> StatusRow:
     fact = deployment.current
-    restarts = restarts_of(host, fact.container_id) if fact.is_running else Restarts()
+    restarts = restarts_of(host, fact) if fact.is_running else Restarts()
     return StatusRow(
         name=deployment.name,
         recipe=_recipe(fact),
@@ -271,13 +342,13 @@ def _row(
     )
 
 
-def _url(deployment: DeploymentContainers) -> str:
+def _url(deployment: Inspected) -> str:
     port = deployment.current.port
     is_here = port is not None and not deployment.is_of_another_head
     return f"http://127.0.0.1:{port}/v1" if is_here else ""
 
 
-def _stopped_at(deployment: DeploymentContainers) -> str:
+def _stopped_at(deployment: Inspected) -> str:
     fact = deployment.serving
     return stamp(parse_time(fact.finished_at)) if fact is not None and fact.is_stopped else ""
 
@@ -300,9 +371,7 @@ def _recipe(fact: ContainerFact) -> str:
     return said if is_name(said) else ""
 
 
-def _state(
-    deployment: DeploymentContainers, is_healthy: Callable[[DeploymentContainers], bool]
-) -> str:
+def _state(deployment: Inspected, is_healthy: Callable[[Inspected], bool]) -> str:
     fact = deployment.current
     if deployment.is_half_replaced:
         return HALF_REPLACED
@@ -315,7 +384,7 @@ def _state(
     return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
 
 
-def _half_done(deployment: DeploymentContainers) -> str:
+def _half_done(deployment: Inspected) -> str:
     old, new = deployment.replaced, deployment.serving
     if old is None:
         return ""

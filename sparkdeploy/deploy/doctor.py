@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from sparkdeploy.checks.survey import survey
 from sparkdeploy.checks.symptoms import gpu_symptoms, machine_symptoms
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.node.container import REPLACED_SUFFIX
+from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact
 from sparkdeploy.node.facts import THIS_MACHINE, current_uid, spelled
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.checks.surroundings import Surroundings, TargetName
-    from sparkdeploy.node.container import ContainerFact, NeighbourFact
+    from sparkdeploy.node.container import ListedContainer, NeighbourFact
     from sparkdeploy.node.facts import Machine
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
@@ -105,6 +108,8 @@ def examine(
         nodes, assumed = Nodes(node_behind(settings.node_name, host)), Registry.ASSUMED
         found = survey(nodes, settings.hub_cache, hurried)
         observed = observe(resolved, settings, nodes, deployment, found=found, registry=assumed)
+        if host is not None:
+            observed = _with_ends(observed, host)
         return decide(resolved, settings, observed, deployment)
 
     hurried = HurriedMachine(machine)
@@ -136,6 +141,18 @@ def examine(
     if host is not None and seen_plan is not None and endless is not None:
         host.__exit__()
     return findings
+
+
+def _with_ends(observed: Observed, host: DockerHost) -> Observed:
+    """Return what was observed with the containers inspected that do not run."""
+    facts = (
+        item
+        if item.is_running or isinstance(item, ContainerFact)
+        else host.find_container(item.container_id)
+        for item in observed.head.containers
+    )
+    head = replace(observed.head, containers=tuple(it for it in facts if it is not None))
+    return replace(observed, nodes=(head, *observed.nodes[1:]))
 
 
 def _engine_finding(
@@ -182,7 +199,7 @@ def _plan_findings(
         yield not_seen("machine.gpu", f"GPU and Docker did not answer within {DEADLINE_S:g} s")
 
 
-def _attended(containers: Sequence[ContainerFact], settings: Settings) -> dict[str, str]:
+def _attended(containers: Sequence[ListedContainer], settings: Settings) -> dict[str, str]:
     """Return the deployments that a command waits for or changes, each with that command."""
     names = {item.deployment for item in containers if item.name.endswith(REPLACED_SUFFIX)}
     found = ((name, attendant_of(settings.lock_dir, settings.node_name, name)) for name in names)

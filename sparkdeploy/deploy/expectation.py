@@ -26,7 +26,7 @@ from sparkdeploy.server.phases import read_whole
 from sparkdeploy.server.truth import Agreement, findings
 
 if TYPE_CHECKING:
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.node import Node
     from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.server.facts import EngineFacts
@@ -58,16 +58,18 @@ class Expectation:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def hold(node: Node, fact: ContainerFact) -> None:
+def hold(node: Node, fact: ContainerFact, told: EngineFacts | None = None) -> None:
     """Hold a part's log against what its container was made with; UnhealthyError names the node.
 
-    A container of an earlier version was made with no expectation, and is believed.
+    The log is read unless `told` has what it says. A container of an earlier version was made with
+    no expectation, and is believed.
     """
     expected = expectation_on(fact)
     if expected is None:
         return
-    with named(node):
-        told = read_whole(node.docker.logs(fact.container_id, this_run=True)).facts
+    if told is None:
+        with named(node):
+            told = read_whole(node.docker.logs(fact.container_id, this_run=fact)).facts
     if not (node.is_here or told.plugin_spoke):
         # A worker's log may say nothing of the plugin, as under Ray.
         expected = replace(expected, treatment=None)
@@ -99,7 +101,7 @@ def _adapters(plan: Plan, part: Part) -> tuple[str, ...]:
     return tuple(name for name in chosen[0] if all(name in names for names in chosen))
 
 
-def expectation_on(fact: ContainerFact) -> Expectation | None:
+def expectation_on(fact: ListedContainer) -> Expectation | None:
     """Return what a container was made with; None without a label, as of an earlier version."""
     try:
         return _reader().validate_json(fact.labels[labels.EXPECTATION], strict=True)

@@ -17,7 +17,7 @@ from uuid import uuid4
 from sparkdeploy import labels
 from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.replace import Replacement, TakenAwayError, begin, leave
 from sparkdeploy.errors import NodeError, SparkdeployError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.deploy.watch import Watch
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
@@ -74,7 +74,7 @@ class Launch:
     @property
     def replaces(self) -> bool:
         """Say whether something that ran has made room."""
-        return any(replacement.old_id is not None for _, replacement in self.begun)
+        return any(replacement.old is not None for _, replacement in self.begun)
 
     @property
     def downtime_s(self) -> float | None:
@@ -84,7 +84,7 @@ class Launch:
 
     def start(
         self,
-        parts: Sequence[tuple[Node, ContainerSpec | ContainerFact]],
+        parts: Sequence[tuple[Node, ContainerSpec | ListedContainer]],
         before_start: Callable[[Node], None] = lambda _node: None,
         leaving: Sequence[Node] = (),
     ) -> None:
@@ -92,6 +92,7 @@ class Launch:
 
         `before_start` is called for a node when nothing of the deployment runs there any more, and
         may raise. Nodes that are `leaving` have a part of the old deployment and none of the new.
+        The nodes have listed their containers under the lock.
         """
         self._note(node for node, _ in parts)
         for node in leaving:
@@ -171,7 +172,7 @@ class Launch:
                 if not is_old_whole:
                     replacement.remove_old()
                 replacement.commit()
-                if find_deployment(node.docker, self.deployment) is None:
+                if not replacement.leaves_something:
                     continue
             noted.append(node.name)
         here = {node.name for node, _ in self.begun if node.is_here}
@@ -202,14 +203,14 @@ class Launch:
         self.record.settle(self.deployment)
         return folders
 
-    def _begin(self, node: Node, bring: Callable[[Replacement], None]) -> None:
+    def _begin(self, node: Node, bring: Callable[..., None]) -> None:
         with named(node):
             replacement = Replacement(node.docker, self.deployment, self.settings.crashes_dir)
         # Before anything is done: whatever interrupts from here on finds it.
         self.begun.append((node, replacement))
         try:
             with named(node):
-                bring(replacement)
+                bring(replacement, found=deployments_in(node.listing).get(self.deployment))
             if node.is_here and replacement.new_id is not None:
                 self.record.unsettle(self.deployment, replacement.new_id)
         except BaseException:
@@ -228,9 +229,8 @@ class Launch:
 
     def _is_old_whole(self) -> bool:
         """Say whether a rollback could bring back what was replaced: it takes all of its parts."""
-        old_id = self.head.old_id
-        old = self.head.host.find_container(old_id) if old_id is not None else None
-        set_aside = {node.name for node, it in self.begun if it.old_id is not None}
+        old = self.head.old
+        set_aside = {node.name for node, it in self.begun if it.old is not None}
         return old is None or set_aside.issuperset(old.nodes)
 
     def _is_in_place(self) -> bool:
@@ -258,7 +258,7 @@ def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> li
         if node.name in needed:
             continue
         with _told(node, "its container of the old deployment remains there"):
-            known = find_deployment(node.docker, deployment)
+            known = deployments_in(node.listing).get(deployment)
             fact = known.serving if known is not None else None
             if fact is not None and fact.nodes[:1] == (nodes.here.name,):
                 found.append(node)

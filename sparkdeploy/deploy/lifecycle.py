@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,34 +9,39 @@ from sparkdeploy.console import console
 from sparkdeploy.deploy.again import parts_of, start_again, watch_parts
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
+    deployments_in,
     find_deployment,
-    list_deployments,
+    look_again,
+    no_deployment,
     nodes_with,
     refuse_as_worker,
     remove_containers,
-    require_deployment,
 )
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
-from sparkdeploy.deploy.nodes import connect, connect_nodes
-from sparkdeploy.deploy.recovery import Recovery, end_start, recover
+from sparkdeploy.deploy.nodes import connect_nodes
+from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
 from sparkdeploy.deploy.served import served_by
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.watch import awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
 from sparkdeploy.node.ports import is_port_free, port_owner
 from sparkdeploy.plan.container import container_name
+from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.deploy.deployments import Inspected
+    from sparkdeploy.deploy.watch import Watch
+    from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.node import Nodes
+    from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
 
@@ -81,13 +85,33 @@ def stop(name: str) -> tuple[str, ...]:
 
 def stop_locked(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
     """Do what `stop` does, under the lock that the caller holds."""
-    refuse_as_worker(nodes.here.docker, name)
-    require_deployment(nodes.here.docker, name)
-    end_start(nodes, name, settings, reason="`stop` gave it up")
+    found = _require_own(nodes, name)
+    if end_start(nodes, name, found, settings, reason="`stop` gave it up").has_changed:
+        found = _require_own(nodes, name)
     with defer_signals(), console.step(f"stop of {name}"):
         # Whoever waits for its first answer then knows that it is to stay, stopped.
         ClusterRecord.below(settings.state_dir).settle(name)
-        return _stop_everywhere(nodes, name, settings)
+        return _stop_everywhere(nodes, found, settings)
+
+
+def _require_own(nodes: Nodes, name: str) -> Inspected:
+    """Return a deployment of this machine as it is now.
+
+    Raises NodeError where there is none, or this machine is only a worker of it.
+    """
+    found = look_again(nodes.here, name)
+    if found is None:
+        raise no_deployment(name, deployments_in(nodes.here.listing))
+    refuse_as_worker(found)
+    return found
+
+
+def _require_known(nodes: Nodes, name: str, settings: Settings) -> None:
+    """Raise NodeError where no deployment has the name, and nothing of one is left over."""
+    noted = ClusterRecord.below(settings.state_dir).deployments()
+    known = dict.fromkeys((*deployments_in(nodes.here.listing), *noted))
+    if name not in known:
+        raise no_deployment(name, known)
 
 
 def start(name: str, *, drop_page_cache: bool = False) -> Started:
@@ -133,13 +157,15 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
     with connect_nodes(settings, name) as nodes, console.steps():
         try:
             with launch.lock():
-                refuse_as_worker(nodes.here.docker, name)
-                done = end_start(nodes, name, settings, reason="`rollback` gave it up")
-                found = find_deployment(nodes.here.docker, name)
+                found = look_again(nodes.here, name)
+                _require_known(nodes, name, settings)
+                refuse_as_worker(found)
+                reason = "`rollback` gave it up"
+                done = end_start(nodes, name, found, settings, reason=reason)
                 if done.action in {"nothing", "held"} and found is not None and found.kept:
                     start_again(nodes, launch, found.kept[0], drop_page_cache=drop_page_cache)
-                elif done.action == "reverted" and found is not None:
-                    _start_missing_ranks(nodes, launch, found.current, drop_page_cache)
+                elif done.action == "reverted":
+                    _start_missing_ranks(nodes, launch, drop_page_cache)
             if launch.begun:
                 _wait_for(launch)
         except KeyboardInterrupt:
@@ -152,36 +178,38 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
     return Recovery("returned", f"{name}: the earlier container is back and answers")
 
 
-def down(name: str) -> tuple[str, ...]:
+def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
     """Stop and remove one deployment on all of its nodes; return the names of its containers.
 
-    Raises NodeError on a machine that has only a part of what another one heads.
+    Raises NodeError on a machine that has only a part of what another one heads, and where nothing
+    has the name.
     """
     settings = load_settings()
     with (
         connect_nodes(settings, name) as nodes,
         deploy_lock(settings, f"down {name}", name),
     ):
-        host = nodes.here.docker
-        warn_of_foreign_containers(host)
-        refuse_as_worker(host, name)
-        found = find_deployment(host, name)
+        warn_of_foreign_containers(nodes.here.listing)
+        found = look_again(nodes.here, name)
+        if not missing_ok:
+            _require_known(nodes, name, settings)
+        refuse_as_worker(found)
         if found is not None and is_another(found.current.user):
             console.warn(f"{name} was deployed by {found.current.user}")
-        return remove_deployment(nodes, name, settings)
+        return remove_deployment(nodes, name, found, settings)
 
 
 def down_all() -> Removed:
     """Stop and remove every deployment of this machine, also when one of them cannot be."""
     settings = load_settings()
-    with connect(settings) as host:
-        found = list_deployments(host)
-        warn_of_foreign_containers(host)
-    foreign = {item.name: item.current.nodes[0] for item in found if item.is_of_another_head}
+    with this_node(settings) as nodes:
+        found = deployments_in(nodes.here.listing)
+        warn_of_foreign_containers(nodes.here.listing)
+    foreign = {it.name: it.current.nodes[0] for it in found.values() if it.is_of_another_head}
     noted = ClusterRecord.below(settings.state_dir).deployments()
     removed: list[str] = []
     errors: list[SparkdeployError] = []
-    for name in dict.fromkeys((*(item.name for item in found), *noted)):
+    for name in dict.fromkeys((*found, *noted)):
         if name in foreign:
             # What is noted of it is older than what that head has put here.
             console.warn(f"{name} stays: {foreign[name]} heads it, and this machine is a worker")
@@ -191,16 +219,21 @@ def down_all() -> Removed:
                 connect_nodes(settings, name) as nodes,
                 deploy_lock(settings, "down --all", name),
             ):
-                removed += remove_deployment(nodes, name, settings)
+                there = look_again(nodes.here, name)
+                removed += remove_deployment(nodes, name, there, settings)
         except SparkdeployError as error:
             errors.append(error)
     return Removed(tuple(removed), tuple(errors))
 
 
-def remove_deployment(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
-    """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
+def remove_deployment(
+    nodes: Nodes, name: str, found: Inspected | None, settings: Settings
+) -> tuple[str, ...]:
+    """Remove a deployment everywhere; what a node still has that does not answer stays noted.
+
+    `found` is what this node has of it now.
+    """
     record = ClusterRecord.below(settings.state_dir)
-    found = find_deployment(nodes.here.docker, name)
     facts = found.containers if found is not None else ()
     # config.yaml may have called this machine otherwise when it started them.
     own = {nodes.here.name, *(fact.nodes[0] for fact in facts if fact.nodes and not fact.rank)}
@@ -243,9 +276,9 @@ def _remove_on(nodes: Nodes, other: str, name: str, heads: set[str]) -> tuple[st
         return remove_containers(node.docker, ours)
 
 
-def warn_of_foreign_containers(host: DockerHost) -> None:
+def warn_of_foreign_containers(listing: Iterable[ListedContainer]) -> None:
     """Name the containers that carry sparkdeploy's labels and are none of its own."""
-    names = host.strangers()
+    names = [item.name for item in listing if not item.is_own]
     if not names:
         return
     more = len(names) - NAMED_FOREIGN
@@ -255,10 +288,9 @@ def warn_of_foreign_containers(host: DockerHost) -> None:
     console.warn(f"{told}: {shown}{rest}")
 
 
-def _stop_everywhere(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
+def _stop_everywhere(nodes: Nodes, found: Inspected, settings: Settings) -> tuple[str, ...]:
     """The head first, which has the API: a server that lost a rank hangs until it is stopped."""
-    here = nodes.here
-    found = require_deployment(here.docker, name)
+    here, name = nodes.here, found.name
     stopped = _stop_here(here.docker, found.serving)
     unreached: list[str] = []
     for other in nodes_with(found, ClusterRecord.below(settings.state_dir).nodes(name)):
@@ -293,13 +325,13 @@ def _stop_here(host: DockerHost, fact: ContainerFact | None) -> list[str]:
 def _start(nodes: Nodes, launch: Launch, *, drop_page_cache: bool) -> Started:
     name, settings, host = launch.deployment, launch.settings, nodes.here.docker
     with launch.lock():
-        refuse_as_worker(host, name)
-        require_deployment(host, name)
-        recover(nodes, name, settings)
-        head = require_deployment(host, name).current
+        found = _require_own(nodes, name)
+        if recover(nodes, name, found, settings).has_changed:
+            found = _require_own(nodes, name)
+        head = found.current
         is_whole = head.is_running and _runs_whole(nodes, head)
         if not is_whole:
-            _require_port(host, head)
+            _require_port(nodes.here, head)
             start_again(nodes, launch, head, drop_page_cache=drop_page_cache)
     if not is_whole:
         return _started(head, settings, changed=True, readiness=_wait_for(launch))
@@ -308,22 +340,30 @@ def _start(nodes: Nodes, launch: Launch, *, drop_page_cache: bool) -> Started:
     parts = {node: fact.container_id for node, fact in parts_of(nodes, head)}
     watch = watch_parts(launch, parts, host)
     console.expect(awaited_start(name, watch.pace, settings))
-    with _settling_afterwards(nodes, launch):
-        readiness = watch.wait()
+    readiness = wait_for_running(nodes, launch, watch)
     return _started(head, settings, changed=False, readiness=readiness)
 
 
-@contextlib.contextmanager
-def _settling_afterwards(nodes: Nodes, launch: Launch) -> Iterator[None]:
-    """Finish or revert what an `up --detach` left, once the wait inside the block has ended."""
+def wait_for_running(nodes: Nodes, launch: Launch, watch: Watch) -> Readiness:
+    """Wait for what runs already, and then finish or revert what an `up --detach` left."""
     name, settings = launch.deployment, launch.settings
+
+    def settle() -> None:
+        recover(nodes, name, look_again(nodes.here, name), settings)
+
     try:
-        yield
+        readiness = watch.wait()
+    except ContainerDiedError as error:
+        # The guard may have started it again, and it would look as if it came up.
+        reason = error.message
+        launch.settle_after(error, lambda: abandon(nodes, name, settings, reason=reason))
+        raise
     except SparkdeployError as error:
-        launch.settle_after(error, lambda: recover(nodes, name, settings))
+        launch.settle_after(error, settle)
         raise
     with defer_signals(), launch.lock():
-        recover(nodes, name, settings)
+        settle()
+    return readiness
 
 
 def _wait_for(launch: Launch) -> Readiness:
@@ -333,15 +373,15 @@ def _wait_for(launch: Launch) -> Readiness:
     return launch.wait_and_commit(watch)
 
 
-def _start_missing_ranks(
-    nodes: Nodes, launch: Launch, head: ContainerFact, drop_page_cache: bool
-) -> None:
+def _start_missing_ranks(nodes: Nodes, launch: Launch, drop_page_cache: bool) -> None:
     """A head that came back alone hangs without its other ranks: all of them start again.
 
     Raises NodeError naming the rank that cannot.
     """
+    found = look_again(nodes.here, launch.deployment)
+    head = found.current if found is not None else None
     try:
-        if head.nodes and not _runs_whole(nodes, head):
+        if head is not None and head.nodes and not _runs_whole(nodes, head):
             start_again(nodes, launch, head, drop_page_cache=drop_page_cache)
     except SparkdeployError as error:
         raise NodeError(
@@ -351,15 +391,15 @@ def _start_missing_ranks(
         ) from error
 
 
-def _runs_whole(nodes: Nodes, head: ContainerFact) -> bool:
+def _runs_whole(nodes: Nodes, head: ListedContainer) -> bool:
     return all(fact.is_running for _, fact in parts_of(nodes, head))
 
 
-def _require_port(host: DockerHost, head: ContainerFact) -> None:
+def _require_port(here: Node, head: ContainerFact) -> None:
     """Raise NodeError where somebody has taken its port meanwhile."""
     if head.port is None or head.is_running or is_port_free(head.port):
         return
-    owner = port_owner(head.port, host.own_containers())
+    owner = port_owner(head.port, filter(lambda it: it.is_own, here.listing))
     raise NodeError(
         f"port {head.port} of {head.deployment} is in use by {owner.describe()}",
         hint="stop that first: the container that was made listens nowhere else",

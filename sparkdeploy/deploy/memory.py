@@ -43,6 +43,8 @@ def make_room_for(
 ) -> None:
     """Make room beside all other deployments of a node; raises what `make_room` does.
 
+    Its containers were listed under the lock, so that no other start is missing from them.
+
     A page cache in the way is dropped with `drop_page_cache`; otherwise a terminal is asked.
     """
 
@@ -55,7 +57,7 @@ def make_room_for(
             raise NodeError(done.stderr.strip().rpartition(": ")[2] or "no reason was given")
 
     memory = Memory(meminfo, drop, "" if node.is_here else f"{node.name}: ")
-    others_bytes = promised_bytes(node.docker.own_containers(), deployment)
+    others_bytes = promised_bytes(filter(lambda it: it.is_own, node.listing), deployment)
     make_room(claim, memory, others_bytes=others_bytes, drop_page_cache=drop_page_cache)
 
 

@@ -81,9 +81,9 @@ def several(names: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
 
 def to_change(name: str | None, command: Sequence[str]) -> str:
     """Return the name of what is to be ended or gone back from; NOTHING where nobody named one and
-    there is none: what was wished is so. Raises as `said` and `there` do."""
+    there is none: what was wished is so. Raises as `said` does."""
     try:
-        return there(said(name, command))
+        return said(name, command)
     except NothingDeployedError:
         return NOTHING
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.deployments import find_deployment, nodes_with
+from sparkdeploy.deploy.deployments import deployments_in, nodes_with
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
 from sparkdeploy.plan.formation import form_up
@@ -55,11 +55,11 @@ def connect_nodes(
     noted = ClusterRecord.below(settings.state_dir).nodes(deployment)
     with contextlib.ExitStack() as opened:
         here = opened.enter_context(this_node(settings))
-        nodes, found = here, find_deployment(here.here.docker, deployment)
+        nodes, found = here, deployments_in(here.here.listing).get(deployment)
         names = {*also, *nodes_with(found, noted)}
         try:
             if names:
-                nodes = opened.enter_context(open_nodes(settings, frozenset(names)))
+                nodes = opened.enter_context(open_nodes(settings, frozenset(names), here.here))
         except (NodeError, RecipeError) as error:
             if also:
                 raise

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Literal
 from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
-    DeploymentContainers,
+    Inspected,
+    deployments_in,
     find_deployment,
+    look_again,
     may_still_start,
     nodes_with,
 )
@@ -45,6 +47,11 @@ class Recovery:
     """held: a start that nobody had looked at is what was planned; returned: by `rollback`."""
     text: str = ""
 
+    @property
+    def has_changed(self) -> bool:
+        """Say whether containers are others now."""
+        return self.action in {"finished", "reverted", "returned"}
+
 
 def is_half_done(nodes: Nodes, deployment: str, settings: Settings) -> bool:
     """Say whether `recover` would find something to finish, to revert or to compare with its plan.
@@ -52,7 +59,7 @@ def is_half_done(nodes: Nodes, deployment: str, settings: Settings) -> bool:
     Of a deployment over several nodes it always may: only the other nodes tell.
     """
     record = ClusterRecord.below(settings.state_dir)
-    found = find_deployment(nodes.here.docker, deployment)
+    found = deployments_in(nodes.here.listing).get(deployment)
     if nodes.config is not None or record.nodes(deployment):
         return True
     if found is None or found.is_of_another_head:
@@ -62,42 +69,44 @@ def is_half_done(nodes: Nodes, deployment: str, settings: Settings) -> bool:
     return found.is_half_replaced or len(found.kept) > 1 or is_unsettled
 
 
-def recover(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
+def recover(nodes: Nodes, deployment: str, found: Inspected | None, settings: Settings) -> Recovery:
     """Finish or revert, on every node, what an interrupted command left; the others follow ours.
 
-    Under the node's lock, and not interrupted. Returns what became of this node's part, or of
-    another's when there was nothing to do here. A node that does not answer is named, and keeps its
-    note; NodeError where its part would decide.
+    Under the node's lock, and not interrupted. `found` is what this node has now. Returns what
+    became of this node's part, or of another's when there was nothing to do here. A node that does
+    not answer is named, and keeps its note; NodeError where its part would decide.
     """
     record = ClusterRecord.below(settings.state_dir)
     with defer_signals():
         done = recover_here(
             nodes.here.docker,
-            deployment,
+            found,
             crashes_dir=settings.crashes_dir,
             is_answering=answers,
             check=lambda fact: _hold_all(nodes, deployment, fact),
         )
         if done.action == "nothing":
-            done = _hold_first_start(nodes, deployment, settings)
+            done = _hold_first_start(nodes, found, settings)
         if done.action in {"finished", "reverted", "held"}:
             record.settle(deployment)
         if done.text:
             console.warn(done.text)
         if done.action == "waiting":
             return done
-        return _let_others_follow(nodes, deployment, settings, done)
+        return _let_others_follow(nodes, deployment, found, settings, done)
 
 
-def end_start(nodes: Nodes, deployment: str, settings: Settings, *, reason: str) -> Recovery:
+def end_start(
+    nodes: Nodes, deployment: str, found: Inspected | None, settings: Settings, *, reason: str
+) -> Recovery:
     """Finish or revert everywhere; what is still starting is given up, `reason` says why."""
     with defer_signals():
-        done = recover(nodes, deployment, settings)
+        done = recover(nodes, deployment, found, settings)
         if done.action != "waiting":
             return done
         done = abandon(nodes, deployment, settings, reason=reason)
         console.info(done.text)
-        return _let_others_follow(nodes, deployment, settings, done)
+        return _let_others_follow(nodes, deployment, found, settings, done)
 
 
 def _hold_all(nodes: Nodes, deployment: str, head: ContainerFact) -> None:
@@ -123,7 +132,7 @@ class Head:
     """All that it has a container of, kept ones among them."""
 
 
-def _head_of(name: str, found: DeploymentContainers | None) -> Head:
+def _head_of(name: str, found: Inspected | None) -> Head:
     if found is None:
         return Head(name, "", frozenset())
     launches = frozenset(fact.launch for fact in found.containers if fact.launch)
@@ -133,17 +142,16 @@ def _head_of(name: str, found: DeploymentContainers | None) -> Head:
 
 
 def _let_others_follow(
-    nodes: Nodes, deployment: str, settings: Settings, done: Recovery
+    nodes: Nodes, deployment: str, found: Inspected | None, settings: Settings, done: Recovery
 ) -> Recovery:
     """Settle the other nodes by what this one has now, and note who still has something."""
-    if nodes.config is None:
-        # A machine that is none of several: nobody follows it, and what it has need not be listed.
+    here = nodes.here
+    found = _as_it_is_now(here, found, done)
+    fact = found.serving if found is not None else None
+    # A machine that is none of several has nobody who follows it.
+    if nodes.config is None or (fact is not None and owner_of(fact, here.name) != here.name):
         return done
-    here, record = nodes.here, ClusterRecord.below(settings.state_dir)
-    fact = here.docker.find_container(container_name(deployment))
-    if fact is not None and owner_of(fact, here.name) != here.name:
-        return done
-    found = find_deployment(here.docker, deployment)
+    record = ClusterRecord.below(settings.state_dir)
     head = _head_of(here.name, found)
     noted = list(fact.nodes) if fact is not None else []
     for name in nodes_with(found, record.nodes(deployment)):
@@ -170,10 +178,19 @@ def _let_others_follow(
     return done
 
 
+def _as_it_is_now(here: Node, found: Inspected | None, done: Recovery) -> Inspected | None:
+    """Look again only after a change: what else changes it waits for the lock."""
+    if not done.has_changed:
+        return found
+    here.forget_listing()
+    return look_again(here, found.name) if found is not None else None
+
+
 def _settle(node: Node, head: Head, deployment: str, settings: Settings) -> tuple[Recovery, bool]:
     """Return what became of another node, and whether it still has a container of this head."""
     with named(node):
         done = follow(node.docker, deployment, head=head, crashes_dir=settings.crashes_dir)
+        node.forget_listing()
         left = find_deployment(node.docker, deployment)
     facts = left.containers if left is not None else ()
     return done, any(fact.nodes[:1] == (head.name,) for fact in facts)
@@ -181,7 +198,7 @@ def _settle(node: Node, head: Head, deployment: str, settings: Settings) -> tupl
 
 def recover_here(
     host: DockerHost,
-    deployment: str,
+    found: Inspected | None,
     *,
     crashes_dir: Path,
     is_answering: Callable[[ContainerFact], bool],
@@ -192,14 +209,13 @@ def recover_here(
     A new container that still has time to start is left alone; one that answers and for which
     `check` raises UnhealthyError is not what was asked for.
     """
-    found = find_deployment(host, deployment)
     if found is None or found.is_of_another_head:
         return Recovery("nothing")
-    new = found.serving
+    new, deployment = found.serving, found.name
     if found.replaced is None:
         # What a command that died after its last rename did not come to.
         for fact in found.kept[1:] if new is not None else ():
-            host.remove(fact.container_id)
+            host.remove(fact)
         return Recovery("nothing")
     half_done = _half_done(host, found, crashes_dir)
     if new is not None and new.is_running and is_answering(new):
@@ -214,10 +230,11 @@ def recover_here(
     return _reverted(half_done, "the command that started it ended before it answered")
 
 
-def _hold_first_start(nodes: Nodes, deployment: str, settings: Settings) -> Recovery:
+def _hold_first_start(nodes: Nodes, found: Inspected | None, settings: Settings) -> Recovery:
     """Hold what took nobody's place against its plan, once: the `up` was detached, or died."""
     host, record = nodes.here.docker, ClusterRecord.below(settings.state_dir)
-    fact = host.find_container(container_name(deployment))
+    fact = found.serving if found is not None else None
+    deployment = fact.deployment if fact is not None else ""
     if fact is None or not record.is_unsettled(deployment, fact.container_id) or not answers(fact):
         return Recovery("nothing")
     try:
@@ -263,7 +280,7 @@ def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) 
         return _reverted(half_done, f"{head.name} has no container of the same start")
     for fact in found.kept:
         if fact.launch not in head.launches:
-            host.remove(fact.container_id)
+            host.remove(fact)
     if new is None or is_of_head:
         return Recovery("nothing")
     # One that the head keeps is kept here too.
@@ -274,24 +291,26 @@ def follow(host: DockerHost, deployment: str, *, head: Head, crashes_dir: Path) 
 def _reverted(started: Replacement, reason: str) -> Recovery:
     started.revert({"cause": {"meaning": reason}})
     fate = "it is stopped" if started.origin is Origin.ENDED else "the new container is gone"
-    if started.old_id is not None:
+    if started.old is not None:
         fate = "the old container is back; the new one is gone"
     return Recovery("reverted", f"{started.deployment}: {fate} ({reason})")
 
 
-def _half_done(host: DockerHost, found: DeploymentContainers, crashes_dir: Path) -> Replacement:
+def _half_done(host: DockerHost, found: Inspected, crashes_dir: Path) -> Replacement:
     """Return what a command that died had begun, as far as the containers tell."""
     new, old = found.serving, found.replaced
     # A rollback is told from an upgrade: a container that comes back is older than the other. One
     # of which no time is known was made.
     was_kept = new is not None and old is not None and "" < new.created_at < old.created_at
-    return Replacement(
+    replacement = Replacement(
         host,
         found.name,
         crashes_dir,
-        old_id=old.container_id if old is not None else None,
+        old=old,
         new_id=new.container_id if new is not None else None,
         origin=Origin.KEPT if was_kept else Origin.MADE,
         # Nobody knows whether the command that died had told it to stop: it may end any moment.
         is_old_told_to_stop=old is not None and old.is_running,
     )
+    replacement.knows(found.kept)
+    return replacement

@@ -16,23 +16,31 @@ and `rollback` may end a start. Whoever waited then finds its container gone and
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.console import console
-from sparkdeploy.deploy.deployments import find_deployment, kept_name, replaced_name
+from sparkdeploy.deploy.deployments import (
+    find_deployment,
+    kept_name,
+    kept_number,
+    replaced_name,
+)
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.connection import DockerRefusedError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.plan.container import container_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from sparkdeploy.deploy.deployments import Inspected, Listed
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
 
 
@@ -61,7 +69,8 @@ class Replacement:
     host: DockerHost
     deployment: str
     crashes_dir: Path
-    old_id: str | None = None
+    old: ListedContainer | None = None
+    """What ran under the name."""
     new_id: str | None = None
     origin: Origin = Origin.MADE
     stopped_id: str | None = None
@@ -70,6 +79,21 @@ class Replacement:
     """When this command told the old one to stop, by the clock that only goes on."""
     is_old_told_to_stop: bool = False
     """From then on the old one may end at any moment, although it still runs."""
+    kept: dict[int, str] = field(default_factory=dict)
+    """The ids of the earlier containers, by number."""
+
+    def knows(self, kept: Iterable[ListedContainer]) -> None:
+        """Note the containers that are kept already."""
+        self.kept = {kept_number(item.name): item.container_id for item in kept}
+
+    @property
+    def old_id(self) -> str | None:
+        return self.old.container_id if self.old is not None else None
+
+    @property
+    def leaves_something(self) -> bool:
+        """Say whether the deployment has a container here after the commit."""
+        return self.new_id is not None or bool(self.kept)
 
     @property
     def container_id(self) -> str:
@@ -83,33 +107,37 @@ class Replacement:
 
     def commit(self) -> None:
         """Let the new one stay, and keep its last predecessor for `rollback`."""
-        if self.old_id is not None and self.host.find_container(self.old_id) is not None:
-            self.host.stop(self.old_id)
-            self._keep(self.old_id)
-        found = find_deployment(self.host, self.deployment)
-        for fact in found.kept[1:] if found is not None else ():
-            self.host.remove(fact.container_id)
+        old = self._find(self.old_id)
+        if old is not None:
+            if old.is_running:
+                self.host.stop(old.container_id)
+            self._keep(old.container_id)
+        for number in sorted(self.kept)[:-1]:
+            self.host.remove(self.kept.pop(number))
 
     def remove_old(self) -> None:
         """Remove what was replaced instead of keeping it."""
-        if self.old_id is not None and self.host.find_container(self.old_id) is not None:
-            self.host.stop(self.old_id)
-            self.host.remove(self.old_id)
-        if self.stopped_id is not None and self.host.find_container(self.stopped_id) is not None:
+        old = self._find(self.old_id)
+        if old is not None:
+            if old.is_running:
+                self.host.stop(old.container_id)
+            self.host.remove(old)
+        if self.stopped_id is not None:
             self.host.remove(self.stopped_id)
-        self.old_id = self.stopped_id = None
+            self.kept = {number: it for number, it in self.kept.items() if it != self.stopped_id}
+        self.old = self.stopped_id = None
 
     def revert(self, details: Mapping[str, Any] | None = None) -> Path | None:
         """Put the new one away and bring the old one back; return the folder of the evidence."""
         folder = self._discard_new(details or {})
-        stopped = self.host.find_container(self.stopped_id) if self.stopped_id else None
+        stopped = self._find(self.stopped_id)
         if stopped is not None:
             self.host.rename(stopped.container_id, container_name(self.deployment))
         if self.old_id is None:
             return folder
         if self.is_old_told_to_stop:
             self.host.stop(self.old_id)
-        old = self.host.find_container(self.old_id)
+        old = self._find(self.old_id)
         if old is None:
             return folder
         # Start first, rename last: the name says `half done` until it is whole again.
@@ -119,8 +147,11 @@ class Replacement:
             self.host.rename(self.old_id, container_name(self.deployment))
         return folder
 
+    def _find(self, container_id: str | None) -> ContainerFact | None:
+        return self.host.find_container(container_id) if container_id is not None else None
+
     def _discard_new(self, details: Mapping[str, Any]) -> Path | None:
-        if self.new_id is None or self.host.find_container(self.new_id) is None:
+        if self.new_id is None or self._find(self.new_id) is None:
             return None
         folder = self.evidence_of(self.new_id, details)
         if self.origin is Origin.MADE:
@@ -131,37 +162,41 @@ class Replacement:
             self._keep(self.new_id)
         return folder
 
-    def set_aside(self) -> None:
+    def set_aside(self, current: ListedContainer | None) -> None:
         """Take what stands under the name out of the way; it knows afterwards what that was."""
-        old = self.host.find_container(container_name(self.deployment))
-        if old is None:
+        if current is None:
             return
-        if old.is_running:
-            self.old_id = old.container_id
-            self.host.rename(old.container_id, replaced_name(self.deployment))
+        if current.is_running:
+            self.old = current
+            self.host.rename(current.container_id, replaced_name(self.deployment))
             self.is_old_told_to_stop = True
             self.told_to_stop_s = time.monotonic()
-            self.host.stop(old.container_id)
-        elif old.is_stopped or old.rank:
+            self.host.stop(current.container_id)
+            return
+        ended = self._find(current.container_id)
+        if ended is None:
+            return
+        self._save_end(ended)
+        if ended.is_stopped or ended.rank:
             # Nothing of it runs that would have to come back: it is an earlier one from now on.
             # Of a part its head says whether it died: the end of the head ends it, too.
-            self._save_end(old)
-            self._keep(old.container_id)
-            self.stopped_id = old.container_id
+            self._keep(ended.container_id)
+            self.stopped_id = ended.container_id
         else:
-            self._save_end(old)
-            self.host.remove(old.container_id)
+            self.host.remove(ended)
 
-    def bring(self, part: ContainerSpec | ContainerFact) -> None:
+    def bring(self, part: ContainerSpec | ListedContainer) -> None:
         """Make a container, or bring one that was made before, and start it."""
         if isinstance(part, ContainerSpec):
             self.new_id = self.host.create(part)
         elif part.name == container_name(self.deployment):
             self.origin, self.new_id = Origin.ENDED, part.container_id
-            self._save_end(part)
+            if isinstance(part, ContainerFact):
+                self._save_end(part)
         else:
             self.origin = Origin.KEPT
             self.host.rename(part.container_id, container_name(self.deployment))
+            self.kept.pop(kept_number(part.name), None)
             self.new_id = part.container_id
         self.host.start(self.container_id)
 
@@ -172,10 +207,16 @@ class Replacement:
 
     def _keep(self, container_id: str) -> None:
         """Give a stopped container the next number; a clock that jumps cannot mix them up."""
-        found = find_deployment(self.host, self.deployment)
-        newest = found.kept[0].name if found is not None and found.kept else ""
-        number = int(newest.rpartition("-")[2]) if newest else 0
-        self.host.rename(container_id, kept_name(self.deployment, number + 1))
+        number = max(self.kept, default=0) + 1
+        try:
+            self.host.rename(container_id, kept_name(self.deployment, number))
+        except DockerRefusedError:
+            # Another command has kept one since they were listed.
+            found = find_deployment(self.host, self.deployment)
+            self.knows(found.kept if found is not None else ())
+            number = max(self.kept, default=0) + 1
+            self.host.rename(container_id, kept_name(self.deployment, number))
+        self.kept[number] = container_id
 
     def evidence_of(self, container_id: str, details: Mapping[str, Any]) -> Path | None:
         """Keep what can be kept; a full disk is no reason to leave the old container down."""
@@ -189,81 +230,73 @@ class Replacement:
 
 def begin(
     replacement: Replacement,
-    part: ContainerSpec | ContainerFact,
+    part: ContainerSpec | ListedContainer,
+    found: Listed | Inspected | None,
     *,
     before_start: Callable[[], None],
 ) -> None:
     """Set a running old container aside and start the new one, or one that was made before.
 
-    The old one is renamed before it is stopped, so that its name tells the half-done state from
-    a deployment that ended by itself. An old container that died is removed, after its evidence
-    is saved; one that was stopped is kept. What has the name itself may be started again: of
-    several parts one may still run, and is stopped first. `before_start` is called when nothing of
-    the deployment runs and may raise. Raises NodeError when a foreign container has the name.
-    Whatever it raises, the replacement knows how far it came, and `revert` undoes that.
+    `found` is the deployment as it is now. The old container is renamed before it is stopped, so
+    that its name tells the half-done state from a deployment that ended by itself. An old one that
+    died is removed, after its evidence is saved; one that was stopped is kept. What has the name
+    itself may be started again: of several parts one may still run, and is stopped first.
+    `before_start` is called when nothing of the deployment runs and may raise. Raises NodeError
+    when a foreign container has the name. Whatever it raises, the replacement knows how far it
+    came, and `revert` undoes that.
     """
-    host, deployment = replacement.host, replacement.deployment
-    _refuse_anothers(host, deployment, part.labels)
-    _refuse_half_done(host, deployment)
-    is_there = isinstance(part, ContainerFact) and part.name == container_name(deployment)
+    host, name = replacement.host, container_name(replacement.deployment)
+    current = found.serving if found is not None else None
+    _refuse_half_done(replacement, found)
+    if current is not None:
+        _refuse_anothers(current, part.labels)
+    elif host.find_container(name) is not None:
+        raise NodeError(
+            f"a container named {name} exists that sparkdeploy did not make; it stays",
+            hint=f"choose another name with --name, or `docker rename {name} ...`",
+        )
+    is_there = not isinstance(part, ContainerSpec) and part.name == name
     # Not within what follows: until the old one is known to be the old one, it would look new.
-    if isinstance(part, ContainerFact) and is_there:
-        _end_left_over(host, part.container_id)
-    else:
-        replacement.set_aside()
+    if not is_there:
+        replacement.set_aside(current)
+    elif current is not None and current.is_running:
+        # A rank that still runs cannot join those that start anew.
+        host.stop(current.container_id)
     try:
         before_start()
         replacement.bring(part)
     except BaseException:
         with defer_signals():
             # It may have come just before the interruption.
-            found = None if is_there else host.find_container(container_name(deployment))
-            if found is not None and found.container_id != replacement.old_id:
-                replacement.new_id = found.container_id
+            new = None if is_there else host.find_container(name)
+            if new is not None and new.container_id != replacement.old_id:
+                replacement.new_id = new.container_id
         raise
 
 
-def _end_left_over(host: DockerHost, container_id: str) -> None:
-    """A rank that still runs cannot join those that start anew."""
-    fact = host.find_container(container_id)
-    if fact is not None and fact.is_running:
-        host.stop(container_id)
-
-
-def leave(replacement: Replacement) -> None:
+def leave(replacement: Replacement, found: Listed | Inspected | None) -> None:
     """Set a running container aside with nothing in its place: this node is needed no more."""
-    _refuse_half_done(replacement.host, replacement.deployment)
-    replacement.set_aside()
+    _refuse_half_done(replacement, found)
+    replacement.set_aside(found.serving if found is not None else None)
 
 
-def _refuse_half_done(host: DockerHost, deployment: str) -> None:
-    for name in (container_name(deployment), replaced_name(deployment)):
-        fact = host.find_container(name)
-        if fact is not None and not _is_ours(fact, deployment):
-            raise NodeError(
-                f"a container named {name} exists that sparkdeploy did not make; it stays",
-                hint=f"choose another name with --name, or `docker rename {name} ...`",
-            )
-        if fact is not None and name == replaced_name(deployment):
-            raise NodeError(
-                f"deployment {deployment} is half replaced",
-                hint="`sparkdeploy rollback` or the next `sparkdeploy up` finishes or reverts it",
-            )
-
-
-def _refuse_anothers(host: DockerHost, deployment: str, marks: Mapping[str, str]) -> None:
-    """Another machine's part is never replaced, also when it came a moment ago."""
-    old = host.find_container(container_name(deployment))
-    if old is None or not _is_ours(old, deployment):
+def _refuse_half_done(replacement: Replacement, found: Listed | Inspected | None) -> None:
+    if found is None:
         return
+    replacement.knows(found.kept)
+    if found.is_half_replaced:
+        raise NodeError(
+            f"deployment {found.name} is half replaced",
+            hint="`sparkdeploy rollback` or the next `sparkdeploy up` finishes or reverts it",
+        )
+
+
+def _refuse_anothers(old: ListedContainer, marks: Mapping[str, str]) -> None:
+    """Another machine's part is never replaced, also when it came a moment ago."""
     head, rank = marks.get(labels.NODES, "").partition(",")[0], marks.get(labels.RANK, "0")
     owner = old.nodes[0] if old.nodes else "this node itself"
     if (rank == "0") != (old.rank == 0) or (rank != "0" and owner != head):
         raise NodeError(
-            f"{deployment} was deployed here by {owner}; it stays",
-            hint=f"there: sparkdeploy down {deployment}; or choose another --name",
+            f"{old.deployment} was deployed here by {owner}; it stays",
+            hint=f"there: sparkdeploy down {old.deployment}; or choose another --name",
         )
-
-
-def _is_ours(fact: ContainerFact, deployment: str) -> bool:
-    return fact.labels.get(labels.KIND) == "container" and fact.deployment == deployment

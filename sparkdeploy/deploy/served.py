@@ -15,7 +15,7 @@ from sparkdeploy.plan.launch import Exposure
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.settings import Settings
 
 MAX_VALUES_CHARACTERS = 1 << 20
@@ -46,7 +46,7 @@ class ServedDeployment:
         return self.models[0]
 
 
-def served_by(fact: ContainerFact, settings: Settings) -> ServedDeployment:
+def served_by(fact: ListedContainer, settings: Settings) -> ServedDeployment:
     """Return what a container of ours serves, running or not.
 
     Raises NodeError where its labels do not tell a port and a name that requests can have.
@@ -83,7 +83,7 @@ def stopped_because(fact: ContainerFact) -> str:
     return f"idle for {told / size_s:g}{unit}"
 
 
-def _models(fact: ContainerFact, values: dict[str, Any]) -> tuple[str, ...]:
+def _models(fact: ListedContainer, values: dict[str, Any]) -> tuple[str, ...]:
     first = fact.labels.get(labels.SERVED_NAME, "")
     told = _mapping(values.get("model")).get("served_name")
     others = told if isinstance(told, list) else ()
@@ -96,7 +96,7 @@ def _context_tokens(serve: dict[str, Any]) -> int | None:
     return told if isinstance(told, int) and 0 < told <= MAX_CONTEXT_TOKENS else None
 
 
-def _values(fact: ContainerFact) -> dict[str, Any]:
+def _values(fact: ListedContainer) -> dict[str, Any]:
     """Anybody may write a label: what is longer than any recipe breaks off and is no JSON."""
     try:
         return _mapping(

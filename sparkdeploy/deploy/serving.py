@@ -148,8 +148,3 @@ def require_answers(fact: ContainerFact, model: ServedModel) -> None:
             f"deployment {fact.deployment} is still starting, or hangs",
             hint="`sparkdeploy status` says which, and how far it is",
         )
-
-
-def remark_on_drafts(fact: ContainerFact, settings: Settings) -> str:
-    """Return what is wrong with the drafts of a running container; empty when nothing is known."""
-    return counted_by(fact, settings).drafting

@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.console import console
-from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.deployments import deployments_in, find_deployment, look_again
 from sparkdeploy.deploy.download import bring_models
 from sparkdeploy.deploy.expectation import expectation_of
 from sparkdeploy.deploy.image_pin import with_known_image
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
-from sparkdeploy.deploy.lifecycle import stop_locked
+from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
 from sparkdeploy.deploy.memory import make_room_for
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
-from sparkdeploy.deploy.recovery import abandon, end_start, is_half_done, recover
+from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.use_note import naming
 from sparkdeploy.deploy.watch import Watch, awaited_start, expected_downtime, plan_pace
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
-from sparkdeploy.node.node import named
-from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.problems import (
     existing_container,
@@ -38,14 +36,13 @@ from sparkdeploy.plan.problems import (
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, awaited_preparation, plan_as_dict
 from sparkdeploy.recipe.report import values_to_show
-from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.server.phases import SPARK_COLD_START_S, TWIN_START_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.deploy.request import Request
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.recipe.load import Resolved
@@ -117,7 +114,7 @@ def up(
         try:
             if is_half_done(nodes, name, settings):
                 with launch.lock():
-                    recover(nodes, name, settings)
+                    recover(nodes, name, look_again(nodes.here, name), settings)
             plan = _decide(resolved, request, settings, ranks, confirm, options)
             if options.extent is not Extent.PREPARE and not plan.has_work:
                 return _nothing_to_do(plan, nodes, ranks, launch, options)
@@ -201,13 +198,12 @@ def _confirm_replacement(
         )
 
 
-def _replaced(plan: Plan) -> Iterator[ContainerFact]:
+def _replaced(plan: Plan) -> Iterator[ListedContainer]:
     for part in plan.parts:
         node = plan.observed.node(part.node)
-        if part.action is Action.REPLACE and node is not None:
-            fact = existing_container(node, plan.deployment)
-            if fact is not None and fact.is_running:
-                yield fact
+        fact = existing_container(node, plan.deployment) if node is not None else None
+        if part.action is Action.REPLACE and fact is not None and fact.is_running:
+            yield fact
 
 
 def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
@@ -233,9 +229,14 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
         make_room_for(node, launch.deployment, claims[node.name], drop_page_cache=drop)
 
     with launch.lock(), ranks_lock(ranks, launch.command):
+        # Memory is promised to other deployments meanwhile: the one list that a lock is held for.
+        for node in nodes:
+            node.forget_listing()
         _require_unchanged(plan, ranks)
-        reason = "another `up` took its place before it answered"
-        end_start(nodes, launch.deployment, launch.settings, reason=reason)
+        if is_half_done(nodes, launch.deployment, launch.settings):
+            found = look_again(nodes.here, launch.deployment)
+            reason = "another `up` took its place before it answered"
+            end_start(nodes, launch.deployment, found, launch.settings, reason=reason)
         leaving = parts_elsewhere(nodes, launch.deployment, plan.formation.nodes)
         is_again = plan.head.stopped is not None
         with console.drawn_step(_STARTS_AGAIN if is_again else _DOING[plan.head.action]):
@@ -244,12 +245,11 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
 
 def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
     """Raise NodeError when another command changed the deployment since the plan was made."""
-    name = container_name(plan.deployment.name)
     for seen in plan.observed.nodes:
         node = ranks.node(seen.facts.name)
-        with named(node):
-            fact = node.docker.find_container(name)
+        found = deployments_in(node.listing).get(plan.deployment.name)
         before = existing_container(seen, plan.deployment)
+        fact = found.serving if found is not None else None
         then = (before.container_id, before.is_running) if before is not None else None
         now = (fact.container_id, fact.is_running) if fact is not None else None
         if then != now:
@@ -262,8 +262,8 @@ def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
         return
     # Another head may have come to one of the nodes while images and weights travelled.
     nodes = tuple(
-        replace(seen, containers=ranks.node(seen.facts.name).docker.own_containers())
-        for seen in plan.observed.nodes
+        replace(seen, containers=tuple(filter(lambda it: it.is_own, node.listing)))
+        for seen, node in ((seen, ranks.node(seen.facts.name)) for seen in plan.observed.nodes)
     )
     again = replace(plan, observed=replace(plan.observed, nodes=nodes))
     refuse_to_start(replace(plan, problems=tuple(ownership_problems(again))))
@@ -293,7 +293,7 @@ def _nothing_to_do(
     console.info(f"nothing to do: {name} runs{where} as {plan.resolved.recipe.name} says")
     if options.extent is not Extent.ANSWER:
         return Outcome(plan, changed=False)
-    found = find_deployment(ranks.here.docker, name)
+    found = look_again(ranks.here, name)
     serving = found.serving if found is not None and not found.is_half_replaced else None
     if serving is not None and answers(serving):
         return Outcome(plan, changed=False, is_answering=True)
@@ -304,32 +304,18 @@ def _nothing_to_do(
 def _wait_for_what_starts(
     plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions
 ) -> Readiness:
-    name, settings = launch.deployment, launch.settings
     found = {}
     for part in plan.parts:
-        node = ranks.node(part.node)
-        with named(node):
-            fact = node.docker.find_container(container_name(name))
+        node, seen = ranks.node(part.node), plan.observed.node(part.node)
+        fact = existing_container(seen, plan.deployment) if seen is not None else None
         if fact is None:
-            raise NodeError(f"{node.name}: the container of {name} is gone")
+            raise NodeError(f"{node.name}: the container of {launch.deployment} is gone")
         found[node] = fact.container_id
     try:
-        readiness = _watch(plan, launch, found).wait()
-    except ContainerDiedError as error:
-        # The guard may have started it again, and it would look as if it came up.
-        reason = error.message
-        launch.settle_after(error, lambda: abandon(nodes, name, settings, reason=reason))
-        raise
-    except SparkdeployError as error:
-        launch.settle_after(error, lambda: recover(nodes, name, settings))
-        raise
+        return wait_for_running(nodes, launch, _watch(plan, launch, found))
     except KeyboardInterrupt:
         _stop_if_wanted(nodes, launch, options)
         raise
-    # What an `up --detach` left half replaced is finished now.
-    with defer_signals(), launch.lock():
-        recover(nodes, name, settings)
-    return readiness
 
 
 def _watch(plan: Plan, launch: Launch, containers: dict[Node, str]) -> Watch:

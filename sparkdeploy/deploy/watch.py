@@ -130,7 +130,8 @@ class Watch:
             try:
                 readiness = self._wait_for_head()
                 for node, container_id in self.parts.items():
-                    hold(node, _found(node, container_id))
+                    told = readiness.facts if node.is_here else None
+                    hold(node, _found(node, container_id), told)
             except SparkdeployError as error:
                 first = group.find_first()
                 if first is None:

@@ -182,11 +182,14 @@ def this_node(settings: Settings) -> Iterator[Nodes]:
 
 
 @contextlib.contextmanager
-def open_nodes(settings: Settings, names: frozenset[str]) -> Iterator[Nodes]:
+def open_nodes(
+    settings: Settings, names: frozenset[str], this: Node | None = None
+) -> Iterator[Nodes]:
     """Connect to this machine and to the named nodes of config.yaml, all at once.
 
-    A node that does not answer is noted, not raised. Raises RecipeError without a `cluster:` in
-    config.yaml, and NodeError when this machine is none of its nodes.
+    With `this` the connection to this machine is one that is open already. A node that does not
+    answer is noted, not raised. Raises RecipeError without a `cluster:` in config.yaml, and
+    NodeError when this machine is none of its nodes.
     """
     config = configured(settings)
     here = name_here(config)
@@ -201,6 +204,8 @@ def open_nodes(settings: Settings, names: frozenset[str]) -> Iterator[Nodes]:
     with contextlib.ExitStack() as opened:
         own = next(entry for entry in config.nodes if entry.name == here)
         local = opened.enter_context(Node(here, own, docker_host=settings.docker_host))
+        if this is not None:
+            this.share_with(local)
         answers = dict(zip((entry.name for entry in wanted), at_once(connect, wanted), strict=True))
         others = [opened.enter_context(it) for it in answers.values() if isinstance(it, Node)]
         failed = {name: it for name, it in answers.items() if isinstance(it, NodeError)}

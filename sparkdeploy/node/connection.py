@@ -105,6 +105,9 @@ class DockerConnection:
                     hint="DOCKER_HOST or docker_host is like unix:///var/run/docker.sock",
                 ) from error
         self._api = self._client.api
+        # Before each log the SDK asks whether the container has a terminal: ours have none.
+        self._api._check_is_tty = lambda _container: False  # type: ignore[attr-defined]
+        self._info: EngineInfo | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +116,8 @@ class DockerConnection:
         self._client.close()
 
     def info(self) -> EngineInfo:
-        with translated("docker info"):
-            info = self._api.info()
-        return reports.read_engine_info(info)
+        """Return what the engine says of itself; a connection asks it once."""
+        if self._info is None:
+            with translated("docker info"):
+                self._info = reports.read_engine_info(self._api.info())
+        return self._info

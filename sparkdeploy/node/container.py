@@ -91,34 +91,23 @@ class NeighbourFact:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerFact:
+class ListedContainer:
+    """What Docker's list says of a container."""
+
     container_id: str
     name: str
     image_id: str
     state: str
     """created, running, paused, restarting, removing, exited or dead."""
     labels: Mapping[str, str]
-    exit_code: int | None = None
-    oom_killed: bool = False
-    error: str = ""
-    created_at: str = ""
-    """Docker's own time, UTC; two of one engine compare as text."""
-    started_at: str = ""
-    finished_at: str = ""
-    pid: int | None = None
-    """Its first process, as Docker's machine numbers it; None while it does not run."""
-    uid: int | None = None
-    """The user that its processes have; None where Docker knows only a name."""
 
     @property
     def is_running(self) -> bool:
         return self.state in {"running", "paused"}
 
     @property
-    def is_stopped(self) -> bool:
-        """Say whether it ended because it was told to: nothing failed, and it may start again."""
-        is_orderly = self.exit_code in ORDERLY_EXITS and not self.oom_killed
-        return self.state == "exited" and is_orderly
+    def is_own(self) -> bool:
+        return is_ours(self.name, self.labels)
 
     @property
     def deployment(self) -> str:
@@ -168,6 +157,29 @@ class ContainerFact:
         """The cluster's nodes by rank; none for one machine's, or when one is no name."""
         names = tuple(filter(None, self.labels.get(labels.NODES, "").split(",")))
         return names if all(map(is_name, names)) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFact(ListedContainer):
+    """What Docker's inspection says of a container."""
+
+    exit_code: int | None = None
+    oom_killed: bool = False
+    error: str = ""
+    created_at: str = ""
+    """Docker's own time, UTC; two of one engine compare as text."""
+    started_at: str = ""
+    finished_at: str = ""
+    pid: int | None = None
+    """Its first process, as Docker's machine numbers it; None while it does not run."""
+    uid: int | None = None
+    """The user that its processes have; None where Docker knows only a name."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Say whether it ended because it was told to: nothing failed, and it may start again."""
+        is_orderly = self.exit_code in ORDERLY_EXITS and not self.oom_killed
+        return self.state == "exited" and is_orderly
 
 
 def _whole(text: str) -> int | None:

@@ -23,12 +23,13 @@ from sparkdeploy.node.connection import (
     NotInDockerError,
     translated,
 )
-from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, NeighbourFact, is_ours
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, NeighbourFact
+from sparkdeploy.node.reports import last_end_s, read_listed_container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
 
 FIRST_STOP_S = 1
 REMOVAL_TIMEOUT_S = 30.0
@@ -77,17 +78,15 @@ class LogStream:
 
 
 class Containers(DockerConnection):
-    def own_containers(self) -> tuple[ContainerFact, ...]:
-        """Return every container of a deployment, running or not."""
-        found = (item["Id"] for item in self._labelled() if _is_own(item))
-        facts = (self.find_container(container_id) for container_id in found)
-        # It may have been renamed since it was listed.
-        return tuple(f for f in facts if f is not None and is_ours(f.name, f.labels))
+    def labelled_containers(self) -> tuple[ListedContainer, ...]:
+        """Return every container with our label, also those that are not ours, from one list."""
+        return tuple(map(read_listed_container, self._listed({"label": labels.DEPLOYMENT})))
 
-    def strangers(self) -> tuple[str, ...]:
-        """Return the names of containers that carry our label and are not ours."""
-        found = [item for item in self._labelled() if not _is_own(item)]
-        return tuple(name for item in found for name in _names(item)[:1])
+    def own_containers(self, deployment: str = "") -> tuple[ListedContainer, ...]:
+        """Return every container of one deployment, or of all, running or not, from one list."""
+        wanted = f"{labels.DEPLOYMENT}={deployment}" if deployment else labels.DEPLOYMENT
+        listed = map(read_listed_container, self._listed({"label": wanted}))
+        return tuple(item for item in listed if item.is_own)
 
     def ended_checks(self) -> tuple[str, ...]:
         """Return the ids of what looked into images or machines for a command that was killed."""
@@ -95,9 +94,6 @@ class Containers(DockerConnection):
         with translated("list containers"):
             filters = {"label": marks, "status": ["created", "exited", "dead"]}
             return tuple(item["Id"] for item in self._api.containers(all=True, filters=filters))
-
-    def _labelled(self) -> list[dict[str, Any]]:
-        return self._listed({"label": labels.DEPLOYMENT})
 
     def _listed(self, filters: dict[str, str] | None = None) -> list[dict[str, Any]]:
         with translated("list containers"):
@@ -136,11 +132,11 @@ class Containers(DockerConnection):
     def neighbours(self) -> tuple[NeighbourFact, ...]:
         """Return what runs beside our own containers."""
         running = self._listed({"status": "running"})
+        listed = ((read_listed_container(item), item) for item in running)
         return tuple(
-            NeighbourFact(name, str(item.get("Image") or ""))
-            for item in running
-            if not _is_own(item)
-            for name in _names(item)[:1]
+            NeighbourFact(it.name, str(item.get("Image") or ""))
+            for it, item in listed
+            if not it.is_own
         )
 
     def create(self, spec: ContainerSpec) -> str:
@@ -175,15 +171,15 @@ class Containers(DockerConnection):
         with translated(f"stop container {container_id[:12]}"):
             self._api.stop(container_id, timeout=timeout_s)
 
-    def remove(self, container_id: str) -> None:
+    def remove(self, container: str | ListedContainer) -> None:
         """Remove one container of ours, running or not; a foreign one is refused."""
-        fact = self.find_container(container_id)
+        fact = self.find_container(container) if isinstance(container, str) else container
         if fact is None:
             return
         if fact.labels.get(labels.KIND) != "container":
             raise NodeError(f"container {fact.name} was not made by sparkdeploy; it stays")
         try:
-            with translated(f"remove container {fact.name}"):
+            with suppress(NotInDockerError), translated(f"remove container {fact.name}"):
                 self._api.remove_container(fact.container_id, force=True, v=True)
         except NodeError as error:
             if _BEING_REMOVED not in error.message:
@@ -208,14 +204,16 @@ class Containers(DockerConnection):
         *,
         follow: bool = False,
         tail: int | None = None,
-        this_run: bool = False,
+        this_run: bool | ContainerFact = False,
     ) -> Iterator[bytes]:
         """Return the container's output, oldest first, in chunks as they come.
 
         With `follow` the iterator ends when the container does. A container that was stopped and
-        started again has the output of both runs; `this_run` leaves the earlier ones out.
+        started again has the output of both runs; `this_run`, or what its inspection said, leaves
+        the earlier ones out.
         """
-        since_s = self._last_end_s(container_id) if this_run else None
+        fact = self.find_container(container_id) if this_run is True else this_run or None
+        since_s = last_end_s(fact) if fact is not None else None
         with translated(f"read the log of {container_id[:12]}"):
             stream = self._api.logs(
                 container_id,
@@ -232,7 +230,8 @@ class Containers(DockerConnection):
     @contextmanager
     def open_log(self, container_id: str) -> Iterator[LogStream]:
         """Follow a container's output from the start of its run; another thread may close it."""
-        since_s = self._last_end_s(container_id)
+        fact = self.find_container(container_id)
+        since_s = last_end_s(fact) if fact is not None else None
         with translated(f"follow the log of {container_id[:12]}"):
             stream = self._api.logs(container_id, stream=True, follow=True, since=since_s)
         log = LogStream(stream)
@@ -241,16 +240,6 @@ class Containers(DockerConnection):
         finally:
             log.close()
             log.release()
-
-    def _last_end_s(self, container_id: str) -> float | None:
-        """Return when an earlier run ended, by Docker's own clock; None when there was none."""
-        # The start of this run is no good: its first lines may be older than the moment that Docker
-        # notes. Where the clock was set back in between, nothing can be told apart.
-        fact = self.find_container(container_id)
-        if fact is None:
-            return None
-        ended, started = map(reports.parse_time, (fact.finished_at, fact.started_at))
-        return ended.timestamp() if ended and started and started >= ended else None
 
     def memory_bytes(self, container_id: str) -> int | None:
         """Return the memory a running container takes without page cache; None when unknown."""
@@ -308,15 +297,6 @@ class Containers(DockerConnection):
         finally:
             self._api.remove_container(container_id, force=True, v=True)
         return code, output
-
-
-def _names(item: dict[str, Any]) -> tuple[str, ...]:
-    """Its own name, and those that other containers know it by."""
-    return tuple(str(name).lstrip("/") for name in item.get("Names") or ())
-
-
-def _is_own(item: dict[str, Any]) -> bool:
-    return any(is_ours(name, item.get("Labels") or {}) for name in _names(item))
 
 
 def _host_options(spec: ContainerSpec) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
@@ -54,14 +53,10 @@ class DockerHost(Containers):
             return self.measured(reports.read_image(found))
         return None
 
-    @cached_property
-    def _has_containerd_store(self) -> bool:
-        return self.info().has_containerd_store
-
     def measured(self, image: ImageFact) -> ImageFact:
         """Return the image with the size of its layers: containerd's store says other things."""
         # There the list says packed and unpacked together, the inspection says packed.
-        if not self._has_containerd_store:
+        if not self.info().has_containerd_store:
             return image
         with suppress(NodeError), translated(f"measure image {image.image_id}"):
             layers = self._api.history(image.image_id)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.node.cluster import ClusterConfig, ClusterNode
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.ssh import SshLink
     from sparkdeploy.shell import Completed
@@ -35,6 +36,7 @@ class Node:
     link: SshLink | None = None
     docker_host: str | None = None
     _docker: DockerHost | None = field(default=None, init=False)
+    _listing: tuple[ListedContainer, ...] | None = field(default=None, init=False)
     _is_silent: bool = field(default=False, init=False)
 
     def __enter__(self) -> Self:
@@ -75,6 +77,25 @@ class Node:
                     self.link.docker_address if self.link else self.docker_host
                 )
         return self._docker
+
+    @property
+    def listing(self) -> tuple[ListedContainer, ...]:
+        """Return the containers with our label, ours or not, as this command has listed them.
+
+        There is one list a command: what changes them looks again by name, under the node's lock.
+        """
+        if self._listing is None:
+            with named(self):
+                self._listing = self.docker.labelled_containers()
+        return self._listing
+
+    def forget_listing(self) -> None:
+        """Let the next question list the containers anew: this command has changed them."""
+        self._listing = None
+
+    def share_with(self, other: Node) -> None:
+        """Let another object for the same machine use this one's connection and list."""
+        other._docker, other._listing = self._docker, self._listing
 
     def read_file(self, path: str) -> str:
         """Return a text file; NodeError when it cannot be read."""

@@ -15,7 +15,7 @@ from sparkdeploy.errors import NodeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ListedContainer
 
 _LISTENING = "0A"
 
@@ -62,7 +62,7 @@ def free_port(address: str) -> int:
 
 
 def port_owner(
-    port: int, containers: Iterable[ContainerFact], proc: Path = Path("/proc")
+    port: int, containers: Iterable[ListedContainer], proc: Path = Path("/proc")
 ) -> PortOwner:
     for fact in containers:
         # The parts of the other nodes carry the port of their head, who alone listens.

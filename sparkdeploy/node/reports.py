@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.node.container import ContainerFact, ImageFact, run_configuration
+from sparkdeploy.node.container import (
+    ContainerFact,
+    ImageFact,
+    ListedContainer,
+    run_configuration,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,6 +160,27 @@ def read_container(item: Mapping[str, Any]) -> ContainerFact:
         pid=state.get("Pid") or None,
         uid=_uid(item["Config"].get("User") or ""),
     )
+
+
+def read_listed_container(item: Mapping[str, Any]) -> ListedContainer:
+    names = [str(name).lstrip("/") for name in item.get("Names") or ()]
+    # Behind its own name stand those that linked containers know it by: OTHER/ALIAS.
+    own = (name for name in names if "/" not in name)
+    return ListedContainer(
+        container_id=item["Id"],
+        name=next(own, ""),
+        image_id=item.get("ImageID") or "",
+        state=item.get("State") or "",
+        labels=item.get("Labels") or {},
+    )
+
+
+def last_end_s(fact: ContainerFact) -> float | None:
+    """Return when an earlier run ended, by Docker's own clock; None when there was none."""
+    # The start of this run is no good: its first lines may be older than the time that Docker
+    # notes. Where the clock was set back in between, nothing can be told apart.
+    ended, started = map(parse_time, (fact.finished_at, fact.started_at))
+    return ended.timestamp() if ended and started and started >= ended else None
 
 
 def _uid(user: str) -> int | None:

@@ -9,6 +9,7 @@ from sparkdeploy import labels
 from sparkdeploy.console import format_bytes
 from sparkdeploy.estimate.memory_claim import memory_claim
 from sparkdeploy.estimate.share import share_of_weights
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.plan.container import part_spec
 from sparkdeploy.plan.findings import machine_findings
 from sparkdeploy.plan.formation import alone
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
+    from sparkdeploy.node.container import ContainerSpec, ImageFact, ListedContainer
     from sparkdeploy.plan.container import Deployment, HostFolders, Place
     from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import Observed, ObservedNode
@@ -195,7 +196,10 @@ def _stopped_whole(plan: Plan, parts: Sequence[Part]) -> list[ContainerFact] | N
     for part in parts:
         seen = plan.observed.node(part.node)
         fact = existing_container(seen, plan.deployment) if seen is not None else None
-        if fact is None or part.spec is None or fact.fingerprint != part.spec.fingerprint():
+        # A head that runs was not inspected.
+        if not isinstance(fact, ContainerFact) or part.spec is None:
+            return None
+        if fact.fingerprint != part.spec.fingerprint():
             return None
         # The head decides: others may still run, or have died of its end before they were told.
         if not (fact.is_stopped or fact.rank):
@@ -205,7 +209,7 @@ def _stopped_whole(plan: Plan, parts: Sequence[Part]) -> list[ContainerFact] | N
 
 
 def _done_about(
-    spec: ContainerSpec | None, existing: ContainerFact | None
+    spec: ContainerSpec | None, existing: ListedContainer | None
 ) -> tuple[Literal[Action.REUSE, Action.START, Action.REPLACE], str]:
     if existing is None:
         return Action.START, "no such deployment"

@@ -25,7 +25,6 @@ from sparkdeploy.estimate.share import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts, ports
-from sparkdeploy.node.container import is_ours
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.missing import layers_of, missing_model, unfit_for
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.survey import Survey
     from sparkdeploy.image.lock import Architecture as Processor
     from sparkdeploy.image.stages import BaseSource
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.ports import PortOwner
@@ -112,12 +111,20 @@ def _look(node: Node, found: Survey, wanted: str) -> ObservedNode:
         return ObservedNode(fact)
     with named(node):
         images = {tag: image for image in node.docker.own_images() for tag in image.tags}
-        containers = node.docker.own_containers()
-        # Docker tells a label's containers alone, and a stranger with the name has none of ours.
-        is_own = any(item.name == wanted for item in containers)
-        other = None if is_own else node.docker.find_container(wanted)
-        has_stranger = other is not None and not is_ours(other.name, other.labels)
-        return ObservedNode(fact, images, containers, has_stranger=has_stranger)
+        containers = [item for item in node.listing if item.is_own]
+        existing = next((item for item in containers if item.name == wanted), None)
+        if existing is not None and existing.is_running and not existing.rank:
+            return ObservedNode(fact, images, tuple(containers))
+        # A list does not say how one ended, and has none that another program made.
+        inspected = node.docker.find_container(wanted)
+        is_own = inspected is not None and inspected.is_own
+        others = tuple(item for item in containers if item is not existing)
+        return ObservedNode(
+            fact,
+            images,
+            (*others, inspected) if inspected is not None and is_own else others,
+            has_stranger=inspected is not None and not is_own,
+        )
 
 
 def _with_weights(
@@ -338,7 +345,7 @@ def source_already_here(
 
 
 def _port_owner(
-    port: int, exposure: Exposure, containers: tuple[ContainerFact, ...]
+    port: int, exposure: Exposure, containers: tuple[ListedContainer, ...]
 ) -> PortOwner | None:
     """A deployment of ours owns its port also while it starts, and is not listening yet."""
     owner = ports.port_owner(port, containers)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.family.layers import Architecture
     from sparkdeploy.checks.fabric import Check
     from sparkdeploy.image.stages import BaseSource
-    from sparkdeploy.node.container import ContainerFact, ImageFact
+    from sparkdeploy.node.container import ImageFact, ListedContainer
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.node.ports import PortOwner
 
@@ -106,7 +106,9 @@ class ObservedNode:
     facts: NodeFact
     images: Mapping[str, ImageFact] = field(default_factory=dict)
     """Our images by tag."""
-    containers: tuple[ContainerFact, ...] = ()
+    containers: tuple[ListedContainer, ...] = ()
+    """Ours, of all deployments; what has the deployment's name was inspected where a list does not
+    say enough: where it does not run, or is a worker's."""
     missing_bytes: int | None = None
     """What it lacks of the model's files that the head has or is going to fetch; None where nobody
     looked, or the size of what is to be fetched is not known."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.estimate.memory_claim import MemoryClaim
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.observed import ObservedNode
     from sparkdeploy.plan.steps import Part, Plan
@@ -146,7 +146,7 @@ def ownership_problems(plan: Plan) -> Iterator[Problem]:
                 yield _in_use(plan, seen.facts.name, fact, owner)
 
 
-def _in_use(plan: Plan, node: str, fact: ContainerFact, owner: str) -> Problem:
+def _in_use(plan: Plan, node: str, fact: ListedContainer, owner: str) -> Problem:
     formation = plan.formation
     kind = "cluster deployment" if fact.nodes else "own deployment"
     does = "runs" if fact.is_running else "is stopped"
@@ -165,7 +165,7 @@ def _in_use(plan: Plan, node: str, fact: ContainerFact, owner: str) -> Problem:
     )
 
 
-def owner_of(fact: ContainerFact, node: str) -> str:
+def owner_of(fact: ListedContainer, node: str) -> str:
     """Return the node that started a container which was found on `node`: its deployment's head."""
     return fact.nodes[0] if fact.nodes and fact.rank > 0 else node
 
@@ -206,7 +206,7 @@ def _too_large(plan: Plan, weights_bytes: int, claim: MemoryClaim) -> tuple[str,
     )
 
 
-def promised_bytes(containers: Iterable[ContainerFact], deployment: str) -> int:
+def promised_bytes(containers: Iterable[ListedContainer], deployment: str) -> int:
     """Return what the other deployments were planned to take, also those still loading."""
     return sum(
         item.promised_bytes
@@ -289,7 +289,7 @@ def _rdma_problems(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def existing_container(seen: ObservedNode, deployment: Deployment) -> ContainerFact | None:
+def existing_container(seen: ObservedNode, deployment: Deployment) -> ListedContainer | None:
     wanted = container_name(deployment.name)
     return next((item for item in seen.containers if item.name == wanted), None)
 

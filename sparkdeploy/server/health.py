@@ -207,7 +207,7 @@ def death(
     return ContainerDiedError(message, cause, log)
 
 
-def restarts_of(host: DockerHost, container_id: str) -> Restarts:
+def restarts_of(host: DockerHost, fact: ContainerFact) -> Restarts:
     """Say how often vLLM was started again in a running container, from its log's last lines.
 
     A log that cannot be read tells of none.
@@ -216,7 +216,7 @@ def restarts_of(host: DockerHost, container_id: str) -> Restarts:
     splitter = LineSplitter()
     try:
         # Split as it comes: Docker's last lines may be of any length, these are cut.
-        for chunk in host.logs(container_id, tail=EXAMINED_LINES, this_run=True):
+        for chunk in host.logs(fact.container_id, tail=EXAMINED_LINES, this_run=fact):
             lines.extend(splitter.feed(chunk))
     except NodeError:
         return Restarts()

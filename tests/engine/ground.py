@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.deploy.deployments import DeploymentContainers, find_deployment
+from sparkdeploy.deploy.deployments import Inspected, find_deployment
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.lock import lock_holder, watch_name
 from tests.engine.conftest import model_at, until
@@ -58,7 +58,7 @@ class Ground:
         running = self.start(text, *more, behaviour=behaviour)
         return running.wait(), running.said()
 
-    def deployment(self) -> DeploymentContainers | None:
+    def deployment(self) -> Inspected | None:
         """What there is of it."""
         with self.host() as host:
             return find_deployment(host, NAME)

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Self, cast
 
 from sparkdeploy import labels
-from sparkdeploy.node.container import ContainerFact, ImageFact, is_ours
+from sparkdeploy.node.container import ContainerFact, ImageFact
 
 if TYPE_CHECKING:
     from sparkdeploy.errors import NodeError
-    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.host import DockerHost
 
 MARKS = {labels.KIND: "container", labels.DEPLOYMENT: "main"}
@@ -65,13 +65,14 @@ class FakeContainers:
     def __exit__(self, *_: object) -> None:
         """Nothing is to be closed."""
 
-    def own_containers(self) -> tuple[ContainerFact, ...]:
+    def labelled_containers(self) -> tuple[ContainerFact, ...]:
         if self.breaks_with is not None:
             raise self.breaks_with
-        return tuple(fact for fact in self.facts.values() if is_ours(fact.name, fact.labels))
+        return tuple(self.facts.values())
 
-    def strangers(self) -> tuple[str, ...]:
-        return tuple(f.name for f in self.facts.values() if not is_ours(f.name, f.labels))
+    def own_containers(self, deployment: str = "") -> tuple[ContainerFact, ...]:
+        own = (fact for fact in self.labelled_containers() if fact.is_own)
+        return tuple(fact for fact in own if deployment in {"", fact.deployment})
 
     def find_container(self, reference: str) -> ContainerFact | None:
         if self.breaks_with is not None:
@@ -97,8 +98,9 @@ class FakeContainers:
     def rename(self, key: str, name: str) -> None:
         self.facts[key] = replace(self.facts[key], name=name)
 
-    def remove(self, key: str) -> None:
+    def remove(self, container: str | ListedContainer) -> None:
         """By id or by name, as the real one; what is gone already is no mistake."""
+        key = container if isinstance(container, str) else container.container_id
         for known, fact in list(self.facts.items()):
             if key in {known, fact.name}:
                 del self.facts[known]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.deploy.lifecycle import Started
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.ssh import SshLink
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Library, Resolved
@@ -106,9 +106,9 @@ class Engine(FakeContainers):
         self._step()
         super().rename(key, name)
 
-    def remove(self, key: str) -> None:
+    def remove(self, container: str | ListedContainer) -> None:
         self._step()
-        super().remove(key)
+        super().remove(container)
 
     def memory_bytes(self, _key: str) -> int:
         return 0
@@ -218,8 +218,8 @@ class Lab:
         self.steps = 0
         return lifecycle.start("main")
 
-    def down(self) -> tuple[str, ...]:
-        return lifecycle.down("main")
+    def down(self, *, missing_ok: bool = False) -> tuple[str, ...]:
+        return lifecycle.down("main", missing_ok=missing_ok)
 
     def status(self) -> Any:
         (row,) = operate.current_rows()
@@ -275,6 +275,7 @@ def _stages(shipped: Library) -> tuple[Stage, ...]:
 
 class _Readiness:
     startup_s = 1.0
+    facts: None = None
     phases_s: dict[str, float] = {}  # noqa: RUF012 - nobody writes it
 
 
@@ -298,7 +299,9 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         yield lab.nodes(frozenset()).alone()
 
     @contextlib.contextmanager
-    def open_nodes(_settings: Any, names: frozenset[str]) -> Iterator[Nodes]:
+    def open_nodes(
+        _settings: Any, names: frozenset[str], _this: Node | None = None
+    ) -> Iterator[Nodes]:
         yield lab.nodes(names)
 
     def wait_for_head(watch: Watch) -> Readiness:
@@ -307,10 +310,9 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         return done
 
     for module in (deploy_nodes, operate):
-        monkeypatch.setattr(module, "this_node", this_node)
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (operate, lifecycle):
-        monkeypatch.setattr(module, "connect", lambda _settings: lab.engines[0])
+    for module in (deploy_nodes, operate, lifecycle):
+        monkeypatch.setattr(module, "this_node", this_node)
     monkeypatch.setattr(deploy_nodes, "configured", lambda _settings: sparks(max(count, 2)))
     monkeypatch.setattr(deploy_nodes, "name_here", lambda _config: "spark-1")
     monkeypatch.setattr(deploy_up, "draft_plan", lab.draft)
@@ -328,11 +330,13 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr("sparkdeploy.deploy.watch.remember_durations", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.watch.POLL_S", 0.001)
 
-    def begin(replacement: Any, *, part: ContainerSpec | ContainerFact, before_start: Any) -> None:
+    def begin(
+        replacement: Any, *, part: ContainerSpec | ContainerFact, found: Any, before_start: Any
+    ) -> None:
         if isinstance(part, ContainerSpec):
             number = lab.planned[-1].resolved.recipe.serve.max_num_seqs
             part = replace(part, labels={**part.labels, "test.text": str(number)})
-        begin_for_real(replacement, part=part, before_start=before_start)
+        begin_for_real(replacement, part=part, found=found, before_start=before_start)
 
     monkeypatch.setattr(deploy_launch, "begin", begin)
     for module in (deploy_up, recovery, operate, lifecycle):
@@ -348,15 +352,16 @@ def reached_alone(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> No
         yield Nodes(node_behind("here", engine.host))
 
     @contextlib.contextmanager
-    def open_nodes(_settings: Any, _names: frozenset[str]) -> Iterator[Nodes]:
+    def open_nodes(
+        _settings: Any, _names: frozenset[str], _this: Node | None = None
+    ) -> Iterator[Nodes]:
         raise RecipeError("config.yaml names no nodes")
         yield
 
     for module in (deploy_nodes, operate):
-        monkeypatch.setattr(module, "this_node", this_node)
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (operate, lifecycle):
-        monkeypatch.setattr(module, "connect", lambda _settings: engine)
+    for module in (deploy_nodes, operate, lifecycle):
+        monkeypatch.setattr(module, "this_node", this_node)
 
 
 def dies(_parts: Any) -> Readiness:

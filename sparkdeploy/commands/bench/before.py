@@ -114,7 +114,7 @@ def restored(before: Before, deployment: str, folder: Path, settings: Settings) 
 def put_back(before: Before | None, deployment: str, folder: Path, settings: Settings) -> str:
     """Make the deployment what it was and return that in words; raises as `up` and `down` do."""
     if before is None:
-        down(deployment)
+        down(deployment, missing_ok=True)
         return f"nothing served as {deployment} before, and nothing does now"
     again = restored(before, deployment, folder, settings)
     up(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.commands.watch.figures import TimedTally
 from sparkdeploy.commands.watch.scene import ContainerLook, NodeLook, ServerLook, floor_bytes
 from sparkdeploy.deploy.deployments import (
+    inspect_deployment,
     list_deployments,
     require_deployment,
 )
@@ -25,7 +26,7 @@ from sparkdeploy.server.tally import read_tally
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from sparkdeploy.deploy.deployments import DeploymentContainers
+    from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.server.client import ServedModel
@@ -170,7 +171,9 @@ class EngineReader(Reader):
 
     def look_once(self) -> None:
         try:
-            found = tuple(it for it in list_deployments(self._host) if self._is_watched(it.name))
+            listed = (it for it in list_deployments(self._host) if self._is_watched(it.name))
+            inspected = (inspect_deployment(self._host, it) for it in listed)
+            found = tuple(it for it in inspected if it is not None)
             self._keep_servers(found)
             looks = {it.name: self._container_look(it) for it in found}
         except NodeError as error:
@@ -191,7 +194,7 @@ class EngineReader(Reader):
     def _is_watched(self, name: str) -> bool:
         return not self._names or name in self._names
 
-    def _keep_servers(self, found: Iterable[DeploymentContainers]) -> None:
+    def _keep_servers(self, found: Iterable[Inspected]) -> None:
         """Have one reader for each container that serves; of what ended the last look stays."""
         servers = dict(self.servers)
         served = {
@@ -210,11 +213,11 @@ class EngineReader(Reader):
                 servers[name].start()
         self.servers = servers
 
-    def _container_look(self, found: DeploymentContainers) -> ContainerLook:
+    def _container_look(self, found: Inspected) -> ContainerLook:
         restarts, error = self._cause(found)
         return ContainerLook(found, restarts, error, floor_bytes=floor_bytes(found.current))
 
-    def _cause(self, found: DeploymentContainers) -> tuple[int, str]:
+    def _cause(self, found: Inspected) -> tuple[int, str]:
         """Return restarts and the last cause; a log is read again only when something happened."""
         fact, reader = found.current, self.servers.get(found.name)
         key = (fact.container_id, fact.state, reader.turns_noticed if reader else 0)
@@ -225,7 +228,7 @@ class EngineReader(Reader):
 
     def _read_cause(self, fact: ContainerFact) -> tuple[int, str]:
         if fact.is_running:
-            restarts = restarts_of(self._host, fact.container_id)
+            restarts = restarts_of(self._host, fact)
             return restarts.count, restarts.cause.describe() if restarts.cause else ""
         if fact.state not in {"exited", "dead"} or fact.is_stopped:
             return 0, ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from sparkdeploy.deploy.deployments import DeploymentContainers
+    from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.facts import GpuLoad
 
@@ -68,7 +68,7 @@ class ServerLook:
 class ContainerLook:
     """What a Docker Engine says of one deployment."""
 
-    found: DeploymentContainers
+    found: Inspected
     restarts: int = 0
     last_error: str = ""
     removed_at: datetime | None = None
@@ -203,11 +203,11 @@ def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Standin
     return next(so, Standing.STARTING)
 
 
-def _is_stopped(found: DeploymentContainers) -> bool:
+def _is_stopped(found: Inspected) -> bool:
     return found.serving is not None and found.serving.is_stopped
 
 
-def _told(life: Standing, found: DeploymentContainers) -> str:
+def _told(life: Standing, found: Inspected) -> str:
     fact = found.current
     if life is Standing.EXITED:
         return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
@@ -249,7 +249,7 @@ def _lost_parts(fact: ContainerFact, nodes: tuple[NodeLook, ...]) -> Iterable[st
             yield f"{name}: {state}"
 
 
-def _note(found: DeploymentContainers, lost: tuple[str, ...]) -> str:
+def _note(found: Inspected, lost: tuple[str, ...]) -> str:
     notes = list(lost)
     if found.is_half_replaced:
         notes.append("being replaced, or left half replaced: `sparkdeploy status` says which")

@@ -5,10 +5,9 @@ import time
 import pytest
 
 from sparkdeploy.deploy.deployments import (
-    DeploymentContainers,
+    Inspected,
     StatusRow,
     find_deployment,
-    list_deployments,
     remove_containers,
     require_deployment,
     status_rows,
@@ -25,14 +24,14 @@ def down(host: DockerHost, name: str) -> tuple[str, ...]:
 
 
 def row_of(host: DockerHost, name: str) -> StatusRow:
-    def is_healthy(deployment: DeploymentContainers) -> bool:
+    def is_healthy(deployment: Inspected) -> bool:
         if deployment.name != name or deployment.current.port is None:
             return False  # another worker's
         with model_at(deployment.current.port) as model:
             return model.is_healthy()
 
-    rows = status_rows(host, list_deployments(host), is_healthy)
-    return next(row for row in rows if row.name == name)
+    found = require_deployment(host, name)
+    return status_rows(host, [found], is_healthy)[0]
 
 
 def test_a_serving_deployment_is_shown_with_all_it_has(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.recovery import Recovery, recover_here
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
@@ -56,7 +57,7 @@ def is_answering(fact: ContainerFact) -> bool:
 def recovered(host: DockerHost, deployment: str, crashes_dir: Path) -> Recovery:
     return recover_here(
         host,
-        deployment,
+        find_deployment(host, deployment),
         crashes_dir=crashes_dir,
         is_answering=is_answering,
     )

@@ -24,7 +24,7 @@ from tests.launching import begin, begin_return, wait_and_commit
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.host import DockerHost
 
 pytestmark = pytest.mark.docker
@@ -59,7 +59,7 @@ class Place:
         begun = begin_return(self.host, self.kept()[0], crashes_dir=self.crashes_dir)
         wait_and_commit(begun, wait=self.wait)
 
-    def kept(self) -> tuple[ContainerFact, ...]:
+    def kept(self) -> tuple[ListedContainer, ...]:
         found = find_deployment(self.host, self.name)
         assert found is not None
         return found.kept
@@ -129,7 +129,7 @@ def test_what_finishes_a_replacement_keeps_the_old_one_too(place: Place) -> None
 
     done = recover_here(
         place.host,
-        place.name,
+        find_deployment(place.host, place.name),
         crashes_dir=place.crashes_dir,
         is_answering=lambda _: True,
     )

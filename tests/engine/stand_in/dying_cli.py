@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from sparkdeploy.node.container import ContainerSpec
+from sparkdeploy.node.container import ContainerSpec, ListedContainer
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.health import Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, model_at, port_of
@@ -44,10 +44,10 @@ class MortalHost(DockerHost):
         self._count()
         super().start(container_id)
 
-    def remove(self, container_id: str) -> None:
+    def remove(self, container: str | ListedContainer) -> None:
         """Count, then remove."""
         self._count()
-        super().remove(container_id)
+        super().remove(container)
 
     def _count(self) -> None:
         self._changes_left -= 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy.deployments import DeploymentContainers, find_deployment
+from sparkdeploy.deploy.deployments import Inspected, find_deployment
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
 from tests.engine.conftest import until
@@ -59,7 +59,7 @@ class Place:
         running = self.start(sequences, clock_offset_s=clock_offset_s)
         return running.wait(), running.said()
 
-    def deployment(self) -> DeploymentContainers:
+    def deployment(self) -> Inspected:
         """What there is of it."""
         with DockerHost(self.engine.address) as host:
             found = find_deployment(host, "main")

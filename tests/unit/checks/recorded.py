@@ -68,7 +68,7 @@ class RecordedEngine:
         """Nothing was built."""
         return ()
 
-    def own_containers(self) -> tuple[ContainerFact, ...]:
+    def labelled_containers(self) -> tuple[ContainerFact, ...]:
         """Our containers, from the few words of the recording."""
         return tuple(
             ContainerFact(
@@ -77,6 +77,7 @@ class RecordedEngine:
                 image_id="sha256:0",
                 state=item["state"],
                 labels={
+                    labels.KIND: "container",
                     labels.DEPLOYMENT: item["deployment"],
                     labels.MEMORY: str(item["memory"]),
                 },

@@ -55,7 +55,7 @@ def test_everything_down_leaves_what_another_head_has_taken_over(
 
 
 @contextlib.contextmanager
-def no_cluster(_settings: Any, _names: Any) -> Iterator[Any]:
+def no_cluster(_settings: Any, _names: Any, _this: Any = None) -> Iterator[Any]:
     raise RecipeError("config.yaml names no nodes")
     yield
 
@@ -148,14 +148,14 @@ def test_status_lists_the_containers_of_a_machine_once(
     labs: Labs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab, listings = deployed(labs(1)), 0
-    own_containers = lab.engines[0].own_containers
+    labelled_containers = lab.engines[0].labelled_containers
 
     def count() -> Any:
         nonlocal listings
         listings += 1
-        return own_containers()
+        return labelled_containers()
 
-    monkeypatch.setattr(lab.engines[0], "own_containers", count)
+    monkeypatch.setattr(lab.engines[0], "labelled_containers", count)
     assert lab.status().state == "healthy"
     assert listings == 1
 

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.commands import operate
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy.serving import remark_on_drafts
+from sparkdeploy.deploy.serving import counted_by
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
@@ -61,12 +61,12 @@ def test_status_says_it_of_a_healthy_server_alone(
 
 
 def test_a_server_that_does_not_tell_is_no_failure(server: TableServer) -> None:
-    assert SAID in remark_on_drafts(served_by(server), load_settings())
+    assert SAID in counted_by(served_by(server), load_settings()).drafting
     server.answers["/metrics"] = (503, "")
-    assert remark_on_drafts(served_by(server), load_settings()) == ""
+    assert counted_by(served_by(server), load_settings()).drafting == ""
     server.answers["/metrics"] = (200, "x" * 100)
-    assert remark_on_drafts(served_by(server), load_settings()) == ""
+    assert counted_by(served_by(server), load_settings()).drafting == ""
     gone = container("sparkdeploy-main", port="1")
-    assert remark_on_drafts(gone, load_settings()) == ""
+    assert counted_by(gone, load_settings()).drafting == ""
     unlabelled = container("sparkdeploy-main")
-    assert remark_on_drafts(unlabelled, load_settings()) == ""
+    assert counted_by(unlabelled, load_settings()).drafting == ""

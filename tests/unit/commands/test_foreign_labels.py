@@ -29,7 +29,7 @@ from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.memory import Memory, make_room
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
-from sparkdeploy.node.container import ContainerFact, ImageFact, own_tags
+from sparkdeploy.node.container import ContainerFact, ImageFact, ListedContainer, own_tags
 from sparkdeploy.node.ports import port_owner
 from sparkdeploy.plan.problems import promised_bytes
 from sparkdeploy.settings import load_settings
@@ -118,9 +118,10 @@ class Engine(FakeContainers):
         self.touched.append(self.facts[key].container_id)
         super().stop(key)
 
-    def remove(self, key: str) -> None:
+    def remove(self, container: str | ListedContainer) -> None:
+        key = container if isinstance(container, str) else container.container_id
         self.touched.append(self.facts[key].container_id)
-        super().remove(key)
+        super().remove(container)
 
     def rename(self, key: str, name: str) -> None:
         self.touched.append(self.facts[key].container_id)

@@ -38,7 +38,7 @@ class _Engine:
     def own_images(self) -> tuple[()]:
         return ()
 
-    def own_containers(self) -> tuple[()]:
+    def labelled_containers(self) -> tuple[()]:
         return ()
 
     def find_container(self, reference: str) -> ContainerFact | None:

@@ -92,7 +92,9 @@ def test_only_the_end_of_this_runs_log_is_read(monkeypatch: pytest.MonkeyPatch) 
     row_of(monkeypatch, engine)
     ended = engine_with(restart(1), "exited")
 
-    assert engine.asked == [{"tail": EXAMINED_LINES, "this_run": True}]
+    assert engine.asked == [
+        {"tail": EXAMINED_LINES, "this_run": engine.find_container("sparkdeploy-main")}
+    ]
     assert (row_of(monkeypatch, ended).restarts, ended.asked) == (0, [])
 
 

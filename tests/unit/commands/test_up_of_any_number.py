@@ -209,7 +209,7 @@ def test_a_part_that_fell_back_ends_the_launch(lab: Lab, monkeypatch: pytest.Mon
     deployed(lab)
     last = f"spark-{lab.count}"
 
-    def hold(node: Node, _fact: object) -> None:
+    def hold(node: Node, _fact: object, _told: object) -> None:
         if node.name == last:
             raise UnhealthyError(f"{node.name}: attention: planned FLASHINFER, runs TRITON")
 

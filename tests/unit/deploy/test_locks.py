@@ -154,11 +154,11 @@ def test_down_all_goes_on_behind_one_that_cannot_be_removed(
     tried = []
     real = lifecycle.remove_deployment
 
-    def remove(nodes: object, name: str, settings: object) -> tuple[str, ...]:
+    def remove(nodes: object, name: str, *about: object) -> tuple[str, ...]:
         tried.append(name)
         if len(tried) == 1:
             raise SparkdeployError(f"{name} cannot be removed")
-        return real(nodes, name, settings)  # type: ignore[arg-type]
+        return real(nodes, name, *about)  # type: ignore[arg-type]
 
     monkeypatch.setattr(lifecycle, "remove_deployment", remove)
     done = lifecycle.down_all()

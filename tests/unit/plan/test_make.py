@@ -10,6 +10,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.checks.report import MEANINGS
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.ports import PortOwner
 from sparkdeploy.plan.findings import plan_findings
@@ -42,6 +43,13 @@ def settled(shipped: Library) -> Observed:
     return observed(images=images, containers=(running(first.head.spec),))
 
 
+def ended(facts: Observed, code: int | None) -> ContainerFact:
+    """The container that was observed, after its end."""
+    (there,) = facts.head.containers
+    assert isinstance(there, ContainerFact)
+    return replace(there, state="exited", exit_code=code)
+
+
 def actions(made: Plan) -> list[Action]:
     return [*(step.action for step in made.images), made.checkpoint.action, made.head.action]
 
@@ -70,7 +78,7 @@ def test_a_serve_setting_replaces_the_container_and_rebuilds_nothing(shipped: Li
 @pytest.mark.parametrize("code", [1, 86, 87, 137, None])
 def test_a_container_that_died_is_replaced(shipped: Library, code: int | None) -> None:
     facts = settled(shipped)
-    died = replace(facts.head.containers[0], state="exited", exit_code=code)
+    died = ended(facts, code)
     made = plan(shipped, changed(facts, containers=(died,)))
     assert made.head.action is Action.REPLACE
     assert "exited" in made.head.reason
@@ -81,7 +89,7 @@ def test_a_stopped_container_starts_again_where_it_is_what_is_asked_for(
     shipped: Library, code: int
 ) -> None:
     facts = settled(shipped)
-    stopped = replace(facts.head.containers[0], state="exited", exit_code=code)
+    stopped = ended(facts, code)
     made = plan(shipped, changed(facts, containers=(stopped,)))
     assert (made.head.action, made.head.stopped) == (Action.START, stopped)
     assert made.head.reason == "stopped; the same container starts again"

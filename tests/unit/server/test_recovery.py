@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.recovery import recover_here
 from tests.fakes.containers import FakeContainers, container
 
@@ -15,7 +16,7 @@ def test_an_old_container_that_may_be_stopping_is_stopped_and_started_anew(tmp_p
     engine = FakeContainers.of(container("sparkdeploy-main-replaced"))
     done = recover_here(
         engine.host,
-        "main",
+        find_deployment(engine.host, "main"),
         crashes_dir=tmp_path,
         is_answering=lambda _fact: False,
     )
