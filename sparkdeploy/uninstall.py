@@ -21,9 +21,9 @@ from sparkdeploy.deploy.deployments import (
     nodes_with,
     refuse_as_worker,
 )
-from sparkdeploy.deploy.lifecycle import remove_deployment
 from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.deploy.nodes import connect, connect_nodes
+from sparkdeploy.deploy.removal import remove_deployment
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.settings import load_settings
 

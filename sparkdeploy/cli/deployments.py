@@ -207,7 +207,7 @@ def down(
     _on: OnOption = None,
 ) -> None:
     """Stop and remove a deployment; images, checkpoints and caches stay."""
-    from sparkdeploy.deploy import lifecycle, names
+    from sparkdeploy.deploy import names, removal
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
@@ -215,7 +215,7 @@ def down(
     if only == names.NOTHING:
         console.info("nothing to do: nothing is deployed")
         return
-    removed = lifecycle.down_all() if only is None else lifecycle.Removed(lifecycle.down(only))
+    removed = removal.down_all() if only is None else removal.Removed(removal.down(only))
     for container in removed.containers:
         console.info(f"removed {container}")
     if removed.errors:

@@ -13,7 +13,7 @@ from sparkdeploy.commands.boot import failed_starts, with_failed_starts
 from sparkdeploy.deploy import deployments
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import MemberRow, nodes_with
-from sparkdeploy.deploy.lifecycle import warn_of_foreign_containers
+from sparkdeploy.deploy.removal import warn_of_foreign_containers
 from sparkdeploy.deploy.serving import answers, counted_by
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node

@@ -19,9 +19,9 @@ from sparkdeploy.commands.rehearsal_engine import rehearsal_engine
 from sparkdeploy.commands.rehearsal_neighbours import ports_of_others, refuse_to_replace
 from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.lifecycle import down
 from sparkdeploy.deploy.lock import LOCK_WAIT_S, defer_signals
 from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.serving import require_listener
 from sparkdeploy.deploy.up import Outcome, up

@@ -1,4 +1,4 @@
-"""`stop`, `start`, `restart`, `rollback` and `down`: containers that exist end or start again."""
+"""`stop`, `start`, `restart` and `rollback`: containers that exist end or start again."""
 
 from __future__ import annotations
 
@@ -15,28 +15,23 @@ from sparkdeploy.deploy.deployments import (
     no_deployment,
     nodes_with,
     refuse_as_worker,
-    remove_containers,
 )
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
+from sparkdeploy.deploy.removal import require_known
 from sparkdeploy.deploy.served import served_by
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.watch import awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.cluster import this_node
-from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
 from sparkdeploy.node.ports import is_port_free, port_owner
-from sparkdeploy.plan.container import container_name
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.deploy.watch import Watch
     from sparkdeploy.node.container import ContainerFact, ListedContainer
@@ -44,9 +39,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
-
-NAMED_FOREIGN = 3
-SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +51,6 @@ class Started:
     """Whether something was started; False for what ran already."""
     readiness: Readiness | None = None
     """None for what answered already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What `down --all` removed, and why some of it stayed."""
-
-    containers: tuple[str, ...]
-    errors: tuple[SparkdeployError, ...] = ()
 
 
 def stop(name: str) -> tuple[str, ...]:
@@ -104,14 +88,6 @@ def _require_own(nodes: Nodes, name: str) -> Inspected:
         raise no_deployment(name, deployments_in(nodes.here.listing))
     refuse_as_worker(found)
     return found
-
-
-def _require_known(nodes: Nodes, name: str, settings: Settings) -> None:
-    """Raise NodeError where no deployment has the name, and nothing of one is left over."""
-    noted = ClusterRecord.below(settings.state_dir).deployments()
-    known = dict.fromkeys((*deployments_in(nodes.here.listing), *noted))
-    if name not in known:
-        raise no_deployment(name, known)
 
 
 def start(name: str, *, drop_page_cache: bool = False) -> Started:
@@ -158,7 +134,7 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
         try:
             with launch.lock():
                 found = look_again(nodes.here, name)
-                _require_known(nodes, name, settings)
+                require_known(nodes, name, settings)
                 refuse_as_worker(found)
                 reason = "`rollback` gave it up"
                 done = end_start(nodes, name, found, settings, reason=reason)
@@ -176,116 +152,6 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
     if not launch.begun:
         return Recovery("nothing", f"nothing to do: no earlier container of {name} is kept")
     return Recovery("returned", f"{name}: the earlier container is back and answers")
-
-
-def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
-    """Stop and remove one deployment on all of its nodes; return the names of its containers.
-
-    Raises NodeError on a machine that has only a part of what another one heads, and where nothing
-    has the name.
-    """
-    settings = load_settings()
-    with (
-        connect_nodes(settings, name) as nodes,
-        deploy_lock(settings, f"down {name}", name),
-    ):
-        warn_of_foreign_containers(nodes.here.listing)
-        found = look_again(nodes.here, name)
-        if not missing_ok:
-            _require_known(nodes, name, settings)
-        refuse_as_worker(found)
-        if found is not None and is_another(found.current.user):
-            console.warn(f"{name} was deployed by {found.current.user}")
-        return remove_deployment(nodes, name, found, settings)
-
-
-def down_all() -> Removed:
-    """Stop and remove every deployment of this machine, also when one of them cannot be."""
-    settings = load_settings()
-    with this_node(settings) as nodes:
-        found = deployments_in(nodes.here.listing)
-        warn_of_foreign_containers(nodes.here.listing)
-    foreign = {it.name: it.current.nodes[0] for it in found.values() if it.is_of_another_head}
-    noted = ClusterRecord.below(settings.state_dir).deployments()
-    removed: list[str] = []
-    errors: list[SparkdeployError] = []
-    for name in dict.fromkeys((*found, *noted)):
-        if name in foreign:
-            # What is noted of it is older than what that head has put here.
-            console.warn(f"{name} stays: {foreign[name]} heads it, and this machine is a worker")
-            continue
-        try:
-            with (
-                connect_nodes(settings, name) as nodes,
-                deploy_lock(settings, "down --all", name),
-            ):
-                there = look_again(nodes.here, name)
-                removed += remove_deployment(nodes, name, there, settings)
-        except SparkdeployError as error:
-            errors.append(error)
-    return Removed(tuple(removed), tuple(errors))
-
-
-def remove_deployment(
-    nodes: Nodes, name: str, found: Inspected | None, settings: Settings
-) -> tuple[str, ...]:
-    """Remove a deployment everywhere; what a node still has that does not answer stays noted.
-
-    `found` is what this node has of it now.
-    """
-    record = ClusterRecord.below(settings.state_dir)
-    facts = found.containers if found is not None else ()
-    # config.yaml may have called this machine otherwise when it started them.
-    own = {nodes.here.name, *(fact.nodes[0] for fact in facts if fact.nodes and not fact.rank)}
-    removed = [*remove_containers(nodes.here.docker, facts)]
-    left: list[str] = []
-    for other in nodes_with(found, record.nodes(name)):
-        if other in own or _is_forgotten(nodes, other, name, settings):
-            continue
-        try:
-            gone = _remove_on(nodes, other, name, own)
-        except NodeError as error:
-            left.append(other)
-            console.warn(
-                f"{error.message}; {container_name(name)} may remain there: run `sparkdeploy down "
-                f"{name}` again when it is back"
-            )
-            continue
-        removed += [f"{other}:{container}" for container in gone]
-    record.note(name, tuple(left))
-    return tuple(removed)
-
-
-def _is_forgotten(nodes: Nodes, other: str, name: str, settings: Settings) -> bool:
-    is_configured = nodes.config is not None and other in nodes.config.names
-    if is_configured or (nodes.config is None and settings.cluster is not None):
-        return False
-    console.warn(
-        f"{other} is not in config.yaml, and what it may have of {name} is forgotten; on that "
-        f"machine: docker rm -f {container_name(name)}"
-    )
-    return True
-
-
-def _remove_on(nodes: Nodes, other: str, name: str, heads: set[str]) -> tuple[str, ...]:
-    node = nodes.node(other)
-    with named(node):
-        found = find_deployment(node.docker, name)
-        facts = found.containers if found is not None else ()
-        ours = tuple(fact for fact in facts if fact.nodes and fact.nodes[0] in heads)
-        return remove_containers(node.docker, ours)
-
-
-def warn_of_foreign_containers(listing: Iterable[ListedContainer]) -> None:
-    """Name the containers that carry sparkdeploy's labels and are none of its own."""
-    names = [item.name for item in listing if not item.is_own]
-    if not names:
-        return
-    more = len(names) - NAMED_FOREIGN
-    rest = f" and {more} more" if more > 0 else ""
-    shown = ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_FOREIGN])
-    told = "left alone, for they carry sparkdeploy's labels and other names"
-    console.warn(f"{told}: {shown}{rest}")
 
 
 def _stop_everywhere(nodes: Nodes, found: Inspected, settings: Settings) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ from sparkdeploy.deploy.deployments import (
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.node.connection import DockerRefusedError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.plan.container import container_name
 
@@ -210,8 +209,8 @@ class Replacement:
         number = max(self.kept, default=0) + 1
         try:
             self.host.rename(container_id, kept_name(self.deployment, number))
-        except DockerRefusedError:
-            # Another command has kept one since they were listed.
+        except NodeError:
+            # Another command may have kept one since they were listed.
             found = find_deployment(self.host, self.deployment)
             self.knows(found.kept if found is not None else ())
             number = max(self.kept, default=0) + 1

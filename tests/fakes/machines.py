@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparkdeploy import labels
 from sparkdeploy.commands import operate
-from sparkdeploy.deploy import again, lifecycle, prepare, recovery
+from sparkdeploy.deploy import again, lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.deploy import up as deploy_up
@@ -219,7 +219,7 @@ class Lab:
         return lifecycle.start("main")
 
     def down(self, *, missing_ok: bool = False) -> tuple[str, ...]:
-        return lifecycle.down("main", missing_ok=missing_ok)
+        return removal.down("main", missing_ok=missing_ok)
 
     def status(self) -> Any:
         (row,) = operate.current_rows()
@@ -311,7 +311,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
 
     for module in (deploy_nodes, operate):
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (deploy_nodes, operate, lifecycle):
+    for module in (deploy_nodes, operate, removal):
         monkeypatch.setattr(module, "this_node", this_node)
     monkeypatch.setattr(deploy_nodes, "configured", lambda _settings: sparks(max(count, 2)))
     monkeypatch.setattr(deploy_nodes, "name_here", lambda _config: "spark-1")
@@ -360,7 +360,7 @@ def reached_alone(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> No
 
     for module in (deploy_nodes, operate):
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (deploy_nodes, operate, lifecycle):
+    for module in (deploy_nodes, operate, removal):
         monkeypatch.setattr(module, "this_node", this_node)
 
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from sparkdeploy.console import console
-from sparkdeploy.deploy.lifecycle import down
+from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import make_request, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.plan.launch import Exposure

@@ -10,8 +10,8 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands import operate
-from sparkdeploy.deploy import lifecycle
 from sparkdeploy.deploy import nodes as deploy_nodes
+from sparkdeploy.deploy import removal
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.settings import load_settings
 from tests.fakes.machines import NEW, Lab, build
@@ -48,7 +48,7 @@ def test_everything_down_leaves_what_another_head_has_taken_over(
     assert lab.record.nodes("main") == ("spark-3",)
     taken = replace(part(NEW, "x", nodes="spark-2,spark-1", rank="1"), container_id="x")
     lab.engines[0].facts = {"x": taken}
-    assert lifecycle.down_all().containers == ()
+    assert removal.down_all().containers == ()
     assert lab.engines[0].facts == {"x": taken}
     assert lab.record.nodes("main") == ("spark-3",)
     assert "main stays: spark-2 heads it" in capsys.readouterr().err
@@ -137,7 +137,7 @@ def test_a_mistake_in_the_file_forgets_nothing(labs: Labs, monkeypatch: pytest.M
     lab = labs(2)
     lab.record.note("main", ("spark-2",))
     broken = replace(load_settings(), cluster={"nodes": []})
-    monkeypatch.setattr(lifecycle, "load_settings", lambda: broken)
+    monkeypatch.setattr(removal, "load_settings", lambda: broken)
     for module in (deploy_nodes, operate):
         monkeypatch.setattr(module, "open_nodes", no_cluster)
     lab.down()

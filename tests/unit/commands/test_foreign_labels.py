@@ -23,7 +23,7 @@ from sparkdeploy.commands import operate as operating
 from sparkdeploy.commands.bench import origin as bench_origin
 from sparkdeploy.commands.clean import WantedImages, old_images
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy import lifecycle
+from sparkdeploy.deploy import lifecycle, removal
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.memory import Memory, make_room
@@ -153,8 +153,8 @@ def show_all() -> None:
 
 COMMANDS: dict[str, Callable[[], object]] = {
     "status": show_all,
-    "down": lambda: lifecycle.down("main"),
-    "down --all": lifecycle.down_all,
+    "down": lambda: removal.down("main"),
+    "down --all": removal.down_all,
     "rollback": lambda: lifecycle.roll_back("main"),
     "logs": read_all,
     "diagnose": lambda: diagnose.diagnose("main", load_settings().state_dir / "bundle.tar.gz"),
@@ -290,7 +290,7 @@ def test_a_name_that_is_none_is_no_way_to_another_file(name: str, command: str) 
     calls: dict[str, Callable[[], object]] = {
         "diagnose": lambda: diagnose.diagnose(name, state / "bundle.tar.gz"),
         "rollback": lambda: lifecycle.roll_back(name),
-        "down": lambda: lifecycle.down(name),
+        "down": lambda: removal.down(name),
         "logs": lambda: list(operating.read_log(name, follow=False, tail=None)),
     }
     with pytest.MonkeyPatch.context() as patch:

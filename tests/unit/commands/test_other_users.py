@@ -9,7 +9,7 @@ import pytest
 from sparkdeploy.commands import operate as operating
 from sparkdeploy.commands import switch
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy import lifecycle
+from sparkdeploy.deploy import removal
 from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import own_name
@@ -32,7 +32,7 @@ def test_status_and_down_say_whose_a_deployment_is(
     engine = FakeContainers.of(container("sparkdeploy-main", "exited", user=user))
     reached_alone(monkeypatch, engine)
     lines = "\n".join(plain_lines(status_lines(operating.current_rows())))
-    removed = lifecycle.down("main")
+    removed = removal.down("main")
 
     assert removed == ("sparkdeploy-main",)
     assert ("  deployed by anna" in lines) == is_said

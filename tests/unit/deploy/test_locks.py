@@ -147,12 +147,13 @@ def test_a_stage_is_built_by_one_command_at_a_time(
 def test_down_all_goes_on_behind_one_that_cannot_be_removed(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparkdeploy.deploy import lifecycle
+
+    from sparkdeploy.deploy import removal
 
     deployed(lab)
     lab.record.note("broken", ("spark-9",))
     tried = []
-    real = lifecycle.remove_deployment
+    real = removal.remove_deployment
 
     def remove(nodes: object, name: str, *about: object) -> tuple[str, ...]:
         tried.append(name)
@@ -160,7 +161,7 @@ def test_down_all_goes_on_behind_one_that_cannot_be_removed(
             raise SparkdeployError(f"{name} cannot be removed")
         return real(nodes, name, *about)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lifecycle, "remove_deployment", remove)
-    done = lifecycle.down_all()
+    monkeypatch.setattr(removal, "remove_deployment", remove)
+    done = removal.down_all()
     assert tried == ["main", "broken"]
     assert [error.message for error in done.errors] == ["main cannot be removed"]
