@@ -1,28 +1,41 @@
-"""A deployment that serves, watched until it ends: its parts live and die together."""
+"""`up --stay`: what systemd runs, so that it knows when a deployment serves and when it ends."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
+import socket
+import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.watch import STOP_TIMEOUT_S
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import named
 from sparkdeploy.server.forensics import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
+from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
+    from typing import TypeAlias
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.settings import Settings
 
+    Part: TypeAlias = tuple[Node, ContainerFact]
+
+NOTIFY = "NOTIFY_SOCKET"
 LOOK_EVERY_S = 2.0
+"""Between two looks while another command changes the deployment."""
 CONNECT_EVERY_S = 10.0
 
 
@@ -32,11 +45,56 @@ class NoMemoryLeftError(UnhealthyError):
     exit_code = EXIT_MEMORY_FLOOR
 
 
+def stay_with(deployment: str) -> None:
+    """Tell systemd, where it asks, that it serves; return when it was stopped or removed.
+
+    Raises UnhealthyError when a part of it died; the others are stopped then.
+    """
+    tell_systemd("READY=1")
+    settings = load_settings()
+    stay(partial(connect_nodes, settings, deployment), deployment, settings)
+    console.info(f"{deployment} was stopped")
+
+
+def tell_systemd(state: str) -> None:
+    """Send one word of sd_notify(3); nothing where nobody asked for it."""
+    address = os.environ.get(NOTIFY, "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        # An abstract address begins with a zero byte.
+        told.sendto(state.encode(), address.replace("@", "\0", 1))
+
+
+class Ends:
+    """The ends of containers, of which each is waited for in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._waited_for: set[str] = set()
+
+    def wait(self, parts: Iterable[Part]) -> None:
+        """Return when one of the containers has ended, or its node does not answer any more."""
+        for node, fact in parts:
+            if fact.container_id not in self._waited_for:
+                self._waited_for.add(fact.container_id)
+                arguments = (node, fact.container_id)
+                threading.Thread(target=self._wait_for, args=arguments, daemon=True).start()
+        self._waited_for.discard(self._ended.get())
+
+    def _wait_for(self, node: Node, container_id: str) -> None:
+        # Why nobody answers is seen at the next look.
+        with contextlib.suppress(NodeError):
+            node.docker.wait(container_id)
+        self._ended.put(container_id)
+
+
 def stay(
     connect: Callable[[], AbstractContextManager[Nodes]],
     deployment: str,
     settings: Settings,
     sleep: Callable[[float], None] = time.sleep,
+    make_ends: Callable[[], Ends] = Ends,
 ) -> None:
     """Return when a deployment was stopped or removed; what takes its place is watched on.
 
@@ -51,23 +109,31 @@ def stay(
 
     while True:
         with contextlib.suppress(NodeError), connect() as nodes:
-            while _goes_on(nodes, deployment, is_attended):
-                sleep(LOOK_EVERY_S)
+            ends = make_ends()
+            while (parts := _look(nodes, deployment, is_attended)) is not None:
+                if parts:
+                    ends.wait(parts)
+                else:
+                    sleep(LOOK_EVERY_S)
             return
         # A connection that broke off stays so.
         sleep(CONNECT_EVERY_S)
 
 
-def _goes_on(nodes: Nodes, deployment: str, is_attended: Callable[[], bool]) -> bool:
-    """Look once; raise NodeError where not all was seen, and nothing seen ends it."""
+def _look(nodes: Nodes, deployment: str, is_attended: Callable[[], bool]) -> list[Part] | None:
+    """Return the parts when all of them run, none during a change, None when it was stopped.
+
+    Raises NodeError where not all was seen, and nothing seen ends it.
+    """
+    changes: list[Part] = []
     found = find_deployment(nodes.here.docker, deployment)
     if found is None:
-        return is_attended()
+        return changes if is_attended() else None
     if found.is_half_replaced:
-        return True
+        return changes
     head = found.serving
     if head is None or head.is_stopped:
-        return is_attended()
+        return changes if is_attended() else None
     parts, unseen = _parts(nodes, head)
     died = next((it for it in parts if not it[1].is_running), None)
     # A part alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
@@ -76,7 +142,7 @@ def _goes_on(nodes: Nodes, deployment: str, is_attended: Callable[[], bool]) -> 
         raise _end(parts, *died)
     if unseen is not None:
         raise unseen
-    return True
+    return parts if died is None else changes
 
 
 def _runs_still(nodes: Nodes, head: ContainerFact) -> bool:
@@ -84,11 +150,10 @@ def _runs_still(nodes: Nodes, head: ContainerFact) -> bool:
     return fact is not None and fact.is_running and fact.name == head.name
 
 
-def _parts(
-    nodes: Nodes, head: ContainerFact
-) -> tuple[list[tuple[Node, ContainerFact]], NodeError | None]:
+def _parts(nodes: Nodes, head: ContainerFact) -> tuple[list[Part], NodeError | None]:
     """Return the parts of a head's launch that can be seen, the head first, and why not all."""
-    seen, unseen = [(nodes.here, head)], None
+    seen: list[Part] = [(nodes.here, head)]
+    unseen: NodeError | None = None
     for name in head.nodes[1:]:
         try:
             node = nodes.node(name)
@@ -103,9 +168,7 @@ def _parts(
     return seen, unseen
 
 
-def _end(
-    parts: list[tuple[Node, ContainerFact]], node: Node, fact: ContainerFact
-) -> UnhealthyError:
+def _end(parts: list[Part], node: Node, fact: ContainerFact) -> UnhealthyError:
     for other, part in parts:
         with contextlib.suppress(NodeError):
             other.docker.stop(part.container_id, timeout_s=STOP_TIMEOUT_S)

@@ -160,6 +160,11 @@ class Containers(DockerConnection):
         with translated(f"start container {container_id[:12]}"):
             self._api.start(container_id)
 
+    def wait(self, container_id: str) -> None:
+        """Return when a container does not run any more, however long that takes."""
+        with translated(f"wait for container {container_id[:12]}"):
+            self._api.wait(container_id, timeout=None)
+
     def stop(self, container_id: str, *, timeout_s: int = 30) -> None:
         """Stop a container: SIGTERM, then SIGKILL after the timeout. Stopped is fine."""
         # Twice: the first process of a container that has just been started may not have been there

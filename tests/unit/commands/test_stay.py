@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from sparkdeploy.deploy import lifecycle, staying
-from sparkdeploy.deploy.stay_command import stay_with, tell_systemd
-from sparkdeploy.deploy.staying import NoMemoryLeftError
+from sparkdeploy.deploy.staying import NoMemoryLeftError, stay_with, tell_systemd
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, watching
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.recipe.load import Library
+    from sparkdeploy.settings import Settings
 
 OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
 
@@ -43,17 +43,23 @@ def stays(lab: Lab, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], obje
     left = list(happens)
     seen = 0
 
-    def sleep(_duration_s: float) -> None:
+    def sleep(_about: object) -> None:
         nonlocal seen
         assert left, "it goes on for ever"
         left.pop(0)()
         seen += 1
 
-    def stay(connect: object, name: str, settings: object) -> None:
-        staying.stay(connect, name, settings, sleep)  # type: ignore[arg-type]
+    class Ends:
+        wait = staticmethod(sleep)
 
-    monkeypatch.setattr("sparkdeploy.deploy.stay_command.stay", stay)
-    stay_with("main")
+    real = staying.stay
+
+    def watched(connect: Any, name: str, settings: Settings) -> None:
+        real(connect, name, settings, sleep, cast("type[staying.Ends]", Ends))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staying, "stay", watched)
+        stay_with("main")
     return seen
 
 
