@@ -55,12 +55,13 @@ class Client:
                     self.replies.append(self._ask(name))
 
     def _ask(self, name: str) -> Reply:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
         body = json.dumps({"model": name, "prompt": "x", "max_tokens": 1})
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-        connection.close()
+        told = {"Content-Type": "application/json"}
+        # Closed also where a server that ends breaks off.
+        with contextlib.closing(HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            connection.request("POST", "/v1/completions", body, told)
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
         if answer.status != 200:
             return Reply(time.monotonic(), name, "", "")
         return Reply(time.monotonic(), name, content["model"], content["choices"][0]["text"])
