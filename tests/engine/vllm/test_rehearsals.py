@@ -126,7 +126,8 @@ def test_a_draft_head_changes_no_text_builds_nothing_and_leaves_nothing(
     assert [item.name for item in host.own_containers() if item.deployment == "rehearsal"] == []
 
 
-@pytest.mark.parametrize("recipe", ["dflash", pytest.param("dflash-prose", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["dflash", "dflash-prose"])
 def test_dflash_drafts_with_a_made_drafter_and_shares_the_int8_head(
     program: Program, recipe: str
 ) -> None:
