@@ -31,6 +31,7 @@ from sparkdeploy.bench.watch import (
     together,
 )
 from sparkdeploy.errors import BenchError, SparkdeployError
+from sparkdeploy.server.pooling import MEASURE_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +103,7 @@ def find_dialect(streams: Streams, model: str, route: Route = Route.CHAT) -> Dia
     if failure is not None and failure.kind is FailureKind.UNCOUNTED:
         hint = "it must answer `stream_options: {include_usage: true}`: chunks are not tokens"
     if words.endswith(NO_ROUTE):
-        hint = "a model for embeddings or scores is measured with `sparkdeploy bench pooling`"
+        hint = MEASURE_HINT
     raise BenchError(f"the server cannot be measured: {words}", hint=hint)
 
 

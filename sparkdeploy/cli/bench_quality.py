@@ -142,31 +142,6 @@ def tools(
         raise BenchError(f"{wrong} of {len(results)} tool calls went wrong")
 
 
-def pooling(
-    name: NameArgument = None,
-    url: UrlOption = None,
-    model: ModelOption = None,
-    key_file: KeyFileOption = None,
-    ca_file: CaFileOption = None,
-    concurrency: Annotated[
-        str, typer.Option(help="How many requests at once, with commas.")
-    ] = "1,4,16",
-    requests: Annotated[int, typer.Option(help="For each of them.", min=1)] = 64,
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
-    """Measure a model for embeddings, scores or classes on its own route."""
-    from sparkdeploy.bench.pooling import pooling_lines
-    from sparkdeploy.bench.suites import parse_counts
-    from sparkdeploy.commands.bench.endpoint import Access
-    from sparkdeploy.commands.bench.quality import bench_pooling
-
-    side, access = one_side(name, url, "bench pooling"), Access(key_file, model, ca_file)
-    counts = parse_counts(concurrency, "--concurrency")
-    figures = bench_pooling(side, counts, requests, current_settings(), access)
-    answer(pooling_lines(figures), [asdict(item) for item in figures], as_json=as_json)
-
-
 def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> None:
     from sparkdeploy.bench.quality.capture import write_capture
     from sparkdeploy.deploy import names

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+MEASURE_HINT = (
+    "vLLM's own tool measures it, in its container: `docker exec sparkdeploy-NAME "
+    "vllm bench serve --backend openai-embeddings --help=all` (docs/bench.md has a whole line)"
+)
 
 
 @dataclass(frozen=True, slots=True)

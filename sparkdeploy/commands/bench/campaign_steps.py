@@ -29,6 +29,7 @@ from sparkdeploy.deploy.request import Request, plan_for, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.plan.container import PYTHON, Deployment
+from sparkdeploy.server.pooling import MEASURE_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -205,7 +206,7 @@ def planned(
         if item.recipe.serve.runner == "pooling":
             raise UsageError(
                 f"{item.recipe.name} writes no text, and a campaign measures how it is written",
-                hint="`sparkdeploy up` it, then `sparkdeploy bench pooling`",
+                hint=MEASURE_HINT,
             )
     shapes = [None if is_quick else tuned_shape(item) for item in resolved]
     planned_recipes: list[RecipeState] = []

@@ -19,6 +19,7 @@ from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.server.pooling import MEASURE_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,7 +102,7 @@ def _refuse_no_text(resolved: list[Resolved]) -> None:
         if item.recipe.serve.runner == "pooling":
             raise UsageError(
                 f"{item.recipe.name} writes no text, and a pair measures how it is written",
-                hint="`sparkdeploy up` it, then `sparkdeploy bench pooling`",
+                hint=MEASURE_HINT,
             )
 
 

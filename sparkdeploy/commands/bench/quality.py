@@ -7,14 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.pooling import PoolingFigures, measure_pooling
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import first_texts, read_capture, take_capture
 from sparkdeploy.bench.quality.kept import FOLDER, QualityShelf, result_of, served_of
 from sparkdeploy.commands.bench.endpoint import Access, served_side
 from sparkdeploy.console import console
-from sparkdeploy.errors import BenchError
-from sparkdeploy.server.client import ServedModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,32 +84,6 @@ def search_needles(
     with found.model as model, console.step(f"needles in {label}") as step:
         fitting = needle.fitting(lengths, model.max_model_len())
         return tuple(needle.search(model, fitting, on_progress=step.say))
-
-
-def bench_pooling(
-    side: str, concurrency: Sequence[int], requests: int, settings: Settings, access: Access
-) -> tuple[PoolingFigures, ...]:
-    """Measure a model that writes no text; BenchError for one that does."""
-    found = served_side(side, settings, access)
-    label = found.label
-    with found.model as model, console.step(f"requests to {label}") as step:
-        endpoint = model.pooling_endpoint()
-        if endpoint is None:
-            raise BenchError(f"{label} writes text", hint="measure it with `sparkdeploy bench`")
-
-        def opened() -> ServedModel:
-            return ServedModel(
-                model.base_url,
-                model.api_key,
-                model=model.name,
-                ca_file=model.ca_file,
-                require_listener=model.require_listener,
-            )
-
-        figures = measure_pooling(
-            opened, endpoint, concurrency=concurrency, requests=requests, on_progress=step.say
-        )
-        return tuple(figures)
 
 
 def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:

@@ -6,6 +6,9 @@ It serves embeddings, so that one start also shows how a model is met that write
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import subprocess
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,7 @@ import pytest
 
 from tests.engine.conftest import free_port
 from tests.engine.vllm.twin_user import twin_user, unique_name
+from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,16 +88,21 @@ def test_it_is_served_with_a_parameter_of_its_own(program: Program, theirs: Path
 
 
 @pytest.mark.slow
-def test_its_embeddings_are_measured(program: Program) -> None:
-    words = ("bench", "pooling", NAME, "--concurrency", "1,2", "--requests", "2")
-    figures = program.answer(*words)
-    assert [row["concurrency"] for row in figures] == [1, 2]
-    assert all(row["endpoint"] == "/v1/embeddings" for row in figures)
-    assert all(row["prompt_tokens"] > 0 for row in figures)
+def test_its_embeddings_are_measured(program: Program, theirs: Path) -> None:
+    """The line is the one of docs/bench.md, in the container that serves."""
+    page = (REPOSITORY / "docs" / "bench.md").read_text()
+    (line,) = re.findall(r"^docker exec .+ vllm bench serve .+$", page, re.MULTILINE)
+    shown = program.run("plan", str(theirs), *ENGINE, "--allow-unsafe", "--show", "args").stdout
+    for name, value in {"NAME": NAME, "FOLDER": shlex.split(shown)[2], "MODEL": "twin"}.items():
+        line = re.sub(rf"\b{name}\b", value, line)
+    line = line.replace(":8000", f":{PORT}").replace("--num-prompts 256", "--num-prompts 4")
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Successful requests: +4 ", done.stdout), done.stdout
 
 
 @pytest.mark.slow
 def test_a_suite_that_needs_text_says_so(program: Program) -> None:
     done = program.run("bench", NAME, "--rounds", "1")
     assert done.returncode == 8
-    assert "sparkdeploy bench pooling" in done.stderr
+    assert "vllm bench serve --backend openai-embeddings" in done.stderr

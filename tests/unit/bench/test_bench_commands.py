@@ -325,9 +325,7 @@ def test_a_server_that_tells_no_usage_is_refused_at_its_first_request(
     assert {body["max_tokens"] for body in engine.asked} == {2}
 
 
-@pytest.mark.parametrize(
-    "command", [(), ("needle",), ("tools",), ("pooling",), ("quality", "--save", "x.json")]
-)
+@pytest.mark.parametrize("command", [(), ("needle",), ("tools",), ("quality", "--save", "x.json")])
 def test_a_password_in_an_address_goes_nowhere(
     bench: Callable[..., Done], engine: FakeEngine, command: tuple[str, ...]
 ) -> None:

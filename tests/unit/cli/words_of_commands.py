@@ -53,7 +53,6 @@ VALUES: dict[str, Value] = {
     "bench load name": Value(("deployment",)),
     "bench needle name": Value(("deployment",)),
     "bench pair sides": Value(("deployment", "recipe")),
-    "bench pooling name": Value(("deployment",)),
     "bench quality sides": Value(("deployment", "file")),
     "bench report runs": Value(("run", "file")),
     "bench run name": Value(("deployment",)),

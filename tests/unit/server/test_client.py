@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sparkdeploy.bench.pooling import measure_pooling, pooling_lines
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
@@ -267,22 +266,3 @@ def test_the_server_says_which_route_its_model_is_for(
     server.answers["/openapi.json"] = (200, json.dumps({"paths": paths}))
     found = model.pooling_endpoint()
     assert (found.path if found else None) == route
-
-
-def test_requests_for_embeddings_are_measured(server: TableServer) -> None:
-    server.answers["/v1/embeddings"] = (200, json.dumps({"usage": {"prompt_tokens": 100}}))
-    figures = list(
-        measure_pooling(
-            lambda: ServedModel(server.url, model="qwen"),
-            POOLING_ENDPOINTS[0],
-            concurrency=(1, 3),
-            requests=2,
-            on_progress=lambda _words: None,
-        )
-    )
-    assert [(item.concurrency, item.requests) for item in figures] == [(1, 2), (3, 3)]
-    assert figures[1].prompt_tokens == 300
-    assert figures[0].latency_s.p50 <= figures[0].latency_s.p95
-    texts = [tuple(body["input"]) for path, _, body in server.asked if path == "/v1/embeddings"]
-    assert len(set(texts)) == len(texts) == 6
-    assert len(list(pooling_lines(figures))) == 4
