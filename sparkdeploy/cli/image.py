@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -68,7 +69,8 @@ def build(
     columns = (TextColumn(), TextColumn(), TextColumn("", Fill.FIGURE), TextColumn(), TextColumn())
     answer([TextTable(columns, tuple(rows))], [asdict(it) for it in images], as_json=as_json)
     if platform is not None:
-        console.info(f"to take it along: sparkdeploy image export {images[-1].tag} FILE")
+        tags = shlex.join(image.tag for image in images)
+        console.info(f"to take it along: docker save -o FILE {tags}, and there docker load -i FILE")
 
 
 @group.command()
@@ -177,31 +179,6 @@ def remove_images(
 
     for tag in remove_images(images, current_settings()):
         console.answer(f"removed {tag}")
-
-
-@group.command("export")
-def export_image(
-    image: ImageArgument, file: Annotated[Path, typer.Argument(help="The tar to write.")]
-) -> None:
-    """Write an image, with the stages below it, into a tar for a machine without a network."""
-    from sparkdeploy.commands.image import export_images
-
-    for written in export_images(image, file, current_settings()):
-        console.answer(f"sha256:{written.digest} {written.tags[0]}")
-
-
-@group.command("import")
-def import_image(
-    file: Annotated[Path, typer.Argument(help="A tar that `export` wrote.")],
-    digest: Annotated[
-        str | None, typer.Option(help="A digest that `export` printed; no other image is taken.")
-    ] = None,
-) -> None:
-    """Load a tar of images after every byte of it was held against its digest."""
-    from sparkdeploy.commands.image import import_images
-
-    for image in import_images(file, digest, current_settings()):
-        console.answer(f"sha256:{image.digest} {' '.join(image.tags)}")
 
 
 def _day(date: str | None) -> str | None:

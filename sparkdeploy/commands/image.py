@@ -1,26 +1,23 @@
-"""`image`: engines' locks and wheels, and our images: listed, shown, removed, carried elsewhere."""
+"""`image`: engines' locks and wheels, and our images: listed, shown, removed."""
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import atomic_files, labels
+from sparkdeploy import labels
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.use_note import refuse_used
 from sparkdeploy.errors import BuildError, NodeError, UsageError
 from sparkdeploy.image import lock, network
-from sparkdeploy.image.archive import ArchivedImage, list_archive, read_archive
 from sparkdeploy.image.emulation import platform_of
 from sparkdeploy.image.stages import UPPERMOST_FIRST
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.container import own_tags
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources
-from sparkdeploy.stored_json import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -259,88 +256,6 @@ def _refuse_needed(going: list[ImageFact], staying: list[ImageFact], host: Docke
                 f"{image.tags[0]} is built on {image.below}",
                 hint=f"remove both: sparkdeploy image rm {image.tags[0]} {image.below}",
             )
-
-
-def export_images(reference: str, file: Path, settings: Settings) -> tuple[ArchivedImage, ...]:
-    """Write an image and those it stands on into a tar; it appears only when it is complete.
-
-    The images are named as the archive names them: ids are another thing on another engine.
-
-    Raises NodeError for an image that is not here, and for a tar that cannot be written.
-    """
-    with connect(settings) as host:
-        chain = image_chain(host, host.measured(find_own(host.own_images(), reference)))
-        tags = [image.tags[0] for image in chain]
-        try:
-            with atomic_files.replacing(file, atomic_files.SHARED_FILE_MODE) as stream:
-                with console.step(f"export {tags[0]}") as step:
-                    for chunk in host.save_images(tags):
-                        stream.write(chunk)
-                        step.progress(stream.tell(), max(chain[0].size_bytes, stream.tell()))
-                stream.seek(0)
-                written = list_archive(file, stream)
-        except OSError as error:
-            raise NodeError(
-                f"{file} cannot be written: {error.strerror or error}",
-                hint=f"it needs about {chain[0].size_bytes} bytes",
-            ) from error
-    return tuple(sorted(written, key=lambda image: tags.index(image.tags[0])))
-
-
-def import_images(
-    file: Path, expected_digest: str | None, settings: Settings
-) -> tuple[ArchivedImage, ...]:
-    """Verify an archive, load it and look whether what was promised is there.
-
-    `expected_digest` is what `export` printed. Raises BuildError before anything is loaded when
-    the archive is damaged, foreign or another one.
-    """
-    with _opened(file) as stream:
-        return _import(file, stream, expected_digest, settings)
-
-
-def _opened(file: Path) -> IO[bytes]:
-    try:
-        return open_regular(file)
-    except OSError as error:
-        raise BuildError(f"{file} cannot be read: {error.strerror or error}") from error
-
-
-def _import(
-    file: Path, stream: IO[bytes], expected_digest: str | None, settings: Settings
-) -> tuple[ArchivedImage, ...]:
-    with console.step(f"verify {file.name}"):
-        images = read_archive(file, stream)
-    wanted = (expected_digest or "").removeprefix("sha256:")
-    if wanted and all(image.digest != wanted for image in images):
-        raise BuildError(
-            f"{file} holds no image with the digest sha256:{wanted}",
-            detail="\n".join(f"sha256:{image.digest} {' '.join(image.tags)}" for image in images),
-        )
-    with connect(settings) as host:
-        stream.seek(0)
-        with console.step(f"load {file.name}"):
-            host.load_images(stream)
-        for image in images:
-            for tag in image.tags:
-                _require_loaded(host, tag, image)
-    return images
-
-
-def _require_loaded(host: DockerHost, tag: str, image: ArchivedImage) -> None:
-    """Raise NodeError, with the tag removed, unless an engine loaded the image that was verified.
-
-    The engine reads an archive in its own way, and the file may have changed since.
-    """
-    found = host.find_image(tag)
-    if image.is_loaded(found):
-        return
-    if found is not None and found.labels.get(labels.KIND) == "image":
-        host.remove_image(tag)
-    raise NodeError(
-        f"{tag} is not what the archive holds after loading it",
-        hint=f"do not use it: docker image rm {shlex.quote(tag)}",
-    )
 
 
 def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:

@@ -129,7 +129,7 @@ def _refuse_foreign(engine: Engine, wanted: Architecture, own: Architecture) -> 
     if engine.kind == "source":
         raise BuildError(
             f"engine {engine.name} compiles vLLM, which takes days where {platform} is emulated",
-            hint="build it on such a machine, and `sparkdeploy image export` it there",
+            hint="build it on such a machine, and bring it with docker save and docker load",
         )
     processor = facts.architecture()
     if processor != own:

@@ -127,8 +127,8 @@ def _require_builder(host: DockerHost) -> None:
     if refusal is not None:
         raise BuildError(
             "this Docker Engine no longer has the builder that sparkdeploy uses",
-            hint="build on another machine, and bring the images with `sparkdeploy image export`"
-            f" and `sparkdeploy image import`; or install Docker Engine {NEWEST_WITH_BUILDER}",
+            hint="build on another machine, and bring the images with docker save and docker load"
+            f"; or install Docker Engine {NEWEST_WITH_BUILDER}",
             detail=refusal,
         )
 

@@ -130,8 +130,6 @@ COMMANDS = {
     "import into the trusted folder": ("recipe import foreign.yaml -o trusted", 3),
     "source": ("recipe source add theirs .", 0),
     "image": ("image ls", 4),
-    "image import": ("image import images.tar", 5),
-    "image export": ("image export cuda-0.25 report.tar.gz", 4),
     "checkpoint": ("checkpoint ls", 0),
     "checkpoint plan": ("checkpoint plan ./their.yaml", 3),
     "plan": ("plan ./their.yaml", 3),

@@ -69,6 +69,7 @@ REVIEWED = {
     "deploy/use_note.py": {"launch.command"},
     "export/neighbour.py": {"text"},
     "image/base.py": {"' '.join(missing_packages(os.geteuid()))"},
+    "image/build.py": {"NEWEST_WITH_BUILDER"},
     "image/emulation.py": {"REGISTERED / found[0].name", "REGISTERED / name", "shows"},
     "image/failures.py": {"own"},
     "image/lock.py": {"engine"},

@@ -71,9 +71,11 @@ def test_an_image_for_another_processor_is_made_proven_and_carried(
     assert made.proof["vllm"] == foreign
     assert host.run_once(made.image_id, ["cat", "/built-on"]) == (0, foreign)
     file = tmp_path / "images.tar"
-    image_shelf.export_images(pair[1].tag, file, settings)
+    with file.open("wb") as out:
+        out.writelines(host.save_images([stage.tag for stage in pair]))
     image_shelf.remove_images([stage.tag for stage in pair], settings)
-    image_shelf.import_images(file, made.image_id, settings)
+    with file.open("rb") as archive:
+        host.load_images(archive)
     found = host.find_image(pair[1].tag)
     assert found is not None
     assert facts.known_architecture(found.architecture) == foreign

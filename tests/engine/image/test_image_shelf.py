@@ -1,5 +1,9 @@
 """Images listed, removed and carried elsewhere; a build from a wheelhouse without a network."""
 
+import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +12,14 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands import image as image_shelf
-from sparkdeploy.errors import BuildError, NodeError, UsageError
+from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
 from tests.engine.lab_stages import build, make_stage
+from tests.unit.conftest import REPOSITORY
 
 IDNA = PackagePin("idna", "3.11")
 SHA256 = "771a87f49d9defaf64091e6e6fe9c18d4833f140bd19464795bc32d966ca37ea"
@@ -60,19 +65,24 @@ def test_an_image_that_another_stands_on_stays_until_both_go(
     assert host.find_image(lower.tag) is None
 
 
-def test_images_travel_as_one_verified_tar(
+def test_the_docs_lines_carry_an_image_with_those_it_stands_on(
     host: DockerHost, pair: tuple[Stage, Stage], settings: Settings, tmp_path: Path
 ) -> None:
     lower, upper = pair
-    file = tmp_path / "images.tar"
     before = [host.find_image(stage.tag) for stage in pair]
-    written = image_shelf.export_images(upper.tag, file, settings)
-    assert [image.tags[0] for image in written] == [upper.tag, lower.tag]
+    page = (REPOSITORY / "docs" / "engines.md").read_text()
+    lines = re.findall(r"^(?:docker (?:save|load)|sha256sum) [^#\n]+", page, re.MULTILINE)
+    assert [line.split()[:2] for line in lines] == [
+        ["docker", "save"], ["sha256sum", "spark.tar"], ["sha256sum", "-c"], ["docker", "load"]
+    ]  # fmt: skip
+    program = shlex.join([sys.executable, "-P", "-m", "sparkdeploy"])
+    save, *rest = (
+        line.replace("cuda-0.25", upper.tag).replace("$(sparkdeploy ", f"$({program} ")
+        for line in lines
+    )
+    subprocess.run(["sh", "-e", "-c", save], check=True, cwd=tmp_path)
     image_shelf.remove_images([lower.tag, upper.tag], settings)
-    with pytest.raises(BuildError, match="holds no image with the digest"):
-        image_shelf.import_images(file, "sha256:" + "0" * 64, settings)
-    assert host.find_image(upper.tag) is None
-    image_shelf.import_images(file, f"sha256:{written[0].digest}", settings)
+    subprocess.run(["sh", "-e", "-c", "\n".join(rest)], check=True, cwd=tmp_path)
     assert [host.find_image(stage.tag) for stage in pair] == before
 
 

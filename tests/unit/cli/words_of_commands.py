@@ -79,8 +79,6 @@ VALUES: dict[str, Value] = {
     "stop name": Value(("deployment",)),
     "fits recipes": Value(("recipe", "file")),
     "image build name": Value(("recipe", "engine", "file")),
-    "image import file": Value(("file",)),
-    "image export file": Value(("file",)),
     "recipe import source": Value(("recipe", "file")),
     "recipe import --output": Value(("folder",)),
     "status names": Value(("deployment",)),

@@ -240,5 +240,5 @@ def test_an_engine_without_a_builder_is_named_before_anything_is_made(
     with pytest.raises(BuildError, match="no longer has the builder") as caught:
         build(host, stage, make_settings)
     assert caught.value.detail == "only BuildKit is supported"
-    assert "sparkdeploy image import" in (caught.value.hint or "")
+    assert "docker save and docker load" in (caught.value.hint or "")
     assert host.networks == []
