@@ -209,7 +209,7 @@ def refused(report: dict[str, Any]) -> list[str]:
     return [item["what"] for item in report["asked"] if item["outcome"] != ANSWERED]
 
 
-# tests/engine/inside/plugin_checks hold the back end, test_turboquant_tokens.py each format.
+# check_turboquant_cpu.py and check_turboquant_maths.py compare the back end in each format.
 @pytest.mark.slow
 def test_turboquant_runs_with_mtp_and_says_what_it_says_without(program: Program) -> None:
     report = program.answer("rehearse", "v2-tq")

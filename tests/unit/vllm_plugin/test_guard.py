@@ -361,28 +361,3 @@ def test_the_kernels_own_killer_is_offered_all_that_is_started_and_not_the_guard
     """
     code, offered, _ = finish(start(script, before=before))
     assert (code, offered) == (3, f"1000\n{own}")
-
-
-def test_a_child_that_forks_at_once_is_offered_with_what_it_forks() -> None:
-    script = "cat /proc/self/oom_score_adj; exit 3"
-    for _ in range(5):
-        done = subprocess.run(
-            [sys.executable, "-m", "sparkdeploy_vllm.guard", "--", "sh", "-c", script],
-            env={**os.environ, "PYTHONPATH": str(PLUGIN_TREE)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stdout == "1000\n"
-
-
-def test_a_parent_that_ignores_sigchld_changes_nothing(start: Start) -> None:
-    guard = start(
-        """
-        import os, signal
-        print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL)
-        raise SystemExit(7)
-        """,
-        before="import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-    )
-    assert finish(guard)[:2] == (7, "True\n")

@@ -9,16 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sparkdeploy_vllm.guard.asking import Reply
-from sparkdeploy_vllm.guard.idling import Idleness, IdleOrders, IdleWatch
+from sparkdeploy_vllm.guard.idling import Idleness
 from sparkdeploy_vllm.guard.stalling import (
     LONGEST_STEP_S,
-    Canary,
     EngineWork,
-    StallWatch,
-    Stillness,
 )
 from sparkdeploy_vllm.guard.supervision import Orders, Supervision
-from sparkdeploy_vllm.guard.waiting import Waiters
 
 from tests.unit.vllm_plugin.guarded import Start, events, finish
 from tests.unit.vllm_plugin.test_guard_stalls import Mute
@@ -29,13 +25,6 @@ LOOK_S = 4.0
 def work(running: float = 0.0, waiting: float = 0.0, tokens: int = 5) -> EngineWork:
     moving = ((b"generation_tokens_total", b"%d" % tokens),)
     return EngineWork(running, has_worked=tokens > 0, moving=moving, waiting=waiting)
-
-
-def test_nobody_asks_for_half_an_hour() -> None:
-    idleness = Idleness()
-    seen = [idleness.see(number * LOOK_S, {"0": work()}) for number in range(451)]
-    assert seen[0] == 0
-    assert seen[-1] == 1800
 
 
 @pytest.mark.parametrize(
@@ -51,21 +40,10 @@ def test_somebody_asks(seen: Callable[[int], EngineWork]) -> None:
     assert max(idleness.see(n * LOOK_S, {"0": seen(n)}) for n in range(1000)) < 20 * LOOK_S
 
 
-def test_one_busy_engine_of_two_keeps_both() -> None:
-    idleness = Idleness()
-    for number in range(100):
-        assert idleness.see(number * LOOK_S, {"0": work(), "1": work(running=1.0)}) == 0
-
-
 def test_a_machine_that_slept_was_not_idle_meanwhile() -> None:
     idleness = Idleness()
     idleness.see(0.0, {"0": work()})
     assert idleness.see(36_000.0, {"0": work()}) == LONGEST_STEP_S
-
-
-def test_a_page_without_counters_tells_of_no_idle_server() -> None:
-    idleness = Idleness()
-    assert [idleness.see(number * LOOK_S, {}) for number in range(100)] == [0.0] * 100
 
 
 @given(
@@ -102,34 +80,6 @@ class Asked:
         return Reply(b"200", body % (running, tokens) + b"vllm:prompt_tokens_total %d\n" % tokens)
 
 
-@pytest.mark.parametrize("lasts_s", [0.0, 3.0, 7.0])
-@pytest.mark.parametrize("others_every_s", [0, 100])
-@pytest.mark.parametrize("canary_after_s", [60.0, float("inf")])
-def test_a_new_silent_connection_every_few_minutes_keeps_nobody_awake(
-    lasts_s: float, others_every_s: int, canary_after_s: float
-) -> None:
-    """The guard asks about each of them, and now and then by itself: its token is no request."""
-    mute, seconds = Mute(answer_at_s=lasts_s), 0
-    page = Asked(mute)
-    waiters = Waiters(lambda: frozenset({b"%d" % (seconds // 180)}))
-    canary = Canary(mute, canary_after_s)  # type: ignore[arg-type]
-    stalls = StallWatch(page, Stillness(60.0), canary, waiters)  # type: ignore[arg-type]
-    idle = IdleWatch(page, stop_after_s=1800.0)  # type: ignore[arg-type]
-    stops_at: list[int] = []
-    for seconds in range(3600):
-        page.others += bool(others_every_s) and seconds % others_every_s == 0
-        stalls.tick(float(seconds))
-        if stalls.is_asking:
-            idle.overlook(float(seconds))
-        if idle.tick(float(seconds)) is not None:
-            stops_at.append(seconds)
-    assert mute.asked >= 20
-    if others_every_s:
-        assert stops_at == []
-    else:
-        assert 1800 <= stops_at[0] < 1900
-
-
 @pytest.mark.parametrize("is_asking", [True, False])
 def test_the_guard_overlooks_its_own_question_alone(is_asking: bool) -> None:
     class Told:
@@ -145,22 +95,6 @@ def test_the_guard_overlooks_its_own_question_alone(is_asking: bool) -> None:
     guard._stop_when_idle(told, SimpleNamespace(is_asking=is_asking))
     guard._stop_when_idle(told, None)
     assert told.overlooked == is_asking
-
-
-@pytest.mark.parametrize(
-    ("seen", "is_idle"),
-    [(work(tokens=6), True), (work(tokens=7), False), (work(running=1.0, tokens=6), False)],
-)
-def test_who_asks_beside_the_guard_is_seen(seen: EngineWork, is_idle: bool) -> None:
-    idleness = Idleness()
-    for number in range(10):
-        idleness.see(number * LOOK_S, {"0": work(tokens=5)})
-    assert (idleness.see(10 * LOOK_S, {"0": seen}, own_tokens=1) > 0) == is_idle
-
-
-def test_the_key_is_sent_to_the_metrics() -> None:
-    request = IdleOrders("http://127.0.0.1:8000", 60.0, key="secret").watch().metrics.request
-    assert b"\r\nAuthorization: Bearer secret\r\n" in request
 
 
 SERVER = """

@@ -56,38 +56,6 @@ def test_a_server_that_somebody_else_started_is_not() -> None:
         assert not looked_at(another.getsockname()[1])
 
 
-def test_a_connection_that_another_took_before_its_own_server_listened_is_not() -> None:
-    another = socket.create_server(("127.0.0.1", 0))
-    port = another.getsockname()[1]
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        accepted, _ = another.accept()
-        another.close()
-        with accepted, child(port=port) as same:
-            assert same == port
-            assert not is_server_below(connection)
-            assert looked_at(port)
-
-
-def test_one_of_two_listeners_is_enough_to_be_silent() -> None:
-    another = socket.socket()
-    another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    another.bind(("127.0.0.1", 0))
-    another.listen()
-    port = another.getsockname()[1]
-    script = (
-        "import socket, sys; s = socket.socket(); "
-        "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); "
-        f"s.bind(('127.0.0.1', {port})); s.listen(); print(flush=True); sys.stdin.read()"
-    )
-    with another, subprocess.Popen((sys.executable, "-c", script), stdin=-1, stdout=-1) as running:
-        assert running.stdout is not None
-        running.stdout.readline()
-        assert not looked_at(port)
-        another.close()
-        assert looked_at(port)
-        running.kill()
-
-
 @pytest.mark.parametrize(("uid", "is_own"), [(os.getuid(), True), (os.getuid() + 1, False)])
 def test_where_its_processes_may_not_be_read_the_user_decides(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, is_own: bool
@@ -102,14 +70,6 @@ def test_where_its_processes_may_not_be_read_the_user_decides(
         table.write_text(TABLE + line)
         monkeypatch.setattr(listening, "TABLES", (table,))
         assert is_server_below(connection) is is_own
-
-
-def test_a_kernel_that_says_nothing_means_no(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(listening, "TABLES", (tmp_path / "tcp",))
-    with child() as port:
-        assert not looked_at(port)
 
 
 def of_the_stall_watch(server: str) -> PollingRequest:

@@ -170,13 +170,3 @@ def test_the_same_server_is_called_hung_once_it_moves_nothing(life: Life) -> Non
                 life(server, step_s, clock)
 
         assert verdicts(seed, hangs, until_s=1500.0)
-
-
-def test_one_that_hung_while_it_was_idle_is_too() -> None:
-    for seed in range(TRIES):
-
-        def hangs(server: Server, _step_s: float, clock: Clock) -> None:
-            server.is_hung = clock.now_s > 1300
-            server.peers = frozenset({b"waits"} if server.is_hung else ())
-
-        assert verdicts(seed, hangs, until_s=1500.0)

@@ -6,14 +6,13 @@ import errno
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sparkdeploy_vllm.guard import report
 
@@ -96,40 +95,6 @@ def test_at_every_fill_level_a_line_goes_in_whole_or_not_at_all(pipe: Pipe, kern
     assert not put(pipe, pipe.fill([PIPE_BYTES]))
 
 
-@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(pieces=st.lists(st.integers(1, PIPE_BYTES), max_size=40))
-def test_however_the_pipe_was_filled_a_line_goes_in_whole_or_not_at_all(
-    pipe: Pipe, kernel: None, pieces: list[int]
-) -> None:
-    put(pipe, pipe.fill(pieces))
-
-
-def test_the_next_line_says_how_many_were_given_up(pipe: Pipe) -> None:
-    pipe.fill([PIPE_BYTES])
-    report.report("lost")
-    report.report("lost_too")
-    pipe.drain()
-    report.report("heard")
-    report.report("heard_too")
-    said = events(pipe.drain().decode())
-    assert said == [{"event": "heard", "dropped_lines": 2}, {"event": "heard_too"}]
-
-
-def test_a_pipe_that_is_read_a_moment_later_loses_nothing(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "PATIENCE_S", 5.0)
-    pipe.fill([PIPE_BYTES])
-    reader = subprocess.Popen(["sh", "-c", "sleep 0.05; cat"], stdin=pipe.reader, stdout=-1)
-    report.report("heard")
-    report.report("heard_too")
-    monkeypatch.undo()
-    os.close(pipe.writer)
-    pipe.writer = os.open(os.devnull, os.O_WRONLY)
-    out, _ = reader.communicate(timeout=10)
-    assert [event["event"] for event in events(out.decode())] == ["heard", "heard_too"]
-
-
 def test_beside_a_child_that_floods_the_pipe_every_line_stays_whole_and_nobody_waits(
     pipe: Pipe,
 ) -> None:
@@ -202,14 +167,6 @@ def unread() -> Iterator[int]:
     full.close()
 
 
-def test_with_a_full_stderr_the_grace_period_still_ends(start: Start, unread: int) -> None:
-    guard = start(STUBBORN, "--grace-s", "0.3", stderr=unread)
-    assert guard.stdout is not None
-    guard.stdout.readline()
-    guard.send_signal(signal.SIGTERM)
-    assert guard.wait(30) == 143
-
-
 def test_with_a_full_stderr_a_memory_trip_still_ends_with_86(
     start: Start, unread: int, meminfo: Path
 ) -> None:
@@ -222,10 +179,3 @@ def test_with_a_full_stderr_a_memory_trip_still_ends_with_86(
     guard.stdout.readline()
     set_available(meminfo, GIB)
     assert guard.wait(30) == 86
-
-
-@pytest.mark.parametrize(("code", "expected"), [(0, 1), (7, 7)])
-def test_with_a_full_stderr_a_child_s_end_is_still_the_guard_s(
-    start: Start, unread: int, code: int, expected: int
-) -> None:
-    assert start(f"raise SystemExit({code})", stderr=unread).wait(30) == expected

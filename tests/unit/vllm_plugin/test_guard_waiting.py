@@ -1,7 +1,6 @@
 """Somebody who waits on a server that counts no request as running: it is asked, then judged."""
 
 import socket
-from pathlib import Path
 
 import pytest
 from sparkdeploy_vllm.guard.asking import Reply
@@ -12,7 +11,6 @@ from tests.unit.vllm_plugin.test_guard_stalls import Mute
 
 STALL_S = 60.0
 IDLE = Reply(b"200", b"vllm:num_requests_running 0\nvllm:generation_tokens_total 5\n")
-NEVER_WORKED = Reply(b"200", IDLE.body.replace(b" 5", b" 0"))
 PEER = b"0100007F:C5A2"
 
 
@@ -48,34 +46,6 @@ def test_a_client_that_only_holds_a_connection_open_is_asked_about_once() -> Non
     assert ask.asked == 1
 
 
-@pytest.mark.parametrize(
-    ("peers", "reply"),
-    [
-        pytest.param(frozenset(), IDLE, id="nobody waits"),
-        pytest.param(frozenset({PEER}), NEVER_WORKED, id="the first request waits for a compiler"),
-    ],
-)
-def test_without_doubt_nothing_is_asked(peers: frozenset[bytes], reply: Reply) -> None:
-    ask = Mute()
-    assert said_by(watch(ask, peers, reply)) == []
-    assert ask.asked == 0
-
-
-def test_each_wait_begins_when_something_moves_or_it_connects() -> None:
-    here = {b"a"}
-    waiters = Waiters(lambda: frozenset(here))
-    assert [waiters.see(4.0, has_moved=False) for _ in range(3)] == [0.0, 4.0, 8.0]
-    assert waiters.see(4.0, has_moved=True) == 0.0
-    here = {b"b"}
-    assert waiters.see(4.0, has_moved=False) == 0.0
-    waiters.acquit()
-    assert [waiters.see(4.0, has_moved=False) for _ in range(3)] == [0.0] * 3
-    here = set()
-    waiters.see(4.0, has_moved=False)
-    here = {b"b"}  # the same port again is another connection
-    assert [waiters.see(4.0, has_moved=False) for _ in range(2)] == [0.0, 4.0]
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_the_kernel_tells_who_is_connected(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -85,7 +55,3 @@ def test_the_kernel_tells_who_is_connected(address: str) -> None:
         with socket.create_connection((address, port)) as client:
             (peer,) = connected(port)
             assert peer.endswith(b":%04X" % client.getsockname()[1])
-
-
-def test_a_table_that_is_not_there_names_nobody(tmp_path: Path) -> None:
-    assert connected(8000, (tmp_path / "tcp",)) == frozenset()

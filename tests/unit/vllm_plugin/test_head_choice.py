@@ -4,7 +4,6 @@
 
 import ast
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -24,7 +23,6 @@ from sparkdeploy_vllm.kernels.head_tiles_file import (
     tuned_path,
     write_tuned,
 )
-from sparkdeploy_vllm.kernels.tiles_file import UnusableTilesError
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
@@ -60,19 +58,6 @@ def test_without_a_file_each_card_gets_what_ships_for_it(tmp_path: Path) -> None
     }
 
 
-def test_the_line_names_shape_source_and_origin(tmp_path: Path) -> None:
-    lines = [choose_tiles(key, tmp_path).line for key in (KEY, H200, A100)]
-    path = store(tmp_path)
-    assert [*lines, choose_tiles(KEY, tmp_path).line] == [
-        "sparkdeploy: INT8 head 248320 x 3072: tiles=shipped "
-        "(sm_12x: derived from the card's sizes, not measured)",
-        "sparkdeploy: INT8 head 248320 x 3072: tiles=shipped (sm_90: swept on an NVIDIA H200)",
-        "sparkdeploy: INT8 head 248320 x 3072: tiles=default "
-        "(for any card, not measured on one of this kind)",
-        f"sparkdeploy: INT8 head 248320 x 3072: tiles=tuned ({path})",
-    ]
-
-
 def test_what_was_tuned_is_taken_and_says_what_it_was_tuned_for(tmp_path: Path) -> None:
     path = store(tmp_path)
     choice = choose_tiles(KEY, tmp_path)
@@ -80,20 +65,6 @@ def test_what_was_tuned_is_taken_and_says_what_it_was_tuned_for(tmp_path: Path) 
     document = json.loads(path.read_text())
     assert document["key"] == {**asdict(KEY), "capability": [12, 1]}
     assert document["tiles"][0] == {**asdict(TUNED[0]), "ms": 2.81, "shipped_ms": 2.93}
-
-
-def test_tuning_again_takes_the_place_of_the_old_file(tmp_path: Path) -> None:
-    store(tmp_path, replace(KEY, kernel="before"))
-    store(tmp_path)
-    assert choose_tiles(KEY, tmp_path).source == "tuned"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_another_shape_has_a_file_of_its_own(tmp_path: Path) -> None:
-    store(tmp_path)
-    for other in (replace(KEY, vocab=124_160), replace(KEY, hidden=2048), H200):
-        choice = choose_tiles(other, tmp_path)
-        assert (choice.source, choice.ignored) == ("shipped", "")
 
 
 @pytest.mark.parametrize(
@@ -148,24 +119,6 @@ def test_a_file_that_was_edited_is_ignored(
     assert why in choice.ignored
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe", b"null", b"[" * 60_000, b" " * 70_000, b'{"schema": NaN}']
-)
-def test_a_broken_file_is_ignored(tmp_path: Path, content: bytes) -> None:
-    tuned_path(KEY, tmp_path).write_bytes(content)
-    choice = choose_tiles(KEY, tmp_path)
-    assert choice.source == "shipped"
-    assert choice.ignored
-
-
-def test_a_folder_or_a_file_in_the_way_is_ignored(tmp_path: Path) -> None:
-    tuned_path(KEY, tmp_path).mkdir()
-    assert "cannot be read" in choose_tiles(KEY, tmp_path).ignored
-    file = tmp_path / "file"
-    file.touch()
-    assert "cannot be read" in choose_tiles(KEY, file).ignored
-
-
 @given(content=st.binary(max_size=300) | st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3)
@@ -176,35 +129,6 @@ def test_no_file_fails_a_start(tmp_path_factory: pytest.TempPathFactory, content
     tuned_path(KEY, folder).write_bytes(content)
     choice: HeadChoice = choose_tiles(KEY, folder)
     assert (choice.source, choice.tiles) == ("shipped", GB10.tiles)
-
-
-def test_hopper_may_stream_but_not_with_few_rows(tmp_path: Path) -> None:
-    streamed = replace(TUNED[2], path="streamed")
-    store(tmp_path, H200, (*TUNED[:2], streamed))
-    assert choose_tiles(H200, tmp_path).tiles[-1] == streamed
-    with pytest.raises(UnusableTilesError, match="16 rows or more"):
-        store(tmp_path, H200, (replace(TUNED[0], path="streamed"), TUNED[2]))
-
-
-def test_what_would_not_be_read_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UnusableTilesError):
-        store(tmp_path / "new", tiles=TUNED[:1])
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store(tmp_path)
-
-    def full(_handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        store(tmp_path, tiles=(TUNED[0], TUNED[2]))
-    assert choose_tiles(KEY, tmp_path).tiles == TUNED
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_folder_is_in_the_cache_that_a_container_keeps() -> None:

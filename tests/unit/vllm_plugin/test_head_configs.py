@@ -6,9 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sparkdeploy_vllm.kernels.head_configs import (
-    DEFAULT,
-    GB10,
-    HOPPER,
     HeadTile,
     shipped_for,
     tile_for,
@@ -31,38 +28,6 @@ def tiles_for(card: tuple[int, int]) -> tuple[HeadTile, ...]:
     return tiles
 
 
-def test_hopper_has_the_very_tiles_that_were_measured() -> None:
-    """Those of docs/figures/int8-head-h200.md; others were not shown to be right or fast."""
-    assert shipped_for(H200) is HOPPER
-    assert [(t.path, t.rows, t.vocab, t.hidden, t.warps, t.stages) for t in tiles_for(H200)] == [
-        ("gathered", 8, 64, 256, 2, 3),
-        ("gathered", 16, 128, 256, 4, 2),
-        ("streamed", 32, 128, 256, 4, 3),
-        ("streamed", 64, 128, 64, 4, 3),
-        ("streamed", 128, 128, 64, 4, 4),
-    ]
-
-
-@pytest.mark.parametrize("card", [(12, 0), SPARK])
-def test_a_spark_and_its_relatives_have_a_table_that_says_it_is_derived(
-    card: tuple[int, int],
-) -> None:
-    assert shipped_for(card) is GB10
-    assert "not measured" in GB10.origin
-
-
-@pytest.mark.parametrize("card", [(7, 5), AMPERE, ADA, B200, (99, 0)])
-def test_every_other_card_has_the_default(card: tuple[int, int]) -> None:
-    assert shipped_for(card) is DEFAULT
-
-
-def test_a_spark_s_tiles_ask_for_enough_to_cover_its_memory_s_latency() -> None:
-    bytes_per_s, latency_s, multiprocessors, programs = 273e9, 1e-6, 48, 2
-    needed = bytes_per_s * latency_s / multiprocessors
-    in_flight = [(tile.stages - 1) * tile.hidden * tile.vocab for tile in GB10.tiles]
-    assert programs * min(in_flight) > needed
-
-
 @given(card=st.sampled_from(CARDS), rows=st.integers(1, 64))
 def test_up_to_64_rows_read_the_weights_once(card: tuple[int, int], rows: int) -> None:
     assert tile_for(tiles_for(card), rows).rows >= rows
@@ -74,18 +39,8 @@ def test_more_rows_never_select_a_smaller_tile(card: tuple[int, int], rows: int,
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_one_request_with_and_without_speculation_shares_a_tile(card: tuple[int, int]) -> None:
-    assert tile_for(tiles_for(card), 1) == tile_for(tiles_for(card), 8)
-
-
-@pytest.mark.parametrize("card", CARDS)
 def test_every_tile_fits_the_shared_memory_of_its_card(card: tuple[int, int]) -> None:
     assert all(tile.shared_bytes < SHARED_BYTES[card] for tile in tiles_for(card))
-
-
-def test_the_copy_engine_is_used_on_hopper_alone() -> None:
-    streaming = {c for c in CARDS if any(tile.path == "streamed" for tile in tiles_for(c))}
-    assert streaming == {H200}
 
 
 @pytest.mark.parametrize("card", CARDS)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sparkdeploy_vllm.treatment import (
-    DraftLayer,
     HybridTreatment,
     SharedExperts,
     checkpoint_modules,
@@ -58,11 +57,6 @@ def test_nothing_else_is(prefix: str) -> None:
     assert not is_fp8_layer(prefix)
 
 
-@given(st.lists(st.sampled_from(["model", "layers", "0", "mlp", "shared_expert", "mtp"])))
-def test_nothing_below_mtp_ever_matches(stem: list[str]) -> None:
-    assert not is_fp8_layer(".".join(["mtp", *stem, "mlp.shared_expert.up_proj"]))
-
-
 def test_fused_layers_count_as_the_modules_they_hold() -> None:
     packed = {"gate_up_proj": ["gate_proj", "up_proj"]}
     assert checkpoint_modules("model.layers.0.mlp.shared_expert.gate_up_proj", packed) == 2
@@ -82,12 +76,6 @@ def test_the_block_of_the_overlay_is_understood() -> None:
 def test_tensors_of_the_checkpoint_are_told_from_those_made_while_loading(mode: str) -> None:
     fp8 = {"mode": mode, "layers": "shared_expert", "block": [128, 128]}
     assert HybridTreatment.from_block({**BLOCK, "fp8": fp8}).fp8_mode == mode
-
-
-def test_fp8_null_means_no_fp8() -> None:
-    treatment = HybridTreatment.from_block({**BLOCK, "fp8": None, "lm_head": "bf16"})
-    assert treatment.fp8_mode is None
-    assert treatment.lm_head == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -157,19 +145,6 @@ def test_no_router_gate_or_layer_of_the_model_is(prefix: str) -> None:
     assert not is_draft_dense(prefix)
 
 
-@given(st.lists(st.sampled_from(["model", "layers", "0", "mlp", "self_attn", "fc", "mtp"])))
-def test_no_layer_is_both_the_model_s_and_the_draft_s(stem: list[str]) -> None:
-    for last in ("mlp.shared_expert.up_proj", "self_attn.o_proj", "fc"):
-        name = ".".join([*stem, last])
-        assert not (is_draft_dense(name) and is_fp8_layer(name))
-
-
-def test_a_draft_layer_s_counts_are_the_block_s() -> None:
-    assert HybridTreatment.from_block(BLOCK).draft_layer is None
-    made = HybridTreatment.from_block({**BLOCK, "draft_layer": DRAFT}).draft_layer
-    assert made == DraftLayer(int4_layers=1, fp8_layers=8)
-
-
 @given(st.integers(min_value=1, max_value=64), st.integers(min_value=0, max_value=127))
 def test_groups_that_a_rank_would_cut_are_refused_by_name(groups: int, rest: int) -> None:
     if not rest:
@@ -184,13 +159,3 @@ def test_shared_experts_are_read() -> None:
     made = HybridTreatment.from_block({**BLOCK, "fp8": None, "shared_experts": SHARED})
     assert made.shared_experts == SharedExperts(int4_layers=144)
     assert made.fp8_mode is None
-
-
-@pytest.mark.parametrize(("ranks", "is_refused"), [(1, False), (2, False), (8, False), (16, True)])
-def test_ranks_that_would_cut_a_group_of_the_122b_are_refused(ranks: int, is_refused: bool) -> None:
-    columns = 1024 // ranks
-    if not is_refused:
-        refuse_broken_groups("down", columns, 128, setting="shared_experts")
-        return
-    with pytest.raises(ValueError, match=r"checkpoint\.shared_experts to bf16"):
-        refuse_broken_groups("down", columns, 128, setting="shared_experts")

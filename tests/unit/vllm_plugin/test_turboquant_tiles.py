@@ -60,23 +60,6 @@ def test_layers_of_known_models_have_a_tile(
         assert used + OTHER_SHARED_BYTES <= shipped.shared_bytes
 
 
-def test_a_layer_without_a_tile_gets_none() -> None:
-    slot = slot_format(FOUR_BITS, 256)
-    assert fitting(GB10.tiles, GB10.shared_bytes, slot, 8, ROWS) is None
-    assert fitting(HOPPER.tiles, HOPPER.shared_bytes, slot, 3, ROWS) is None
-    assert fitting((), HOPPER.shared_bytes, slot, 2, ROWS) is None
-
-
-def test_the_first_tile_that_fits_is_taken() -> None:
-    slot = slot_format(FOUR_BITS, 128)
-    large, small = AttentionTile(32, 8, 4), AttentionTile(16, 4, 2)
-    limit = shared_bytes(large, slot, 2, ROWS) + OTHER_SHARED_BYTES
-    assert fitting((large, small), limit, slot, 2, ROWS) is large
-    assert fitting((large, small), limit - 1, slot, 2, ROWS) is small
-    # More KV heads than warps: a head would have none.
-    assert fitting((small,), 1 << 20, slot, 8, ROWS) is None
-
-
 def test_shared_memory_is_queries_and_the_ring() -> None:
     """256 dimensions in 4 bits: a slot is 128 + 2 bytes of a key and 128 + 4 of a value."""
     slot = slot_format(FOUR_BITS, 256)
@@ -84,20 +67,6 @@ def test_shared_memory_is_queries_and_the_ring() -> None:
     # 2 KV heads x 8 pairs of rows x (256 FP16 of each row + a distance), and what FP16 left over.
     assert query_bytes(slot, 2, ROWS) == 2 * (2 * 8 * (2 * 256 * 2 + 16)) == 33_280
     assert shared_bytes(AttentionTile(32, 8, 2), slot, 2, ROWS) == 33_280 + 2 * 32 * 8 * 262
-
-
-def test_few_bytes_of_pages_still_leave_room_for_what_warps_join() -> None:
-    slot = slot_format("turboquant_3bit_nc", 64)
-    tile = AttentionTile(16, 4, 1)
-    assert tile.stages * tile.tokens * tile.warps * slot.slot_bytes < 4 * ROWS * 68 * 4
-    assert shared_bytes(tile, slot, 1, 1) == query_bytes(slot, 1, 1) + 4 * ROWS * 68 * 4
-
-
-def test_fewer_rows_take_less() -> None:
-    slot = slot_format(FOUR_BITS, 256)
-    sizes = [query_bytes(slot, 2, rows) for rows in range(1, ROWS + 1)]
-    assert sizes == sorted(sizes)
-    assert sizes[7] == sizes[-1], "rows g and g + 8 lie together"
 
 
 def python_of(formula: str) -> str:
@@ -167,12 +136,3 @@ def test_the_source_uses_the_shared_memory_that_is_asked_for(
         joined = found["WARPS"] * ROWS * (found["AT_ONCE"] * 64 + 4) * 4
         assert queries + max(ring, joined) == shared_bytes(tile, slot, kv_heads, rows)
         assert found["ROWS"] == ROWS
-
-
-def test_every_size_that_is_set_stands_in_the_source() -> None:
-    launcher = (SOURCE.parent / "turboquant_launch.py").read_text()
-    sizes = re.findall(r"^    (\w+): int$", launcher.partition("class Sizes:")[2], re.MULTILINE)
-    assert "head_dim" in sizes
-    text = SOURCE.read_text()
-    fields = sizes[: sizes.index("query_bf16") + 1]
-    assert [name for name in fields if not re.search(rf"\b{name.upper()}\b", text)] == []

@@ -12,7 +12,7 @@ from sparkdeploy_vllm.kernels.tile_tuning import Card, UnsteadyCardError
 from sparkdeploy_vllm.kernels.turboquant_choice import shipped_choice
 from sparkdeploy_vllm.kernels.turboquant_tiles import SHIPPED, AttentionTile, fits, shared_bytes
 from sparkdeploy_vllm.kernels.turboquant_tiles_file import AttentionKey, TunedAttention
-from sparkdeploy_vllm.kernels.turboquant_tuning import CONTEXTS, WrongTileError, candidates, tune
+from sparkdeploy_vllm.kernels.turboquant_tuning import CONTEXTS, candidates, tune
 from sparkdeploy_vllm.served_model import AttentionShape, Served, attention_shape, served
 
 SPARK = AttentionKey("NVIDIA GB10", (12, 1), 4, 4, 256, 2, 16, 3, kernel="abc", nvrtc="13.0")
@@ -57,14 +57,6 @@ def with_shares(short: float, long: float) -> Callable[[AttentionTile, int], flo
     return lambda tile, context: flat(tile, context) * (shares[context] if tile == FAST else 1)
 
 
-@pytest.mark.parametrize("key", [SPARK, H100])
-def test_where_all_are_equal_what_ships_stays(key: AttentionKey) -> None:
-    (shipped,) = card_of(key).shipped
-    won = winner(key, PaperStand(flat))
-    assert won == TunedAttention(shipped, won.shipped_ms, won.shipped_ms)
-    assert set(won.ms) == set(CONTEXTS)
-
-
 @pytest.mark.parametrize(
     ("short", "long", "wins"),
     [(0.9, 0.9, True), (1.05, 0.8, True), (0.9, 1.2, False), (0.995, 0.995, False)],
@@ -75,36 +67,6 @@ def test_a_tile_must_pay_over_both_contexts_together(short: float, long: float, 
     if wins:
         assert won.ms == {SHORT: flat(FAST, SHORT) * short, LONG: flat(FAST, LONG) * long}
         assert won.shipped_ms == {context: flat(FAST, context) for context in CONTEXTS}
-
-
-def test_the_table_has_a_line_for_each_context() -> None:
-    lines: list[str] = []
-    tune(SPARK, card_of(SPARK), PaperStand(with_shares(0.5, 0.5)), rounds=3, say=lines.append)
-    assert [line.split(" | ")[0] for line in lines] == ["| 4096", "| 65536"]
-    assert "| 16 tokens, 4 warps, 2 stages | 0.00705 |" in lines[0]
-
-
-def test_a_wrong_tile_is_never_timed_however_fast() -> None:
-    stand = PaperStand(with_shares(0.1, 0.1), wrong=lambda tile: tile == FAST)
-    assert winner(SPARK, stand).tile == shipped_choice(SPARK).tiles
-    assert FAST not in stand.timed
-
-
-def test_without_any_right_rival_what_ships_stays() -> None:
-    shipped = shipped_choice(SPARK).tiles
-    won = winner(SPARK, PaperStand(flat, wrong=lambda tile: tile != shipped))
-    assert won.tile == shipped
-
-
-def test_nothing_is_found_where_what_ships_is_wrong() -> None:
-    with pytest.raises(WrongTileError, match="the tile that ships"):
-        winner(SPARK, PaperStand(flat, wrong=lambda _tile: True))
-
-
-def test_a_card_that_is_busy_is_refused() -> None:
-    calls = iter(range(1000))
-    with pytest.raises(UnsteadyCardError, match="nothing else may use the card"):
-        winner(SPARK, PaperStand(lambda _tile, _context: 2.8 * 1.02 ** next(calls)))
 
 
 @pytest.mark.parametrize("capability", [(12, 1), (9, 0)])
@@ -130,12 +92,6 @@ def test_only_what_fits_is_tried_and_what_ships_is_among_it(
     for tile in tried:
         assert fits(tile, card.shared_bytes, key.slot, kv_heads, key.rows)
         assert shared_bytes(tile, key.slot, kv_heads, key.rows) < card.shared_bytes
-
-
-def test_a_card_with_less_shared_memory_is_tried_with_less() -> None:
-    small = replace(card_of(SPARK), shared_bytes=64 << 10)
-    fewer = set(candidates(SPARK, small))
-    assert fewer < set(candidates(SPARK, card_of(SPARK)))
 
 
 def test_the_served_cache_and_drafts_are_read_from_the_container_s_command() -> None:
@@ -202,27 +158,6 @@ def test_what_is_served_is_tuned(
         (256, 4096, "int8"),
         AttentionShape("turboquant_4bit_nc", 16, 2, 128, 1),
     ]
-
-
-def test_an_int4_head_is_tuned_as_int4(tmp_path: Path, searches: list[object]) -> None:
-    block = (
-        '"quantization_config": {"spark_hybrid": {"lm_head": "int4", "draft_lm_head": {"rows": 9}}}'
-    )
-    (tmp_path / "config.json").write_text(f"{CONFIG.removesuffix('}')}, {block}}}")
-    assert tune_head.main(["--model", str(tmp_path)]) == 0
-    assert searches == [(512, 4096, "int4"), (9, 4096, "int8")]
-
-
-def test_attention_alone_is_tuned_by_arguments(
-    searches: list[object], capsys: pytest.CaptureFixture[str]
-) -> None:
-    heads = ["--heads", "32", "2", "256"]
-    assert tune_head.main([*heads, "--kv-cache-dtype", "turboquant_k8v4"]) == 0
-    assert searches == [AttentionShape("turboquant_k8v4", 32, 2, 256, 1)]
-    with pytest.raises(SystemExit) as left:
-        tune_head.main(heads)
-    assert left.value.code == 2
-    assert "--heads needs --kv-cache-dtype" in capsys.readouterr().err
 
 
 def test_a_search_that_fails_keeps_no_other_from_being_done(

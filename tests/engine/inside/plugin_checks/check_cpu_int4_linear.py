@@ -59,16 +59,6 @@ def check_packed_weights_are_multiplied_as_they_say() -> None:
             assert torch.allclose(got.double(), expected, rtol=2**-7, atol=1e-3)
 
 
-def check_a_row_does_not_depend_on_its_neighbours() -> None:
-    kernel, layer = _layer(has_zeros=False, is_transposed=False)
-    unpack_weights(kernel, layer)
-    x = torch.randn(5, INPUTS).bfloat16()
-    together = apply_weights(kernel, layer, x)
-    for index in range(5):
-        alone = apply_weights(kernel, layer, x[index : index + 1])
-        assert torch.equal(together[index : index + 1], alone)
-
-
 def check_it_stands_in_exactly_where_vllm_has_no_operator() -> None:
     register()
     if not current_platform.is_cpu():

@@ -118,19 +118,6 @@ def _assert_the_same_drafts(said: Any, alone: Any) -> None:
         assert torch.equal(best, said["values"]), "each value belongs to its token"
 
 
-def check_of_equal_logits_the_lowest_token_is_drafted() -> None:
-    # Tokens 3 and 17 are rows of the first rank, 10 and 24 of the second.
-    for said in _said(LOW, 2):
-        first = said["logits"][0]
-        assert all(first[token] == first.max() for token in EQUAL)
-        assert said["top"][0] == EQUAL[0]
-        if "ids" in said:
-            assert said["ids"][0, :4].tolist() == list(EQUAL)
-    # Without token 3 the first of them is row 0 of the first rank's share, of which 10 is not one.
-    for said in _said([1, *LOW[1:]], 2):
-        assert said["top"][0] == EQUAL[1]
-
-
 def check_every_row_is_dealt_once_and_sent_from_where_it_is() -> None:
     for count in (1, 2, 3, 7, 8, 19):
         tokens = torch.arange(count) * 13

@@ -11,15 +11,11 @@ from typing import Any
 import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.dealt_rows import Deal
-from sparkdeploy_vllm.draft_head import DraftHeadMethod, draft_head_method
-from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod, SparkLMHead
-from sparkdeploy_vllm.maths import quantize_rows
-from sparkdeploy_vllm.treatment import DraftHead
+from sparkdeploy_vllm.draft_head import DraftHeadMethod
+from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod
 from vllm.config import get_current_vllm_config
 from vllm.model_executor import custom_op
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 VOCABULARY = 500
 TOKENS = [3, 7, 99, 200, 499]
@@ -63,21 +59,6 @@ def _both_heads(rows: int = len(TOKENS), named: str = "cpu") -> tuple[Any, Any, 
     return target, draft, processor, weight
 
 
-def check_nothing_hangs_on_the_device_in_whose_name_vllm_makes_layers() -> None:
-    # On a GPU that is the GPU, but not while weights are processed: tensors without a word of where
-    # they lie met others, and no server with a draft head started.
-    with _checkpoint(TOKENS), _vllm_log():
-        _, draft, _, weight = _both_heads(named="meta")
-        expected = quantize_rows(weight[TOKENS])
-        with torch.device("meta"):
-            method = draft_head_method(DraftHead(len(TOKENS), FILE), VOCABULARY)
-            columns = Deal(method.tokens, rank=0, ranks=2).columns()
-    assert torch.equal(draft.weight, expected[0])
-    assert torch.equal(draft.weight_scale, expected[1])
-    assert draft.rows.tolist() == method.tokens.tolist() == TOKENS
-    assert columns.device.type == "cpu"
-
-
 def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> None:
     with _checkpoint(TOKENS), _vllm_log() as log:
         target, draft, processor, weight = _both_heads()
@@ -117,14 +98,6 @@ def _best_two(processor: Any, head: Any, x: torch.Tensor) -> torch.Tensor:
     return ids
 
 
-def check_a_second_processing_changes_nothing() -> None:
-    with _checkpoint(TOKENS):
-        _, draft, _, _ = _both_heads()
-        before = draft.weight.clone()
-        _process(draft)
-        assert torch.equal(draft.weight, before)
-
-
 def check_a_list_that_is_not_the_announced_one_is_refused() -> None:
     for tokens, rows in ((TOKENS, 6), ([1, 1, 2], 3), ([0, VOCABULARY], 2), ([-1, 2], 2)):
         with _checkpoint(tokens):
@@ -144,19 +117,6 @@ def check_without_the_option_the_draft_shares_the_target_s_head() -> None:
         _mlp(config, "mtp.layers.0.mlp.shared_expert")
         _head(config)
         assert type(LogitsProcessor(VOCABULARY)) is LogitsProcessor
-
-
-def check_a_head_made_without_the_config_gets_it() -> None:
-    # As Qwen3.5 makes it before vLLM 0.23.
-    with _one_rank():
-        config = _config()
-        object.__setattr__(get_current_vllm_config(), "quant_config", config)
-        head = SparkLMHead(VOCABULARY, 128, prefix="language_model.lm_head")
-        assert isinstance(head.quant_method, IntegerLMHeadMethod)
-        assert type(head) is ParallelLMHead
-        object.__setattr__(get_current_vllm_config(), "quant_config", None)
-        plain = SparkLMHead(VOCABULARY, 128, prefix="language_model.lm_head")
-        assert not isinstance(plain.quant_method, IntegerLMHeadMethod)
 
 
 def check_a_server_that_can_sleep_gets_no_draft_head() -> None:

@@ -4,13 +4,12 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from check_tensor_parallel import _start_ranks
-from check_vllm_hooks import _config, _one_rank, _process, _vllm_log
+from check_vllm_hooks import _config, _one_rank, _process
 from sparkdeploy_vllm.draft_experts import Int4ExpertsMethod
 from sparkdeploy_vllm.draft_experts_cpu import RoundedExpertsMethod
 from sparkdeploy_vllm.draft_layer import ExpertsEntry
@@ -128,28 +127,6 @@ def check_only_matrices_and_experts_are_converted() -> None:
         )
 
 
-def check_the_target_s_layers_are_none_of_the_draft_s() -> None:
-    with _one_rank():
-        config = _quantized()
-        target = _experts(config, "language_model.model.layers.0.mlp.experts").routed_experts
-        assert not isinstance(target.quant_method, RoundedExpertsMethod)
-        assert not config.is_draft
-
-
-def check_the_line_is_said_once_and_only_when_all_is_converted() -> None:
-    with _one_rank(), _vllm_log() as log:
-        config = _quantized()
-        layers, experts = _loaded(config)
-        _process(*layers.values())
-        assert log.getvalue() == ""
-        _process(experts)
-        assert log.getvalue().splitlines() == [LINE]
-        before = experts.w13_weight.clone()
-        _process(*layers.values(), experts)
-        assert log.getvalue().splitlines() == [LINE]
-        assert torch.equal(experts.w13_weight, before)
-
-
 def check_experts_run_with_the_values_of_int4() -> None:
     with _one_rank():
         x = _drawn(6, HIDDEN, seed=99) * 20
@@ -198,16 +175,6 @@ def check_a_layer_that_is_missing_or_left_alone_stops_the_start() -> None:
             layers, experts = _loaded(config)
             said = _refusal(_process, *layers.values(), experts)
         assert "1 and 8 were converted" in said, said
-
-
-def check_a_layer_that_is_never_converted_leaves_the_line_unsaid() -> None:
-    with _one_rank(), _vllm_log() as log:
-        config = _quantized()
-        layers, experts = _loaded(config)
-        left = layers.pop("down")
-        _process(*layers.values(), experts)
-        assert left.weight.dtype == torch.bfloat16
-        assert "draft layer" not in log.getvalue()
 
 
 def check_experts_that_were_not_loaded_or_are_damaged_are_refused_by_name() -> None:
@@ -276,18 +243,6 @@ def _no_kernel() -> Any:
     return mock.patch.multiple(
         AutoGPTQMoEMethod, __init__=choose, process_weights_after_loading=lambda *_: None
     )
-
-
-def check_sizes_that_groups_do_not_divide_are_refused_by_name() -> None:
-    weights = {
-        "w13_weight": SimpleNamespace(shape=(2, 128, 128), data=torch.empty(1)),
-        "w2_weight": SimpleNamespace(shape=(2, 128, 64), data=torch.empty(1)),
-    }
-    entry = ExpertsEntry(DraftLedger(1, 0), "mtp.layers.0.mlp.experts")
-    said = _refusal(entry.created, SimpleNamespace(**weights))
-    assert "mtp.layers.0.mlp.experts" in said, said
-    assert "64" in said, said
-    assert "tensor-parallel" in said, said
 
 
 def _serve(rank: int, ranks: int, folder: str) -> None:

@@ -45,17 +45,6 @@ def check_two_close_tokens_are_told_apart_by_processor_and_sampler() -> None:
     assert abs(log_probs[0, SECOND] - log_probs[0, FIRST] - STEP) < 1e-4
 
 
-def check_caps_and_scales_keep_them_apart() -> None:
-    with _one_rank():
-        head = _close_head(20)
-        for options in ({"soft_cap": 30.0}, {"scale": 0.5}, {"scale": 0.5, "soft_cap": 30.0}):
-            processor = LogitsProcessor(VOCABULARY, **options)
-            logits = processor(head, _asked())
-            assert logits.dtype == torch.float32
-            assert logits.argmax().item() == SECOND, options
-            assert processor.get_top_tokens(head, _asked()).tolist() == [SECOND], options
-
-
 def check_a_grammar_s_mask_falls_on_the_very_logits() -> None:
     with _one_rank():
         logits = LogitsProcessor(VOCABULARY)(_close_head(20), _asked(2))
@@ -64,17 +53,6 @@ def check_a_grammar_s_mask_falls_on_the_very_logits() -> None:
     xgrammar.apply_token_bitmask_inplace(logits, mask)
     assert logits.argmax(dim=1).tolist() == [SECOND, FIRST]
     assert torch.isneginf(logits[1, SECOND])
-
-
-def check_a_row_s_logits_do_not_depend_on_its_batch() -> None:
-    with _one_rank():
-        head = _close_head(20)
-        x = torch.randn(8, HIDDEN, generator=torch.Generator().manual_seed(3)).bfloat16()
-        head.weight.data.random_(-127, 128, generator=torch.Generator().manual_seed(4))
-        processor = LogitsProcessor(VOCABULARY)
-        alone = torch.cat([processor(head, x[row : row + 1]) for row in range(8)])
-        for rows in (2, 3, 8):
-            assert torch.equal(processor(head, x[:rows]), alone[:rows]), rows
 
 
 def check_drafts_drawn_by_chance_keep_the_model_s_dtype() -> None:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import torch
 from check_vllm_hooks import _config, _head, _load, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm.int4_head import gather_rows, int4_linear, quantize_head, unpack_head
-from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.treatment import refuse_broken_groups
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 
@@ -42,12 +40,6 @@ def check_logits_are_fp32_and_the_product() -> None:
     assert torch.equal(gather_rows(ids, *head, torch.float32), unpack_head(*head)[ids])
 
 
-def check_a_damaged_row_is_named() -> None:
-    weight = torch.randn(10, 128).bfloat16()
-    weight[4, 9] = float("nan")
-    assert "row 4 of 10" in _refusal(ConversionMismatchError, lambda: quantize_head(weight))
-
-
 def check_vllm_makes_converts_and_asks_an_int4_head() -> None:
     with _one_rank(), _vllm_log() as log:
         config = _config(fp8=None, expected_fp8_layers=0, lm_head="int4")
@@ -63,13 +55,6 @@ def check_vllm_makes_converts_and_asks_an_int4_head() -> None:
     exact = x.double() @ before[:500].double().T
     assert logits.dtype == torch.float32
     assert ((logits.double() - exact).norm() / exact.norm()).item() < 0.2
-
-
-def check_a_hidden_size_that_groups_do_not_divide_is_refused() -> None:
-    said = _refusal(
-        ValueError, lambda: refuse_broken_groups("lm_head", 192, 128, setting="lm_head")
-    )
-    assert "checkpoint.lm_head" in said
 
 
 def _refusal(kind: type[Exception], act: Callable[[], object]) -> str:

@@ -3,7 +3,6 @@
 import torch
 from sparkdeploy_vllm.int4_maths import (
     IN_A_WORD,
-    dequantize_groups,
     fit_groups,
     pack_inputs,
     quantize_groups,
@@ -55,39 +54,6 @@ def check_a_scale_is_the_least_that_reaches_every_value() -> None:
         assert ((scales.double() / reach.clamp_min(normal) - 1).abs() <= 2**-8).all()
 
 
-def check_a_group_s_scale_says_nothing_of_its_neighbours() -> None:
-    weight = _weights(torch.bfloat16)[2]
-    codes, scales = quantize_groups(weight)
-    changed = weight.clone()
-    changed[5, INT4_GROUP : 2 * INT4_GROUP] *= 3
-    other_codes, other_scales = quantize_groups(changed)
-    kept = torch.ones_like(codes, dtype=torch.bool)
-    kept[5, INT4_GROUP : 2 * INT4_GROUP] = False
-    assert torch.equal(codes[kept], other_codes[kept])
-    assert (scales != other_scales).sum() == 1
-
-
-def check_parts_of_a_matrix_are_what_the_whole_is() -> None:
-    # So ranks hold what one rank would, whichever way a matrix is divided.
-    weight = _weights(torch.bfloat16)[4]
-    codes, scales = quantize_groups(weight)
-    by_rows = [quantize_groups(part) for part in weight.chunk(2)]
-    by_columns = [quantize_groups(part) for part in weight.chunk(2, dim=1)]
-    assert torch.equal(codes, torch.cat([part for part, _ in by_rows]))
-    assert torch.equal(scales, torch.cat([part for _, part in by_rows]))
-    assert torch.equal(codes, torch.cat([part for part, _ in by_columns], dim=1))
-    assert torch.equal(scales, torch.cat([part for _, part in by_columns], dim=1))
-
-
-def check_a_group_of_zeros_stays_zeros() -> None:
-    weight = _weights(torch.bfloat16)[1]
-    weight[3, :INT4_GROUP] = 0
-    codes, scales = quantize_groups(weight)
-    assert (codes[3, :INT4_GROUP] == 8).all()
-    assert scales[3, 0] > 0
-    assert (dequantize_groups(codes, scales)[3, :INT4_GROUP] == 0).all()
-
-
 def check_a_value_that_is_no_finite_number_is_seen_in_its_group_s_scale() -> None:
     for damage in (float("nan"), float("inf"), float("-inf")):
         weight = _weights(torch.bfloat16)[1]
@@ -96,21 +62,6 @@ def check_a_value_that_is_no_finite_number_is_seen_in_its_group_s_scale() -> Non
         damaged = ~torch.isfinite(scales)
         assert damaged.sum() == 1, damage
         assert damaged[3, 1]
-
-
-def check_the_values_are_vllm_s_own() -> None:
-    for weight in _weights(torch.bfloat16)[:15]:
-        ours, scales = quantize_groups(weight)
-        # Its scales are of its input's dtype: FP32 here, which ours are rounded from.
-        _, theirs, their_scales, _ = quant_utils.quantize_weights(
-            weight.float().t().contiguous(), scalar_types.uint4b8, INT4_GROUP
-        )
-        wanted = their_scales.t().clamp_min(torch.finfo(torch.bfloat16).tiny)
-        assert torch.equal(scales, wanted.bfloat16())
-        differ = (ours.int() - theirs.t().int()).abs()
-        # A scale that is rounded moves a value by no more than one step, and few of them.
-        assert differ.max() <= 1
-        assert differ.float().mean() < 0.02
 
 
 def check_exact_scales_give_vllm_s_codes_bit_for_bit() -> None:
@@ -172,35 +123,7 @@ def check_a_fitted_value_is_half_a_step_away_unless_it_is_cut_off() -> None:
             assert torch.isin(codes[is_cut], torch.tensor([0, 15], dtype=torch.uint8)).all()
 
 
-def check_parts_of_a_fitted_matrix_are_what_the_whole_is() -> None:
-    weight = _drawn_wide()
-    codes, scales = fit_groups(weight)
-    for ranks in (2, 8):
-        parts = [fit_groups(part.contiguous()) for part in weight.chunk(ranks, dim=1)]
-        assert torch.equal(codes, torch.cat([part for part, _ in parts], dim=1))
-        assert torch.equal(scales, torch.cat([part for _, part in parts], dim=1))
-        rows = [fit_groups(part) for part in weight.chunk(ranks)]
-        assert torch.equal(codes, torch.cat([part for part, _ in rows]))
-
-
 def _drawn_wide() -> torch.Tensor:
     """The inputs of the 122B's down_proj, which are a group a rank on eight."""
     generator = torch.Generator().manual_seed(11)
     return (torch.randn(64, 1024, generator=generator) * 0.02).bfloat16()
-
-
-def check_damage_is_seen_in_a_fitted_scale() -> None:
-    for damage in (float("nan"), float("inf"), float("-inf")):
-        weight = _weights(torch.bfloat16)[1]
-        weight[3, INT4_GROUP + 7] = damage
-        damaged = ~torch.isfinite(fit_groups(weight)[1])
-        assert damaged.sum() == 1, damage
-        assert damaged[3, 1]
-
-
-def check_a_fitted_group_of_zeros_stays_zeros() -> None:
-    weight = _weights(torch.bfloat16)[1]
-    weight[3, :INT4_GROUP] = 0
-    codes, scales = fit_groups(weight)
-    assert (dequantize_groups(codes, scales)[3, :INT4_GROUP] == 0).all()
-    assert (scales > 0).all()

@@ -4,8 +4,6 @@ On CPUs the plugin never takes that path: vLLM's kernels for them need AMX and d
 activations. So a kernel of the checks' own stands in, which demands what CUTLASS demands.
 """
 
-import copy
-import pickle
 from typing import Any
 
 import torch
@@ -15,20 +13,16 @@ from kernel_stand_in import (
     INTERMEDIATE,
     kernel_in_place,
     same_bits,
-    served_by,
     shared_expert,
 )
 from sparkdeploy_vllm.fp8_linear import (
     Fp8PerBlockOnlineLinearMethod,
     ReferenceFp8LinearMethod,
-    keep_books,
 )
 from sparkdeploy_vllm.hybrid_config import SparkHybridConfig, takes_targets
 from sparkdeploy_vllm.treatment import is_fp8_layer
-from vllm.config.quantization import QuantizationConfigArgs
 from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
 from vllm.model_executor.layers.linear import RowParallelLinear
-from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
 
 STEMS = ("model.layers.3", "language_model.model.layers.0", "model.mtp.layers.0", "mtp.layers.0")
 TAILS = (
@@ -87,21 +81,6 @@ def check_weights_scales_and_outputs_are_ours_bit_for_bit() -> None:
             assert same_bits(theirs(rows)[0], own(rows)[0])
 
 
-def check_before_0_30_the_same_class_makes_the_same_weights() -> None:
-    with kernel_in_place():
-        native = _loaded(_native())
-        # What a GPU gets from those releases.
-        config = served_by(
-            _config(lm_head="bf16"),
-            lambda entry: keep_books(Fp8PerBlockOnlineLinearMethod(), entry),
-        )
-        earlier = _loaded(config)
-        for theirs, own in zip(native, earlier, strict=True):
-            assert type(theirs.quant_method) is type(own.quant_method)
-            assert same_bits(theirs.weight, own.weight)
-            assert same_bits(theirs.weight_scale_inv, own.weight_scale_inv)
-
-
 def check_vllm_s_own_layers_are_in_our_books() -> None:
     with kernel_in_place(), _vllm_log() as log:
         config = _native()
@@ -126,22 +105,6 @@ def check_a_rank_that_would_cut_a_block_is_refused_by_name() -> None:
         except ValueError as error:
             said = str(error)
     assert f"{EXPERT}.gate_up_proj" in said, said
-
-
-def check_a_user_s_own_online_quantisation_leaves_the_shared_experts_to_us() -> None:
-    with kernel_in_place():
-        config = _native()
-        # What vLLM does with --quantization-config after it has read the checkpoint's.
-        args = QuantizationConfigArgs(targets={"re:.*out_proj": "fp8_per_block"})
-        config.online_quantization_config = OnlineQuantizationConfig(args)
-        for layer in shared_expert(config):
-            assert isinstance(layer.quant_method, ReferenceFp8LinearMethod)
-
-
-def check_the_targets_travel_with_their_books() -> None:
-    for travelled in (pickle.loads(pickle.dumps(_native())), copy.deepcopy(_native())):
-        assert travelled.online_quantization_config is travelled.targets
-        assert travelled.targets.ledger is travelled.ledger
 
 
 def check_a_cpu_keeps_our_path_and_why() -> None:

@@ -1,24 +1,13 @@
 """Prebuilt FP8 tensors on real layers of the real vLLM: loaded, compared, taken or refused."""
 
 import torch
-from check_vllm_hooks import EXPERT, _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
-from kernel_stand_in import (
-    HIDDEN,
-    INTERMEDIATE,
-    kernel_in_place,
-    same_bits,
-    served_by,
-    shared_expert,
-)
+from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm.fp8_checkpoint import (
-    OWN_NAMES,
-    PrebuiltKernelMethod,
     PrebuiltReferenceMethod,
-    add_fp8_parameters,
     largest_difference,
 )
 from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.maths import dequantize_blocks, fp8_block_linear, quantize_blocks
+from sparkdeploy_vllm.maths import dequantize_blocks, quantize_blocks
 
 PREBUILT = {"mode": "prebuilt", "layers": "shared_expert", "block": [128, 128]}
 
@@ -66,24 +55,6 @@ def check_the_checkpoints_tensors_take_the_place_of_bf16() -> None:
     assert ((got.double() - exact).norm() / exact.norm()).item() < 0.06
 
 
-def check_vllm_s_own_kernels_get_them_as_they_are() -> None:
-    with kernel_in_place(), _vllm_log() as log:
-        config = served_by(_config(fp8=PREBUILT, lm_head="bf16"), PrebuiltKernelMethod)
-        gate_up, down = shared_expert(config)
-        loaded = [
-            _load_prebuilt(gate_up, _load(gate_up.weight, INTERMEDIATE, shard), shard)
-            for shard in (0, 1)
-        ]
-        own = _load_prebuilt(down, _load(down.weight, HIDDEN))
-        _process(gate_up, down)
-        assert "fp8=3 layers" in log.getvalue(), log.getvalue()
-        _process(gate_up, down)
-        x = torch.randn(5, INTERMEDIATE).bfloat16()
-        exact = fp8_block_linear(x, own[0], own[1].bfloat16().float(), None)
-        assert same_bits(down(x)[0], exact)
-    assert same_bits(gate_up.weight.data, torch.cat([weight for weight, _ in loaded]))
-
-
 def _refusal(damage) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001
     with _one_rank():
         _, down = _layers(_config(fp8=PREBUILT))
@@ -94,11 +65,6 @@ def _refusal(damage) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001
         except ConversionMismatchError as error:
             return str(error)
     return "nothing"
-
-
-def check_tensors_that_were_not_loaded_stop_the_start() -> None:
-    said = _refusal(lambda _layer, _weight: None)
-    assert f"{EXPERT}.down_proj" in said, said
 
 
 def check_tensors_of_another_layer_stop_the_start() -> None:
@@ -118,13 +84,3 @@ def check_rounding_is_well_below_the_limit() -> None:
     weight = (torch.randn(256, 384) * 0.05).bfloat16()
     quantized, scales = quantize_blocks(weight)
     assert largest_difference(weight, quantized, scales.bfloat16().float()) < 0.05
-
-
-def check_blocks_that_ranks_would_cut_are_refused() -> None:
-    for columns, rows in ((64, [128]), (128, [192])):
-        said = "nothing"
-        try:
-            add_fp8_parameters(torch.nn.Module(), OWN_NAMES, columns, rows, weight_loader=None)
-        except ValueError as error:
-            said = str(error)
-        assert "tensor-parallel" in said, (columns, rows)

@@ -16,7 +16,6 @@ from sparkdeploy_vllm.turboquant_backend import (
     SparkTurboQuantBuilder,
     SparkTurboQuantImpl,
     decode_rows,
-    most_query_tokens,
     one_row_a_token,
     shortcut_hides_a_cache,
 )
@@ -91,20 +90,6 @@ def check_full_graphs_are_claimed_where_they_were_proven() -> None:
         assert _claimed(version, drafts=True) == "UNIFORM_SINGLE_TOKEN_DECODE", version
 
 
-def check_requests_of_a_few_tokens_decode() -> None:
-    assert _builder(drafts=0).reorder_batch_threshold == 1
-    assert _builder().reorder_batch_threshold == 1 + DRAFTS
-
-
-def check_no_request_that_decodes_has_more_tokens_than_the_layers_expect() -> None:
-    """The builder knows its threshold, the layers only the configuration."""
-    for drafts in (0, 1, 3, 7):
-        for in_parallel in (False, True):
-            built = _builder(drafts, in_parallel=in_parallel)
-            most = most_query_tokens(built.vllm_config)
-            assert most == built.reorder_batch_threshold, (drafts, in_parallel)
-
-
 def check_the_builder_keeps_requests_and_says_what_is_a_prefill() -> None:
     for queries, decodes in (
         ([3, 3], 2),
@@ -123,11 +108,6 @@ def check_the_builder_keeps_requests_and_says_what_is_a_prefill() -> None:
         assert made.seq_lens is batch.seq_lens
         assert made.query_start_loc is batch.query_start_loc
         assert made.block_table is batch.block_table_tensor
-
-
-def check_padding_makes_no_prefill_of_a_verification() -> None:
-    made = _metadata([3, 3], [10, 20], padding=3)
-    assert (made.is_prefill, made.num_decodes, made.num_decode_tokens) == (False, 2, 9)
 
 
 def check_a_graph_is_captured_over_the_runner_s_own_lengths() -> None:
@@ -166,24 +146,6 @@ def check_a_verification_has_a_row_for_each_token_by_the_device_s_lengths() -> N
     # Another replay of the same graph has other lengths in the same place.
     whole.seq_lens += 5
     assert one_row_a_token(whole, 6).seq_lens.tolist() == [16, 17, 18, 26, 27, 28]
-
-
-def check_plain_decoding_is_not_touched() -> None:
-    whole = _metadata([1, 1], [5, 9])
-    assert one_row_a_token(whole, 2) is whole
-
-
-def check_padding_reads_no_further_than_the_last_request() -> None:
-    rows = one_row_a_token(_metadata([3, 3], [10, 20], padding=2), 8)
-    assert rows.seq_lens.tolist()[3:] == [21, 22, 23, 23, 23]
-
-
-def check_padding_reads_one_token_of_the_last_row() -> None:
-    padded = _metadata([3, 3, 0], [10, 20, 0], padding=2)
-    padded.block_table[2] = 0
-    rows = one_row_a_token(padded, 8)
-    assert rows.seq_lens.tolist() == [11, 12, 13, 21, 22, 23, 1, 1]
-    assert rows.block_table[6:].sum() == 0
 
 
 def check_the_shortcut_for_fresh_prompts_is_not_taken_over_a_cache() -> None:
@@ -337,15 +299,6 @@ def check_the_kernel_gets_requests_and_the_most_tokens_that_one_has() -> None:
     assert made.kernel.asked.pop() == ([0, 1, 2], [12, 21], [0, 2, 3], 1 + DRAFTS)
     assert output == [0, 3, 6, -3, -4, -5, -6, -7]
     assert attended.decoded == []
-
-
-def check_tensors_that_the_kernel_does_not_take_go_to_vllm_s() -> None:
-    made = _made()
-    made.kernel = mock.Mock(**{"serves.return_value": False})
-    attended, _ = _forward(made, _metadata([2], [10]))
-    ((places, metadata),) = attended.decoded
-    assert (places, metadata.seq_lens.tolist()) == ([0, 1], [11, 12])
-    assert not made.kernel.decode.called
 
 
 def check_more_rows_than_scratch_memory_are_taken_in_parts() -> None:

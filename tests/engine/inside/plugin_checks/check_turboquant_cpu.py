@@ -107,18 +107,6 @@ def check_turboquant_on_a_cpu_gets_our_back_end_and_nothing_else_does() -> None:
     assert CpuTurboQuantBackend.get_builder_cls() is CpuTurboQuantBuilder
 
 
-def check_the_builder_hands_on_what_vllm_says() -> None:
-    common = SimpleNamespace(
-        query_start_loc=torch.tensor([0, 3]),
-        seq_lens=torch.tensor([9]),
-        block_table_tensor=torch.tensor([[4, 5]]),
-    )
-    built = CpuTurboQuantBuilder(None, [], None, torch.device("cpu")).build(0, common)
-    assert built.query_start_loc is common.query_start_loc
-    assert built.seq_lens is common.seq_lens
-    assert built.block_table is common.block_table_tensor
-
-
 def check_tokens_are_stored_in_their_slots_and_padding_nowhere() -> None:
     for name, head_dim in FORMATS:
         impl = _impl(name, head_dim)
@@ -177,14 +165,6 @@ def check_verified_tokens_equal_decoded_ones_bit_for_bit() -> None:
         assert torch.equal(
             read_slots(alone, first.blocks, 30), read_slots(together, first.blocks, 30)
         )
-
-
-def check_measuring_memory_needs_no_metadata() -> None:
-    impl = _impl("turboquant_4bit_nc", 64)
-    nothing = torch.empty(0)
-    output = torch.full((3, HEADS * 64), torch.nan)
-    impl.forward(None, nothing, nothing, nothing, nothing, None, output)
-    assert (output == 0).all()
 
 
 def check_other_heads_and_what_turboquant_ignores_are_refused() -> None:

@@ -13,7 +13,7 @@ from unittest import mock
 
 import sparkdeploy_vllm
 import torch
-from cuda_stand_in import MULTIPROCESSORS, STREAM, OnCuda, decode_module
+from cuda_stand_in import MULTIPROCESSORS, STREAM, decode_module
 from sparkdeploy_vllm import turboquant_backend
 from sparkdeploy_vllm.turboquant_backend import DecodeKernel, most_query_tokens
 from sparkdeploy_vllm.turboquant_format import BITS, slot_format
@@ -55,21 +55,6 @@ def check_the_centroids_that_the_kernel_looks_up_are_vllm_s() -> None:
             assert error.abs().max() < {3: 2.5e-5, 4: 7.4e-5}[bits], (bits, head_dim, error)
 
 
-def check_a_layer_that_the_kernel_cannot_serve_is_told_why() -> None:
-    with decode_module() as module:
-        assert module.unfit(_attention(module), (9, 0), 4) is None
-        assert module.unfit(_attention(module), (12, 1), 4) is None
-        for words, why_not in {
-            "capability 8.9 has no bulk copies": module.unfit(_attention(module), (8, 9), 1),
-            "heads have 96 dimensions": module.unfit(_attention(module, 32, 2, 96), (9, 0), 1),
-            "32 query and 3 KV heads": module.unfit(_attention(module, 32, 3), (9, 0), 1),
-            "3 query and 2 KV heads": module.unfit(_attention(module, 3, 2), (9, 0), 1),
-            "9 tokens are verified at once": module.unfit(_attention(module), (9, 0), 9),
-            "too little shared memory": module.unfit(_attention(module, 64, 8), (12, 1), 4),
-        }.items():
-            assert words in str(why_not), (words, why_not)
-
-
 def check_every_multiprocessor_has_a_block_and_never_two_where_there_is_a_choice() -> None:
     chosen = random.Random(11)
     with decode_module() as module:
@@ -86,27 +71,6 @@ def check_every_multiprocessor_has_a_block_and_never_two_where_there_is_a_choice
         attention = _attention(module)
         assert module.splits_of(attention, 1, 1, 1000) == module.MOST_SPLITS
         assert module.splits_of(attention, 0, 1, 132) == 132
-
-
-def check_only_tensors_as_the_kernel_reads_them_are_taken() -> None:
-    with decode_module() as module:
-        attention = _attention(module)
-        slot_bytes = attention.slot.slot_bytes
-        query = OnCuda(torch.zeros(3, 32, 256, dtype=torch.bfloat16))
-        pages = torch.zeros(5, 16, 2, slot_bytes, dtype=torch.uint8)
-        assert module.takes(attention, query, pages)
-        assert module.takes(attention, query, pages[:, :, :, :])
-        assert not module.takes(attention, query.tensor, pages)
-        assert not module.takes(attention, OnCuda(query.tensor.float()), pages)
-        assert not module.takes(attention, OnCuda(query.tensor.transpose(1, 2)), pages)
-        # Heads before tokens, pages of another size, and slots that are padded.
-        by_heads = torch.zeros(5, 2, 16, slot_bytes, dtype=torch.uint8).transpose(1, 2)
-        odd = torch.zeros(5, 24, 2, slot_bytes, dtype=torch.uint8)
-        padded = torch.zeros(5, 16, 2, slot_bytes + 4, dtype=torch.uint8)[..., :slot_bytes]
-        for other in (by_heads, odd, padded, pages.flatten()[2:].as_strided(
-            (4, 16, 2, slot_bytes), pages.stride()
-        )):  # fmt: skip
-            assert not module.takes(attention, query, other), other.stride()
 
 
 TYPES = {

@@ -13,11 +13,9 @@ from sparkdeploy_vllm.turboquant_maths import (
     attend,
     hadamard,
     midpoints,
-    pack_bits,
     pack_slots,
     rotate,
     rotated_queries,
-    unpack_bits,
     unpack_keys,
     unpack_values,
 )
@@ -118,35 +116,11 @@ def check_the_layout_is_the_one_that_vllm_reserves() -> None:
         assert layout.has_rotated_keys is theirs.norm_correction
 
 
-def check_bits_are_found_again() -> None:
-    for bits in (3, 4):
-        codes = torch.randint(0, 2**bits, (5, 3, 64), dtype=torch.uint8)
-        packed = pack_bits(codes, bits)
-        assert packed.shape == (5, 3, 64 * bits // 8)
-        assert torch.equal(unpack_bits(packed, bits), codes)
-        assert bytes(packed[4, 2].tolist()) == _packed_one_by_one(codes[4, 2].tolist(), bits)
-
-
-def check_the_rotation_is_hadamard_s_and_its_own_inverse() -> None:
-    for head_dim in HEAD_DIMS:
-        matrix = hadamard(head_dim)
-        assert torch.equal(matrix, matrix.T)
-        assert torch.allclose(matrix @ matrix, torch.eye(head_dim), atol=1e-6)
-        vectors = _normal(7, 3, head_dim).double()
-        assert torch.allclose(rotate(vectors), vectors @ matrix.double(), atol=1e-6)
-        assert torch.allclose(rotate(rotate(vectors)), vectors, atol=1e-12)
-
-
 def check_the_rotation_is_vllm_s() -> None:
     from vllm.v1.attention.backends.turboquant_attn import _build_hadamard
 
     for head_dim in HEAD_DIMS:
         assert torch.equal(hadamard(head_dim), _build_hadamard(head_dim, "cpu"))
-
-
-def check_no_rotation_of_a_size_that_is_no_power_of_two() -> None:
-    for head_dim in (0, 96):
-        assert str(head_dim) in _refusal(lambda head_dim=head_dim: hadamard(head_dim))
 
 
 def _refusal(ask: Callable[[], object]) -> str:
@@ -155,23 +129,6 @@ def _refusal(ask: Callable[[], object]) -> str:
     except ValueError as error:
         return str(error)
     return "nothing was refused"
-
-
-def check_only_keys_of_centroids_are_rotated_and_values_never() -> None:
-    """What is read back lies near what was stored; elsewhere it would not."""
-    for name, head_dim in FORMATS:
-        layout = slot_format(name, head_dim)
-        keys, values = (_normal(9, KV_HEADS, head_dim, seed=seed).double() for seed in (8, 9))
-        slots = pack_slots(keys, values, layout, _centroids(layout))
-        read = unpack_keys(slots, layout, _centroids(layout), torch.float64)
-        assert _error(read, rotated_queries(keys, layout)) < (
-            0.25 if layout.key_bits == 3 else 0.15
-        )
-        if not layout.has_rotated_keys:
-            assert _error(read, keys) < 0.05
-            assert rotated_queries(keys, layout) is keys
-        read = unpack_values(slots, layout, torch.float64)
-        assert _error(read, values) < (0.25 if layout.value_bits == 3 else 0.12)
 
 
 class _Launched:
@@ -260,45 +217,6 @@ def _flat(values: torch.Tensor, handed: tuple[Any, ...]) -> torch.Tensor:
     return values.flatten(0, 1).to(handed[0].dtype)
 
 
-def check_a_coordinate_on_a_midpoint_goes_to_the_higher_centroid() -> None:
-    for name in ("turboquant_4bit_nc", "turboquant_3bit_nc"):
-        layout = slot_format(name, 64)
-        count = 2**layout.key_bits
-        symmetric = torch.arange(count) - (count - 1) / 2
-        # All coordinates are zero, which is the midpoint in the middle.
-        slot = pack_slots(torch.zeros(64), torch.zeros(64), layout, symmetric)
-        codes = unpack_bits(slot[: layout.key_code_bytes], layout.key_bits)
-        assert (codes == count // 2).all()
-
-
-def check_a_key_has_the_norm_that_its_slot_says() -> None:
-    for name, head_dim in FORMATS:
-        layout = slot_format(name, head_dim)
-        if layout.has_rotated_keys:
-            slots = _stored(layout, 5)
-            read = unpack_keys(slots, layout, _centroids(layout), torch.float64)
-            pairs = slots[..., layout.norm_offset : layout.value_offset].contiguous()
-            norms = pairs.view(torch.float16).squeeze(-1).double()
-            assert torch.allclose(read.norm(dim=-1), norms, rtol=1e-9)
-
-
-def check_extremes_are_held_in_their_formats() -> None:
-    layout = slot_format("turboquant_k8v4", 64)
-    keys = torch.tensor([[1e6, -1e6] * 32, [0.0] * 64])
-    values = torch.tensor([[5.0] * 64, [-1.0, 2.0] * 32])
-    slots = pack_slots(keys, values, layout, _centroids(layout))
-    assert unpack_keys(slots, layout, _centroids(layout)).tolist()[0][:2] == [448.0, -448.0]
-    # A value of equal elements has a scale that FP16 rounds to zero, and is its zero.
-    assert unpack_values(slots, layout).tolist()[0] == [5.0] * 64
-    nothing = pack_slots(torch.zeros(1, 64), torch.zeros(1, 64), *_four_bits(64))
-    assert unpack_keys(nothing, *_four_bits(64)).abs().max() == 0
-
-
-def _four_bits(head_dim: int) -> tuple[SlotFormat, torch.Tensor]:
-    layout = slot_format("turboquant_4bit_nc", head_dim)
-    return layout, _centroids(layout)
-
-
 def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
     return ((got.double() - exact.double()).norm() / exact.double().norm()).item()
 
@@ -354,26 +272,3 @@ def check_tokens_together_equal_one_at_a_time_bit_for_bit() -> None:
                     head_dim**-0.5,
                 )
                 assert torch.equal(together[token], alone[0]), (name, head_dim, tokens, token)
-
-
-def check_a_slot_depends_on_no_other_row() -> None:
-    for name, head_dim in FORMATS:
-        layout = slot_format(name, head_dim)
-        keys, values = (_normal(37, KV_HEADS, head_dim, seed=seed) for seed in (1, 2))
-        together = pack_slots(keys, values, layout, _centroids(layout))
-        for token in range(37):
-            row = slice(token, token + 1)
-            alone = pack_slots(keys[row], values[row], layout, _centroids(layout))
-            assert torch.equal(together[row], alone)
-            for read in (_read_keys, unpack_values):
-                assert torch.equal(read(together, layout)[row], read(alone, layout))
-
-
-def _read_keys(slots: torch.Tensor, layout: SlotFormat) -> torch.Tensor:
-    return unpack_keys(slots, layout, _centroids(layout))
-
-
-def check_more_queries_than_tokens_are_refused() -> None:
-    keys = torch.zeros(2, KV_HEADS, 64)
-    said = _refusal(lambda: attend(torch.zeros(3, HEADS, 64), keys, keys, 1.0))
-    assert said == "3 queries over 2 tokens"

@@ -5,7 +5,6 @@ import importlib
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 from unittest import mock
 
 import torch
@@ -13,18 +12,6 @@ from sparkdeploy_vllm import kernels
 
 STREAM = 0x5000
 MULTIPROCESSORS = 132
-
-
-class OnCuda:
-    """A tensor of the CPU that says it is a card's."""
-
-    is_cuda = True
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tensor, name)
 
 
 @contextlib.contextmanager
