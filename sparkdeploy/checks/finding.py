@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 
 class Verdict(Enum):
@@ -24,6 +25,8 @@ class Finding:
     """The value seen, in words that name the thing."""
     fix: str | None = None
     """A command, or what to do; None when nothing is wrong, or nothing is to be mended."""
+    blocks: Literal["prepare", "start"] = "start"
+    """The first thing that a failure keeps a plan from: `prepare` (and so start), or the start."""
 
     @property
     def group(self) -> str:
@@ -38,8 +41,10 @@ def warn(check: str, seen: str, fix: str) -> Finding:
     return Finding(check, Verdict.WARN, seen, fix)
 
 
-def fail(check: str, seen: str, fix: str) -> Finding:
-    return Finding(check, Verdict.FAIL, seen, fix)
+def fail(
+    check: str, seen: str, fix: str, *, blocks: Literal["prepare", "start"] = "start"
+) -> Finding:
+    return Finding(check, Verdict.FAIL, seen, fix, blocks)
 
 
 def not_seen(check: str, why: str) -> Finding:

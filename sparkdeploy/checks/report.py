@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checks.finding import Verdict
@@ -60,7 +59,13 @@ def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
         "schema": 1,
         "verdict": worst.value,
         "checks": [
-            {**asdict(item), "group": item.group, "verdict": item.verdict.value}
+            {
+                "check": item.check,
+                "verdict": item.verdict.value,
+                "seen": item.seen,
+                "fix": item.fix,
+                "group": item.group,
+            }
             for item in _in_order(findings)
         ],
     }

@@ -15,6 +15,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from sparkdeploy.checks.fabric import Check
+from sparkdeploy.checks.finding import fail
 from sparkdeploy.checks.rdma import chosen_adapters, rdma_checks, read_rdma
 from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
@@ -27,7 +28,6 @@ from sparkdeploy.plan.backends import allows_sockets, planned_transport
 from sparkdeploy.plan.container import look_spec, wants_rdma
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.problems import refuse_to_start
-from sparkdeploy.plan.steps import Problem
 from sparkdeploy.server.forensics import root_cause
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.server.truth import Agreement, findings
@@ -57,7 +57,7 @@ def refuse_blind(plan: Plan, nodes: Nodes) -> None:
     """
     checks = look_inside(plan, nodes)
     failed = [check for check in checks if check.verdict == "failed"]
-    problems = tuple(Problem("cluster.check", item.describe(), item.fix) for item in failed)
+    problems = tuple(fail("cluster.check", item.describe(), item.fix) for item in failed)
     refuse_to_start(replace(plan, problems=problems))
     for check in checks:
         if check.verdict != "ok":

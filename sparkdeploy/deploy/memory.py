@@ -87,7 +87,7 @@ def make_room(
             break
         # What is promised to others does not come back: no wait can help.
         if memory.clock() >= deadline_s or unpromised < claim.total_bytes:
-            raise NodeError(memory.prefix + problem.message, hint=problem.fix)
+            raise NodeError(memory.prefix + problem.seen, hint=problem.fix)
         memory.sleep(POLL_S)
     if not claim.page_cache_counts:
         _clear_page_cache(claim.needed_bytes, memory, drop=drop_page_cache)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.docker import check_low_disk, check_nvidia_runtime
-from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
+from sparkdeploy.checks.finding import Finding, fail, not_seen, ok, warn
 from sparkdeploy.checks.machine import (
     check_gpu,
     check_other_users,
@@ -109,7 +109,7 @@ def plan_findings(plan: Plan) -> Iterator[Finding]:
     for problem in plan.problems:
         if problem.check not in told:
             told.add(problem.check)
-            yield Finding(problem.check, Verdict.FAIL, problem.message, problem.fix)
+            yield problem
     yield from (item for item in _passed(plan) if item.check not in told)
 
 

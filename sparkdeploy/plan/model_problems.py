@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.family import turboquant
 from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.checkpoint.source import fetch_command
+from sparkdeploy.checks.finding import fail
 from sparkdeploy.console import format_bytes
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.exchangeable import (
@@ -18,7 +19,6 @@ from sparkdeploy.plan.exchangeable import (
     open_to_all,
 )
 from sparkdeploy.plan.observed import MissingModel, ModelFact
-from sparkdeploy.plan.steps import Problem
 from sparkdeploy.recipe.families import first_release
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
@@ -38,7 +39,7 @@ NEEDS_NO_FILES = frozenset({"dummy", "ipc_cache", "modelexpress", "tensorizer"})
 """Load formats of vLLM's whose weights come from elsewhere, or from nowhere."""
 
 
-def model_problems(plan: Plan) -> Iterator[Problem]:
+def model_problems(plan: Plan) -> Iterator[Finding]:
     yield from _weight_problems(plan)
     yield from _reading_problems(plan.observed)
     yield from _draft_problems(plan.resolved, plan.observed)
@@ -48,7 +49,7 @@ def model_problems(plan: Plan) -> Iterator[Problem]:
     yield from _exchange_problems(plan)
 
 
-def architecture_problems(plan: Plan) -> Iterator[Problem]:
+def architecture_problems(plan: Plan) -> Iterator[Finding]:
     """Hold what the model and its drafter call themselves against the release.
 
     What no release knows may be remote code.
@@ -62,7 +63,7 @@ def architecture_problems(plan: Plan) -> Iterator[Problem]:
         if least is None or parse_version(engine.vllm) >= parse_version(least):
             continue
         whose = "" if weights is recipe.model else f" of {shown(weights.source)}"
-        yield Problem(
+        yield fail(
             "model.architecture",
             f"vLLM {engine.vllm} does not know {', '.join(map(shown, named))}{whose}, which came "
             f"with {least}",
@@ -72,7 +73,7 @@ def architecture_problems(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _weight_problems(plan: Plan) -> Iterator[Problem]:
+def _weight_problems(plan: Plan) -> Iterator[Finding]:
     """Say whose files are here without any that vLLM could load."""
     recipe = plan.resolved.recipe
     if recipe.serve.load_format in NEEDS_NO_FILES:
@@ -81,7 +82,7 @@ def _weight_problems(plan: Plan) -> Iterator[Problem]:
     facts = (plan.observed.model, *plan.observed.companions)
     for weights, fact in zip(wanted, facts, strict=False):
         if isinstance(fact, ModelFact) and not fact.has_weights:
-            yield Problem(
+            yield fail(
                 "model.weights",
                 f"{fact.root / fact.files} holds no weights: no .safetensors files, and no .bin, "
                 ".pt or .gguf files either",
@@ -97,12 +98,12 @@ def _how_to_get(weights: Weights, *, is_model: bool) -> str:
     return f"copy the files of the weights there, or name another folder{another}"
 
 
-def model_disk_problems(observed: Observed) -> Iterator[Problem]:
+def model_disk_problems(observed: Observed) -> Iterator[Finding]:
     model, free = observed.model, observed.head.facts.data_free_bytes
     if not isinstance(model, MissingModel) or model.missing_bytes is None or free is None:
         return
     if model.missing_bytes > free:
-        yield Problem(
+        yield fail(
             "folders.disk",
             f"disk: {model.repo} takes {format_bytes(model.missing_bytes)}"
             f"{' more' if model.here_bytes else ''} and the hub cache's "
@@ -112,12 +113,12 @@ def model_disk_problems(observed: Observed) -> Iterator[Problem]:
         )
 
 
-def _reading_problems(observed: Observed) -> Iterator[Problem]:
+def _reading_problems(observed: Observed) -> Iterator[Finding]:
     for model in observed.present:
         if model.unreadable:
             first = model.unreadable[0]
             more = f" (and {len(model.unreadable) - 1} more)" if len(model.unreadable) > 1 else ""
-            yield Problem(
+            yield fail(
                 "folders.readable",
                 f"{first} cannot be read by the container's user{more}",
                 f"chmod a+rX {first}",
@@ -125,9 +126,9 @@ def _reading_problems(observed: Observed) -> Iterator[Problem]:
             )
 
 
-def _treatment_problems(observed: Observed) -> Iterator[Problem]:
+def _treatment_problems(observed: Observed) -> Iterator[Finding]:
     for reason in observed.model.unfit if observed.model is not None else ():
-        yield Problem(
+        yield fail(
             "model.treatment",
             f"the recipe's treatment does not apply to this model: {reason}",
             "change `checkpoint` in the recipe, or serve a model that has it",
@@ -135,13 +136,13 @@ def _treatment_problems(observed: Observed) -> Iterator[Problem]:
         )
 
 
-def _cache_problems(plan: Plan) -> Iterator[Problem]:
+def _cache_problems(plan: Plan) -> Iterator[Finding]:
     """Hold the cache's format against the attention of the model, and of what drafts for it."""
     recipe = plan.resolved.recipe
     models = ((recipe.model, plan.observed.model), *_companions(plan))
     for weights, fact in models:
         for found in unserved(recipe.serve, fact.demands) if fact is not None else ():
-            yield Problem(
+            yield fail(
                 "model.kv_cache",
                 found.message(shown(weights.source)),
                 turboquant.FIX,
@@ -153,10 +154,10 @@ def _companions(plan: Plan) -> Iterator[tuple[Weights, ModelFact | MissingModel]
     return zip(plan.resolved.recipe.companions, plan.observed.companions, strict=False)
 
 
-def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]:
+def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Finding]:
     model = observed.model
     if isinstance(model, ModelFact) and not model.has_draft_vocabulary:
-        yield Problem(
+        yield fail(
             "model.draft_vocabulary",
             f"draft head: {model.name} has no tokenizer.json to count its frequent tokens with",
             f"sparkdeploy up {resolved.called} --set checkpoint.draft_lm_head=null",
@@ -164,14 +165,14 @@ def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Problem]
         )
 
 
-def _owner_problems(observed: Observed) -> Iterator[Problem]:
+def _owner_problems(observed: Observed) -> Iterator[Finding]:
     """Only root can give the cache and the key to another user than the caller."""
     model = observed.model
     if not isinstance(model, ModelFact):
         return
     uid, _gid = container_user(model)
     if observed.caller_uid not in {0, uid}:
-        yield Problem(
+        yield fail(
             "folders.owner",
             f"{model.root} belongs to uid {model.owner_uid}, so the container would run as uid "
             f"{uid}; uid {observed.caller_uid} cannot make that user's cache and key",
@@ -180,7 +181,7 @@ def _owner_problems(observed: Observed) -> Iterator[Problem]:
         )
 
 
-def _exchange_problems(plan: Plan) -> Iterator[Problem]:
+def _exchange_problems(plan: Plan) -> Iterator[Finding]:
     """Name what is mounted or built in that another user could exchange for something of theirs."""
     if plan.resolved.recipe.allow_unsafe:
         return
@@ -196,7 +197,7 @@ def _exchange_problems(plan: Plan) -> Iterator[Problem]:
             yield _exchange_problem(mod.folder, "a mod would be built in from", found)
 
 
-def _exchangeable_weights(plan: Plan, trusted: frozenset[int]) -> Iterator[Problem]:
+def _exchangeable_weights(plan: Plan, trusted: frozenset[int]) -> Iterator[Finding]:
     """In the hub cache users may share on purpose what they download, but not with everybody."""
     recipe, observed = plan.resolved.recipe, plan.observed
     wanted, facts = (recipe.model, *recipe.companions), (observed.model, *observed.companions)
@@ -211,8 +212,8 @@ def _exchangeable_weights(plan: Plan, trusted: frozenset[int]) -> Iterator[Probl
             yield _exchange_problem(fact.root, "a model would be mounted from", found)
 
 
-def _exchange_problem(folder: Path, use: str, found: Exchangeable) -> Problem:
-    return Problem(
+def _exchange_problem(folder: Path, use: str, found: Exchangeable) -> Finding:
+    return fail(
         "folders.exchange",
         f"{use} {folder}, and another user could exchange it: {found.folder}: {found.reason}",
         f"{found.fix}, or take it as it is with --allow-unsafe",

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.finding import Verdict, fail
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import Mistakes, NodeError
 from sparkdeploy.image.stages import RDMA_PACKAGES
@@ -18,13 +18,14 @@ from sparkdeploy.plan.model_problems import (
     model_disk_problems,
     model_problems,
 )
-from sparkdeploy.plan.steps import Action, Problem
+from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.mods import proposed_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.plan.container import Deployment
@@ -37,13 +38,13 @@ MOST_MACHINES = 8
 """Nobody is told to buy more: what the design is for."""
 
 
-def find_problems(plan: Plan) -> Iterator[Problem]:
+def find_problems(plan: Plan) -> Iterator[Finding]:
     for item in plan.findings:
         if item.verdict is Verdict.FAIL:
-            yield Problem(item.check, item.seen, item.fix or "")
+            yield item
     for check in plan.observed.checks:
         if check.verdict == "failed":
-            yield Problem("cluster.check", check.describe(), check.fix, blocks="prepare")
+            yield fail("cluster.check", check.describe(), check.fix, blocks="prepare")
     yield from _image_problems(plan)
     yield from _preview_problems(plan)
     yield from architecture_problems(plan)
@@ -61,13 +62,13 @@ def find_problems(plan: Plan) -> Iterator[Problem]:
     yield from model_problems(plan)
 
 
-def _image_problems(plan: Plan) -> Iterator[Problem]:
+def _image_problems(plan: Plan) -> Iterator[Finding]:
     """Say which mods are not here: nobody knows what they would make of the image."""
     for mod in plan.resolved.mods:
         if mod.is_missing:
             name = shown(mod.name)
             lacks = f"the source {mod.source} has no" if mod.source else "there is no"
-            yield Problem(
+            yield fail(
                 "image.mods",
                 f"{lacks} mod {name}: its run.sh was looked for {mod.places()}",
                 f"name its folder: {proposed_setting(plan.resolved.mods)}; or serve without mods: "
@@ -76,12 +77,12 @@ def _image_problems(plan: Plan) -> Iterator[Problem]:
             )
 
 
-def _preview_problems(plan: Plan) -> Iterator[Problem]:
+def _preview_problems(plan: Plan) -> Iterator[Finding]:
     """What no release of vLLM serves is not tried with one."""
     recipe = plan.resolved.recipe
     # A rehearsal runs the CPU engine, whatever the recipe needs.
     if recipe.preview and plan.resolved.engine.kind not in ("image", "cpu"):
-        yield Problem(
+        yield fail(
             "recipe.preview",
             f"{recipe.name} needs {recipe.preview}",
             "name its image: --set engine=image --set image=NAME:TAG",
@@ -89,11 +90,11 @@ def _preview_problems(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
+def _too_few_nodes(plan: Plan) -> Iterator[Finding]:
     least, count = plan.resolved.recipe.cluster.least_nodes, len(plan.parts)
     if count < least:
         name = plan.resolved.recipe.name
-        yield Problem(
+        yield fail(
             "recipe.nodes",
             f"{name} needs {least} nodes (cluster.min_nodes), and this plan has {count}",
             f"sparkdeploy up {plan.resolved.called} --cluster",
@@ -101,10 +102,10 @@ def _too_few_nodes(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _idle_problems(plan: Plan) -> Iterator[Problem]:
+def _idle_problems(plan: Plan) -> Iterator[Finding]:
     """The guard of a head can end its own part: those of other nodes would keep their memory."""
     if plan.resolved.recipe.limits.idle_stop_s is not None and not plan.formation.is_alone:
-        yield Problem(
+        yield fail(
             "recipe.idle",
             "limits.idle_stop_s stops a deployment of one machine, and this plan has "
             f"{len(plan.parts)} nodes",
@@ -113,7 +114,7 @@ def _idle_problems(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def _problems_of_part(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Problem]:
+def _problems_of_part(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
     prefix = "" if plan.formation.is_alone else f"{part.node}: "
     found = [*_docker_disk(part, seen), *_name_problems(plan, seen)]
     if part.action is not Action.REUSE:
@@ -121,20 +122,20 @@ def _problems_of_part(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Pr
     if not part.seat.is_head:
         found += _worker_disk(part, seen)
     for problem in found:
-        yield replace(problem, message=prefix + problem.message)
+        yield replace(problem, seen=prefix + problem.seen)
 
 
-def _name_problems(plan: Plan, seen: ObservedNode) -> Iterator[Problem]:
+def _name_problems(plan: Plan, seen: ObservedNode) -> Iterator[Finding]:
     if seen.has_stranger:
         name = container_name(plan.deployment.name)
-        yield Problem(
+        yield fail(
             "deployments.name",
             f"a container named {name} exists that sparkdeploy did not make; it stays",
             f"choose another name with --name, or `docker rename {name} ...`",
         )
 
 
-def ownership_problems(plan: Plan) -> Iterator[Problem]:
+def ownership_problems(plan: Plan) -> Iterator[Finding]:
     """Nothing that another machine deployed is replaced, and two launches never mix."""
     head = plan.formation.head.node
     for seen in plan.observed.nodes:
@@ -146,7 +147,7 @@ def ownership_problems(plan: Plan) -> Iterator[Problem]:
                 yield _in_use(plan, seen.facts.name, fact, owner)
 
 
-def _in_use(plan: Plan, node: str, fact: ListedContainer, owner: str) -> Problem:
+def _in_use(plan: Plan, node: str, fact: ListedContainer, owner: str) -> Finding:
     formation = plan.formation
     kind = "cluster deployment" if fact.nodes else "own deployment"
     does = "runs" if fact.is_running else "is stopped"
@@ -156,7 +157,7 @@ def _in_use(plan: Plan, node: str, fact: ListedContainer, owner: str) -> Problem
     if not is_known:
         fix += f"; {owner} is not in config.yaml, and if it has gone for good, on {node}: "
         fix += f"docker rm -f {fact.name}"
-    return Problem(
+    return fail(
         "deployments.owner",
         f"{node}: in use: {owner}'s {kind} {fact.deployment} {does} there, expected nothing of "
         f"another head than {formation.head.node}",
@@ -170,13 +171,13 @@ def owner_of(fact: ListedContainer, node: str) -> str:
     return fact.nodes[0] if fact.nodes and fact.rank > 0 else node
 
 
-def _memory(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Problem]:
+def _memory(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
     claim, weights_bytes, node = part.claim, part.needs.weights_bytes, seen.facts
     if claim is None or node.memory_total_bytes is None:
         return
     on_gpu = plan.resolved.engine.runs_on != "cpu"
     if on_gpu and weights_bytes is not None and weights_bytes > claim.needed_bytes:
-        yield Problem("machine.memory", *_too_large(plan, weights_bytes, claim))
+        yield fail("machine.memory", *_too_large(plan, weights_bytes, claim))
         return
     # What is promised to others counts, whether they have taken it yet or not.
     available = node.memory_total_bytes - promised_bytes(seen.containers, plan.deployment.name)
@@ -215,7 +216,7 @@ def promised_bytes(containers: Iterable[ListedContainer], deployment: str) -> in
     )
 
 
-def _docker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
+def _docker_disk(part: Part, seen: ObservedNode) -> Iterator[Finding]:
     free, image_bytes = seen.facts.docker_free_bytes, part.needs.image_bytes
     if not image_bytes or free is None:
         return
@@ -224,7 +225,7 @@ def _docker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
     doing = "building the images takes" if part.seat.is_head else "loading the engine image takes"
     if wanted > free:
         root = seen.facts.docker.root_dir if seen.facts.docker else "docker's folder"
-        yield Problem(
+        yield fail(
             "docker.disk",
             f"disk: {doing} {format_bytes(wanted)} and {root} has {format_bytes(free)} free",
             "free some space there, or move docker's data-root to another disk",
@@ -232,10 +233,10 @@ def _docker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
         )
 
 
-def _worker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
+def _worker_disk(part: Part, seen: ObservedNode) -> Iterator[Finding]:
     free, missing_bytes = seen.facts.data_free_bytes, seen.missing_bytes
     if free is not None and missing_bytes is not None and missing_bytes > free:
-        yield Problem(
+        yield fail(
             "folders.disk",
             f"disk: {format_bytes(missing_bytes)} of weights are missing, and their disk has "
             f"{format_bytes(free)} free",
@@ -244,17 +245,17 @@ def _worker_disk(part: Part, seen: ObservedNode) -> Iterator[Problem]:
         )
 
 
-def _port_problems(plan: Plan) -> Iterator[Problem]:
+def _port_problems(plan: Plan) -> Iterator[Finding]:
     port = plan.observed.port
     if port is not None and port.deployment != plan.deployment.name:
-        yield Problem(
+        yield fail(
             "ports.recipe",
             f"port {plan.resolved.recipe.serve.port} is in use by {port.describe()}",
             "choose another one: --set serve.port=8001",
         )
 
 
-def _meeting_problems(plan: Plan) -> Iterator[Problem]:
+def _meeting_problems(plan: Plan) -> Iterator[Finding]:
     """Each head has one set of ports for the nodes that it leads, whatever the deployment."""
     if plan.formation.is_alone or not any(part.action.is_work for part in plan.parts):
         return
@@ -262,7 +263,7 @@ def _meeting_problems(plan: Plan) -> Iterator[Problem]:
     for fact in plan.observed.head.containers:
         is_head_of_others = fact.is_running and fact.rank == 0 and bool(fact.nodes)
         if is_head_of_others and fact.deployment != plan.deployment.name:
-            yield Problem(
+            yield fail(
                 "ports.cluster",
                 f"{plan.head.node}: in use: deployment {fact.deployment} runs from there over "
                 f"{', '.join(fact.nodes)}, and the nodes of both would meet at port {port}",
@@ -270,7 +271,7 @@ def _meeting_problems(plan: Plan) -> Iterator[Problem]:
             )
 
 
-def _rdma_problems(plan: Plan) -> Iterator[Problem]:
+def _rdma_problems(plan: Plan) -> Iterator[Finding]:
     """Say what a finished engine image lacks; one that is to be built is looked into then."""
     wanted = any(wants_rdma(plan.resolved, plan.formation, part.seat) for part in plan.parts)
     images = plan.observed.head.images
@@ -279,7 +280,7 @@ def _rdma_problems(plan: Plan) -> Iterator[Problem]:
     )
     missing = engine.proof.get("rdma_missing") if engine is not None else None
     if wanted and isinstance(missing, dict) and missing and not allows_sockets(plan.resolved):
-        yield Problem(
+        yield fail(
             "docker.rdma",
             f"engine {plan.resolved.engine.name} cannot reach RDMA adapters: "
             f"{'; '.join(map(str, missing.values()))}",
@@ -294,9 +295,9 @@ def existing_container(seen: ObservedNode, deployment: Deployment) -> ListedCont
     return next((item for item in seen.containers if item.name == wanted), None)
 
 
-def shortage(claim: MemoryClaim, available_bytes: int) -> Iterator[Problem]:
+def shortage(claim: MemoryClaim, available_bytes: int) -> Iterator[Finding]:
     if available_bytes < claim.total_bytes:
-        yield Problem(
+        yield fail(
             "machine.memory",
             f"memory: {format_gib(claim.needed_bytes)} needed and {format_gib(claim.floor_bytes)} "
             f"kept free for the machine, but only {format_gib(max(available_bytes, 0))} are "
@@ -316,11 +317,11 @@ def refuse_to_prepare(plan: Plan) -> None:
     _refuse(plan, [item for item in plan.problems if item.blocks == "prepare"], "be prepared")
 
 
-def _refuse(plan: Plan, problems: Sequence[Problem], what: str) -> None:
+def _refuse(plan: Plan, problems: Sequence[Finding], what: str) -> None:
     if not problems:
         return
     name, where = plan.resolved.recipe.name, ", ".join(plan.formation.nodes)
     count = "1 reason" if len(problems) == 1 else f"{len(problems)} reasons"
-    lines = [line for item in problems for line in (item.message, f"    fix: {item.fix}")]
+    lines = [line for item in problems for line in (item.seen, f"    fix: {item.fix}")]
     told = Mistakes("\n".join(lines))
     raise NodeError(f"{name} cannot {what} on {where}, for {count}", detail=told)

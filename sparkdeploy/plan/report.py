@@ -236,7 +236,7 @@ def _memory(size_bytes: int | None) -> str:
 def _remarks(plan: Plan) -> Iterator[Block]:
     checks = [check for check in plan.observed.checks if check.verdict == "warning"]
     remarks = (
-        *(("x", problem.message, problem.fix) for problem in plan.problems),
+        *(("x", problem.seen, problem.fix or "") for problem in plan.problems),
         *(("!", finding.seen, finding.fix) for finding in plan.warnings),
         *(("!", check.describe(), check.fix) for check in checks),
     )

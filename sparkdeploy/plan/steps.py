@@ -57,18 +57,6 @@ class CheckpointStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that must be settled before the plan can be applied."""
-
-    check: str
-    """The stable id of the check that found it, as docs/doctor.md lists them."""
-    message: str
-    fix: str
-    blocks: Literal["prepare", "start"] = "start"
-    """The first thing that cannot be done: `prepare` (and so start), or only the start."""
-
-
-@dataclass(frozen=True, slots=True)
 class Needs:
     """What a part takes from its node; None where it cannot be known yet."""
 
@@ -120,7 +108,8 @@ class Plan:
     checkpoint: CheckpointStep
     parts: tuple[Part, ...] = ()
     """One a node, by rank."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Finding, ...] = ()
+    """What must be settled before it can be applied."""
     findings: tuple[Finding, ...] = ()
     """What the doctor's checks say of the nodes, good and bad; the failing are problems too."""
 
@@ -195,16 +184,20 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "needs": asdict(plan.head.needs),
         "checks": [asdict(check) for check in plan.observed.checks],
         # Readers of the JSON know a subject; nothing but nodes has problems.
-        "problems": [{**asdict(item), "subject": "node"} for item in plan.problems],
-        "warnings": [
-            {"check": item.check, "message": item.seen, "fix": item.fix} for item in plan.warnings
+        "problems": [
+            {**_said(item), "blocks": item.blocks, "subject": "node"} for item in plan.problems
         ],
+        "warnings": [_said(item) for item in plan.warnings],
         "unobserved": list(plan.observed.unobserved),
         "mods": [mod.name for mod in recipe.mods],
         "image": _image_as_dict(plan),
         "import": as_dict(plan.resolved.translation) if plan.resolved.translation else None,
         "has_work": plan.has_work,
     }
+
+
+def _said(finding: Finding) -> dict[str, Any]:
+    return {"check": finding.check, "message": finding.seen, "fix": finding.fix or ""}
 
 
 def _image_as_dict(plan: Plan) -> dict[str, Any] | None:

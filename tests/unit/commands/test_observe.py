@@ -85,7 +85,7 @@ def test_a_container_of_somebody_else_with_the_name_is_a_problem_from_the_start(
     nodes = Nodes(node_behind("here", engine))  # type: ignore[arg-type]
     for name, is_problem in (("main", True), ("other", False)):
         plan = draft_plan(resolved, load_settings(), nodes, Deployment(name))
-        found = [item.message for item in plan.problems if item.check == "deployments.name"]
+        found = [item.seen for item in plan.problems if item.check == "deployments.name"]
         assert len(found) == is_problem
 
 
@@ -129,7 +129,7 @@ def test_a_folder_without_weights_is_a_problem_unless_none_are_needed(
     found = [item for item in made.problems if item.check == "model.weights"]
     assert bool(found) == is_problem
     if is_problem:
-        assert f"{folder} holds no weights: no .safetensors files" in found[0].message
+        assert f"{folder} holds no weights: no .safetensors files" in found[0].seen
         assert found[0].blocks == "prepare"
         room = next(item for item in made.findings if item.check == "machine.room")
         assert "memory was not checked" in room.seen
@@ -139,7 +139,7 @@ CONSENT = ("allow_unsafe=true",)
 
 
 def exchange_problems(plan: Plan) -> list[str]:
-    return [item.message for item in plan.problems if item.check == "folders.exchange"]
+    return [item.seen for item in plan.problems if item.check == "folders.exchange"]
 
 
 @pytest.mark.parametrize(("mode", "is_problem"), [(0o755, False), (0o777, True), (0o1777, False)])
@@ -205,4 +205,4 @@ def test_a_folder_that_others_may_exchange_is_a_problem_without_consent(
         plan = draft_plan(resolved, load_settings(), nodes, Deployment("main"))
         found = [item for item in plan.problems if item.check == "folders.exchange"]
         assert len(found) == count
-        assert all(item.fix.startswith(f"chmod o-w {folder.parent}, or") for item in found)
+        assert all(str(item.fix).startswith(f"chmod o-w {folder.parent}, or") for item in found)

@@ -42,9 +42,9 @@ def test_it_would_meet_at_the_port_of_the_first(lab: Lab, sets: tuple[str, ...],
     lab.up(SMALL)
     found = [item for item in drafted(lab, "second", *sets).problems if item.check[:5] == "ports"]
     assert [item.check for item in found] == ["ports.cluster"]
-    assert "deployment main runs from there over spark-1, spark-2" in found[0].message
-    assert f"at port {port}" in found[0].message
-    assert found[0].fix.startswith("sparkdeploy down main; or ")
+    assert "deployment main runs from there over spark-1, spark-2" in found[0].seen
+    assert f"at port {port}" in found[0].seen
+    assert str(found[0].fix).startswith("sparkdeploy down main; or ")
 
 
 def test_one_machine_alone_meets_nobody(lab: Lab) -> None:

@@ -145,7 +145,7 @@ def test_a_plan_refuses_before_anything_is_prepared(shipped: Library) -> None:
         for it in plan(shipped, observed(model=windowed), "v2-tq").problems
         if it.check == "model.kv_cache"
     ]
-    assert problem.message == (
+    assert problem.seen == (
         "Intel/Qwen3.5-122B-A10B-int4-AutoRound has sliding windows of 128 tokens and attention "
         "sinks, which vLLM's TurboQuant ignores: the text would be wrong "
         "(serve.kv_cache_dtype: turboquant_4bit_nc)"
@@ -159,7 +159,7 @@ def test_a_drafter_is_looked_at_too(shipped: Library) -> None:
     drafter = replace(drafter_fact(), demands=AttentionDemands(window_tokens=4096))
     facts = observed(companions=(drafter,))
     settings = ("serve.attention_backend=null", "serve.kv_cache_dtype=turboquant_4bit_nc")
-    said = [it.message for it in plan(shipped, facts, "dflash", *settings).problems]
+    said = [it.seen for it in plan(shipped, facts, "dflash", *settings).problems]
     assert [it for it in said if "DFlash has sliding windows of 4,096 tokens" in it]
 
 

@@ -171,7 +171,7 @@ def test_a_mixed_cluster_is_refused_before_anything_is_built_or_sent(shipped: Li
 
 
 def said(made: Plan) -> str:
-    return "\n".join(problem.message for problem in made.problems)
+    return "\n".join(problem.seen for problem in made.problems)
 
 
 def with_engine(shipped: Library, proof: str, *settings: str) -> Plan:
@@ -200,13 +200,11 @@ def with_engine(shipped: Library, proof: str, *settings: str) -> Plan:
 def test_an_image_without_rdma_is_refused_before_anything_is_sent(shipped: Library) -> None:
     lacks = '{"rdma_missing": {"libibverbs.so.1": "cannot open libibverbs.so.1"}}'
     (found,) = [it for it in with_engine(shipped, lacks).problems if it.check == "docker.rdma"]
-    assert (
-        found.message == "engine cuda-0.25 cannot reach RDMA adapters: cannot open libibverbs.so.1"
-    )
-    assert "libibverbs1, ibverbs-providers" in found.fix
+    assert found.seen == "engine cuda-0.25 cannot reach RDMA adapters: cannot open libibverbs.so.1"
+    assert "libibverbs1, ibverbs-providers" in str(found.fix)
     for proof in ('{"rdma_missing": {}}', "{}", "damaged", '{"rdma_missing": 7}'):
         assert "RDMA adapters" not in said(with_engine(shipped, proof))
-    assert "--set 'backends.warn_only=[transport]'" in found.fix
+    assert "--set 'backends.warn_only=[transport]'" in str(found.fix)
     allowed = with_engine(shipped, lacks, "backends.warn_only=[transport]")
     assert "RDMA adapters" not in said(allowed)
 
@@ -259,8 +257,8 @@ def test_what_another_machine_deployed_is_not_taken(
     for item in found:
         kind = "cluster" if nodes else "own"
         does = "runs" if state == "running" else "is stopped"
-        assert f"spark-2: in use: {owner}'s {kind} deployment main {does} there" in item.message
-        assert item.fix.startswith(f"on {owner}: sparkdeploy down main")
+        assert f"spark-2: in use: {owner}'s {kind} deployment main {does} there" in item.seen
+        assert str(item.fix).startswith(f"on {owner}: sparkdeploy down main")
 
 
 def test_the_recorded_facts_of_a_machine_are_read() -> None:

@@ -55,7 +55,7 @@ def actions(made: Plan) -> list[Action]:
 
 
 def messages(made: Plan) -> str:
-    return "\n".join(problem.message for problem in made.problems)
+    return "\n".join(problem.seen for problem in made.problems)
 
 
 def test_an_empty_spark_builds_everything_and_starts(shipped: Library) -> None:
@@ -242,8 +242,8 @@ def test_a_rehearsal_is_proposed_only_where_it_can_say_something(
 ) -> None:
     made = plan(shipped, observed(node=LAPTOP), "baseline", *settings)
     (gpu,) = (item for item in made.problems if item.check == "machine.gpu")
-    assert ("sparkdeploy rehearse baseline" in gpu.fix) == is_proposed
-    assert gpu.fix.startswith("run this on the Spark")
+    assert ("sparkdeploy rehearse baseline" in str(gpu.fix)) == is_proposed
+    assert str(gpu.fix).startswith("run this on the Spark")
 
 
 def test_an_unreadable_model_file_is_named(shipped: Library) -> None:
