@@ -19,7 +19,7 @@ from sparkdeploy.commands.rehearsal_engine import rehearsal_engine
 from sparkdeploy.commands.rehearsal_neighbours import ports_of_others, refuse_to_replace
 from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.lock import LOCK_WAIT_S, defer_signals
+from sparkdeploy.deploy.lock import announced_lock, defer_signals
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
@@ -28,7 +28,6 @@ from sparkdeploy.deploy.up import Outcome, up
 from sparkdeploy.deploy.watch import start_title
 from sparkdeploy.errors import CheckpointError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
-from sparkdeploy.node.lock import node_lock
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.rehearsal import reference
@@ -158,13 +157,8 @@ def rehearse(
     the recipe asks for; NodeError when a rehearsal of this name runs and may not be replaced.
     """
     cluster, name = request.cluster, request.deployment.name
-    lock = node_lock(
-        settings.lock_dir,
-        f"{settings.node_name}-{name}",
-        command=f"sparkdeploy rehearse {request.recipe}",
-        wait_s=LOCK_WAIT_S,
-        on_wait=console.info,
-    )
+    command = f"sparkdeploy rehearse {request.recipe}"
+    lock = announced_lock(settings.lock_dir, f"{settings.node_name}-{name}", command)
     with lock, console.steps():
         refuse_to_replace(name, settings, consent)
         # What the recipe says of several nodes is for its miniature.

@@ -82,6 +82,23 @@ def defer_signals() -> Iterator[None]:
         _DEFERRAL.end()
 
 
+def announced_lock(
+    folder: Path, name: str, command: str, *, deployment: str = "", wait_s: float = LOCK_WAIT_S
+) -> AbstractContextManager[None]:
+    """Lock a name for a command; while it waits, the user reads for whom.
+
+    NodeError names who keeps the lock for longer.
+    """
+    return node_lock(
+        folder,
+        name,
+        command=command,
+        deployment=deployment,
+        wait_s=wait_s,
+        on_wait=console.info,
+    )
+
+
 def deploy_lock(
     settings: Settings, command: str, deployment: str = ""
 ) -> AbstractContextManager[None]:
@@ -94,14 +111,8 @@ def deploy_lock(
     with contextlib.suppress(OSError):
         keep_private(settings.state_dir)
         make_private(settings.cache_dir)
-    return node_lock(
-        settings.lock_dir,
-        settings.node_name,
-        command=f"sparkdeploy {command}",
-        deployment=deployment,
-        wait_s=LOCK_WAIT_S,
-        on_wait=console.info,
-    )
+    folder, name = settings.lock_dir, settings.node_name
+    return announced_lock(folder, name, f"sparkdeploy {command}", deployment=deployment)
 
 
 @contextlib.contextmanager
@@ -118,13 +129,7 @@ def ranks_lock(nodes: Iterable[Node], command: str) -> Iterator[None]:
             name = f"{node.name}-parts"
             path = lock_path(Path(SHARED_LOCK_DIR), name)
             if node.is_here:
-                lock = node_lock(
-                    path.parent,
-                    name,
-                    command=f"sparkdeploy {command}",
-                    wait_s=LOCK_WAIT_S,
-                    on_wait=console.info,
-                )
+                lock = announced_lock(path.parent, name, f"sparkdeploy {command}")
             else:
                 lock = locked_there(node, path, LOCK_WAIT_S)
             locks.enter_context(lock)

@@ -14,13 +14,13 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.console import console, format_bytes
+from sparkdeploy.deploy.lock import announced_lock
 from sparkdeploy.deploy.travel import same_images, same_weights
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.compilation import refuse_start
 from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node import facts
-from sparkdeploy.node.lock import node_lock
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observe import locate_model, treatment_for
@@ -95,13 +95,8 @@ def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings)
 
 def stage_lock(stage: Stage, settings: Settings) -> AbstractContextManager[None]:
     """Lock one image stage while it is built; NodeError names who builds it for too long."""
-    return node_lock(
-        settings.lock_dir,
-        f"{settings.node_name}-{stage.tag}",
-        command=f"the build of {stage.tag}",
-        wait_s=BUILD_WAIT_S,
-        on_wait=console.info,
-    )
+    name, command = f"{settings.node_name}-{stage.tag}", f"the build of {stage.tag}"
+    return announced_lock(settings.lock_dir, name, command, wait_s=BUILD_WAIT_S)
 
 
 def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
