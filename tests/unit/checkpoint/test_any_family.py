@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.family.kinds import WeightKind, kinds_for
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
 from tests.families import NAMES, config
 from tests.families.checkpoints import METHODS, linears, packed, plain, write
-from tests.unit.checkpoint.tensor_kinds import shares_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,12 +38,6 @@ def test_a_checkpoint_with_all_that_its_configuration_promises_is_sound(
     found = verify_headers(write(tmp_path, plain(family), config(family)))
     assert found.tensors == len(plain(family))
     assert found.not_known == ()
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", PACKED)
-def test_a_packed_checkpoint_is_sound(tmp_path: Path, family: str, method: str) -> None:
-    assert verify_headers(write(tmp_path, *packed(family, method))).not_known == ()
 
 
 @pytest.mark.parametrize("family", ["cohere2", "falcon-h1", "mamba2"])
@@ -102,37 +94,3 @@ def test_every_scale_that_is_missing_or_does_not_fit_is_named(
     assert stem.rstrip(".") in problems(write(tmp_path, tensors, found))
     tensors[scales[0]] = dtype, (shape[0] + 1, *shape[1:])
     assert stem.rstrip(".") in problems(write(tmp_path, tensors, found))
-
-
-def test_what_no_engine_minds_is_sound(tmp_path: Path) -> None:
-    """A stored tied head, tables of positions, experts in one tensor, FP8 scales by rows."""
-    tied = plain("qwen3-dense")
-    tied["lm_head.weight"] = ("BF16", (512, 256))
-    tied["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", (64,))
-    verify_headers(write(tmp_path / "tied", tied, config("qwen3-dense")))
-    fused = {name: it for name, it in plain("qwen3-moe").items() if ".experts." not in name}
-    for layer in range(4):
-        fused[f"model.layers.{layer}.mlp.experts.gate_up_proj"] = ("BF16", (8, 256, 256))
-        fused[f"model.layers.{layer}.mlp.experts.down_proj"] = ("BF16", (8, 256, 128))
-    verify_headers(write(tmp_path / "fused", fused, config("qwen3-moe")))
-    rows, found = packed("llama", "fp8")
-    for name in [name for name in rows if name.endswith("weight_scale_inv")]:
-        del rows[name]
-        stem = name.removesuffix("weight_scale_inv")
-        rows[f"{stem}weight_scale"] = ("F32", (rows[f"{stem}weight"][1][0], 1))
-    stated: dict[str, Any] = {**found, "quantization_config": {"quant_method": "fp8"}}
-    verify_headers(write(tmp_path / "rows", rows, stated))
-
-
-@pytest.mark.parametrize("family", KNOWN)
-def test_no_tensor_is_of_unknown_kind_and_kinds_add_up(tmp_path: Path, family: str) -> None:
-    folder = write(tmp_path, plain(family), config(family))
-    shares = shares_of(folder)
-    assert WeightKind.OTHER not in {kind for kind, _ in shares}
-    size = (folder / "model.safetensors").stat().st_size
-    assert 0 < size - sum(share.size_bytes for share in shares.values()) < 100_000
-
-
-@given(st.text(max_size=60), st.integers(0, 100))
-def test_every_name_has_one_kind(name: str, layers: int) -> None:
-    assert kinds_for({"num_hidden_layers": layers})(name) in WeightKind

@@ -11,10 +11,8 @@ import pytest
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.deploy.download import bring_models
 from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.draft import draft_plan
-from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double
@@ -91,29 +89,6 @@ def test_a_plan_fetches_a_missing_model_after_a_yes(double: HubDouble) -> None:
     after = plan_of("baseline")
     assert after.checkpoint.action is Action.REUSE
     assert not bring_models(after, load_settings(), lambda _question: False)
-
-
-def test_without_a_yes_nothing_comes(double: HubDouble) -> None:
-    with pytest.raises(CheckpointError, match="lab/twin is not on this machine") as caught:
-        bring_models(plan_of("baseline"), load_settings(), lambda _question: False)
-    assert "--yes" in (caught.value.hint or "")
-    assert [seen for seen in double.seen if seen.server == "blobs"] == []
-
-
-def test_a_snapshot_of_other_programs_is_pinned_where_it_is(
-    run: Run, double: HubDouble, small_twin: Path
-) -> None:
-    run("checkpoint", "pull", "lab/twin")
-    settings = load_settings()
-    HubLock(settings.state_dir).path.unlink()
-    assert not bring_models(plan_of("baseline"), settings, lambda _question: False)
-    (settings.hub_cache / "models--lab--twin" / "refs" / "main").write_text(MOVED)
-    pin = HubLock(settings.state_dir).pin("lab/twin", "main")
-    assert pin is not None
-    assert (pin.commit, pin.files, pin.is_verified) == (COMMIT, (), False)
-    found = plan_of("baseline").observed.model
-    assert isinstance(found, ModelFact)
-    assert found.revision == COMMIT
 
 
 def test_a_drafter_is_fetched_with_its_model(double: HubDouble, small_twin: Path) -> None:

@@ -1,6 +1,5 @@
 """What the shipped sample gives a draft head whose tokens the user did not count."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     write_vocabulary,
 )
 from sparkdeploy.checkpoint.overlay import build_overlay
-from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.observe import LocatedModel, locate_model, treatment_for
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -73,17 +71,6 @@ def test_what_the_user_counted_comes_before_the_sample(
     assert draft_origin(recipe, settings, model) == mine.origin
 
 
-def test_a_damaged_kept_count_is_made_again(
-    shipped: Library, model: Path, settings: Settings
-) -> None:
-    recipe = drafting(shipped, model)
-    made = bring_vocabulary(recipe, settings, model)
-    (file,) = kept(settings)
-    file.write_text(json.dumps({**json.loads(file.read_text()), "inputs": "others"}))
-    assert bring_vocabulary(recipe, settings, model) == made
-    assert json.loads(file.read_text())["inputs"] == sample_inputs(model)
-
-
 def test_a_plan_names_the_overlay_before_anything_is_counted(
     shipped: Library, model: Path, settings: Settings
 ) -> None:
@@ -106,13 +93,3 @@ def test_a_plan_names_the_overlay_before_anything_is_counted(
 def fact(located: LocatedModel) -> ModelFact:
     assert isinstance(located.fact, ModelFact)
     return located.fact
-
-
-def test_a_model_without_a_tokenizer_is_told_by_the_plan(
-    shipped: Library, model: Path, settings: Settings
-) -> None:
-    (model / "tokenizer.json").unlink()
-    recipe = drafting(shipped, model)
-    assert not fact(locate_model(recipe, settings)).has_draft_vocabulary
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-        bring_vocabulary(recipe, settings, model)

@@ -66,11 +66,6 @@ def test_a_token_has_the_script_of_its_first_letter() -> None:
     assert found == ["LATIN", "", "CYRILLIC", "", "", "CJK", "", "LATIN"]
 
 
-def test_more_rows_than_tokens_are_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"6 rows .* 5 tokens"):
-        SMALL.first(6)
-
-
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "model.json"
     assert read_vocabulary(file) is None
@@ -96,18 +91,6 @@ def test_text_is_counted_in_the_model_s_own_tokens(small_twin: Path, tmp_path: P
     assert set(seen.tokens[: len(tokenizer.special_ids)]) == set(tokenizer.special_ids.values())
     assert seen.tokens[len(tokenizer.special_ids)] == ord("e")
     assert seen.distinct < seen.counted < 52
-
-
-@pytest.mark.parametrize("content", [b"", b"[[[", b"\xff\xfe", b'{"model": {"type": 5}}', b"null"])
-def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
-        count_tokens(tmp_path, [], on_progress=lambda _done, _total: None)
-
-
-def test_a_text_that_is_not_there_is_named(small_twin: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"gone\.txt"):
-        count_tokens(small_twin, [tmp_path / "gone.txt"], on_progress=lambda _d, _t: None)
 
 
 def test_the_overlay_lists_the_tokens_and_follows_their_order(

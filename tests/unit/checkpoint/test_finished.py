@@ -13,7 +13,7 @@ from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment, check_source, check_untouched
+from sparkdeploy.checkpoint.treatment import Treatment, check_source
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.commands.checkpoint_pull import pull_repositories
 from sparkdeploy.errors import CheckpointError
@@ -76,30 +76,12 @@ def test_the_overlay_links_it_and_tells_the_plugin(finished: Path, tmp_path: Pat
     assert tree(finished) == before
 
 
-def test_an_overlay_that_promises_fp8_over_plain_weights_is_unsound(
-    small_twin: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "m" / "ck" / "twin"
-    build_overlay(open_folder(small_twin), Treatment(fp8_mode="online"), target)
-    config = json.loads((target / "config.json").read_text())
-    config["quantization_config"]["spark_hybrid"]["fp8"]["mode"] = "finished"
-    (target / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="missing"):
-        verify_headers(target)
-
-
 @pytest.mark.parametrize("mode", ["off", "online", "prebuilt"])
 def test_a_recipe_that_expects_plain_weights_refuses_one(finished: Path, mode: str) -> None:
     treatment = Treatment(fp8_mode=mode, lm_head="int8")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="FP8 already") as caught:
         check_source(open_folder(finished), treatment)
     assert "from: hub" in (caught.value.hint or "")
-
-
-def test_one_is_never_mounted_untouched(finished: Path, small_twin: Path) -> None:
-    check_untouched(open_folder(small_twin))
-    with pytest.raises(CheckpointError, match="FP8 already"):
-        check_untouched(open_folder(finished))
 
 
 def test_the_recipe_pulls_it_and_its_headers_were_looked_at_first(

@@ -23,7 +23,6 @@ from sparkdeploy.checkpoint.hub import LISTING_LIMIT_BYTES, Hub, read_listing
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import HubRanges
-from sparkdeploy.checkpoint.repo_files import name_problem
 from sparkdeploy.errors import CheckpointError
 from tests.examples import examples
 from tests.hub.hostile import HostileHub, hostile_hub
@@ -152,21 +151,6 @@ def test_a_hostile_listing_changes_nothing_but_its_own_folder(
         assert all(link.resolve().is_relative_to(root) for link in root.rglob("*"))
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (("a", "b", "a"), "a twice"),
-        (("a", "a/b"), "a both as a file and as a folder"),
-        (("a/b/c", "a/b"), "a/b both as a file and as a folder"),
-    ],
-)
-def test_names_that_cannot_stand_beside_each_other_are_refused(
-    names: tuple[str, ...], said: str
-) -> None:
-    with pytest.raises(CheckpointError, match=f"lab/twin: the hub lists {said}"):
-        read_listing(REPO, "main", listing(*map(sibling, names)))
-
-
 def endless() -> bytes:
     return listing(sibling("a"), padding=" " * 40 * MB)
 
@@ -194,36 +178,6 @@ def test_a_listing_made_to_fill_memory_takes_little_of_it(
         tracemalloc.stop()
     assert peak_bytes < 200 * MB
     assert time.monotonic() - begin_s < 10
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["file:///etc/passwd", "ftp://localhost/x", "http://", "http://[x/", "\xff\xfe", "//:0/", "/x"],
-)
-def test_a_redirect_without_an_end_or_to_no_host_ends_in_an_error(
-    hub: Hub, lock: HubLock, hostile: HostileHub, target: str
-) -> None:
-    hostile.listing = listing(sibling("model.safetensors"))
-    hostile.redirect, hostile.redirect_bytes = target, 64 * MB
-    waits: list[float] = []
-    with pytest.raises(CheckpointError, match=r"the hub sends|does not come") as caught:
-        fetch(Hub(hub.endpoint, hub.cache, sleep=waits.append), lock)
-    assert caught.value.message.isprintable()
-    assert waits == []
-    assert hostile.sent_bytes < 32 * MB, "the body of a redirect was read"
-
-
-def test_a_redirect_of_the_listing_to_another_host_goes_without_the_token(
-    hub: Hub, lock: HubLock, hostile: HostileHub
-) -> None:
-    with hostile_hub() as other:
-        other.listing, other.payload = listing(sibling("model.safetensors")), PAYLOAD
-        hostile.status = 307
-        hostile.listing_headers = {"Location": other.endpoint + "/api/models/lab/twin"}
-        hostile.redirect = other.endpoint + "/file"
-        fetch(Hub(hub.endpoint, hub.cache, "secret"), lock)
-    assert set(hostile.authorizations) == {"Bearer secret"}
-    assert set(other.authorizations) == {None}
 
 
 @pytest.mark.parametrize(
@@ -364,27 +318,6 @@ LIMITS = {
 
 
 @pytest.mark.usefixtures("ended")
-@pytest.mark.parametrize("place", LIMITS)
-@pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
-def test_an_answer_without_an_end_ends_at_the_deadline(
-    hub: Hub,
-    lock: HubLock,
-    hostile: HostileHub,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    answer: Callable[[], Iterator[bytes]],
-) -> None:
-    for limit in LIMITS[place]:
-        monkeypatch.setattr(f"sparkdeploy.checkpoint.{limit}", 0.05)
-    hostile.listing = listing(sibling("model.safetensors"))
-    setattr(hostile, place, answer)
-    begin_s = time.monotonic()
-    with pytest.raises(CheckpointError, match=r"does not (answer|come)|in parts|more of"):
-        read(hub, lock)
-    assert time.monotonic() - begin_s < 10
-
-
-@pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
 def test_a_download_of_which_nothing_comes_any_more_ends(
     hub: Hub,
@@ -430,11 +363,6 @@ def test_an_address_that_no_hub_has_is_refused_without_a_try(
     assert done.returncode == 6, done.stderr
     assert setting in done.stderr
     assert endpoint in done.stderr
-
-
-@pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "/".join("x" * 3000)])
-def test_a_name_that_no_file_system_can_hold_is_refused(name: str) -> None:
-    assert name_problem(name) is not None
 
 
 @pytest.mark.timeout(20)

@@ -299,14 +299,6 @@ def test_a_tree_that_somebody_changed(
         check_everything(base, folder, is_standalone=turn == STANDALONE_EVERY)
 
 
-def test_what_nobody_changed_is_read_by_everything(base: Base) -> None:
-    with broken(base) as folder:
-        assert not check(lambda: verify_bytes(folder, {}, ignore))
-        check_everything(base, folder, is_standalone=True)
-        assert (folder.parent / "out" / MANIFEST_FILE).is_file()
-        assert (folder.parent / "m" / "ck" / "v2" / MANIFEST_FILE).is_file()
-
-
 def test_the_harness_stops_what_waits_and_what_takes_memory(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.MonkeyPatch.context() as patch:

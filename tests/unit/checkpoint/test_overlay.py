@@ -1,7 +1,6 @@
 """Overlays: an edited configuration over files that nobody touches."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from sparkdeploy.checkpoint.overlay import (
 )
 from sparkdeploy.checkpoint.safetensors import read_header, write_file
 from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache, open_folder
-from sparkdeploy.checkpoint.treatment import PLAIN, Treatment, check_source
+from sparkdeploy.checkpoint.treatment import Treatment, check_source
 from sparkdeploy.errors import CheckpointError
 from tests.fakes.checkpoints import edit_json
 from tests.unit.checkpoint.conftest import tree
 
 V2 = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
-_MTP_FILE = "model_extra_tensors.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
@@ -56,25 +54,6 @@ def test_an_overlay_is_links_to_the_source_and_three_files_of_its_own(
     assert own == {"config.json", _INDEX, "sparkdeploy.json"}
     linked = {path.name for path in target.iterdir() if path.is_symlink()}
     assert linked | own == {str(path) for path in source.files()} | {"sparkdeploy.json"}
-
-
-def test_links_resolve_in_a_container_that_mounts_source_and_overlay(
-    source: CheckpointSource, target: Path, tmp_path: Path
-) -> None:
-    build_overlay(source, V2, target)
-    inside = tmp_path / "container" / "m"
-    shutil.copytree(source.root, inside / "hub" / source.mount_name, symlinks=True)
-    shutil.copytree(target, inside / "ck" / "any-name", symlinks=True)
-    names = source.files()
-    shutil.rmtree(source.root)
-    for relative in names:
-        assert (inside / "ck" / "any-name" / relative).is_file()
-
-
-def test_the_source_is_untouched(source: CheckpointSource, target: Path) -> None:
-    before = tree(source.root)
-    build_overlay(source, V2, target)
-    assert tree(source.root) == before
 
 
 def test_the_configuration_names_the_plugin_and_keeps_the_rest(
@@ -120,13 +99,6 @@ def test_the_manifest_says_what_was_made_from_what(source: CheckpointSource, tar
     assert manifest.mtp_tensor_count == result.mtp_tensor_count == 3 * 2 + 17
 
 
-def test_a_second_build_changes_nothing(source: CheckpointSource, target: Path) -> None:
-    first = build_overlay(source, V2, target)
-    before = tree(target.parent.parent)
-    assert build_overlay(source, V2, target) == first
-    assert tree(target.parent.parent) == before
-
-
 def test_another_treatment_replaces_the_overlay(source: CheckpointSource, target: Path) -> None:
     build_overlay(source, V2, target)
     hybrid = Treatment(fp8_mode="online")
@@ -135,14 +107,6 @@ def test_another_treatment_replaces_the_overlay(source: CheckpointSource, target
     assert manifest is not None
     assert manifest.fingerprint == overlay_fingerprint(source, hybrid)
     assert {path.name for path in target.parent.iterdir()} == {"v2", ".v2.lock"}
-
-
-def test_a_folder_that_is_no_overlay_is_left_alone(source: CheckpointSource, target: Path) -> None:
-    target.mkdir(parents=True)
-    (target / "precious.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="no overlay of ours"):
-        build_overlay(source, V2, target)
-    assert [path.name for path in target.iterdir()] == ["precious.txt"]
 
 
 def test_a_failed_build_leaves_the_old_overlay_and_nothing_beside_it(
@@ -168,17 +132,6 @@ def test_only_a_treatment_that_converts_needs_an_overlay(
     treatment: Treatment, nothing: bool
 ) -> None:
     assert treatment.is_none is nothing
-
-
-def test_a_lost_draft_file_is_named_by_what_is_missing(folder: Path) -> None:
-    (folder / _MTP_FILE).unlink()
-    with pytest.raises(CheckpointError, match=_MTP_FILE):
-        check_source(open_folder(folder), V2)
-    (folder / _INDEX).unlink()
-    with pytest.raises(CheckpointError, match=r"23 of 23 tensors of the draft layer") as caught:
-        check_source(open_folder(folder), V2)
-    assert "mtp.fc.weight" in caught.value.message
-    assert check_source(open_folder(folder), Treatment(fp8_mode="online")).mtp_tensor_count == 0
 
 
 @pytest.mark.parametrize(
@@ -211,14 +164,6 @@ def test_a_tensor_in_two_files_is_refused_unless_the_index_decides(folder: Path)
     (folder / _INDEX).unlink()
     with pytest.raises(CheckpointError, match=f"lm_head.weight stands in both .* and {extra}"):
         check_source(open_folder(folder), V2)
-
-
-def test_a_checkpoint_of_16_bits_is_treated_too(folder: Path, target: Path) -> None:
-    _edit_config(folder, lambda config: config.pop("quantization_config"))
-    build_overlay(open_folder(folder), V2, target)
-    stated = json.loads((target / "config.json").read_text())["quantization_config"]
-    assert stated["quant_method"] == "spark-hybrid"
-    assert stated["spark_hybrid"]["base_method"] == PLAIN
 
 
 def test_the_fingerprint_depends_on_source_and_treatment(folder: Path) -> None:

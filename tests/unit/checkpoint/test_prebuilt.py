@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,11 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
 from sparkdeploy.checkpoint.fp8 import (
-    VALUES_BY_CODE,
     expected_bytes,
     expected_fp8,
     unlike,
 )
 from sparkdeploy.checkpoint.fp8_shard import (
-    DONE_FILE,
     SHARD_FILE,
     Fp8Shard,
     Order,
@@ -34,7 +31,6 @@ from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource, 
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.checkpoint.twin.fp8 import encode_e4m3
 from sparkdeploy.errors import CheckpointError
 from tests.fakes.checkpoints import edit_json, edit_tensors, tensors_of
 from tests.hub.double import Fault, HubDouble, Repo, hub_double
@@ -113,32 +109,6 @@ def test_the_shard_holds_the_repositorys_bytes_under_names_of_its_own(
     assert shard.path.stat().st_mode & 0o777 == 0o644
 
 
-def test_tensors_come_over_several_connections_into_the_same_shard(
-    ranges: HubRanges,
-    fetch: Fetch,
-    double: HubDouble,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole = fetch(ranges).path.read_bytes()
-    shutil.rmtree(tmp_path / "fp8")
-    # Each tensor is a request of its own, however close they lie.
-    monkeypatch.setattr("sparkdeploy.checkpoint.fp8_shard.REQUEST_BYTES", 1)
-    double.delay_s, double.most_at_once = 0.02, 0
-    assert fetch(ranges).path.read_bytes() == whole
-    assert double.most_at_once > 2
-
-
-def test_a_disk_that_takes_less_than_it_is_given_is_given_the_rest(
-    fetch: Fetch, fp8_twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = fetch(FolderRanges(fp8_twin)).path.read_bytes()
-    shutil.rmtree(tmp_path / "fp8")
-    write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:1000], at))
-    assert fetch(FolderRanges(fp8_twin)).path.read_bytes() == whole
-
-
 def test_wrong_bytes_of_an_answer_are_found_before_it_is_done_and_fetched_again(
     ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path
 ) -> None:
@@ -151,17 +121,6 @@ def test_wrong_bytes_of_an_answer_are_found_before_it_is_done_and_fetched_again(
     assert fetch(ranges).path.read_bytes() == whole
     assert not double.faults[0].times
     assert double.body_bytes < 2 * len(whole)
-
-
-def test_bytes_that_stay_wrong_are_never_a_shard(
-    ranges: HubRanges, fetch: Fetch, double: HubDouble, tmp_path: Path
-) -> None:
-    double.faults = [Fault(f"{COMMIT}/{FIRST}", garble_from=0, skip=3, times=99)]
-    with pytest.raises(CheckpointError, match="not the model's own weight"):
-        fetch(ranges)
-    assert read_shard(tmp_path / "fp8") is None
-    double.faults = []
-    assert fetch(ranges).path.is_file()
 
 
 @pytest.mark.parametrize("at", ["weight_begin", "weight_end", "scale"])
@@ -185,14 +144,6 @@ def test_a_stretch_of_another_tensor_is_found(
     assert unlike(path, small_twin) == (f"{stem}.fp8_weight",)
 
 
-def test_every_code_has_its_value() -> None:
-    assert len(VALUES_BY_CODE) == 256
-    assert VALUES_BY_CODE[0x7E] == 448
-    assert VALUES_BY_CODE[0xB8] == -1
-    assert VALUES_BY_CODE[0x7F] != VALUES_BY_CODE[0x7F]
-    assert all(encode_e4m3(value) == code for code, value in enumerate(VALUES_BY_CODE[:127]))
-
-
 def test_only_headers_and_needed_tensors_are_fetched(
     ranges: HubRanges, fetch: Fetch, fp8_twin: Path, small_twin: Path, double: HubDouble
 ) -> None:
@@ -203,16 +154,6 @@ def test_only_headers_and_needed_tensors_are_fetched(
     needed = expected_bytes(model_sizes(read_config(small_twin))) + headers + index
     assert needed <= double.body_bytes <= 1.05 * needed
     assert ranges.received_bytes == double.body_bytes
-
-
-@pytest.mark.parametrize("content", [[], 3, "x", {"version": 1}])
-def test_what_does_not_say_that_a_shard_is_finished_is_none(
-    ranges: HubRanges, fetch: Fetch, content: object
-) -> None:
-    folder = fetch(ranges).path.parent
-    assert read_shard(folder) is not None
-    (folder / DONE_FILE).write_text(json.dumps(content))
-    assert read_shard(folder) is None
 
 
 def test_a_hub_that_stays_down_leaves_what_came_and_the_next_try_goes_on(
@@ -281,16 +222,6 @@ def test_an_overlay_shows_the_shard_beside_the_download(
     assert set(read_tensors(target)) == set(read_tensors(small_twin)) | set(shard.digests)
     block = json.loads((target / "config.json").read_text())["quantization_config"]["spark_hybrid"]
     assert block["fp8"] == {"mode": "prebuilt", "layers": "shared_expert", "block": [128, 128]}
-
-
-def test_an_overlay_takes_no_shard_of_another_origin(
-    ranges: HubRanges, fetch: Fetch, small_twin: Path, tmp_path: Path
-) -> None:
-    treatment = Treatment(fp8_mode="prebuilt", fp8_origin="elsewhere")
-    target = tmp_path / "data" / "m" / "ck" / "hybrid"
-    for shard in (fetch(ranges), None):
-        with pytest.raises(CheckpointError, match="elsewhere"):
-            build_overlay(open_folder(small_twin), treatment, target, shard)
 
 
 @given(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import shutil
 import threading
@@ -15,7 +14,6 @@ from filelock import FileLock
 from huggingface_hub import constants, file_download
 
 from sparkdeploy.bounded_http import CHUNK_BYTES
-from sparkdeploy.checkpoint.arriving import Arriving
 from sparkdeploy.checkpoint.hub import ATTEMPTS, Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.pull import Download, plan_download, pull, resolve
@@ -118,28 +116,6 @@ def test_who_brings_the_same_file_is_waited_for(
     assert (snapshot / file.name).is_file()
 
 
-def test_what_cannot_be_read_is_not_thrown_away(hub: Hub, lock: HubLock, double: HubDouble) -> None:
-    snapshot = fetch(hub, lock)
-    lock.forget(REPO)
-
-    def unreadable(_self: Arriving, _path: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Arriving, "check_here", unreadable)
-        with pytest.raises(CheckpointError, match="Permission denied"):
-            fetch(hub, lock)
-    assert len(contents(snapshot)) == len(contents(double.repos[REPO].commits[FIRST]))
-
-
-def test_progress_ends_at_the_whole_and_never_falls(hub: Hub, lock: HubLock) -> None:
-    seen: list[tuple[int, int]] = []
-    wanted = download(hub, lock)
-    pull(hub, lock, wanted, lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (wanted.facts.size_bytes, wanted.facts.size_bytes)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-
-
 def test_a_second_pull_asks_nobody(hub: Hub, lock: HubLock, double: HubDouble) -> None:
     fetch(hub, lock)
     double.seen.clear()
@@ -170,27 +146,6 @@ def test_an_update_without_room_leaves_the_model_that_serves(
     with pytest.raises(CheckpointError, match="disk: lab/twin needs"):
         pull(hub, lock, refused, lambda _done, _total: None)
     assert served(hub, lock) == FIRST
-
-
-def test_an_update_that_was_cut_is_taken_once_it_is_whole(
-    hub: Hub, lock: HubLock, moved: HubDouble
-) -> None:
-    moved.faults = [Fault("README.md", status=503, times=99)]
-    with pytest.raises(CheckpointError, match="does not come"):
-        fetch(hub, lock, anew=True)
-    moved.faults = []
-    assert served(hub, lock) == FIRST
-    assert fetch(hub, lock).name == FIRST
-    assert fetch(hub, lock, anew=True).name == SECOND
-    assert served(hub, lock) == SECOND
-
-
-def test_an_update_counts_only_files_that_changed(
-    hub: Hub, lock: HubLock, moved: HubDouble
-) -> None:
-    wanted = download(hub, lock, anew=True, free=GIB + 10)
-    assert wanted.missing_bytes == len("newer")
-    assert pull(hub, lock, wanted, lambda _done, _total: None).name == SECOND
 
 
 def test_a_pull_that_was_cut_needs_room_for_the_rest_only(
@@ -269,35 +224,6 @@ def test_a_pull_goes_on_where_it_was_cut(
     fetch(hub, lock)
     ranges = [seen.byte_range or "" for seen in double.seen if seen.path.endswith(name)]
     assert any(wanted.startswith(f"bytes={CHUNK_BYTES}-") for wanted in ranges)
-
-
-def test_another_pull_goes_on_where_one_gave_up(
-    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path
-) -> None:
-    name = "model-00001-of-00002.safetensors"
-    double.faults = [
-        Fault(f"{FIRST}/{name}", keep_bytes=100_000, skip=1),
-        Fault(name, status=503, times=99, skip=1),
-    ]
-    with pytest.raises(CheckpointError, match="does not come"):
-        fetch(hub, lock)
-    double.faults = []
-    double.seen.clear()
-    assert contents(fetch(hub, lock)) == contents(small_twin)
-    asked = [seen for seen in double.seen if seen.path.endswith(name) and seen.method == "GET"]
-    ranges = [seen.byte_range or "" for seen in asked]
-    assert ranges
-    assert all(wanted.startswith(f"bytes={CHUNK_BYTES}-") for wanted in ranges)
-    assert not list(hub.cache.rglob("*part*"))
-
-
-def test_wrong_bytes_are_found_and_fetched_again(
-    hub: Hub, lock: HubLock, double: HubDouble, small_twin: Path
-) -> None:
-    double.faults = [Fault("model-00002-of-00002.safetensors", flip_byte=70_000, skip=1)]
-    assert contents(fetch(hub, lock)) == contents(small_twin)
-    blobs = [seen for seen in double.seen if "00002-of-00002" in seen.path]
-    assert sum(seen.server == "blobs" and seen.method == "GET" for seen in blobs) == 2
 
 
 @pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "config.json"])

@@ -162,14 +162,6 @@ def test_a_blob_that_leads_anywhere_else_is_refused(lab: Lab, target: str, said:
     assert SHARED in caught.value.message
 
 
-def test_a_file_of_the_store_that_a_stranger_cannot_read_is_named_by_its_own_name(lab: Lab) -> None:
-    lab.by_library(TWIN)
-    lab.payload(TWIN, SHARED).chmod(0o400)
-    lab.payload(TWIN, SHARED).parent.chmod(0o700)
-    source = lab.source()
-    assert unreadable_by(source, STRANGER, STRANGER) == (source.files_dir / SHARED,)
-
-
 def test_ls_counts_what_is_shared_and_rm_frees_what_nobody_else_has(lab: Lab) -> None:
     lab.by_library(TWIN, SISTER)
     whole = sum(path.stat().st_size for path in lab.source().files_dir.iterdir())
@@ -197,42 +189,6 @@ def test_a_pull_into_a_cache_of_the_library_brings_nothing_and_verifies(lab: Lab
     after = {name: state for name, state in tree(lab.cache).items() if not name.startswith(".")}
     assert after == before
     assert lab.lock.pins()[TWIN, "main"].is_verified
-
-
-def test_a_pull_leaves_the_cache_that_the_library_would(lab: Lab, tmp_path: Path) -> None:
-    lab.pull(TWIN)
-    lab.pull(SISTER)
-    ours = {**links_and_hashes(lab.cache)}
-    shutil.rmtree(lab.cache)
-    lab.by_library(TWIN, SISTER)
-    assert ours == links_and_hashes(lab.cache)
-
-
-def links_and_hashes(cache: Path) -> dict[str, str]:
-    """Where links of repositories lead, and what the store holds and notes."""
-    found = {}
-    for path in cache.rglob("*"):
-        name = str(path.relative_to(cache))
-        if path.is_symlink():
-            found[name] = str(path.readlink())
-        elif path.suffix == ".refs":
-            found[name] = "\n".join(sorted(path.read_text().splitlines()))
-        elif "blobs" in path.parts and path.is_file() and path.suffix != ".lock":
-            found[name] = f"{path.stat().st_size} {oct(path.stat().st_mode)}"
-    return found
-
-
-def test_what_the_store_has_is_not_fetched_and_needs_no_room(lab: Lab) -> None:
-    lab.pull(TWIN)
-    facts = resolve(lab.hub, lab.lock, SISTER, "main", anew=False)
-    download = plan_download(lab.hub, lab.lock, facts, free_bytes=1 << 60)
-    to_come = [file for file in facts.files if file.sha256 is None or file.name == OWN]
-    assert download.missing_bytes == sum(file.size_bytes for file in to_come)
-    lab.double.seen.clear()
-    lab.pull(SISTER)
-    fetched = {seen.path for seen in lab.double.seen if seen.path.startswith("/xet/")}
-    assert f"/xet/{lab.payload(TWIN, SHARED).name}" not in fetched
-    assert f"/xet/{lab.payload(SISTER, OWN).name}" in fetched
 
 
 def test_a_damaged_file_of_the_store_is_left_to_the_others(lab: Lab, small_twin: Path) -> None:

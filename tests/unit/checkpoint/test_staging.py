@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.durable import hidden_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.outside
@@ -62,22 +60,3 @@ def test_those_of_the_living_and_of_other_targets_stay(tmp_path: Path, dead: int
     assert made != hidden_beside(tmp_path / "m")
     assert re.fullmatch(rf"\.m\.staging-[0-9a-f]{{16}}-{os.getpid()}", made.name)
     assert names(tmp_path) == others
-
-
-def test_writers_leave_their_target_alone_in_the_folder(tmp_path: Path, dead: int) -> None:
-    writers: dict[str, Callable[[Path], None]] = {
-        "a.json": lambda path: durable.write_text(path, "{}"),
-        "a.safetensors": lambda path: safetensors.write_file(path, {}),
-    }
-    for target, write in writers.items():
-        (tmp_path / f".{target}.staging-{dead}").write_text("half")
-        write(tmp_path / target)
-        assert names(tmp_path) == {target}
-        (tmp_path / target).unlink()
-
-
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "a.json").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        durable.write_text(tmp_path / "a.json", "{}")
-    assert names(tmp_path) == {"a.json"}

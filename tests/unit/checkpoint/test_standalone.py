@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -114,28 +113,6 @@ def test_a_journal_that_the_power_cut_tore_is_read_as_far_as_it_goes(
     }
 
 
-def test_a_folder_of_somebody_else_is_left_alone(
-    folder: Path, shard: Fp8Shard, tmp_path: Path
-) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("years of work")
-    with pytest.raises(CheckpointError, match="left alone"):
-        standalone(open_folder(folder), shard, tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
-
-
-def test_another_checkpoint_gives_way_only_when_asked(
-    folder: Path, made: Path, shard: Fp8Shard
-) -> None:
-    other = replace(shard, origin="elsewhere")
-    with pytest.raises(CheckpointError, match="holds another checkpoint"):
-        standalone(open_folder(folder), other, made)
-    standalone(open_folder(folder), other, made, overwrite=True)
-    manifest = read_manifest(made)
-    assert manifest is not None
-    assert manifest.treatment["fp8_origin"] == "elsewhere"
-
-
 def test_a_module_that_does_not_fit_stays_at_16_bits_when_that_is_allowed(
     folder: Path, fp8_twin: Path, small_twin: Path, tmp_path: Path
 ) -> None:
@@ -228,23 +205,6 @@ def test_every_flaw_is_found_and_named(
     with pytest.raises(CheckpointError) as caught:
         verify_headers(made)
     assert re.search(said, f"{caught.value.message}\n{caught.value.detail}")
-
-
-def _hold_twice(folder: Path) -> None:
-    """Put another LM head into a second file; the index keeps to the first."""
-    head = read_tensors(folder)["lm_head.weight"].info
-    more = {"lm_head.weight": (head.dtype, head.shape, bytes(head.size_bytes))}
-    edit_tensors(folder / "model_extra_tensors.safetensors", lambda tensors: tensors.update(more))
-
-
-def test_of_a_tensor_in_two_files_the_one_in_the_index_is_written(
-    folder: Path, shard: Fp8Shard, tmp_path: Path
-) -> None:
-    before = read_tensors(folder)["lm_head.weight"].file
-    _hold_twice(folder)
-    standalone(open_folder(folder), shard, tmp_path / "out")
-    verify_bytes(tmp_path / "out", {}, ignore)
-    assert read_tensors(tmp_path / "out")["lm_head.weight"].file == before
 
 
 def test_a_checkpoint_is_told_by_kind_and_dtype(made: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
-from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
+from sparkdeploy.server.metrics import Speculation, parse_samples, totals
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS
 from tests.fakes.http_server import Handler, HttpServer, TableServer, serving
 
@@ -113,13 +113,6 @@ def test_a_chat_answer_of_reasoning_alone_is_an_answer(model: ServedModel) -> No
     assert (completion.text, completion.reasoning) == ("", "hm")
 
 
-def test_a_served_name_that_is_given_is_not_asked_for(server: TableServer) -> None:
-    with ServedModel(server.url, model="mine") as model:
-        model.complete("x", 1)
-
-    assert [path for path, _, _ in server.asked] == ["/v1/completions"]
-
-
 def test_a_refusal_carries_the_servers_words(server: TableServer, model: ServedModel) -> None:
     server.answers["/v1/completions"] = (400, '{"error": "prompt is too long"}')
 
@@ -159,20 +152,6 @@ def test_what_answers_in_another_way_is_no_model_server(
         model.complete("x", 1)
 
 
-def test_an_error_on_health_is_not_healthy(server: TableServer, model: ServedModel) -> None:
-    assert model.is_healthy()
-    server.answers["/health"] = (503, "")
-
-    assert not model.is_healthy()
-
-
-def test_an_answer_without_a_choice_is_an_error(server: TableServer, model: ServedModel) -> None:
-    server.answers["/v1/completions"] = (200, '{"choices": []}')
-
-    with pytest.raises(UnhealthyError, match="without a choice"):
-        model.complete("x", 1)
-
-
 def test_a_proxy_of_the_environment_is_not_used(
     server: TableServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,20 +174,6 @@ def test_speculation_is_counted(model: ServedModel) -> None:
     assert counted == Speculation(10, 20, 15, (9, 6))
     assert counted.acceptance == pytest.approx(0.75)
     assert counted.tokens_a_draft == pytest.approx(2)
-
-
-def test_speculation_since_a_moment_is_the_difference() -> None:
-    before = Speculation(4, 8, 5, (4, 1))
-
-    assert Speculation(10, 20, 15, (9, 6)).since(before) == Speculation(6, 12, 10, (5, 5))
-
-
-def test_a_server_without_speculation_has_no_counters() -> None:
-    assert speculation(parse_samples("vllm:generation_tokens_total 1\n")) is None
-
-
-def test_nothing_drafted_has_no_acceptance() -> None:
-    assert Speculation(0, 0, 0).acceptance is None
 
 
 def test_a_quoted_label_may_hold_anything() -> None:
@@ -240,15 +205,6 @@ def test_a_model_without_texts_is_asked_on_the_route_that_it_has(
     assert (answer.path, answer.prompt_tokens) == (path, 7)
     asked, _, body = server.asked[-1]
     assert (asked, body[key]) == (path, ["Paris"])
-
-
-def test_a_model_that_is_not_there_is_no_missing_route(
-    server: TableServer, model: ServedModel
-) -> None:
-    server.answers["/v1/completions"] = (404, '{"error":{"message":"The model does not exist"}}')
-    with pytest.raises(UnhealthyError) as refused:
-        model.complete("a", 1)
-    assert not isinstance(refused.value, NoSuchRouteError)
 
 
 @pytest.mark.parametrize(

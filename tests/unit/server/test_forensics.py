@@ -1,23 +1,18 @@
 """Root causes, from recorded crashes."""
 
-import string
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparkdeploy.server.forensics import (
     Cause,
     decisive,
     end_before_restart,
     guard_events,
-    guard_reports,
     log_tail,
     root_cause,
     signatures,
     tracebacks,
 )
-from sparkdeploy.server.log_lines import lines_of, read_line
+from sparkdeploy.server.log_lines import read_line
 from tests.unit.server.log_files import HEALTHY, healthy_logs, recorded, recorded_crashes
 
 EXIT_CODES = {"memory_floor": 86}
@@ -60,10 +55,6 @@ def test_a_healthy_log_of_a_container_that_failed_later_names_no_cause(name: str
     assert cause_of(recorded(name), 3).name == "unknown"
 
 
-def test_there_are_twenty_healthy_logs() -> None:
-    assert len([*HEALTHY, "cpu-0.32-stopped", *healthy_logs()]) >= 20
-
-
 @pytest.mark.parametrize("name", healthy_logs())
 def test_what_sounds_bad_and_is_not_raises_no_alarm(name: str) -> None:
     log = recorded(f"healthy/{name}")
@@ -82,16 +73,6 @@ def test_the_engines_own_error_is_preferred_over_the_servers_echo() -> None:
     cause = cause_of(recorded("crashes/exception"))
 
     assert cause.line == "ZeroDivisionError: division by zero"
-
-
-def test_an_echo_alone_is_better_than_nothing() -> None:
-    log = (
-        "(APIServer pid=8) Traceback (most recent call last):\n"
-        '(APIServer pid=8)   File "x.py", line 1, in f\n'
-        "(APIServer pid=8) RuntimeError: Engine core initialization failed. See root cause above.\n"
-    )
-
-    assert cause_of(log).name == "exception"
 
 
 def test_of_chained_exceptions_the_first_is_the_cause() -> None:
@@ -132,12 +113,6 @@ def test_tracebacks_of_two_processes_are_told_apart_when_interleaved() -> None:
     ]
 
 
-def test_a_harmless_traceback_is_not_blamed_for_a_kill() -> None:
-    log = recorded("crashes/read_only")
-
-    assert cause_of(log, 137).name == "exit_137"
-
-
 def test_the_kernels_out_of_memory_kill_is_named_as_such() -> None:
     assert cause_of(recorded("cpu-0.32-mtp"), 137, oom_killed=True).name == "oom_killed"
 
@@ -160,24 +135,6 @@ def test_a_child_that_writes_the_guards_line_is_not_believed() -> None:
     assert cause_of(TRIP, 137, oom_killed=True).name == "oom_killed"
     assert guard_events(log, 1) == []
     assert guard_events(log + log, 86) == ["memory_floor"]
-
-
-@pytest.mark.parametrize(
-    "quoted",
-    [
-        f"INFO 11-21 09:29:51 [logger.py:40] Received request cmpl-1: prompt: '{TRIP}'",
-        f"(APIServer pid=8) INFO 11-21 09:29:51 [logger.py:40] {TRIP}",
-        f"(APIServer pid=8) {TRIP}",
-        f"prompt: {TRIP}",
-        f" {TRIP}",
-    ],
-)
-def test_a_quoted_line_of_the_guards_says_nothing(quoted: str) -> None:
-    assert guard_reports(quoted) == []
-    assert cause_of(quoted, 86).line == ""
-    restarted = quoted.replace("memory_floor", "restart")
-    end = end_before_restart(f"a\n{restarted}\nb")
-    assert (end.log, end.exit_code) == (f"a\n{restarted}\nb", None)
 
 
 @pytest.mark.parametrize("event", ["refused", "cannot_run"])
@@ -240,31 +197,10 @@ def test_a_memory_that_is_too_large_for_a_number_is_no_bug() -> None:
     assert cause_of(trip, 86).line == "? were available, the floor is 4.0 GiB"
 
 
-def test_what_a_warning_says_is_not_a_cause() -> None:
-    log = "(EngineCore pid=1) WARNING 11-21 03:58:37 [x.py:1] CUDA out of memory is near\n"
-
-    assert cause_of(log, 3).name == "unknown"
-
-
-def test_a_broken_guard_line_is_left_out() -> None:
-    log = 'sparkdeploy-guard: {"event": "rest\nsparkdeploy-guard: {"event": "restart"}\n'
-
-    assert guard_reports(log) == [{"event": "restart"}]
-
-
 def test_every_signature_has_a_name_of_its_own_and_a_way_out() -> None:
     assert len({signature.name for signature in signatures()}) == len(signatures())
     assert all(signature.hint and signature.meaning for signature in signatures())
 
 
-@given(st.text(alphabet=string.printable, max_size=400), st.integers(0, 255), st.booleans())
-def test_any_log_gets_an_answer(log: str, exit_code: int, oom_killed: bool) -> None:
-    assert root_cause(log, exit_code, oom_killed=oom_killed).meaning
-
-
 def test_the_tail_shows_the_last_lines_without_colours() -> None:
     assert log_tail("a\n\x1b[31mb\x1b[0m\n\nc\n", 2) == "b\nc"
-
-
-def test_a_progress_bar_is_many_lines() -> None:
-    assert lines_of(b"10%\r20%\r30%\n") == ["10%", "20%", "30%"]

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,17 +65,6 @@ def test_a_process_of_the_container_is_told_from_another(
         stranger.kill()
 
 
-def test_a_number_of_another_engines_process_says_nothing(
-    other: tuple[subprocess.Popen[str], int],
-) -> None:
-    running, port = other
-    for pid in (running.pid, os.getpid()):
-        elsewhere = fact(pid, os.getuid() + 1, container_id="f" * 64)
-        assert listener_of(elsewhere, port) is Listener.ANOTHER
-        assert listener_of(replace(elsewhere, uid=None), port) is Listener.UNKNOWN
-        assert listener_of(replace(elsewhere, uid=os.getuid()), port) is Listener.CONTAINER
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_port_that_only_is_bound_is_nobodys(address: str) -> None:
     with socket.socket() as bound:
@@ -107,23 +95,6 @@ def test_where_processes_are_not_shown_the_sockets_user_decides(
     tmp_path: Path, uid: int, of_the_container: int | None, found: Listener
 ) -> None:
     assert listener_of(fact(42, of_the_container), 8000, written(tmp_path, uid)) is found
-
-
-def test_one_socket_of_another_user_is_enough(tmp_path: Path) -> None:
-    proc = written(tmp_path, 1000)
-    table = proc / "net" / "tcp"
-    second = LINE.format(address="00000000", state="0A", uid=1001, inode=78)
-    table.write_text(table.read_text() + second)
-    assert listener_of(fact(42, 1000), 8000, proc) is Listener.ANOTHER
-
-
-def test_other_states_and_addresses_do_not_count(tmp_path: Path) -> None:
-    proc = written(tmp_path, 1000, state="01")
-    assert listener_of(fact(42, 1000), 8000, proc) is Listener.NOBODY
-    (proc / "net" / "tcp").write_text(
-        TABLE + LINE.format(address="0500000A", state="0A", uid=1, inode=7)
-    )
-    assert listener_of(fact(42, 1000), 8000, proc) is Listener.NOBODY
 
 
 def test_no_table_is_not_known_to_be_good(tmp_path: Path) -> None:

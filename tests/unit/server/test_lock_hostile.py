@@ -16,14 +16,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node import lock, shared_files
-from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watch_name, watching
+from sparkdeploy.node.lock import lock_holder, lock_path, node_lock, watching
 from sparkdeploy.settings import SHARED_LOCK_DIR
 from tests.examples import examples
 from tests.unit.server.spoilt_locks import (
-    BOB,
     ENTRIES,
     MALLORY,
     SPOILT,
@@ -32,7 +30,6 @@ from tests.unit.server.spoilt_locks import (
     make,
     make_outside,
     tree,
-    write,
 )
 
 if TYPE_CHECKING:
@@ -176,45 +173,10 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken(tmp_path: Path) ->
             pass
 
 
-def test_a_disk_without_room_for_the_note_is_no_reason_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", refuse)
-    with node_lock(tmp_path, "n", command="x"):
-        pass
-
-
-@pytest.mark.parametrize("entry", sorted(SPOILT))
-def test_a_builders_lock_is_no_way_to_another_file(tmp_path: Path, entry: str) -> None:
-    outside, path = make_outside(tmp_path), tmp_path / ".made.lock"
-    ENTRIES[entry](path, outside, b"")
-    before = tree(outside)
-    with (
-        impatient(),
-        pytest.raises(CheckpointError, match="cannot be used") as caught,
-        only_one(path, "something"),
-    ):
-        pass
-
-    assert tree(outside) == before
-    assert printable(caught.value)
-
-
 def test_only_sparkdeploys_own_lock_folder_is_ever_removed_by_a_hint() -> None:
     assert lock.made_anew(Path(SHARED_LOCK_DIR)) == (
         f"as root: rm -rf {SHARED_LOCK_DIR} && mkdir -m 1777 {SHARED_LOCK_DIR}"
     )
-
-
-@pytest.mark.parametrize("place", ["/etc/passwd", "/dev/null", "/proc/self"])
-def test_a_hint_never_removes_a_path_that_the_user_has_typed(place: str) -> None:
-    refusal = take(Path(place), "n", [])
-
-    assert refusal is not None
-    assert refusal.hint == OTHER_FOLDER
 
 
 @pytest.mark.parametrize("entry", sorted(SPOILT))
@@ -271,49 +233,3 @@ def test_root_does_not_follow_another_users_link(
         "root's own",
         0o600,
     )
-
-
-@as_root
-def test_the_first_users_folder_is_no_others_until_root_has_made_it(
-    shared: Path, others: Neighbours, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = shared / "sparkdeploy"
-    assert others.try_lock(MALLORY, folder) == "got"
-    refused = others.try_lock(BOB, folder).splitlines()
-    monkeypatch.setattr(lock, "SHARED_LOCK_DIR", str(folder), raising=False)
-    hint = lock.made_anew(folder)
-    for command in hint.removeprefix("as root: ").split(" && "):
-        subprocess.run(command.split(), check=True)
-
-    assert f"belongs to uid {MALLORY}" in refused[0]
-    assert refused[1] == OTHER_FOLDER
-    assert [others.try_lock(user, folder) for user in (MALLORY, BOB)] == ["got", "got"]
-
-
-@as_root
-def test_a_lock_that_another_user_has_closed_is_removed_and_not_avoided(
-    shared: Path, others: Neighbours
-) -> None:
-    folder = shared / "sparkdeploy"
-    make(folder, 0o1777)
-    path = lock_path(folder, "spark-1")
-    write(path, b"", mode=0o600)
-    os.chown(path, MALLORY, MALLORY)
-    message, hint = others.try_lock(BOB, folder).splitlines()
-    subprocess.run(shlex.split(hint.removeprefix("as root: ")), check=True)
-
-    assert message == (
-        f"the lock {path} cannot be opened: Permission denied; it belongs to uid {MALLORY} "
-        "(mode 0600, wanted 0666)"
-    )
-    assert hint == f"as root: rm {path}"
-    assert [others.try_lock(user, folder) for user in (BOB, MALLORY)] == ["got", "got"]
-
-
-def test_a_spoilt_watch_file_does_not_end_a_start(tmp_path: Path) -> None:
-    os.mkfifo(lock_path(tmp_path, watch_name("n", "main")))
-    entered = False
-    with impatient(), watching(tmp_path, "n", "main", command="x"):
-        entered = True
-
-    assert entered

@@ -12,12 +12,10 @@ import pytest
 
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node import lock_there
 from sparkdeploy.node.lock import lock_path, node_lock
 from sparkdeploy.node.lock_there import locked_there
 from sparkdeploy.node.node import Node
 from tests.unit.server.spoilt_locks import (
-    BOB,
     ENTRIES,
     MALLORY,
     SPOILT,
@@ -46,10 +44,6 @@ def another_node(*program: str) -> Node:
         start=lambda script: shell.Running((*program, "sh", "-c", script)), is_open=True
     )
     return Node("spark-2", link=cast("SshLink", link))
-
-
-def node_of(uid: int) -> Node:
-    return another_node("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
 
 
 def refusal_of(node: Node, path: Path, wait_s: float = 0.0) -> NodeError | None:
@@ -129,16 +123,6 @@ def test_a_spoilt_lock_leads_nowhere_and_is_named(folder: Path, entry: str) -> N
     assert (refusal.hint or "").startswith(f"on spark-2: as root: {verb} {path}")
 
 
-def test_a_lock_folder_that_is_a_link_is_not_entered(folder: Path) -> None:
-    outside = make_outside(folder.parent)
-    folder.symlink_to(outside / "folder")
-    refusal = refusal_of(another_node(), lock_path(folder, NAME))
-
-    assert refusal is not None
-    assert "it is a symbolic link" in refusal.message
-    assert not [*(outside / "folder").iterdir()]
-
-
 def test_a_folder_whose_files_anybody_removes_is_refused(folder: Path) -> None:
     make(folder, 0o777)
     refusal = refusal_of(another_node(), lock_path(folder, NAME))
@@ -149,16 +133,6 @@ def test_a_folder_whose_files_anybody_removes_is_refused(folder: Path) -> None:
 
 def test_a_node_without_python_is_no_held_lock(folder: Path) -> None:
     refusal = refusal_of(another_node("env", "PATH=/nowhere"), lock_path(folder, NAME))
-
-    assert refusal is not None
-    assert "starts containers" not in refusal.message
-
-
-def test_a_node_that_says_nothing_is_no_held_lock(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock_there, "RUN_TIMEOUT_S", 0.1)
-    refusal = refusal_of(another_node("sh", "-c", "cat"), lock_path(folder, NAME))
 
     assert refusal is not None
     assert "starts containers" not in refusal.message
@@ -185,30 +159,3 @@ def test_root_there_does_not_follow_another_users_link(
     assert f"it is a symbolic link, made by uid {MALLORY}" in of_link.message
     assert target.exists() == is_there
     assert not is_there or target.stat().st_mode & 0o777 == 0o600
-
-
-@as_root
-def test_users_of_one_node_take_each_others_lock_file(shared: Path) -> None:
-    """fs.protected_regular=2 refuses O_CREAT for another user's file in a sticky folder."""
-    make(folder := shared / "sparkdeploy", 0o1777)
-    path = lock_path(folder, NAME)
-
-    assert [refusal_of(node_of(user), path) for user in (MALLORY, BOB)] == [None, None]
-    assert refusal_of(another_node(), path) is None
-    with locked_there(node_of(MALLORY), path, 0.0):
-        held = refusal_of(node_of(BOB), path)
-    assert held is not None
-    assert "starts containers" in held.message
-
-
-@as_root
-def test_a_lock_that_another_user_has_closed_is_named(shared: Path) -> None:
-    make(folder := shared / "sparkdeploy", 0o1777)
-    path = lock_path(folder, NAME)
-    write(path, b"", mode=0o600)
-    os.chown(path, MALLORY, MALLORY)
-    refusal = refusal_of(node_of(BOB), path)
-
-    assert refusal is not None
-    assert "Permission denied" in refusal.message
-    assert refusal.hint == f"on spark-2: as root: rm {path}"

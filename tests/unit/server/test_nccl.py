@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.plan.backends import over
 from sparkdeploy.server.log_lines import lines_of
-from sparkdeploy.server.nccl import Transport, is_chatter, is_told_by_nccl, without_chatter
+from sparkdeploy.server.nccl import is_chatter, is_told_by_nccl, without_chatter
 from sparkdeploy.server.phases import read_whole
 from tests.unit.server.log_files import recorded
 
@@ -83,38 +83,9 @@ def test_adapters_are_read_as_releases_write_them(offered: str, names: str) -> N
     assert transport_of(*said) == over("IB", names)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("IBext_v8", "NET/IB"),
-        ("AWS Libfabric", "NET/AWS Libfabric"),
-        ("I", None),
-        ("Sock", None),
-    ],
-)
-def test_a_network_is_told_by_its_whole_name(name: str, told: str | None) -> None:
-    assert transport_of(f"NCCL INFO Using network {name}") == told
-
-
-def test_a_bar_without_an_end_does_not_hide_nccls_talk() -> None:
-    assert "".join(without_chatter(["Loading: 1%\rs:1:1 [0] NCCL INFO x\n", "next\n"])) == "next\n"
-
-
 @pytest.mark.parametrize("path", ["net.cc", "transport/net.cc", "/build/nccl-2.28.3+cuda/net.cc"])
 def test_a_warning_is_nccls_wherever_it_was_built(path: str) -> None:
     assert is_told_by_nccl(f"s:1:1 [0] {path}:12 NCCL WARN x")
-
-
-def test_a_line_end_of_two_signs_leaves_nothing_and_a_bar_is_shown_as_it_grows() -> None:
-    assert "".join(without_chatter(["s:1:1 [0] NCCL INFO x\r", "\nnext\r\n"])) == "next\r\n"
-    pieces = without_chatter(["load\r 1%", "\r 2%", "\n"])
-    assert next(iter(pieces)).endswith("load\r 1%")
-
-
-def test_a_start_that_ends_before_nccl_has_chosen_tells_no_transport() -> None:
-    facts = read_whole([recorded("crashes/nccl_no_library")]).facts
-    assert facts.transport == Transport()
-    assert facts.transport.describe() is None
 
 
 def test_a_prompt_that_quotes_nccl_tells_nothing() -> None:

@@ -70,12 +70,6 @@ def test_chunks_split_anywhere_give_the_same_phases_and_facts(
     assert (split.percent, split.weight_loads) == (whole.percent, whole.weight_loads)
 
 
-def test_single_bytes_give_the_same_phases_as_the_whole_log() -> None:
-    log = recorded("spark-0.19-mtp")
-
-    assert names(read_whole(bytes([byte]) for byte in log)) == names(read_whole([log]))
-
-
 @pytest.mark.parametrize(
     "bar",
     [
@@ -90,22 +84,6 @@ def test_a_progress_bar_counts_before_its_line_has_ended(bar: str) -> None:
     tracker.feed(b"\r" + bar.encode())
 
     assert tracker.describe() == "loading weights 42%"
-
-
-def test_graph_capture_shows_its_percent() -> None:
-    tracker = PhaseTracker()
-
-    tracker.feed("\rCapturing CUDA graphs (decode, FULL):  50%|█████     | 9/18".encode())
-
-    assert tracker.describe() == "capturing CUDA graphs 50%"
-
-
-def test_a_second_weight_load_belongs_to_the_draft_model() -> None:
-    assert phases_after(
-        "Loading safetensors checkpoint shards: 100% Completed | 1/1",
-        "Loading weights took 3.00 seconds",
-        "Loading safetensors checkpoint shards:   0% Completed | 0/1",
-    ) == ["starting", "weights", "processing", "draft"]
 
 
 def test_a_phase_never_goes_back() -> None:
@@ -159,14 +137,6 @@ def test_the_plugins_line_is_read_behind_the_names_of_its_processes(head: str) -
     line = f"{head}sparkdeploy: spark-hybrid active: fp8=144 layers, lm_head=int8\n"
 
     assert read_whole([line.encode()]).facts.fp8_layers == 144
-
-
-@pytest.mark.parametrize("head", ["bf16", "int8"])
-def test_shared_experts_of_int4_stand_in_the_same_line(head: str) -> None:
-    line = f"sparkdeploy: spark-hybrid active: fp8=0 layers, lm_head={head}"
-    told = read_whole([f"{line}, int4=144 layers of shared experts\n".encode()]).facts
-    assert (told.fp8_layers, told.lm_head, told.shared_int4_layers) == (0, head, 144)
-    assert read_whole([f"{line}\n".encode()]).facts.shared_int4_layers is None
 
 
 @pytest.mark.parametrize("share", ["", ", 32768 a rank"])
@@ -225,13 +195,6 @@ def test_the_one_line_form_of_the_cache_size_is_read() -> None:
     assert read_whole([recorded("spark-0.33-mtp")]).facts.kv_cache_tokens == 1_260_904
 
 
-def test_the_facts_of_a_cpu_start_are_read() -> None:
-    facts = read_whole([recorded("cpu-0.32-mtp")]).facts
-
-    assert (facts.vllm_version, facts.kv_cache_tokens) == ("0.32.0", 65_536)
-    assert not facts.plugin_spoke
-
-
 def test_an_endless_line_does_not_fill_memory() -> None:
     splitter = LineSplitter()
 
@@ -251,27 +214,11 @@ def test_the_table_of_a_cold_spark_adds_up_to_the_measured_start() -> None:
     assert sum(SPARK_COLD_START_S.values()) == 802
 
 
-def test_the_estimate_follows_the_progress_bar() -> None:
-    tracker = PhaseTracker(typical_s={"weights": 1000.0, "api": 7.0})
-    tracker.feed(b"Starting to load model x\n", 10.0)
-    tracker.feed(b"\rLoading safetensors checkpoint shards:  25% Completed", 30.0)
-
-    assert tracker.remaining_s(30.0) == pytest.approx(20 * 3 + 7)
-
-
 def test_the_estimate_never_falls_below_the_phases_to_come() -> None:
     tracker = PhaseTracker(typical_s={"starting": 5.0, "api": 7.0})
 
     assert tracker.remaining_s(1.0) == pytest.approx(11.0)
     assert tracker.remaining_s(99.0) == pytest.approx(7.0)
-
-
-def test_durations_add_up_to_the_whole_start() -> None:
-    tracker = PhaseTracker()
-    tracker.feed(b"Resolved architecture: X\n", 4.0)
-    tracker.feed(b"Application startup complete.\n", 9.0)
-
-    assert tracker.durations_s(10.0) == {"starting": 4.0, "configuring": 5.0, "answering": 1.0}
 
 
 def test_the_last_start_is_remembered(tmp_path: Path) -> None:
@@ -280,10 +227,3 @@ def test_the_last_start_is_remembered(tmp_path: Path) -> None:
     remember_durations(tmp_path, "image:v2", {"weights": 1.234})
 
     assert recall_durations(tmp_path, "image:v2") == {"weights": 1.23}
-
-
-def test_a_damaged_memory_of_the_last_start_is_ignored(tmp_path: Path) -> None:
-    remember_durations(tmp_path, "k", {"weights": 1.0})
-    next((tmp_path / "starts").iterdir()).write_text("[1,")
-
-    assert recall_durations(tmp_path, "k") == SPARK_COLD_START_S

@@ -30,43 +30,11 @@ def test_a_port_with_a_listener_is_not_free(taken_port: int) -> None:
     assert not is_port_free(taken_port)
 
 
-def test_a_port_on_all_addresses_is_not_free_while_one_address_has_it(taken_port: int) -> None:
-    assert not is_port_free(taken_port, "0.0.0.0")
-
-
-def test_a_port_whose_listener_has_gone_is_free() -> None:
-    with socket.socket() as server:
-        # As every HTTP server does; its closed connections then keep nobody from the port.
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("127.0.0.1", 0))
-        server.listen(1)
-        port = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)):
-            server.accept()[0].close()
-
-    assert is_port_free(port)
-
-
 def test_a_process_that_listens_is_named(taken_port: int) -> None:
     owner = port_owner(taken_port, [])
 
     assert owner.pid == os.getpid()
     assert f"(pid {os.getpid()})" in owner.describe()
-
-
-def test_a_file_that_is_closed_meanwhile_hides_no_listener(
-    taken_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    readlink, closed = Path.readlink, set[Path]()
-
-    def one_closed_first(link: Path) -> Path:
-        if link.parent not in closed:
-            closed.add(link.parent)
-            raise FileNotFoundError(link)
-        return readlink(link)
-
-    monkeypatch.setattr(Path, "readlink", one_closed_first)
-    assert port_owner(taken_port, []).pid == os.getpid()
 
 
 def test_our_own_deployment_is_named_before_its_process(taken_port: int) -> None:
@@ -90,12 +58,6 @@ def test_a_worker_does_not_listen_on_the_port_of_its_head() -> None:
     marks = {**worker.labels, labels.NODES: "a,b", labels.RANK: "1"}
 
     assert port_owner(port, [replace(worker, labels=marks)]) == PortOwner()
-
-
-def test_a_stopped_deployment_owns_no_port(taken_port: int) -> None:
-    owner = port_owner(taken_port, [container(taken_port, state="exited")])
-
-    assert owner.deployment is None
 
 
 def test_an_owner_that_cannot_be_seen_is_admitted(taken_port: int, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.streaming import AnswerPiece, AnswerSoFar, answer_pieces, server_words
+from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces, server_words
 
 
 def event(content: Any, end: str = "\n\n") -> bytes:
@@ -71,22 +71,6 @@ def test_an_answer_is_the_same_however_it_is_cut(cuts: list[int]) -> None:
 def test_what_is_no_answer_is_said(body: bytes, says: str) -> None:
     with pytest.raises(UnhealthyError, match=says):
         list(answer_pieces([body]))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [3, [], {"choices": 3}, {"choices": [3]}, {"choices": [{"delta": 3}]}, delta(content=3)],
-)
-def test_an_event_of_another_shape_brings_nothing(content: object) -> None:
-    assert list(answer_pieces([event(content), DONE])) == [AnswerPiece()]
-
-
-def test_an_answer_of_one_token_has_no_rate() -> None:
-    answer = AnswerSoFar()
-    assert (answer.first_token_s, answer.tokens_per_s) == (None, None)
-    answer.take(AnswerPiece(text="a"))
-    answer.take(AnswerPiece(completion_tokens=1))
-    assert answer.tokens_per_s is None
 
 
 @pytest.mark.parametrize(

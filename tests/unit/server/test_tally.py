@@ -55,18 +55,6 @@ def test_each_figure_by_the_names_of_every_release(lines: str) -> None:
     assert getattr(tally, field) == value
 
 
-def test_gaps_by_the_name_of_earlier_releases() -> None:
-    name = "vllm:time_per_output_token_seconds_bucket"
-    tally = read_tally(f'{name}{{le="0.1"}} 3\n{name}{{le="+Inf"}} 4\n')
-    assert tally is not None
-    assert tally.gap == Histogram((0.1, math.inf), (3, 4))
-
-
-@pytest.mark.parametrize("text", ["", "<html>404</html>", "python_info 1\n", "vllm:unknown 3\n"])
-def test_what_is_no_vllm_is_none(text: str) -> None:
-    assert read_tally(text) is None
-
-
 def test_another_process_is_known_by_its_start_or_by_counters_that_fell() -> None:
     before = Tally(generated_tokens=10, started_at_s=1.0)
     assert not Tally(generated_tokens=10, started_at_s=1.0).is_after_restart_of(before)

@@ -130,23 +130,6 @@ def test_methods_of_speculation_are_compared_as_vllm_calls_them(
     assert (finding.agreement is Agreement.AS_PLANNED) == agrees
 
 
-def test_piecewise_graphs_are_less_than_full_ones() -> None:
-    facts = told(*AS_PLANNED, "...; setting cudagraph_mode=PIECEWISE")
-
-    assert found("v2", facts)["graphs"].agreement is Agreement.AS_PLANNED
-    full = found("v2", facts, "backends.graphs=full")["graphs"]
-    assert full.agreement is Agreement.DIFFERS
-
-
-def test_a_drafters_own_back_end_is_not_the_models() -> None:
-    facts = told(
-        "Using FLASHINFER attention backend out of potential backends: [].",
-        "Using TRITON_ATTN attention backend out of potential backends: [].",
-    )
-
-    assert facts.attention_backend == "FLASHINFER"
-
-
 ADAPTERS = "rocep1s0f1,roceP2p1s0f1"
 BOTH = ("rocep1s0f1", "roceP2p1s0f1")
 ROCE = {"NCCL_IB_HCA": ADAPTERS, "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}
@@ -176,20 +159,6 @@ def test_a_transport_that_fell_back_to_sockets_is_a_failure_with_what_it_costs()
     )
 
 
-def test_one_twin_is_less_than_both() -> None:
-    told = {**ROCE, "NCCL_IB_HCA": f"{ADAPTERS},rocep3s0f1"}
-    (finding,) = transport("2.30.4-roce", told, own=(*BOTH, "rocep3s0f1"))
-
-    assert finding.is_failure
-
-
-def test_a_recipe_that_allows_sockets_is_only_told() -> None:
-    (finding,) = transport("2.28.9-fallen-back", ROCE, "backends.warn_only=[transport]")
-
-    assert finding.agreement is Agreement.DIFFERS
-    assert not finding.is_failure
-
-
 @pytest.mark.parametrize(
     "spelling", [f"={ADAPTERS}", "rocep1s0f1:1,roceP2p1s0f1:1", "roce", "^mlx5_0", ""]
 )
@@ -214,19 +183,3 @@ def test_sockets_that_were_asked_for_are_no_surprise(name: str) -> None:
 
     assert transport("2.30.4-socket", {**ROCE, name: asked[name]}) == []
     assert transport("2.30.4-socket", {"NCCL_IB_DISABLE": "1"}, own=()) == []
-
-
-def test_a_log_that_names_the_network_and_no_adapter_fails_nothing() -> None:
-    facts = told("s:1:1 [0] NCCL INFO Using network IB")
-    (finding,) = findings(planned_transport(resolved("v2"), ROCE, BOTH), facts)
-
-    assert finding.agreement is Agreement.NOT_TOLD
-
-
-def test_a_log_that_tells_nothing_fails_nothing() -> None:
-    planned = (PlannedBackend("moe", "MARLIN", warns_only=False),)
-
-    (finding,) = findings(planned, EngineFacts())
-
-    assert finding.agreement is Agreement.NOT_TOLD
-    assert not finding.is_failure
