@@ -13,6 +13,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.mods import read_mod
@@ -61,7 +62,10 @@ def run_on(node: str, argv: Sequence[str], settings: Settings) -> int:
     with SshLink(target) as link:
         cache, folder = prepare(link, archive.getvalue())
         words = [f"{folder}/{_place(Path(it))}" if it in recipes else it for it in argv]
-        return run_attached(link, target, words, {ON_VARIABLE: login}, cache)
+        code = run_attached(link, target, words, {ON_VARIABLE: login}, cache)
+    if code == RecipeError.exit_code:
+        _say_how_to_send(argv, settings.config_dir / "recipes")
+    return code
 
 
 def target_of(node: str, settings: Settings) -> SshTarget:
@@ -93,6 +97,14 @@ def without_option(argv: Sequence[str]) -> list[str]:
         elif not word.startswith(f"{OPTION}="):
             kept.append(word)
     return kept
+
+
+def _say_how_to_send(argv: Sequence[str], folder: Path) -> None:
+    """Say of the user's own recipes among the arguments that their names are not sent."""
+    for word in argv:
+        file = folder / f"{word}.yaml"
+        if file.stem == word and os.path.isfile(file):  # noqa: PTH113 - never raises
+            console.info(f"to send {word} of this machine, give its file: {shlex.quote(str(file))}")
 
 
 def _refuse_local_paths(node: str, argv: Sequence[str]) -> None:

@@ -374,6 +374,19 @@ def test_a_recipe_from_elsewhere_is_judged_there(node: Node, said: Said, recipes
     assert "needs your consent" in err
 
 
+def test_the_name_of_an_own_recipe_is_answered_with_its_file(
+    node: Node, said: Said, tmp_path: Path
+) -> None:
+    node.has_program("exit 3")
+    own = tmp_path / "config" / "recipes"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text(RECIPE.format(name="mine", extends="v2"))
+    _, _, err = said("plan", "mine", "--set", "a/b=1", "--on", "spark")
+    assert err.count("give its file: ") == 1
+    assert f"to send mine of this machine, give its file: {own}/mine.yaml\n" in err
+    assert "give its file" not in said("plan", "v2", "--on", "spark")[2]
+
+
 def test_the_newest_twenty_of_what_was_sent_are_kept(node: Node, said: Said, recipes: Path) -> None:
     node.has_program()
     for number in range(25):
