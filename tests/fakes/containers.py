@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerFact, ImageFact
@@ -113,3 +113,17 @@ class FakeContainers:
 
     def info(self) -> SimpleNamespace:
         return SimpleNamespace(version="29.0")
+
+
+@dataclass
+class Crashed(FakeContainers):
+    """An engine with one container, which said and was given what a test says."""
+
+    log: str = ""
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def inspect(self, key: str) -> dict[str, object]:
+        return {"Id": key, "Image": "sha256:1", "Config": {}, "State": {}, **self.record}
+
+    def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
+        return (self.log.encode(),)

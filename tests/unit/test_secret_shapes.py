@@ -14,7 +14,7 @@ from sparkdeploy.commands.bench.origin import endpoint_origin, engine_origin
 from sparkdeploy.commands.diagnose import diagnose
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
-from tests.unit.server.test_evidence import Crashed
+from tests.fakes.containers import Crashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -68,7 +68,7 @@ def up(resolved: Resolved, request: Request, _settings: Any, **_more: Any) -> Si
     return SimpleNamespace(readiness=None)
 
 
-def take_down(_name: str) -> tuple[str, ...]:
+def take_down(_name: str, *, missing_ok: bool) -> tuple[str, ...]:
     noted("down")
     (lab() / "served.json").unlink(missing_ok=True)
     return ()

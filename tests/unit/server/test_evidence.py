@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, save_evidence
 from sparkdeploy.secret_shapes import REMOVED
-from tests.fakes.containers import FakeContainers
+from tests.fakes.containers import Crashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,20 +17,6 @@ if TYPE_CHECKING:
 KEY = "Pl4nted-k3y_of-main"
 TOKEN = "hf_abcdefghijklmnopqrst"
 LOG = "INFO a line before\nERROR got {} there\nRuntimeError: got {} again\n"
-
-
-@dataclass
-class Crashed(FakeContainers):
-    """An engine with one container, which said and was given what a test says."""
-
-    log: str = ""
-    record: dict[str, Any] = field(default_factory=dict)
-
-    def inspect(self, key: str) -> dict[str, object]:
-        return {"Id": key, "Image": "sha256:1", "Config": {}, "State": {}, **self.record}
-
-    def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
-        return (self.log.encode(),)
 
 
 def coloured(secret: str) -> str:
