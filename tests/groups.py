@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 UNIT = "tests/unit"
 COUNTS_AS_UNIT = ("tests/laws/",)
+LAWS = (
+    *("tests/laws/", "tests/unit/test_layers.py", "tests/unit/test_typed_commands.py"),
+    "tests/unit/test_imports_of_tests.py",
+)
+"""What parses the whole tree shares a worker, which parses each file once."""
 REAL_VLLM = "tests/engine/vllm"
 """Its starts come one after the other: the whole run takes as long as they do."""
 COURTESY = 5
@@ -45,6 +50,8 @@ def folder_of(nodeid: str) -> str:
 
 def group_of(nodeid: str) -> str:
     """Return what a worker takes as a whole; unit tests share nothing but their file."""
+    if nodeid.startswith(LAWS):
+        return "tests/laws"
     folder = folder_of(nodeid)
     return nodeid.partition("::")[0] if folder == UNIT else folder
 

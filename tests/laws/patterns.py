@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests import syntax
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def modules() -> tuple[Module, ...]:
 
 
 def _module(path: Path) -> Module:
-    tree = ast.parse(path.read_text())
+    tree = syntax.tree(path.read_text())
     if not any(isinstance(node, ast.Name) and node.id == "re" for node in ast.walk(tree)):
         return Module(path, tree, {})
     inside = {"vllm_plugin", "inside", "__main__.py"} & set(path.parts)
@@ -200,7 +201,7 @@ def _known(methods: set[str]) -> frozenset[str]:
 @functools.cache
 def _uses_in(path: Path) -> dict[str, set[str]]:
     """Return what is called of each name in a file."""
-    tree = ast.parse(path.read_text())
+    tree = syntax.tree(path.read_text())
     nodes = list(ast.walk(tree))
     called = {id(node.value): node.attr for node in nodes if isinstance(node, ast.Attribute)}
     found: dict[str, set[str]] = {}

@@ -29,6 +29,7 @@ from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.server import client
 from sparkdeploy.server.client import ServedModel
+from tests import syntax
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ LIMIT_BYTES = 1 << 20
 
 def sends_by_itself(source: str) -> Iterator[str]:
     """Yield what makes a connection or reads a body without a limit."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(syntax.tree(source)):
         if isinstance(node, ast.Attribute):
             of_requests = ast.unparse(node.value) == "requests" and node.attr in SENDING
             if of_requests or node.attr in READING:

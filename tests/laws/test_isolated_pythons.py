@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import syntax
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def code_of(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
-    tree = ast.parse(text)
+    tree = syntax.tree(text)
     lines = text.split("\n")
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):

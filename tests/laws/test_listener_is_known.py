@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sparkdeploy
+from tests import syntax
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ def test_each_client_looks_who_listens() -> None:
     found = [
         (f"{path.relative_to(root)}:{call.lineno}", function, call)
         for path in sorted(root.rglob("*.py"))
-        for function, call in makers(ast.parse(path.read_text(encoding="utf-8")))
+        for function, call in makers(syntax.tree(path.read_text(encoding="utf-8")))
     ]
     looking = {
         place: any(word.arg == "require_listener" for word in call.keywords)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import syntax
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ WRITING = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC")
 
 def written(source: str) -> Iterator[tuple[str, int, str]]:
     """Yield function, line and text of each call that writes a file by its path and unguarded."""
-    tree = ast.parse(source)
+    tree = syntax.tree(source)
     constants = {
         target.id: ast.unparse(node.value)
         for node in ast.walk(tree)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import sparkdeploy
 from sparkdeploy.cli.outcome import curl_line
+from tests import syntax
 
 PACKAGE = Path(sparkdeploy.__file__).parent
 CHECKOUT = PACKAGE.parent
@@ -21,7 +22,7 @@ def texts() -> dict[str, str]:
     found = {str(path): path.read_text() for path in (CHECKOUT / "docs").rglob("*.md")}
     found |= {str(path): path.read_text() for path in CHECKOUT.glob("*.md")}
     for path in PACKAGE.rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text()))
+        nodes = ast.walk(syntax.tree(path.read_text()))
         constants = [str(it.value) for it in nodes if isinstance(it, ast.Constant)]
         found[str(path)] = "\n".join(constants)
     return found

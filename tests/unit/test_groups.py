@@ -36,7 +36,7 @@ def test_a_worker_takes_a_folder_with_an_engine_or_a_file(nodeid: str, group: st
 
 def test_laws_count_as_unit_tests() -> None:
     assert groups.folder_of("tests/laws/test_messages.py::test_a") == groups.UNIT
-    assert groups.group_of("tests/laws/test_messages.py::test_a") == "tests/laws/test_messages.py"
+    assert groups.group_of("tests/laws/test_messages.py::test_a") == "tests/laws"
 
 
 def test_the_seconds_of_a_folder_stand_beside_its_budget_and_the_rest_is_said(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import syntax
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ ELSEWHERE = tuple(
 
 def imported_by(text: str, package: tuple[str, ...]) -> Iterator[str]:
     """Return every module, and every name in one, that a file of that package imports."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(syntax.tree(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

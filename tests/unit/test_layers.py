@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import syntax
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 @functools.cache
 def imports(path: Path) -> tuple[str, ...]:
-    return tuple(_imports(ast.parse(path.read_text())))
+    return tuple(_imports(syntax.tree(path.read_text())))
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -137,7 +138,7 @@ def test_a_name_means_one_class() -> None:
     names = [
         node.name
         for path in PACKAGE.rglob("*.py")
-        for node in ast.parse(path.read_text()).body
+        for node in syntax.tree(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert sorted({name for name in names if names.count(name) > 1}) == []
@@ -163,7 +164,7 @@ def test_a_function_stays_small() -> None:
     long = [
         f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.name}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(syntax.tree(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
     ]

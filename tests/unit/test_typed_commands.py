@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.recipe.load import Library, load_recipe
+from tests import syntax
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def commands_in(node: ast.JoinedStr, *, is_fix: bool) -> Iterator[str]:
 
 
 def found_in(path: Path) -> set[str]:
-    return {text for _line, text in unquoted(ast.parse(path.read_text()))}
+    return {text for _line, text in unquoted(syntax.tree(path.read_text()))}
 
 
 def test_what_a_message_tells_to_type_is_quoted() -> None:
@@ -158,4 +159,4 @@ def test_what_a_user_called_a_recipe_is_proposed_as_one_word(tmp_path: Path, ste
     ],
 )
 def test_an_unquoted_word_is_seen(code: str, found: list[str]) -> None:
-    assert [text for _line, text in unquoted(ast.parse(code))] == found
+    assert [text for _line, text in unquoted(syntax.tree(code))] == found
