@@ -1,8 +1,7 @@
-"""`image`: engines' locks and wheels, and the images that were built from them."""
+"""`image`: engines' wheels, and the images that were built from them."""
 
 from __future__ import annotations
 
-import datetime
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,6 @@ from sparkdeploy.cli.options import (
 )
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console, format_bytes
-from sparkdeploy.errors import ChangesPendingError, UsageError
 from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
@@ -71,34 +69,6 @@ def build(
     if platform is not None:
         tags = shlex.join(image.tag for image in images)
         console.info(f"to take it along: docker save -o FILE {tags}, and there docker load -i FILE")
-
-
-@group.command()
-def lock(
-    engine: EngineArgument,
-    date: Annotated[
-        str | None, typer.Option(help="Ignore packages published after this day (YYYY-MM-DD).")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 9 if a lock differs.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Make an engine's locks anew, for both platforms and every Python, and show what differs."""
-    from sparkdeploy.commands.image import remake_locks, write_locks
-
-    remade = remake_locks(engine, _day(date), current_settings())
-    lines = []
-    for item in remade:
-        state = "new" if item.is_new else f"{len(item.differences)} differ"
-        lines.append(f"{item.path.name}: {state if item.differences else 'reproduced'}")
-        lines += [f"  {line}" for line in item.differences]
-    content = {item.path.name: list(item.differences) for item in remade}
-    answer(lines, content, as_json=as_json)
-    if check and any(item.differences for item in remade):
-        raise ChangesPendingError("the locks differ", hint=f"sparkdeploy image lock {engine}")
-    if not check:
-        write_locks(remade)
 
 
 @group.command()
@@ -179,10 +149,3 @@ def remove_images(
 
     for tag in remove_images(images, current_settings()):
         console.answer(f"removed {tag}")
-
-
-def _day(date: str | None) -> str | None:
-    try:
-        return None if date is None else datetime.date.fromisoformat(date).isoformat()
-    except ValueError as error:
-        raise UsageError(f"{date!r} is not a date", hint="write it as 2026-11-15") from error

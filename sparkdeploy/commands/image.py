@@ -1,4 +1,4 @@
-"""`image`: engines' locks and wheels, and our images: listed, shown, removed."""
+"""`image`: engines' wheels, and our images: listed, shown, removed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.checkpoint import durable
 from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.use_note import refuse_used
-from sparkdeploy.errors import BuildError, NodeError, UsageError
+from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.emulation import platform_of
 from sparkdeploy.image.stages import UPPERMOST_FIRST
@@ -20,7 +19,7 @@ from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from sparkdeploy.node.container import ImageFact
@@ -28,18 +27,7 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.settings import Settings
 
-FROM_ELSEWHERE = {"cpu": ("torch",), "source": ("torch", "vllm")}
-"""What is not taken from the package index: PyTorch's own builds, and vLLM where it is compiled."""
 SHORTEST_ABBREVIATION = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RemadeLock:
-    path: Path
-    text: str
-    differences: tuple[str, ...]
-    """One package a line; empty when the file is what it was."""
-    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,86 +40,8 @@ class ShelfImage:
     deployments: tuple[str, ...]
 
 
-def remake_locks(name: str, date: str | None, settings: Settings) -> tuple[RemadeLock, ...]:
-    """Resolve an engine for both platforms and every Python; nothing is written.
-
-    Without a date each lock is made for the day its head states. Raises BuildError for engines
-    without a lock of their own or when uv finds no solution, NodeError without uv.
-    """
-    engine = load_engine(library(settings), name)
-    own_python = lock.python_of(engine)
-    folder = _lock_inputs(engine)
-    network.refuse_credentials(settings)
-    lock.find_uv()
-    made: list[RemadeLock] = []
-    for architecture in lock.ARCHITECTURES:
-        for python in lock.PYTHONS if engine.kind == "wheel" else (own_python,):
-            with console.step(f"lock {folder.name} {architecture} Python {python}"):
-                files = lock.lock_paths(
-                    engine, architecture=architecture, resources=resources(), python=python
-                )
-                day = date or lock.date_of(_text_of(files["packages.txt"]))
-                platform = lock.WheelPlatform(architecture, python)
-                made += _remake(engine, platform, day or lock.LOCK_DATE, files, settings)
-    return tuple(made)
-
-
-def _lock_inputs(engine: Engine) -> Path:
-    if engine.lock is not None:
-        raise BuildError(
-            f"engine {engine.name} uses the lock of {engine.lock}",
-            hint=f"sparkdeploy image lock {engine.lock}",
-        )
-    folder = resources() / "recipes" / "engines" / "locks" / engine.name
-    if not (folder / "requirements.in").is_file():
-        raise BuildError(
-            f"engine {engine.name} has nothing to make a lock from: {folder}/requirements.in is"
-            " missing",
-            hint=f"write it, with an overrides.in beside it (like those of cuda-0.25) in {folder}",
-        )
-    return folder
-
-
-def _remake(
-    engine: Engine,
-    platform: lock.WheelPlatform,
-    date: str,
-    files: Mapping[str, Path],
-    settings: Settings,
-) -> Iterator[RemadeLock]:
-    packages, torch = files["packages.txt"], files.get("torch.txt")
-    without = FROM_ELSEWHERE.get(engine.kind, ())
-    build = settings.build
-    text = lock.make_lock(packages.parent, platform, date, network=build, without=without)
-    yield _compared(packages, text)
-    if engine.kind == "cpu" and torch is not None and engine.torch is not None:
-        package = lock.LockedPackage(lock.PackagePin("torch", f"{engine.torch}+cpu"))
-        wheel = lock.find_wheel(package, build.find_links, platform)
-        # A machine without PyTorch's wheel cannot confirm its hash, and does not take it away.
-        if wheel is not None or not torch.is_file():
-            yield _compared(torch, lock.make_torch_lock(engine.torch, wheel))
-
-
-def _compared(path: Path, text: str) -> RemadeLock:
-    before = _text_of(path)
-    return RemadeLock(path, text, tuple(lock.differences(before, text)), is_new=before == "")
-
-
 def _text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def write_locks(remade: tuple[RemadeLock, ...]) -> None:
-    """Put the locks that differ in their place; raise NodeError where that may not be written."""
-    for item in remade:
-        try:
-            if item.differences or item.is_new:
-                durable.write_text(item.path, item.text)
-        except OSError as error:
-            raise NodeError(
-                f"{item.path} cannot be written: {error.strerror}",
-                hint="set SPARKDEPLOY_RESOURCES to a checkout of your own",
-            ) from error
 
 
 def make_wheelhouse(
@@ -144,7 +54,7 @@ def make_wheelhouse(
     locked = {name: lock.read_packages(_text_of(path)) for name, path in files.items()}
     packages = [package for found in locked.values() for package in found]
     indexes = tuple(_indexes(engine, settings, locked.get("torch.txt", ())))
-    if warning := lock.unverified(engine.lock or name, architecture, packages):
+    if warning := lock.unverified(architecture, packages):
         console.warn(warning)
     with console.step(f"wheels of {name} for {architecture}") as step:
         done: list[int] = []

@@ -314,7 +314,7 @@ def _engine(maker: _StageMaker, below: Stage) -> Stage:
         maker.stage("engine", dockerfile, context, below=below),
         needs_network=True,
         pins=tuple(package.pin for package in packages),
-        unverified=lock.unverified(engine.lock or engine.name, maker.architecture, packages),
+        unverified=lock.unverified(maker.architecture, packages),
     )
 
 

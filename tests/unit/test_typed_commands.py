@@ -74,7 +74,6 @@ REVIEWED = {
     "image/build.py": {"NEWEST_WITH_BUILDER"},
     "image/emulation.py": {"REGISTERED / found[0].name", "REGISTERED / name", "shows"},
     "image/failures.py": {"own"},
-    "image/lock.py": {"engine"},
     "image/pull.py": {"reference.partition('/')[0]"},
     "image/settle.py": {"reference.partition('/')[0]"},
     "image/wheelhouse.py": {"asked[-1].setting", "index.setting"},

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.commands.image import RemadeLock, remake_locks
 from sparkdeploy.image import lock
-from sparkdeploy.image.lock import OLDEST_GLIBC, find_uv
+from sparkdeploy.image.lock import OLDEST_GLIBC
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import load_settings, resources
+from tools.lock_engine import RemadeLock, date_of, find_uv, remake_locks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 INDEX_LAG = timedelta(days=2)
@@ -26,7 +26,7 @@ def test_a_lock_made_anew_is_the_committed_one(engine: str) -> None:
     assert len(remade) == len(lock.ARCHITECTURES) * len(lock.PYTHONS)
     other = changes(remade)
     if other:
-        days = {lock.date_of(item.path.read_text()) for item in remade} - {None}
+        days = {date_of(item.path.read_text()) for item in remade} - {None}
         earlier = date.fromisoformat(str(min(map(str, days)))) - INDEX_LAG
         other &= changes(remake_locks(engine, earlier.isoformat(), load_settings()))
     assert other == set()

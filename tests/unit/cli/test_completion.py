@@ -55,7 +55,7 @@ def completed(*words: str) -> list[str]:
         ("up --name web v2-tq-3", ["v2-tq-3bit"]),
         ("export systemd v2-tq-3", ["v2-tq-3bit"]),
         ("completion install f", ["fish"]),
-        ("image lock cuda-0.1", ["cuda-0.19"]),
+        ("image wheelhouse cuda-0.1", ["cuda-0.19"]),
     ],
 )
 def test_candidates_follow_the_words_before(typed: str, candidates: list[str]) -> None:

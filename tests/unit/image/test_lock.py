@@ -7,6 +7,7 @@ import pytest
 from sparkdeploy.image import lock
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.settings import resources
+from tools import lock_engine
 
 from .conftest import LoadEngine
 
@@ -99,13 +100,13 @@ def test_an_entry_is_read_with_its_hashes() -> None:
 def test_two_locks_differ_package_by_package() -> None:
     old = f"a==1\nb==1\nc==1 --hash=sha256:{'1' * 64}\nsame==1\n"
     new = f"a==2\nc==1 --hash=sha256:{'2' * 64}\nd==1\nsame==1\n"
-    assert tuple(lock.differences(old, new)) == (
+    assert tuple(lock_engine.differences(old, new)) == (
         "~ a 1 -> 2",
         "- b 1",
         "# c 1: 1 hashes added, 1 gone",
         "+ d 1",
     )
-    assert tuple(lock.differences(old, old)) == ()
+    assert tuple(lock_engine.differences(old, old)) == ()
 
 
 @pytest.mark.parametrize("python", lock.PYTHONS)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.commands import image as image_commands
 from sparkdeploy.errors import BuildError
-from sparkdeploy.image import lock
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform, find_wheel
 from sparkdeploy.settings import BuildNetwork, resources
+from tools import lock_engine
 
 from .conftest import MakeSettings
 
@@ -45,7 +44,7 @@ def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_uv_is_asked_for_one_platform_and_one_day(tmp_path: Path) -> None:
     platform = WheelPlatform("aarch64", "3.12")
-    argv = lock.compile_argv(
+    argv = lock_engine.compile_argv(
         Path("uv"), tmp_path, platform, date="2026-11-15", output=tmp_path / "o"
     )
     told = dict(itertools.pairwise(argv))
@@ -57,8 +56,8 @@ def test_uv_is_asked_for_one_platform_and_one_day(tmp_path: Path) -> None:
 def test_a_torch_lock_states_the_hash_of_the_wheel_that_was_seen(tmp_path: Path) -> None:
     wheel = tmp_path / "torch-1.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     wheel.write_bytes(b"")
-    assert f"--hash=sha256:{EMPTY}" in lock.make_torch_lock("1.0", wheel)
-    assert "--hash" not in lock.make_torch_lock("1.0", None)
+    assert f"--hash=sha256:{EMPTY}" in lock_engine.make_torch_lock("1.0", wheel)
+    assert "--hash" not in lock_engine.make_torch_lock("1.0", None)
     for python, found in (("3.11", wheel), ("3.12", None)):
         platform = WheelPlatform("x86_64", python)
         package = LockedPackage(PackagePin("torch", "1.0+cpu"))
@@ -66,18 +65,18 @@ def test_a_torch_lock_states_the_hash_of_the_wheel_that_was_seen(tmp_path: Path)
 
 
 def test_a_lock_lists_every_package_but_those_from_elsewhere(fake_uv: Path, tmp_path: Path) -> None:
-    text = lock.make_lock(
-        tmp_path, X86_64, lock.LOCK_DATE, network=BuildNetwork(), without=("torch",)
+    text = lock_engine.make_lock(
+        tmp_path, X86_64, lock_engine.LOCK_DATE, network=BuildNetwork(), without=("torch",)
     )
     assert text.endswith(f"idna==3.20 \\\n    --hash=sha256:{EMPTY}\n")
     assert "torch==" not in text
-    assert lock.date_of(text) == lock.LOCK_DATE
+    assert lock_engine.date_of(text) == lock_engine.LOCK_DATE
 
 
 def test_no_solution_ends_with_what_uv_said(fake_uv: Path, tmp_path: Path) -> None:
     fake_uv.write_text("#!/bin/sh\necho no such version >&2\nexit 1\n")
     with pytest.raises(BuildError, match="could not resolve") as caught:
-        lock.make_lock(tmp_path, X86_64, "2026-11-15", network=BuildNetwork())
+        lock_engine.make_lock(tmp_path, X86_64, "2026-11-15", network=BuildNetwork())
     assert caught.value.detail == "no such version"
     assert caught.value.exit_code == 5
 
@@ -96,16 +95,16 @@ def test_a_remade_lock_is_compared_and_written(
         (folder / name).write_text("")
     monkeypatch.setenv("SPARKDEPLOY_RESOURCES", str(root))
     settings = make_settings(BuildNetwork())
-    first = image_commands.remake_locks("cuda-0.25", None, settings)
+    first = lock_engine.remake_locks("cuda-0.25", None, settings)
     assert [item.path.name for item in first] == [
         f"{architecture}-py{python}.txt"
         for architecture in ("x86_64", "aarch64")
         for python in (311, 312, 313)
     ]
     assert all(item.is_new for item in first)
-    image_commands.write_locks(first)
-    second = image_commands.remake_locks("cuda-0.25", None, settings)
+    lock_engine.write_locks(first)
+    second = lock_engine.remake_locks("cuda-0.25", None, settings)
     assert all(item.differences == () and not item.is_new for item in second)
     (tmp_path / "solution").write_text(SOLUTION.replace("3.20", "3.21"))
-    third = image_commands.remake_locks("cuda-0.25", "2026-11-20", settings)
+    third = lock_engine.remake_locks("cuda-0.25", "2026-11-20", settings)
     assert third[0].differences == ("~ idna 3.20 -> 3.21",)
