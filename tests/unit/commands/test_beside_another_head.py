@@ -10,10 +10,8 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands import operate
-from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.deploy import removal
 from sparkdeploy.errors import NodeError, RecipeError
-from sparkdeploy.settings import load_settings
 from tests.fakes.machines import NEW, Lab, build
 from tests.fakes.two_nodes import part
 
@@ -82,25 +80,6 @@ def test_a_cluster_whose_nodes_cannot_be_asked_is_not_called_healthy(
     assert lab.status().state == "broken"
 
 
-def test_names_that_have_gone_from_the_file_are_told_and_forgotten(
-    labs: Labs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lab = deployed(labs(2))
-    for engine in lab.engines:
-        for key, fact in engine.facts.items():
-            marks = {**fact.labels, labels.NODES: "old-1,old-2"}
-            engine.facts[key] = replace(fact, labels=marks)
-    lab.record.note("main", ("old-1", "old-2"))
-    members = {member.node: member.state for member in lab.status().members}
-    assert members == {"old-2": operate.NOT_CONFIGURED}
-    assert lab.down() == (NEW,)
-    told = capsys.readouterr().err
-    assert "old-2 is not in config.yaml" in told
-    assert f"docker rm -f {NEW}" in told
-    assert "old-1" not in told
-    assert operate.current_rows() == ()
-
-
 def test_a_head_that_has_another_name_by_now_takes_its_workers_down(labs: Labs) -> None:
     lab = deployed(labs(2))
     for engine in lab.engines:
@@ -119,45 +98,6 @@ def test_what_is_left_over_on_a_name_that_has_gone_is_forgotten_by_down(labs: La
     assert (row.state, row.half_done) == ("left over", "`sparkdeploy down main` forgets it")
     assert lab.down() == ()
     assert operate.current_rows() == ()
-
-
-def test_without_a_cluster_in_the_file_what_is_noted_is_forgotten_by_down(
-    labs: Labs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lab = labs(2)
-    lab.record.note("main", ("spark-2",))
-    for module in (deploy_nodes, operate):
-        monkeypatch.setattr(module, "open_nodes", no_cluster)
-    assert lab.down() == ()
-    assert "spark-2 is not in config.yaml" in capsys.readouterr().err
-    assert lab.record.deployments() == ()
-
-
-def test_a_mistake_in_the_file_forgets_nothing(labs: Labs, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = labs(2)
-    lab.record.note("main", ("spark-2",))
-    broken = replace(load_settings(), cluster={"nodes": []})
-    monkeypatch.setattr(removal, "load_settings", lambda: broken)
-    for module in (deploy_nodes, operate):
-        monkeypatch.setattr(module, "open_nodes", no_cluster)
-    lab.down()
-    assert lab.record.nodes("main") == ("spark-2",)
-
-
-def test_status_lists_the_containers_of_a_machine_once(
-    labs: Labs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab, listings = deployed(labs(1)), 0
-    labelled_containers = lab.engines[0].labelled_containers
-
-    def count() -> Any:
-        nonlocal listings
-        listings += 1
-        return labelled_containers()
-
-    monkeypatch.setattr(lab.engines[0], "labelled_containers", count)
-    assert lab.status().state == "healthy"
-    assert listings == 1
 
 
 def test_up_does_not_send_to_a_node_that_is_not_there(labs: Labs) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.commands.boot import FailedStart, failed_starts, with_failed_starts
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy.deployments import HEALTHY, StatusRow
+from sparkdeploy.deploy.deployments import StatusRow
 from sparkdeploy.deploy.evidence import ROOT_CAUSE
 from sparkdeploy.errors import NodeError
 from sparkdeploy.shell import Completed
@@ -64,16 +64,6 @@ def test_failed_units_are_told_apart(tmp_path: Path) -> None:
     assert failed_starts(Systemd(None), tmp_path) == {}
 
 
-def test_the_way_from_a_socket_to_a_server_is_no_deployment(tmp_path: Path) -> None:
-    told = TOLD.replace("of.others", "well-proxy")
-    assert failed_starts(Systemd(told), tmp_path) == {"main": FailedStart(7)}
-    alone = TOLD.replace("of.others", "nobody-proxy")
-    assert failed_starts(Systemd(alone), tmp_path) == {
-        "main": FailedStart(7),
-        "nobody-proxy": FailedStart(3),
-    }
-
-
 WOKEN = """\
 Restart=no
 ExecMainStatus=4
@@ -105,10 +95,6 @@ def test_it_is_said_that_the_next_connection_tries_again(
     assert "reset-failed" not in text
 
 
-def test_nobody_is_asked_where_systemd_does_not_run(tmp_path: Path) -> None:
-    assert failed_starts(Systemd(TOLD), tmp_path / "missing") == {}
-
-
 def test_a_deployment_that_is_not_there_gets_a_row_with_the_reason(tmp_path: Path) -> None:
     crash(tmp_path, "main-20261120T120000Z", "out of memory: CUDA out of memory")
     crash(tmp_path, "main-2-20261121T120000Z", "of another deployment")
@@ -125,9 +111,3 @@ def test_a_crash_explains_only_a_start_that_ended_with_one(tmp_path: Path) -> No
     assert row.given_up == "exit code 3"
     (row,) = with_failed_starts((), {"main": FailedStart(7)}, tmp_path / "empty")
     assert row.given_up == "exit code 7"
-
-
-def test_what_somebody_has_started_since_is_not_said_to_be_given_up(tmp_path: Path) -> None:
-    rows = (StatusRow("main", "v2", HEALTHY), StatusRow("old", "v2", "exited (1)"))
-    seen = with_failed_starts(rows, {"main": FailedStart(7), "old": FailedStart(7)}, tmp_path)
-    assert [row.given_up for row in seen] == ["", "exit code 7"]

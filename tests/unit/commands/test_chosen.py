@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.deploy import names
-from sparkdeploy.deploy.cluster_record import ClusterRecord
-from sparkdeploy.deploy.names import KnownDeployments
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.facts import own_name
-from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
 
@@ -45,26 +42,11 @@ def test_one_alone_needs_no_name(engine: FakeContainers) -> None:
     assert names.said(None, ("logs",)) == "web"
 
 
-def test_a_stopped_one_counts_and_what_is_left_over_on_a_node_too(engine: FakeContainers) -> None:
-    given(engine, container("sparkdeploy-web-kept-1", "exited", deployment="web"))
-    assert names.said(None, ("rollback",)) == "web"
-    ClusterRecord.below(load_settings().state_dir).note("gone", ("spark-2",))
-    with pytest.raises(UsageError) as refused:
-        names.said(None, ("down",))
-    assert refused.value.hint == "`sparkdeploy down web` or `sparkdeploy down gone`"
-
-
 def test_of_several_none_is_guessed_main_among_them_or_not(engine: FakeContainers) -> None:
     given(engine, deployment("main"), deployment("web"))
     with pytest.raises(UsageError, match="there are 2 deployments") as refused:
         names.said(None, ("bench", "load"))
     assert refused.value.hint == "`sparkdeploy bench load main` or `sparkdeploy bench load web`"
-
-
-def test_many_are_listed_behind_the_first() -> None:
-    with pytest.raises(UsageError) as refused:
-        KnownDeployments(("a", "b", "c", "d")).only_one(("logs",))
-    assert (refused.value.hint or "").endswith("`sparkdeploy logs c`; there is: a, b, c, d")
 
 
 def test_anothers_has_to_be_named(engine: FakeContainers) -> None:
@@ -97,30 +79,3 @@ def test_a_name_that_nothing_has_is_refused_with_the_near_one(
     assert done.returncode == 4
     assert done.stderr == "error: no deployment named wached\n  fix: did you mean watched?\n"
     assert set(engine.facts) == {"sparkdeploy-watched", "sparkdeploy-main"}
-
-
-def test_down_without_a_name_ends_the_only_one(run: Run, engine: FakeContainers) -> None:
-    given(engine, deployment("web"))
-    done = run("down")
-    assert (done.returncode, done.stderr) == (0, "removed sparkdeploy-web\n")
-    again = run("down")
-    assert (again.returncode, again.stderr) == (0, "nothing to do: nothing is deployed\n")
-
-
-def test_rollback_without_a_name_has_nothing_to_do_where_nothing_is(
-    run: Run, engine: FakeContainers
-) -> None:
-    assert run.answer("rollback", "--json") == {
-        "deployment": None,
-        "action": "nothing",
-        "text": "nothing to do: nothing is deployed",
-    }
-    assert run("rollback", "web").returncode == 4
-
-
-def test_down_without_a_name_ends_none_of_several(run: Run, engine: FakeContainers) -> None:
-    given(engine, deployment("main"), deployment("web"))
-    assert run("down").returncode == 2
-    assert len(engine.facts) == 2
-    assert run("down", "web", "--all").returncode == 2
-    assert len(engine.facts) == 2

@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.commands.clean import WantedImages, clean, find_leftovers, old_images
 from sparkdeploy.node.container import ContainerFact, ImageFact
-from sparkdeploy.settings import describe, load_settings
+from sparkdeploy.settings import load_settings
 from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:
@@ -127,13 +127,3 @@ def test_nothing_goes_without_consent_and_what_was_shown_goes_with_it(
     assert engine.removed == ["e0"]
     gone = {name for name, folder in left_behind.items() if not folder.exists()}
     assert gone == {"old", "dead"}
-
-
-def test_a_setting_is_shown_with_its_source_and_without_its_login() -> None:
-    env = {"SPARKDEPLOY_INDEX_URL": "https://me:planted@packages.lab/simple"}
-    rows = {name: (value, source) for name, value, source in describe(load_settings(env))}
-    assert rows["index_url"] == (
-        "https://***@packages.lab/simple",
-        "environment SPARKDEPLOY_INDEX_URL",
-    )
-    assert rows["default_recipe"] == ("v2", "default")

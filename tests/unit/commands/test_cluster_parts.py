@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import socket
 import threading
@@ -16,15 +15,14 @@ import yaml
 
 from sparkdeploy import shell
 from sparkdeploy.checks import survey
-from sparkdeploy.commands.cluster import Host, addresses_of, fabric_of, section
-from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.commands.cluster import Host, section
 from sparkdeploy.deploy.travel import compare
-from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.errors import NodeError
 from sparkdeploy.node import fabric as node_fabric
 from sparkdeploy.node.cluster import FabricPort, read_cluster
-from sparkdeploy.node.fabric import Connection, FabricFact, Interface
+from sparkdeploy.node.fabric import Connection
 from sparkdeploy.node.node import Node, Nodes
-from sparkdeploy.node.tree import Ledger, hashes, list_tree, read_listing
+from sparkdeploy.node.tree import Ledger, hashes, list_tree
 from sparkdeploy.plan.place import Move, Tree, hold, trees_of
 from sparkdeploy.settings import load_settings
 from tests.fakes.fabric import adapters_of, fabric_fact, spark, sparks
@@ -35,14 +33,6 @@ if TYPE_CHECKING:
 
 HERE = Node("spark-1", spark(1))
 ASIDE = Move(fabric_fact(), fabric_fact(2))
-
-
-def test_a_listing_tells_files_links_and_stamps() -> None:
-    text = "a\tf\t5\t1.5\t2.5\t77\t\0b\tl\t3\t1\t2\t78\t../blobs/x\0\td\t0\t1\t1\t1\t\0"
-    found = read_listing(text, "spark-1", Path("/models"))
-    assert set(found) == {"a", "b"}
-    assert (found["a"].size_bytes, found["a"].stamp) == (5, "5 1.5 2.5 77")
-    assert found["b"].link == "../blobs/x"
 
 
 @pytest.mark.parametrize(
@@ -72,19 +62,6 @@ def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     file.write_bytes(b"two")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert digest() == hashlib.sha256(b"two").hexdigest()
-
-
-@pytest.mark.parametrize("known", [["1"], "ab", None, ["{stamp}", 7], [["{stamp}"], "a", "b"]])
-def test_a_damaged_ledger_knows_nothing(tmp_path: Path, known: object) -> None:
-    (tmp_path / "weights").write_bytes(b"one")
-    entries = list_tree(HERE, tmp_path)
-    (tmp_path / "cluster").mkdir()
-    text = json.dumps({str(tmp_path / "weights"): known}).replace(
-        "{stamp}", entries["weights"].stamp
-    )
-    (tmp_path / "cluster" / "hashes-n.json").write_text(text)
-    found = hashes(HERE, tmp_path, entries, Ledger(tmp_path, "n"))
-    assert found["weights"] == hashlib.sha256(b"one").hexdigest()
 
 
 def test_a_difference_is_found_by_content(tmp_path: Path) -> None:
@@ -156,16 +133,6 @@ def test_paths_below_the_home_move_with_it_and_owners_with_the_user() -> None:
     assert root.owner_uid == 1000
 
 
-def test_notes_tell_which_nodes_may_have_something(tmp_path: Path) -> None:
-    record = ClusterRecord.below(tmp_path)
-    assert record.nodes("main") == ()
-    record.note("main", ("a", "b"))
-    assert (record.nodes("main"), record.deployments()) == (("a", "b"), ("main",))
-    record.note("main", ())
-    record.note("main", ())
-    assert record.deployments() == ()
-
-
 def test_discovery_writes_a_section_that_can_be_read_back() -> None:
     found = (
         Host("192.168.177.11", fabric_fact(1)),
@@ -175,30 +142,6 @@ def test_discovery_writes_a_section_that_can_be_read_back() -> None:
     config = read_cluster(yaml.safe_load(section(found, "ada"))["cluster"], "stdout")
     assert [node.name for node in config.nodes] == ["spark-1", "spark-2"]
     assert [port.rdma for port in config.nodes[1].fabric] == list(adapters_of(2))
-
-
-def test_without_twins_the_fabric_is_what_all_nodes_share() -> None:
-    def machine(last: int) -> FabricFact:
-        lan = Interface("eth0", True, 1500, (f"10.9.0.{last}/24",))
-        own = Interface("eth1", True, 1500, (f"10.{last}.0.1/24",))
-        return fabric_fact(1, interfaces=(lan, own), rdma=())
-
-    first, second = machine(1), machine(2)
-    assert [item.name for item in fabric_of(first, [first, second])] == ["eth0"]
-
-
-@pytest.mark.parametrize(
-    ("subnet", "hosts", "count"),
-    [(None, ["a", "b"], 2), ("10.0.0.0/30", [], 2), ("10.0.0.0/30", ["c"], 3)],
-)
-def test_what_is_asked(subnet: str | None, hosts: list[str], count: int) -> None:
-    assert len(addresses_of(subnet, hosts)) == count
-
-
-@pytest.mark.parametrize("subnet", [None, "10.0.0.0/8", "nonsense"])
-def test_what_cannot_be_asked_is_refused(subnet: str | None) -> None:
-    with pytest.raises(UsageError):
-        addresses_of(subnet, [])
 
 
 def test_a_program_beside_us_is_read_and_ended() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.deploy import lifecycle
-from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.errors import NodeError, UnhealthyError
 from tests.fakes.containers import container
 from tests.fakes.machines import launches
 from tests.fakes.two_nodes import BOTH, NEW, OLD, part
@@ -43,15 +43,6 @@ def test_a_worker_whose_head_was_not_replaced_yet_goes_back(pair: Pair) -> None:
     assert pair.head.states == {f"{NEW}/{NEW}": "running"}
 
 
-def test_where_there_was_nothing_before_nothing_stays(pair: Pair) -> None:
-    pair.half_replace()
-    pair.head.facts[OLD] = container(OLD, "exited")
-    del pair.worker.facts[OLD]
-    lifecycle.roll_back("main")
-    assert (pair.head.states, pair.worker.states) == (OLD_IS_BACK, {})
-    assert pair.noted == ()
-
-
 def test_a_node_that_is_gone_keeps_its_note_and_is_settled_later(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,32 +57,12 @@ def test_a_node_that_is_gone_keeps_its_note_and_is_settled_later(
     assert pair.worker.states == OLD_IS_BACK
 
 
-def test_another_heads_container_is_left_alone(pair: Pair) -> None:
-    pair.half_replace()
-    pair.worker.facts[NEW] = part(NEW, "theirs", nodes="spark-3,spark-2", rank="1")
-    before = pair.worker.states
-    with pytest.raises(NodeError, match="its other ranks are not"):
-        lifecycle.roll_back("main")
-    assert pair.worker.states == before
-
-
 def test_a_whole_cluster_without_kept_containers_has_no_way_back(pair: Pair) -> None:
     pair.note(*BOTH)
     for engine, rank in ((pair.head, "0"), (pair.worker, "1")):
         engine.facts[NEW] = part(NEW, "one", rank=rank)
     assert lifecycle.roll_back("main").action == "nothing"
     assert pair.head.states == pair.worker.states == {f"{NEW}/{NEW}": "running"}
-
-
-def test_a_head_that_was_kept_is_not_started_alone(pair: Pair) -> None:
-    pair.head.facts = {
-        NEW: container(NEW),
-        "kept": replace(part("sparkdeploy-main-kept-1", "one", "exited"), container_id="kept"),
-    }
-    with pytest.raises(SparkdeployError, match="spark-2 keeps none of them") as error:
-        lifecycle.roll_back("main")
-    assert "up RECIPE --cluster" in (error.value.hint or "")
-    assert pair.head.stopped == []
 
 
 @pytest.mark.parametrize("before", [(), BOTH])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +12,9 @@ import yaml
 
 from sparkdeploy.commands import neighbours
 from sparkdeploy.deploy import names
-from sparkdeploy.deploy.served import served_by
-from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.errors import UsageError
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import client_settings
-from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
@@ -27,6 +23,8 @@ from tests.unit.export.served import EMBEDDER, MAIN
 from tests.unit.golden import assert_golden
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparkdeploy.node.container import ContainerFact
     from tests.unit.program import Run
 
@@ -99,16 +97,6 @@ def test_curl_gets_the_key_through_a_pipe_and_never_as_an_argument(tmp_path: Pat
     assert json.loads(arguments[arguments.index("-d") + 1])["model"] == "qwen"
 
 
-def test_claude_codes_helper_prints_the_key(tmp_path: Path) -> None:
-    key_file = tmp_path / "a 'b'" / "main"
-    key_file.parent.mkdir()
-    key_file.write_text("the key\n")
-    told = client_settings(Client.CLAUDE_CODE, replace(MAIN, key_file=key_file), "127.0.0.1")
-    helper = json.loads(told.text)["apiKeyHelper"]
-    assert shlex.split(helper) == ["cat", str(key_file)]
-    assert run_shell(helper, tmp_path) == "the key\n"
-
-
 def test_a_model_that_writes_no_text_is_no_partner_of_an_agent() -> None:
     for client in (Client.OPENCODE, Client.CLAUDE_CODE):
         with pytest.raises(UsageError, match="embedder writes no text"):
@@ -116,23 +104,6 @@ def test_a_model_that_writes_no_text_is_no_partner_of_an_agent() -> None:
     assert "/v1/embeddings" in client_settings(Client.CURL, EMBEDDER, "127.0.0.1").text
     told = yaml.safe_load(client_settings(Client.CONTINUE, EMBEDDER, "127.0.0.1").text)
     assert told["models"][0]["roles"] == ["embed"]
-
-
-def test_a_key_file_that_opencode_would_misread_is_refused() -> None:
-    with pytest.raises(UsageError, match="opencode cannot read"):
-        client_settings(Client.OPENCODE, replace(MAIN, key_file=Path("/x}{env:HOME}")), "a")
-
-
-def test_the_only_deployment_needs_no_name(run: Run, engine: FakeContainers) -> None:
-    given(engine, deployment("web", 8123))
-    done = run("connect")
-    assert done.returncode == 0, done.stderr
-    assert "export OPENAI_BASE_URL=http://127.0.0.1:8123/v1\n" in done.stdout
-    assert UNCHECKED_LISTENER in " ".join(done.stderr.split())
-    told = run.answer("connect", "opencode", "web", "--json")
-    assert told["model"] == "qwen"
-    assert told["context_tokens"] == 4096
-    assert told["key_file"] is None
 
 
 @pytest.mark.parametrize("speculative", [None, {"method": "mtp", "tokens": 2}])
@@ -144,15 +115,6 @@ def test_who_drafts_tells_clients_what_is_refused(
     said = run("connect")
     assert said.returncode == 0, said.stderr
     assert ("min_p or logit_bias" in said.stderr) is (speculative is not None)
-
-
-def test_a_key_is_named_by_its_file_and_never_read(run: Run, engine: FakeContainers) -> None:
-    """The file is not even there: nothing of it is needed."""
-    given(engine, deployment("web", exposure="public"))
-    done = run("connect", "claude-code", "--host", "spark.local")
-    assert done.returncode == 0, done.stderr
-    assert str(load_settings().state_dir / "keys" / "web") in done.stdout
-    assert "http://spark.local:8000" in done.stdout
 
 
 def test_another_machine_is_told_the_way_to_a_loopback_deployment(
@@ -168,14 +130,6 @@ def test_another_machine_is_told_the_way_to_a_loopback_deployment(
 def test_what_is_no_host_is_refused(run: Run, engine: FakeContainers, host: str) -> None:
     given(engine, deployment("web", exposure="public"))
     assert run("connect", "openai", f"--host={host}").returncode == 2
-
-
-@pytest.mark.parametrize(
-    "name", ["{env:HF_TOKEN}", "$(id)", "a\nb", "${{ secrets.X }}", '"', "x" * 300, ""]
-)
-def test_a_name_in_a_strangers_label_reaches_no_settings(name: str) -> None:
-    with pytest.raises(NodeError, match="no name for requests"):
-        served_by(deployment("web", served_name=name), load_settings())
 
 
 def test_exports_are_about_all_deployments_of_ones_own(run: Run, engine: FakeContainers) -> None:
@@ -230,23 +184,9 @@ def test_containers_run_as_whose_the_keys_are(
     assert f"those of uid {owner}" in done.stderr
 
 
-def test_a_gateway_takes_no_deployments_port(run: Run, engine: FakeContainers) -> None:
-    given(engine, deployment("a", 4000))
-    done = run("export", "litellm")
-    assert done.returncode == 2
-    assert "port 4000 is a deployment's" in done.stderr
-
-
 def run_shell(script: str, folder: Path) -> str:
     env = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": "/nowhere"}
     done = subprocess.run(
         ["sh", "-c", script], capture_output=True, text=True, check=True, timeout=30, env=env
     )
     return done.stdout
-
-
-@pytest.mark.parametrize("values", ["", "[]", "{", "[" * 100_000, '{"model": 1, "serve": []}'])
-def test_a_damaged_label_tells_the_name_alone(values: str) -> None:
-    served = served_by(deployment("web", recipe_values=values), load_settings())
-    assert served.models == ("qwen",)
-    assert served.context_tokens is None

@@ -16,20 +16,17 @@ from hypothesis import strategies as st
 
 from sparkdeploy import labels
 from sparkdeploy.checks.docker import deployment_findings
-from sparkdeploy.commands import clean as cleaning
 from sparkdeploy.commands import diagnose
 from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.commands import operate as operating
 from sparkdeploy.commands.bench import origin as bench_origin
-from sparkdeploy.commands.clean import WantedImages, old_images
 from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy import lifecycle, removal
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.memory import Memory, make_room
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
-from sparkdeploy.node.container import ContainerFact, ImageFact, ListedContainer, own_tags
+from sparkdeploy.node.container import ContainerFact, ImageFact, ListedContainer
 from sparkdeploy.node.ports import port_owner
 from sparkdeploy.plan.problems import promised_bytes
 from sparkdeploy.settings import load_settings
@@ -40,7 +37,6 @@ from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 NOW = datetime.now(UTC).isoformat()
 NINES = "9" * 5000
@@ -232,33 +228,6 @@ def test_what_is_reckoned_from_labels_is_never_a_crash(facts: list[ContainerFact
     assert len(found) == 3
 
 
-@settings(max_examples=examples(200))
-@given(
-    images=st.lists(
-        st.builds(
-            lambda number, tags, more: ImageFact(f"sha256:{number}", tuple(tags), more, 1),
-            st.integers(),
-            st.lists(
-                st.sampled_from(["postgres:17", "sparkdeploy/engine-x:1", "x/sparkdeploy/y:1"]),
-                unique=True,
-            ),
-            st.dictionaries(
-                st.sampled_from([labels.STAGE, labels.ENGINE, labels.BELOW, labels.FINGERPRINT]),
-                st.sampled_from(["engine", "base", "plugin", "postgres:17", "\x1b[1m", NINES]),
-            ),
-        ),
-        max_size=4,
-    )
-)
-def test_clean_offers_no_image_by_a_name_that_is_not_ours(images: list[ImageFact]) -> None:
-    listed = [replace(image, tags=own_tags(image.tags)) for image in images]
-    old = old_images(listed, set(), WantedImages(frozenset(), frozenset(), frozenset()))
-    shown = [cleaning._image(image) for image in old]
-
-    assert all(item.name.startswith("sparkdeploy/") for item in shown)
-    assert all(item.why.isprintable() and len(item.why) < 200 for item in shown)
-
-
 def test_thousands_of_strangers_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     engine = Engine.of(*(container(f"stranger-{number}") for number in range(3000)))
     run(engine, "status")
@@ -300,47 +269,6 @@ def test_a_name_that_is_none_is_no_way_to_another_file(name: str, command: str) 
             calls[command]()
 
     assert secret.read_text() == '["spark-1"]'
-
-
-@pytest.mark.parametrize("note", ["5", "null", "{}", '["../x", 3]', "[[]]", "[" * 5000, '{"a": 1}'])
-def test_a_cluster_note_that_is_none_names_no_nodes(tmp_path: Path, note: str) -> None:
-    record = ClusterRecord(tmp_path)
-    (tmp_path / "main.json").write_text(note)
-    assert record.nodes("main") == ()
-
-
-@dataclass
-class Tagged:
-    """An engine with one image, which its user has given a name of their own as well."""
-
-    tags: tuple[str, ...]
-
-    def find_image(self, _reference: str) -> ImageFact:
-        return ImageFact("sha256:2", self.tags, {}, 1)
-
-
-@pytest.mark.parametrize("tags", [("mine:latest", "sparkdeploy/b:1"), ("mine:latest",)])
-def test_an_image_below_goes_by_the_name_that_the_next_build_looks_for(
-    tags: tuple[str, ...],
-) -> None:
-    engine: Any = Tagged(tags)
-    first = ImageFact("sha256:1", ("sparkdeploy/a:1",), {labels.BELOW: "sparkdeploy/b:1"}, 1)
-    assert image_shelf.image_chain(engine, first)[1].tags == ("sparkdeploy/b:1",)
-
-
-@pytest.mark.parametrize("proof", ["", "[]", "{", "[" * 5000])
-def test_an_image_with_a_damaged_proof_is_shown_without_one(
-    monkeypatch: pytest.MonkeyPatch, proof: str
-) -> None:
-    class Engine(contextlib.nullcontext[Any]):
-        def own_images(self) -> list[ImageFact]:
-            return [proved(proof)]
-
-        def measured(self, image: ImageFact) -> ImageFact:
-            return image
-
-    monkeypatch.setattr(image_shelf, "connect", lambda _: Engine(Engine()))
-    assert image_shelf.show_image("sparkdeploy/a:1", load_settings())["proof"] == {"engine": {}}
 
 
 def proved(proof: str) -> ImageFact:

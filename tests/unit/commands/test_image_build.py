@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.commands import image_build as room
-from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
+from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.reports import RegistryImage
 from sparkdeploy.recipe.load import load_engine
@@ -102,28 +102,6 @@ def test_what_is_built_for_a_spark_is_what_a_spark_would_look_for(
     assert [stage.labels() for stage in engine.asked] == [stage.labels() for stage in there]
 
 
-def test_a_tag_of_the_registry_is_not_moved_to_another_platforms_image(engine: _Engine) -> None:
-    room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
-    assert engine.asked[0].registry_image == "debian:bookworm-slim@sha256:0"
-    own = _Engine()
-    engine.images, engine.asked = own.images, own.asked
-    room.build_engine("cuda-0.25", (), "linux/amd64", load_settings())
-    assert engine.asked[0].registry_image == "debian:bookworm-slim"
-    assert engine.asked[0].platform is None
-
-
-def test_without_emulation_nothing_is_built(
-    engine: _Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_wanted: str) -> None:
-        raise NodeError("this machine cannot run programs for linux/arm64")
-
-    monkeypatch.setattr(room, "refuse_without_emulation", refuse)
-    with pytest.raises(NodeError, match="linux/arm64"):
-        room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
-    assert engine.asked == []
-
-
 def test_what_cannot_be_emulated_or_known_is_refused(
     engine: _Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,18 +111,6 @@ def test_what_cannot_be_emulated_or_known_is_refused(
     with pytest.raises(NodeError, match="the Docker Engine is for x86_64 and this machine is"):
         room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
     assert engine.asked == []
-
-
-def test_names_are_engines_before_they_are_recipes() -> None:
-    settings = load_settings()
-    with pytest.raises(RecipeError, match="there is no engine and no recipe v22") as caught:
-        room.engine_meant("v22", (), settings)
-    assert caught.value.hint == "did you mean v2?"
-    with pytest.raises(UsageError, match=r"cuda-0\.25 is an engine"):
-        room.engine_meant("cuda-0.25", ("serve.port=1",), settings)
-    picture = f"sha256:{'0' * 64}"
-    chosen = room.engine_meant("v2", ("engine=image", f"image={picture}"), settings)
-    assert (chosen.name, chosen.image) == ("image", picture)
 
 
 @pytest.mark.parametrize("platform", ["linux/arm64", "linux/amd64"])

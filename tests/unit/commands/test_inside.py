@@ -58,14 +58,6 @@ def any_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkdeploy.deploy.inside.free_port", lambda _address: 40000)
 
 
-def test_one_machine_alone_is_not_looked_into(
-    monkeypatch: pytest.MonkeyPatch, shipped: Library
-) -> None:
-    alone = build(monkeypatch, shipped, 1)
-    alone.engines[0].inside = DENIED
-    assert alone.up("serve.max_num_seqs=1").changed
-
-
 def planned(lab: Lab) -> tuple[Check, ...]:
     """Every check that is made inside, of the plan that was applied last."""
     nodes = lab.nodes(BOTH)
@@ -215,65 +207,10 @@ def test_a_container_that_docker_cannot_start_is_a_check_that_failed(
     assert "ls -l /dev/infiniband" in found[0].fix
 
 
-def test_a_docker_engine_that_is_slow_is_no_reason_to_refuse_a_launch(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def silent(_engine: Engine, spec: ContainerSpec, *, timeout_s: int) -> tuple[int, str]:
-        raise NodeError(f"run {spec.name}: the Docker Engine does not answer (ReadTimeout)")
-
-    monkeypatch.setattr(Engine, "run_to_end", silent)
-    assert lab.up().changed
-    assert (
-        "spark-2: container with /dev/infiniband: run sparkdeploy-look-" in capsys.readouterr().err
-    )
-
-
 def check_inside(lab: Lab, *settings: str) -> tuple[Check, ...]:
     """What `cluster check` says of the containers."""
     request = Request("v2", settings, cluster=True)
     return cluster._check_inside(request, load_settings(), lab.nodes(BOTH), Survey({}))
-
-
-def test_what_failed_inside_is_not_lost_to_a_sum_that_cannot_begin(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab.up()
-    lab.down()
-    plan = lab.planned[-1]
-    monkeypatch.setattr(cluster, "observe", lambda *_a, **_k: plan.observed)
-    monkeypatch.setattr(cluster, "decide", lambda *_: plan)
-    lab.engines[1].inside = DENIED
-    Answers(monkeypatch, NodeError("no device driver"))
-    found = check_inside(lab)
-    assert [it.node for it in found if it.verdict == "failed"] == ["spark-2"]
-    assert SUBJECT not in {check.subject for check in found}
-    lab.engines[1].inside = {}
-    sums = [check for check in check_inside(lab) if check.subject == SUBJECT]
-    assert [(it.verdict, it.value) for it in sums] == [("failed", "no device driver")] * 2
-
-
-def test_nothing_is_added_up_beside_what_serves(lab: Lab) -> None:
-    lab.up()
-    plan = lab.planned[-1]
-    seen = tuple(
-        replace(node, containers=engine.own_containers())
-        for node, engine in zip(plan.observed.nodes, lab.engines, strict=True)
-    )
-    beside = replace(plan, observed=replace(plan.observed, nodes=seen))
-    (check,) = add_up(beside, lab.nodes(BOTH))
-    assert (check.verdict, check.value) == (
-        "not seen",
-        "main runs on spark-1, and NCCL would take memory from it",
-    )
-
-
-def test_a_sum_that_hangs_is_told_as_that(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.up()
-    hung = recorded("nccl/2.30.4-roce").decode() + "Timeout (0:00:25)!\nThread 0x7f (most recent"
-    Answers(monkeypatch, hung, 1)
-    sums = [check for check in planned(lab) if check.subject == SUBJECT]
-    assert {check.value for check in sums} == {"no sum within 25 s"}
-    assert "packets of full size" in sums[0].fix
 
 
 @pytest.mark.parametrize("setting", ["serve.env.NCCL_NET=Socket", "serve.env.NCCL_IB_DISABLE='1'"])
@@ -289,49 +226,6 @@ def test_a_recipe_that_asks_for_sockets_gets_no_adapters_and_is_not_looked_into(
         ((), (), "Socket"),
         ((), (), None),
     }
-
-
-def test_a_recipe_that_allows_sockets_is_only_warned(
-    lab: Lab, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lab.engines[1].inside = DENIED
-    assert lab.up("backends.warn_only=[moe, linear, graphs, transport]").changed
-    assert "spark-2: /dev/infiniband in the container: user" in capsys.readouterr().err
-
-
-def test_nothing_is_looked_into_when_nothing_starts(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab.up()
-    monkeypatch.setattr(Engine, "run_to_end", lambda *_a, **_k: pytest.fail("it was"))
-    assert not lab.up().changed
-
-
-def test_what_could_not_be_looked_into_is_not_seen(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab.up()
-    monkeypatch.setattr(Engine, "find_image", lambda *_: None)
-    found = planned(lab)
-    assert {check.verdict for check in found} == {"not seen"}
-    assert "sparkdeploy up v2 --cluster --prepare" in found[0].fix
-
-
-def test_a_program_that_says_nothing_is_not_seen(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.up()
-    monkeypatch.setattr(Engine, "run_to_end", lambda *_a, **_k: (1, "exec: no such file\n\n"))
-    found = look_inside(lab.planned[-1], lab.nodes(BOTH))
-    assert [(check.verdict, check.value) for check in found] == [
-        ("not seen", "exec: no such file")
-    ] * 2
-
-
-def test_a_recipe_that_does_not_fit_the_nodes_does_not_end_the_check(lab: Lab) -> None:
-    settings = load_settings()
-    request = Request("v2", ("cluster.tensor_parallel=4",), cluster=True)
-    (found,) = cluster._check_inside(request, settings, lab.nodes(BOTH), Survey({}))
-    assert found.verdict == "not seen"
-    assert "over 4 nodes, and 2 are configured" in found.value
 
 
 @pytest.mark.parametrize(

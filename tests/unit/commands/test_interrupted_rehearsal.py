@@ -9,7 +9,6 @@ import pytest
 
 from sparkdeploy.commands import rehearse
 from sparkdeploy.commands.rehearse import Afterwards, ReferencePolicy, Venue
-from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.rehearsal.miniature import Miniature
@@ -58,17 +57,6 @@ def test_an_interrupted_rehearsal_is_taken_down(
 
 
 @pytest.mark.parametrize("afterwards", KEEP_OR_NOT)
-@pytest.mark.parametrize("at", [1, 2])
-def test_ctrl_c_while_its_container_is_made_leaves_none(
-    lab: Lab, afterwards: Afterwards, at: int
-) -> None:
-    lab.interrupt_at = (at,)
-    with pytest.raises(KeyboardInterrupt):
-        rehearsed(lab, afterwards)
-    assert lab.names() == [[]]
-
-
-@pytest.mark.parametrize("afterwards", KEEP_OR_NOT)
 def test_ctrl_c_while_it_is_asked_leaves_none(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, afterwards: Afterwards
 ) -> None:
@@ -81,15 +69,3 @@ def test_ctrl_c_while_it_is_asked_leaves_none(
     with pytest.raises(KeyboardInterrupt):
         rehearsed(lab, afterwards)
     assert lab.names() == [[]]
-
-
-def test_a_failed_one_that_is_to_be_kept_stays(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def asked(*_: Any, **_options: Any) -> Any:
-        raise UnhealthyError("the text differs")
-        yield
-
-    monkeypatch.setattr(rehearse, "ServedModel", asked)
-    with pytest.raises(UnhealthyError):
-        rehearsed(lab, Afterwards.KEEP)
-    assert lab.names() == [["sparkdeploy-rehearsal"]]

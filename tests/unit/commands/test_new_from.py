@@ -48,24 +48,6 @@ def test_knobs_have_their_present_values_and_units(run: Run) -> None:
     assert (load_settings().config_dir / "recipes" / "mine.yaml").is_file()
 
 
-def test_an_edited_line_counts(run: Run) -> None:
-    text = run("new", "mine", "--from", "v2", "-o", "-").stdout
-    path = load_settings().config_dir / "recipes" / "mine.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(text.replace("  # port: 8000", "  port: 8001"))
-    assert run.answer("show", "mine", "--json")["serve"]["port"] == 8001
-
-
-def test_a_base_that_is_a_file_is_found_from_the_new_ones_folder(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "schema: 1\nname: base\ntitle: t\nextends: v2\nserve: {port: 8123}\n"
-    (tmp_path / "base.yaml").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    assert run("new", "mine", "--from", "./base.yaml").returncode == 0
-    assert run.answer("show", "mine", "--json")["serve"]["port"] == 8123
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -48,13 +48,6 @@ def test_a_recipe_file_that_is_extended_is_found_from_any_folder(
     assert recipe["extends"] == str(base)
 
 
-@pytest.mark.parametrize("base", ["v2 # x", "v2\nengine: evil", "~nobody/x.yaml"])
-def test_a_recipe_that_is_not_there_cannot_be_extended(run: Run, base: str) -> None:
-    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "--from", base)
-    assert done.returncode == 3
-    assert "there is no recipe" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -71,11 +64,6 @@ def test_a_model_that_is_none_is_said_with_what_one_is(run: Run, model: str, wor
     assert words in done.stderr
 
 
-def test_a_revision_stands_in_the_recipe(run: Run) -> None:
-    recipe = made(run, "--model", "openai/gpt-oss-120b@v1.0")
-    assert recipe["model"] == {"repo": "openai/gpt-oss-120b", "revision": "v1.0"}
-
-
 @pytest.mark.parametrize("place", ["a-file/x.yaml", "a-file/b/x.yaml", "/proc/x.yaml", "9" * 300])
 def test_a_place_that_takes_no_file_is_named(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -86,30 +74,6 @@ def test_a_place_that_takes_no_file_is_named(
     assert done.returncode == 4
     assert f"{place[:100]}" in done.stderr
     assert "cannot be written" in done.stderr
-
-
-def test_a_link_that_leads_nowhere_stays(run: Run, tmp_path: Path) -> None:
-    link = tmp_path / "mine.yaml"
-    link.symlink_to(tmp_path / "nowhere")
-    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", str(link))
-    assert done.returncode == 3
-    assert link.is_symlink()
-
-
-def test_a_recipe_can_be_printed_alone(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", "-")
-    assert done.returncode == 0
-    assert yaml_text.load(done.stdout, "x")["name"] == "mine"
-    assert done.stdout.rstrip("\n").endswith("with the parser above")
-    assert done.stderr.startswith("fits on NVIDIA DGX Spark")
-    assert not Path("-").exists()
-    assert (
-        run.answer("new", "mine", "--model", "openai/gpt-oss-120b", "-o", "-", "--json")["path"]
-        is None
-    )
 
 
 @pytest.mark.parametrize(
@@ -221,14 +185,6 @@ def test_a_context_that_nobody_says_is_left_to_vllm(
     )
 
 
-def test_a_model_that_nothing_holds_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkdeploy.commands.new_recipe.MOST_NODES", 2)
-    recipe = made(run, "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
-    assert "# guess: does not fit, on 2 machines either\n" in str(recipe["text"])
-    assert str(recipe["verdict"]).startswith("fits no number of machines up to 2: ")
-    assert "cluster" not in recipe
-
-
 def test_a_model_for_several_machines_is_planned_over_them(run: Run) -> None:
     done = run("new", "mine", "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
     assert "`sparkdeploy plan mine --cluster`" in done.stdout
@@ -255,12 +211,3 @@ def test_a_model_that_writes_no_text_is_pooled(
     assert "runner: pooling" in str(recipe["text"])
     assert "tool calls" not in str(recipe["text"])
     assert ("hf_overrides" in str(recipe["text"])) == ("Reranker" in called)
-
-
-def test_sentence_transformers_on_the_hub_are_pooled(
-    run: Run, hub: HubDouble, tmp_path: Path
-) -> None:
-    folder = weights_of(tmp_path)
-    (folder / "modules.json").write_text("[]")
-    publish(hub, folder)
-    assert "runner: pooling" in str(made(run, "--model", REPO)["text"])

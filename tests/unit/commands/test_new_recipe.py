@@ -51,15 +51,6 @@ def test_a_model_that_is_too_large_is_for_several_machines(run: Run) -> None:
     assert recipe["cluster"] == nodes
 
 
-def test_a_folder_without_weights_is_not_known_to_fit(run: Run, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "llama", max_position_embeddings=4096)
-    recipe = made(run, "--model", str(folder))
-    assert recipe["model"] == {"path": str(folder)}
-    assert recipe["title"] == folder.name
-    assert "temperature 0.6, top_k 20" in str(recipe["text"])
-    assert "No parsers for it in our table" in str(recipe["text"])
-
-
 @pytest.mark.parametrize(
     ("name", "reasoning", "tools"),
     [
@@ -84,15 +75,6 @@ def test_parsers_of_a_qwen3_are_those_of_its_variant(
     assert isinstance(serve, dict)
     assert (serve.get("reasoning_parser"), serve.get("tool_call_parser")) == (reasoning, tools)
     assert "most recipes of Qwen3" not in str(recipe["text"])
-
-
-def test_an_architecture_of_a_newer_release_takes_the_newest_engine(
-    run: Run, tmp_path: Path
-) -> None:
-    folder = folder_of(tmp_path, "llama", architectures=["Glm5NextForCausalLM"])
-    recipe = made(run, "--model", str(folder))
-    assert (recipe["engine"], recipe["least_vllm"]) == ("cuda-0.33", "0.30.0")
-    assert "reasoning_parser: glm45" in str(recipe["text"])
 
 
 def test_a_recipe_from_another_one_says_what_differs_alone(run: Run) -> None:
@@ -130,26 +112,6 @@ def test_what_a_model_cannot_have_of_its_base_is_switched_off(
     assert bool(names) == bool(observed_unfit(base, f"model.path={folder}"))
 
 
-@pytest.mark.parametrize(("family", "is_off"), [("qwen3-dense", True), ("qwen3-next", False)])
-@pytest.mark.parametrize(
-    ("field", "more"),
-    [("mtp_weights: int4-fp8", ""), ("shared_experts: int4", ', fp8_dense: {mode: "off"}')],
-)
-def test_a_layer_that_the_model_does_not_have_is_switched_off(
-    run: Run, tmp_path: Path, family: str, field: str, more: str, *, is_off: bool
-) -> None:
-    own = load_settings().config_dir / "recipes"
-    own.mkdir(parents=True)
-    (own / "small.yaml").write_text(
-        f"schema: 1\nname: small\ntitle: Small\nextends: v2\ncheckpoint: {{{field}{more}}}\n"
-    )
-    done = run("new", "mine", "--model", str(folder_of(tmp_path, family)), "--from", "small")
-    assert done.returncode == 0, done.stderr
-    said = f"have small's checkpoint.{field.partition(':')[0]}: "
-    assert (said in done.stdout) is is_off
-    assert observed_unfit("mine") == ()
-
-
 @pytest.mark.usefixtures("no_docker")
 def test_the_next_step_is_a_command_that_works(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -182,24 +144,6 @@ def test_what_cannot_be_made_leaves_no_file(run: Run, words: tuple[str, ...], co
     done = run("new", *words)
     assert (done.returncode, done.stderr.count("error:")) == (code, 1)
     assert not (load_settings().config_dir / "recipes").exists()
-
-
-def test_a_recipe_that_is_there_stays(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("kept")
-    done = run("new", "mine", "--model", "openai/gpt-oss-120b", "-o", str(path))
-    assert done.returncode == 3
-    assert path.read_text() == "kept"
-
-
-def test_a_shipped_recipe_keeps_its_name(run: Run, tmp_path: Path) -> None:
-    words = ("new", "v2", "--model", "openai/gpt-oss-120b")
-    done = run(*words)
-    assert done.returncode == 3
-    assert "v2 is a recipe that is shipped" in done.stderr
-    assert "-o FILE" in done.stderr
-    assert not (load_settings().config_dir / "recipes").exists()
-    assert run(*words, "-o", str(tmp_path / "v2.yaml")).returncode == 0
 
 
 def test_a_recipe_of_ones_own_that_hides_a_shipped_one_is_marked(run: Run) -> None:

@@ -61,27 +61,6 @@ def test_whoever_makes_the_state_folder_makes_it_for_its_user_alone(writer: str)
     assert not settings.cache_dir.exists() or mode(settings.cache_dir) == 0o700
 
 
-def test_a_file_in_the_state_folders_place_keeps_nobody_from_a_change() -> None:
-    settings = load_settings()
-    settings.state_dir.parent.mkdir(exist_ok=True)
-    settings.state_dir.write_text("")
-    change_something(settings)
-    assert settings.state_dir.read_text() == ""
-
-
-def test_a_folder_that_is_more_than_ours_keeps_its_mode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, shared, team = tmp_path / "home", tmp_path / "shared", tmp_path / "team"
-    for folder, wanted in ((home, 0o755), (shared, 0o1777), (team, 0o2775)):
-        folder.mkdir()
-        folder.chmod(wanted)
-    monkeypatch.setenv("HOME", str(home))
-    for folder in (home, shared, team):
-        keep_private(folder)
-    assert [mode(folder) for folder in (home, shared, team)] == [0o755, 0o1777, 0o2775]
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_another_users_folder_keeps_its_mode(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"

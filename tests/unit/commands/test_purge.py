@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy import uninstall as purging
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.errors import NodeError
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import container
@@ -19,6 +16,7 @@ from tests.fakes.two_nodes import part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from sparkdeploy.commands.clean import Leftover
     from sparkdeploy.node.container import ImageFact
@@ -100,18 +98,6 @@ def test_what_an_unreachable_node_has_stays_noted_until_it_is_back(lab: Lab) -> 
     assert lab.record.deployments() == ()
 
 
-def test_a_note_alone_is_reason_enough_where_the_user_named_the_folders(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = load_settings()
-    for kind in ("data", "cache", "state"):
-        folder = getattr(settings, f"{kind}_dir")
-        monkeypatch.setenv(f"SPARKDEPLOY_{kind.upper()}_DIR", str(folder))
-    lab.engines[0].facts = {}
-    purge(lab.engines[0])
-    assert lab.names() == [[], [], []]
-
-
 def test_a_worker_removes_nothing_and_names_the_head(home: Path) -> None:
     live = replace(part(NEW, "x", nodes="spark-2,spark-1", rank="1"), container_id="x")
     own = container("sparkdeploy-own", deployment="own")
@@ -124,29 +110,3 @@ def test_a_worker_removes_nothing_and_names_the_head(home: Path) -> None:
     assert "on spark-2, sparkdeploy down main;" in (caught.value.hint or "")
     assert engine.facts == {"x": live, "own": own}
     assert folder.is_dir()
-
-
-def test_a_link_goes_and_what_it_leads_to_stays_empty(home: Path) -> None:
-    disk, link = home / "disk", home / "cache" / "sparkdeploy"
-    (disk / "engines").mkdir(parents=True)
-    link.parent.mkdir()
-    link.symlink_to(disk)
-    purge(NoImages())
-    assert not link.is_symlink()
-    assert list(disk.iterdir()) == []
-
-
-def test_a_mount_point_stays_empty(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounted = home / "cache" / "sparkdeploy"
-    (mounted / "engines").mkdir(parents=True)
-    rmdir = Path.rmdir
-
-    def refuse(folder: Path) -> None:
-        if folder == mounted:
-            raise OSError(errno.EBUSY, "Device or resource busy", str(folder))
-        rmdir(folder)
-
-    monkeypatch.setattr(Path, "rmdir", refuse)
-    purge(NoImages())
-    assert list(mounted.iterdir()) == []
-    assert not ClusterRecord.below(load_settings().state_dir).folder.exists()

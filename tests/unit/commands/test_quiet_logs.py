@@ -55,11 +55,3 @@ def test_the_last_lines_are_found_behind_nccls() -> None:
     assert everything[-4] != LOG.splitlines()[-4]
     assert shown("--tail", "0") == []
     assert shown("--tail", "1", "--nccl") == ["answered"]
-
-
-@pytest.mark.parametrize("more", [(), ("--follow",)])
-def test_more_of_nccls_lines_than_expected_hide_nothing(
-    monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(operate, "CHATTER_LINES", 3)
-    assert shown("--tail", "4", *more) == shown()[-4:]

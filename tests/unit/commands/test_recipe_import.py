@@ -62,16 +62,6 @@ def test_a_folder_is_written_file_by_file(run: Run, theirs: Path, tmp_path: Path
     assert again.returncode == 0
 
 
-def test_another_file_of_that_name_stays(run: Run, theirs: Path, tmp_path: Path) -> None:
-    target = tmp_path / "ours"
-    target.mkdir()
-    (target / "crow.yaml").write_text("mine")
-    done = run("recipe", "import", str(theirs / "crow.yml"), "-o", str(target))
-    assert done.returncode == 3
-    assert "stays" in done.stderr
-    assert (target / "crow.yaml").read_text() == "mine"
-
-
 def test_a_trusted_folder_takes_nothing_without_consent(
     run: Run, theirs: Path, tmp_path: Path
 ) -> None:
@@ -86,14 +76,6 @@ def test_a_trusted_folder_takes_nothing_without_consent(
     assert allowed.returncode == 0
     assert (trusted / "owl.yaml").is_file()
     assert "allow_unsafe" not in (trusted / "owl.yaml").read_text()
-
-
-def test_json_has_every_note_with_its_line(run: Run, theirs: Path) -> None:
-    (file,) = run.answer("recipe", "import", str(theirs / "parrot.yaml"), "--json")["files"]
-    assert file["format"] == "eugr v1"
-    said = {note["theirs"]: note["why"] for note in file["left_out"]}
-    assert said["--host"] == "loopback, or every address with --public"
-    assert all(note["line"] for note in file["translated"])
 
 
 @pytest.mark.parametrize(("name", "code"), [("absent", 2), ("sglang.yaml", 3), ("other.yaml", 3)])
@@ -167,29 +149,6 @@ def test_numbers_are_written_as_they_were_read(run: Run, tmp_path: Path, number:
     done = run("recipe", "import", str(path))
     assert done.returncode == 0
     assert 'temperature": 1.0e-05' in done.stdout
-
-
-def test_places_that_cannot_be_written_are_said(run: Run, theirs: Path, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("x")
-    (tmp_path / "ours" / "crow.yaml").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "crow.yaml").write_bytes(b"\xff")
-    for target in ("file", "ours", "other"):
-        words = ("recipe", "import", str(theirs / "crow.yml"), "-o", str(tmp_path / target))
-        done = run(*words)
-        assert done.returncode == 3
-        assert "cannot be written" in done.stderr
-    assert run("recipe", "import", "x" * 5000).returncode == 2
-
-
-def test_two_recipes_of_one_name_are_both_written(run: Run, tmp_path: Path) -> None:
-    folder, target = tmp_path / "theirs", tmp_path / "ours"
-    folder.mkdir()
-    for name in ("one", "two"):
-        (folder / f"{name}.yaml").write_text(f"name: same\nmodel: a/{name}\ncontainer: vllm-node\n")
-    assert run("recipe", "import", str(folder), "-o", str(target)).returncode == 0
-    assert {path.name for path in target.iterdir()} == {"same.yaml", "two.yaml"}
 
 
 @pytest.mark.parametrize("way", ["parent", "link"])

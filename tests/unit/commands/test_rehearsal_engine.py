@@ -12,7 +12,7 @@ from sparkdeploy.commands import rehearsal_engine as room
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.recipe.load import load_engine, load_recipe
-from sparkdeploy.rehearsal.cpu_engine import by_nearness, newest_first
+from sparkdeploy.rehearsal.cpu_engine import by_nearness
 from sparkdeploy.settings import load_settings, resources
 from tests.fakes.plans import DOCKER, built
 
@@ -91,20 +91,6 @@ def test_the_nearest_release_goes_first(shipped: Library, vllm: str, name: str) 
     assert second.name != name
 
 
-def test_of_two_equally_near_ones_the_newer_goes_first(shipped: Library) -> None:
-    engines = [
-        load_engine(shipped, "cpu-0.25").model_copy(update={"name": vllm, "vllm": vllm})
-        for vllm in ("0.24.0", "0.26.0")
-    ]
-    assert by_nearness(of_release(shipped, "0.25.0"), engines)[0].name == "0.26.0"
-
-
-def test_other_families_are_served_by_the_newest(shipped: Library) -> None:
-    engines = [load_engine(shipped, name) for name in NAMES]
-    names = [engine.name for engine in newest_first(of_release(shipped, "0.25.1"), engines)]
-    assert names == ["cpu-0.32", "cpu-0.25"]
-
-
 @pytest.mark.usefixtures("docker")
 @pytest.mark.parametrize(("engine", "name"), [("cuda-0.25", "cpu-0.25"), ("cuda-0.33", "cpu-0.32")])
 def test_a_rehearsal_takes_the_release_nearest_to_the_recipes(
@@ -112,14 +98,6 @@ def test_a_rehearsal_takes_the_release_nearest_to_the_recipes(
 ) -> None:
     answers(monkeypatch)
     assert chosen(shipped, "v2", f"engine={engine}") == name
-
-
-@pytest.mark.usefixtures("docker")
-def test_an_image_of_unknown_release_is_rehearsed_on_the_newest(
-    shipped: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers(monkeypatch)
-    assert chosen(shipped, "hybrid", "engine=image", f"image=sha256:{'0' * 64}") == "cpu-0.32"
 
 
 def test_a_farther_one_that_is_here_goes_before_one_that_cannot_be_had(

@@ -9,8 +9,6 @@ import pytest
 
 from sparkdeploy.commands import operate
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.errors import NodeError
-from sparkdeploy.server.health import EXAMINED_LINES
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
 from tests.unit.plain import plain_lines
@@ -85,24 +83,3 @@ def test_without_a_restart_nothing_is_said(monkeypatch: pytest.MonkeyPatch, log:
 
     assert (row.restarts, row.last_cause) == (0, "")
     assert not any("restarted " in line for line in plain_lines(status_lines((row,))))
-
-
-def test_only_the_end_of_this_runs_log_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_with(restart(1))
-    row_of(monkeypatch, engine)
-    ended = engine_with(restart(1), "exited")
-
-    assert engine.asked == [
-        {"tail": EXAMINED_LINES, "this_run": engine.find_container("sparkdeploy-main")}
-    ]
-    assert (row_of(monkeypatch, ended).restarts, ended.asked) == (0, [])
-
-
-def test_a_log_that_cannot_be_read_tells_of_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_with("")
-
-    def refuse(*_: object, **_options: object) -> tuple[bytes, ...]:
-        raise NodeError("configured logging driver does not support reading")
-
-    monkeypatch.setattr(engine, "logs", refuse)
-    assert row_of(monkeypatch, engine).restarts == 0

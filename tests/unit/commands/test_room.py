@@ -11,7 +11,6 @@ import pytest
 from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, Memory, make_room
 from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
-from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.plans import GIB, SPARK
 
@@ -66,13 +65,6 @@ def clocked(tmp_path: Path) -> Clocked:
     return Clocked(tmp_path / "drop_caches")
 
 
-def test_memory_that_is_there_is_not_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
-    make_room(claim, clocked.machine())
-
-    assert clocked.now_s == 0
-    assert not clocked.drop_caches.exists()
-
-
 def test_memory_of_a_stopped_container_is_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
     clocked.back_at_s = 7
 
@@ -107,27 +99,6 @@ def test_a_page_cache_in_the_way_is_dropped_with_consent(
     make_room(claim, clocked.machine(), drop_page_cache=True)
 
     assert clocked.drop_caches.read_text() == "1\n"
-
-
-def test_a_page_cache_that_may_not_be_dropped_is_no_failure(
-    claim: MemoryClaim, clocked: Clocked, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clocked.free, clocked.drop_caches = 30 * GIB, clocked.drop_caches / "nowhere"
-
-    make_room(claim, clocked.machine(), drop_page_cache=True)
-
-    assert "sudo tee" in capsys.readouterr().err
-
-
-def test_a_gpu_with_memory_of_its_own_does_not_mind_the_page_cache(
-    shipped: Library, clocked: Clocked
-) -> None:
-    gpu = GpuFact("H200", "9.0", memory_bytes=139 * GIB)
-    clocked.free = 30 * GIB
-
-    make_room(claim_of(shipped, replace(SPARK, gpu=gpu)), clocked.machine(), drop_page_cache=True)
-
-    assert not clocked.drop_caches.exists()
 
 
 @pytest.mark.parametrize(("others_gib", "said"), [(60, "59.0"), (200, "0.0")])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.pull import Pulled
 from sparkdeploy.commands import checkpoint_pull
 from sparkdeploy.recipe.load import library, load_recipe
-from sparkdeploy.recipe.sources.shelf import short_names
 from sparkdeploy.settings import load_settings
 from tests.unit.commands.sources import commit, recipe, run_git, taken, write
 
@@ -32,18 +31,6 @@ def test_a_source_is_taken_listed_searched_and_forgotten(run: Run, origin: Path)
     assert four["name"] == "birds/four/owl"
     assert run("recipe", "source", "rm", "birds").returncode == 0
     assert run.answer("recipe", "source", "ls", "--json") == []
-
-
-def test_a_search_finds_the_shipped_and_ones_own_as_well(run: Run) -> None:
-    own = load_settings().config_dir / "recipes"
-    write(own, {"pear.yaml": "schema: 1\nname: pear\nextends: v2\ntitle: [x]\n", "bad.yaml": "["})
-    found = {hit["name"]: hit for hit in run.answer("recipe", "search", "122b", "mtp", "--json")}
-    assert {"v2", "mtp-1", "pear"} <= set(found)
-    assert "baseline" not in found
-    assert (found["pear"]["drafts"], found["pear"]["min_nodes"]) == ("mtp 2", 1)
-    two = run.answer("recipe", "search", "glm-5.3", "--nodes", "2", "--json")
-    assert [hit["name"] for hit in two] == ["glm-5.3-flash"]
-    assert run.answer("recipe", "search", "glm-5.3", "--nodes", "1", "--json") == []
 
 
 def test_a_recipe_of_a_source_is_a_strangers_and_works_without_the_origin(
@@ -122,11 +109,6 @@ def test_a_recipe_named_like_a_shipped_one_is_only_found_by_its_source(
     assert run.answer("show", "birds/v2", "--json")["engine"] == "cuda-0.25"
 
 
-def test_a_name_is_the_shortest_end_of_a_path_that_is_unique() -> None:
-    paths = ["a/x.yaml", "b/x.yaml", "b/y.yml", "c/b/x.yaml", "z.yaml"]
-    assert list(short_names(paths)) == ["a/x", "b/x", "y", "c/b/x", "z"]
-
-
 def test_what_is_exported_names_the_recipe_wherever_it_is_started(
     run: Run, origin: Path, tmp_path: Path
 ) -> None:
@@ -136,25 +118,6 @@ def test_what_is_exported_names_the_recipe_wherever_it_is_started(
     words = shlex.split(started.removeprefix("ExecStart="))
     named = words[words.index("up") + 1]
     assert load_recipe(library(load_settings()), named).recipe.model.repo == "bird/Owl-1B"
-
-
-def test_a_file_and_a_recipe_of_a_source_may_be_called_alike(
-    run: Run, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run("recipe", "source", "add", "birds", str(origin))
-    write(tmp_path, {"birds/mine.yaml": recipe("mine"), "birds/theirs.yaml": recipe("other")})
-    monkeypatch.chdir(tmp_path)
-    assert run.answer("show", "birds/mine.yaml", "--json")["name"] == "mine"
-    missed = run("show", "birds/mine")
-    assert missed.returncode == 3
-    assert "for the file write ./birds/mine.yaml" in missed.stderr
-    both = run("show", "birds/recipes/theirs.yaml", "--allow-unsafe")
-    assert "warning" not in both.stderr
-    write(tmp_path, {"birds/recipes/theirs.yaml": recipe("other")})
-    both = run("show", "birds/recipes/theirs.yaml", "--allow-unsafe")
-    assert "write ./birds/recipes/theirs.yaml for the file" in both.stderr
-    assert "mods/fix-owl" in both.stdout
-    assert run.answer("show", "./birds/recipes/theirs.yaml", "--json")["name"] == "other"
 
 
 def test_what_a_recipe_of_a_source_needs_is_pulled(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.commands.source import change, index
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.sources import commit, recipe, run_git, taken, write
+from tests.unit.commands.sources import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,18 +48,6 @@ def test_an_edited_ref_is_no_option(run: Run, origin: Path, tmp_path: Path) -> N
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_index_that_could_not_be_read_again_is_not_kept(
-    run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(change, "MAX_BYTES", 500)
-    done = run("recipe", "source", "add", "birds", str(origin))
-    assert (done.returncode, "is larger than" in done.stderr) == (3, True)
-    monkeypatch.setattr(index, "MAX_RECIPES", 2)
-    done = run("recipe", "source", "add", "birds", str(origin))
-    assert (done.returncode, "more than 2 recipes" in done.stderr) == (3, True)
-    assert run.answer("recipe", "source", "ls", "--json") == []
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -95,22 +81,6 @@ def test_one_damaged_source_disables_no_other(
     assert run("recipe", "source", "rm", "bad").returncode == 0
 
 
-def test_names_that_are_no_text_are_no_bug(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"no\xfftext")
-    write(folder, {"owl.yaml": recipe("owl")})
-    assert run("recipe", "source", "add", "birds", str(folder)).returncode == 2
-    write(tmp_path / "plain", {"owl.yaml": recipe("owl")})
-    for name in (b"a\xfe.yaml", b"a\xff.yaml"):
-        (tmp_path / "plain" / os.fsdecode(name)).write_text(recipe("x"))
-    done = run("recipe", "source", "add", "plain", str(tmp_path / "plain"))
-    assert "2 x a name that leads elsewhere or cannot be shown" in done.stderr
-    run_git(tmp_path / "plain", "init", "--quiet")
-    commit(tmp_path / "plain", {})
-    done = run("recipe", "source", "add", "git", str(tmp_path / "plain"))
-    assert "2 x a name that leads elsewhere or cannot be shown" in done.stderr
-    assert taken("git") == {"owl.yaml", ".sparkdeploy-source"}
-
-
 def test_git_is_led_nowhere_by_variables_and_takes_a_bare_repository(
     run: Run, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,13 +90,3 @@ def test_git_is_led_nowhere_by_variables_and_takes_a_bare_repository(
         monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
     assert run("recipe", "source", "add", "birds", str(origin)).returncode == 0
     assert not (tmp_path / "elsewhere").exists()
-
-
-@pytest.mark.parametrize("address", ["", "origin", "nowhere"])
-def test_a_word_is_no_address(
-    run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    monkeypatch.chdir(origin.parent)
-    done = run("recipe", "source", "add", "birds", address)
-    assert done.returncode == 2
-    assert ("write ./origin for the folder" in done.stderr) == (address == "origin")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,18 +118,6 @@ def test_large_files_and_too_many_are_refused(
     assert not (load_settings().state_dir / "sources" / "more").exists()
 
 
-def test_what_git_may_write_has_a_limit(
-    run: Run, origin: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noise = os.urandom(200_000).hex()
-    commit(origin, {"noise.bin": noise})
-    monkeypatch.setattr(git, "MAX_PACK_BYTES", 50_000)
-    done = run("recipe", "source", "add", "birds", str(origin))
-    assert done.returncode == 4
-    assert "git could not take" in done.stderr
-    assert run.answer("recipe", "source", "ls", "--json") == []
-
-
 @pytest.mark.parametrize("name", ["../up", "Big", "", "a/b", ".hidden"])
 def test_a_name_of_a_source_is_no_path(run: Run, origin: Path, name: str) -> None:
     assert run("recipe", "source", "add", name, str(origin)).returncode == 2
@@ -178,39 +165,3 @@ def test_a_recipe_extends_no_file_outside_its_source(
     assert done.returncode == 3
     assert "hidden" not in done.stdout + done.stderr
     assert "token" not in done.stdout + done.stderr
-
-
-def test_a_base_is_not_looked_for_where_the_command_is_run(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = "schema: 1\nname: x\ntitle: x\nextends: {}\n"
-    texts = {"a/x.yaml": child.format("./base.yaml"), "b/base.yaml": recipe("base")}
-    write(tmp_path, texts)
-    monkeypatch.chdir(tmp_path / "b")
-    done = run("show", str(tmp_path / "a/x.yaml"))
-    assert done.returncode == 3
-    assert f"no such file lies at that path from {tmp_path / 'a'}" in done.stderr
-    write(tmp_path, {"a/x.yaml": child.format("../b/base.yaml")})
-    assert run("show", str(tmp_path / "a/x.yaml")).returncode == 0
-
-
-def test_a_recipe_extends_files_of_its_source_and_shipped_ones(run: Run, origin: Path) -> None:
-    child = "schema: 1\nname: {0}\ntitle: x\nextends: {1}\n"
-    commit(
-        origin,
-        {
-            "deep/near.yaml": child.format("near", "../recipes/owl"),
-            "deep/shipped.yaml": child.format("shipped", "v2"),
-        },
-    )
-    run("recipe", "source", "add", "birds", str(origin))
-    assert run.answer("show", "birds/near", "--json")["model"]["repo"] == "bird/Owl-1B"
-    shipped = run.answer("show", "birds/shipped", "--allow-unsafe", "--json")
-    assert shipped["model"] == run.answer("show", "v2", "--json")["model"]
-
-
-def test_a_recipe_whose_base_is_missing_stays_in_the_index(run: Run, origin: Path) -> None:
-    commit(origin, {"recipes/child.yaml": "schema: 1\nname: child\ntitle: x\nextends: gone\n"})
-    run("recipe", "source", "add", "birds", str(origin))
-    (row,) = run.answer("recipe", "search", "child", "--json")
-    assert "there is no recipe gone" in row["refusal"]

@@ -9,16 +9,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint import durable
-from sparkdeploy.commands.source import files
 from sparkdeploy.console import console
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.settings import load_settings
-from tests.unit.commands.sources import THEIRS, commit, recipe, run_git, taken, write
+from tests.unit.commands.sources import THEIRS, commit, recipe, run_git, write
 
 if TYPE_CHECKING:
     from tests.unit.program import Run
@@ -92,40 +90,6 @@ def test_new_consents_come_first_and_whole(run: Run, birds: Path) -> None:
     assert "  - consent: recipes/theirs.yaml: mods: " in pending(run)
 
 
-def test_consents_that_a_recipe_inherits_are_named(run: Run, birds: Path) -> None:
-    child = "schema: 1\nname: child\ntitle: t\nextends: owl\n"
-    commit(birds, {"recipes/child.yaml": child})
-    assert run("recipe", "source", "update", "-y").returncode == 0
-    owl = recipe("owl").replace("4096}", "4096, trust_remote_code: true}")
-    commit(birds, {"recipes/owl.yaml": owl})
-    said = pending(run)
-    assert "  + consent: recipes/child.yaml: serve.trust_remote_code: " in said
-    assert "recipes/child.yaml |" not in said
-
-
-@pytest.mark.outside
-def test_attributes_of_a_stranger_start_no_filter(
-    run: Run, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = tmp_path / "ran"
-    config = f'[filter "x"]\n\tclean = "touch {mark}"\n[diff "x"]\n\ttextconv = "touch {mark};"\n'
-    (tmp_path / "gitconfig").write_text(config)
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
-    attributes = "* filter=x diff=x\n"
-    commit(birds, {"mods/fix-owl/.gitattributes": attributes, "mods/fix-owl/a": "1\n"})
-    mark.unlink(missing_ok=True)  # the stranger's own commit may run it
-    assert "mods/fix-owl/a" in pending(run)
-    assert not mark.exists()
-
-
-def test_names_and_keys_of_strangers_are_shown_on_one_line(run: Run, birds: Path) -> None:
-    owl = recipe("owl") + 'env: {"A\\e[31m\\nB": x}\n'
-    commit(birds, {"recipes/owl.yaml": owl})
-    said = run("recipe", "source", "update").stderr
-    assert "\x1b" not in said
-    assert "\nB" not in said
-
-
 KILLED = """\
 import os, signal, sys
 from pathlib import Path
@@ -158,43 +122,6 @@ def test_an_update_that_is_killed_leaves_the_source(
     assert run("recipe", "source", "update", "birds", "-y").returncode == 0
     assert run("show", "birds/new").returncode == 0
     assert {path.name for path in (sources().folder / "birds").iterdir()} == {"taken"}
-
-
-def test_the_second_of_two_adds_replaces_nothing(
-    run: Run, origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "plain", {"other.yaml": recipe("other")})
-    only_one = durable.only_one
-
-    def overtaken(*words: Any, **more: Any) -> Any:
-        monkeypatch.setattr(durable, "only_one", only_one)
-        assert run("recipe", "source", "add", "birds", str(origin)).returncode == 0
-        return only_one(*words, **more)
-
-    monkeypatch.setattr(durable, "only_one", overtaken)
-    done = run("recipe", "source", "add", "birds", str(tmp_path / "plain"))
-    assert done.returncode == 2, done.stderr
-    assert "other.yaml" not in taken("birds")
-
-
-def test_a_full_disk_is_named(run: Run, birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, *_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    commit(birds, {"recipes/new.yaml": recipe("new")})
-    monkeypatch.setattr(files, "_write", full)
-    done = run("recipe", "source", "update", "-y")
-    assert done.returncode == 4
-    assert "No space left on device" in done.stderr
-    assert f"on the disk of {sources().folder}" in done.stderr
-    assert run("show", "birds/recipes/owl").returncode == 0
-
-
-def test_an_origin_that_is_gone_is_the_machines_fault(run: Run, birds: Path) -> None:
-    birds.rename(birds.with_name("gone"))
-    done = run("recipe", "source", "update", "birds")
-    assert done.returncode == 4
-    assert "what was taken of it before stays" in done.stderr
 
 
 def test_a_part_of_a_commit_is_that_commit_whatever_a_branch_is_called_later(

@@ -19,13 +19,11 @@ from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
 from tests.fakes.machines import reached_alone
 from tests.unit.conftest import REPOSITORY
-from tests.unit.golden import assert_golden
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.unit.program import Run
 
 MAIN = StatusRow(
     name="main",
@@ -75,11 +73,6 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def test_status_on_a_terminal_of_80_columns(request: pytest.FixtureRequest) -> None:
-    text = "\n".join(plain_lines(status_lines(ROWS), 80)) + "\n"
-    assert_golden(request, "tables/status.txt", text)
-
-
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_status_fits_the_widths_of_terminals(width: int) -> None:
     assert all(len(line) <= width for line in plain_lines(status_lines(ROWS), width))
@@ -89,10 +82,6 @@ def test_status_fits_the_widths_of_terminals(width: int) -> None:
 def test_no_figure_of_a_status_is_lost(width: int | None) -> None:
     text = "\n".join(plain_lines(status_lines(ROWS), width))
     assert [figure for figure in FIGURES if figure not in text] == []
-
-
-def test_with_nothing_deployed_it_says_what_to_type() -> None:
-    assert "`sparkdeploy up`" in plain_lines(status_lines(()))[0]
 
 
 def test_a_moment_is_as_short_as_tells_it() -> None:
@@ -161,14 +150,6 @@ def test_a_row_comes_from_the_container_and_from_its_server(
     assert (row.since, row.exposure) == ("2026-11-20T12:02:00+00:00", "loopback")
     assert row.requests == 60
     assert row.requests_a_minute == pytest.approx(6.0, rel=0.1)
-
-
-def test_of_a_name_its_row_alone_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operate, "current_rows", lambda: ROWS)
-    assert [row["name"] for row in run.answer("status", "coder", "--json")] == ["coder"]
-    done = run("status", "coder", "mian")
-    assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr == "error: no deployment named mian\n  fix: did you mean main?\n"
 
 
 def test_the_docs_show_what_is_printed() -> None:

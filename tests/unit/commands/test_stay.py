@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from sparkdeploy.deploy import lifecycle, staying
 from sparkdeploy.deploy.staying import NoMemoryLeftError, stay_with, tell_systemd
-from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, watching
 from sparkdeploy.settings import load_settings
@@ -97,27 +95,12 @@ def test_any_part_that_dies_ends_them_all_and_the_next_up_starts_all(
         assert lab.running() == ["1"] * lab.count
 
 
-def test_a_part_that_is_stopped_alone_ends_them_all(
-    monkeypatch: pytest.MonkeyPatch, shipped: Library
-) -> None:
-    """As by a node that was shut down and is there again."""
-    lab = build(monkeypatch, shipped, 2)
-    lab.up(OLD)
-    with pytest.raises(UnhealthyError, match=r"^spark-2: "):
-        stays(lab, monkeypatch, lambda: lab.engines[1].stop(part(lab, 1)))
-    assert lab.running() == [None, None]
-
-
 def test_after_a_trip_of_the_memory_guard_nothing_starts_it_again(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NoMemoryLeftError) as caught:
         stays(lab, monkeypatch, lambda: lab.engines[0].dies(part(lab, 0), 86))
     assert caught.value.exit_code == 86
-
-
-def test_what_takes_its_place_is_watched_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stays(lab, monkeypatch, lambda: lab.up(LATER), nothing, lab.roll_back, lab.stop) == 4
 
 
 def test_a_node_that_does_not_answer_ends_nothing(
@@ -132,20 +115,6 @@ def test_a_node_that_does_not_answer_ends_nothing(
         engine.breaks_with = None
 
     assert stays(lab, monkeypatch, cut, nothing, nothing, back, lab.stop) == 5
-
-
-def test_a_node_that_is_back_is_watched_again(
-    monkeypatch: pytest.MonkeyPatch, shipped: Library
-) -> None:
-    """A connection that broke off is made anew; what dies there afterwards is seen."""
-    lab = build(monkeypatch, shipped, 2)
-    lab.up(OLD)
-    hung = part(lab, 1)
-    lab.gone.add("spark-2")
-    dies = partial(lab.engines[1].dies, hung, 87)
-    with pytest.raises(UnhealthyError, match=r"^spark-2: "):
-        stays(lab, monkeypatch, nothing, lab.gone.clear, dies)
-    assert lab.running() == [None, None]
 
 
 def test_what_somebody_starts_again_is_watched_on(
@@ -200,22 +169,6 @@ def test_an_interrupt_ends_a_first_start_that_somebody_was_to_stay_with(
     assert empty.running() == [None] * empty.count
     assert empty.status().state == "stopped"
     assert "main was stopped before it answered" in capsys.readouterr().err
-
-
-def test_it_ends_a_start_that_another_command_began_too(empty: Lab) -> None:
-    empty.up(OLD, extent=Extent.DETACH)
-    empty.wait = interrupts
-    with pytest.raises(KeyboardInterrupt):
-        empty.up(OLD, stop_on_interrupt=True)
-    assert empty.running() == [None] * empty.count
-    assert empty.status().state == "stopped"
-
-
-def test_what_was_replaced_comes_back_as_after_any_interrupt(lab: Lab) -> None:
-    lab.wait = interrupts
-    with pytest.raises(KeyboardInterrupt):
-        lab.up(LATER, stop_on_interrupt=True)
-    assert lab.running() == ["1"] * lab.count
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])

@@ -73,13 +73,6 @@ def test_nothing_stops_or_starts_while_another_command_changes_the_machine(
     assert lab.running() == before
 
 
-def test_a_second_stop_and_a_second_start_do_nothing(lab: Lab) -> None:
-    lab.stop()
-    assert (lab.stop(), lab.steps) == ((), 0)
-    lab.start()
-    assert (lab.start().changed, lab.steps) == (False, 0)
-
-
 def test_status_says_since_when_and_how_to_start(lab: Lab) -> None:
     lab.stop()
     row = lab.status()
@@ -88,15 +81,6 @@ def test_status_says_since_when_and_how_to_start(lab: Lab) -> None:
     assert {member.state for member in row.members} <= {"stopped"}
     assert "ago): `sparkdeploy start main` starts it again" in told(lab)
     assert "shows why" not in told(lab)
-
-
-def test_up_of_the_same_recipe_starts_a_stopped_one(lab: Lab) -> None:
-    before = ids(lab)
-    lab.stop()
-    assert lab.up(OLD).changed
-    assert ids(lab) == before
-    assert lab.names() == [[NEW]] * lab.count
-    check_serves(lab, "1")
 
 
 def test_another_recipe_keeps_the_stopped_one_and_rollback_brings_it_back(lab: Lab) -> None:
@@ -108,50 +92,6 @@ def test_another_recipe_keeps_the_stopped_one_and_rollback_brings_it_back(lab: L
     assert lab.roll_back() == "returned"
     assert ids(lab) == before
     check_serves(lab, "1")
-
-
-def test_another_recipe_that_fails_leaves_the_stopped_one_stopped(lab: Lab) -> None:
-    before = ids(lab)
-    lab.stop()
-    lab.wait = dies
-    with pytest.raises(UnhealthyError, match=r"^it died; evidence"):
-        lab.up(LATER)
-    assert (ids(lab), lab.running()) == (before, [None] * lab.count)
-    assert lab.names() == [[NEW]] * lab.count
-    assert lab.status().state == "stopped"
-
-
-def test_rollback_of_a_stopped_one_keeps_it_for_going_forward(lab: Lab) -> None:
-    lab.up(LATER)
-    lab.stop()
-    assert lab.roll_back() == "returned"
-    check_serves(lab, "1")
-    assert lab.roll_back() == "returned"
-    check_serves(lab, "2")
-
-
-def test_workers_that_died_of_their_head_s_end_are_stopped_with_it(lab: Lab) -> None:
-    before = ids(lab)
-    lab.engines[0].stop(before[0])
-    for engine, container_id in zip(lab.engines[1:], before[1:], strict=True):
-        engine.dies(container_id)
-    lab.is_answering = False
-    assert lab.status().state == "stopped"
-    assert lab.up(OLD).changed
-    assert ids(lab) == before
-    lab.engines[0].stop(before[0])
-    for engine, container_id in zip(lab.engines[1:], before[1:], strict=True):
-        engine.dies(container_id)
-    lab.up(LATER)
-    assert lab.names() == [[NEW, f"{NEW}-kept-1"]] * lab.count
-    assert lab.roll_back() == "returned"
-    assert ids(lab) == before
-
-
-def test_down_of_a_stopped_one_leaves_nothing(lab: Lab) -> None:
-    lab.stop()
-    assert len(lab.down()) == lab.count
-    assert lab.names() == [[]] * lab.count
 
 
 def test_a_start_that_fails_stays_stopped(lab: Lab) -> None:
@@ -189,21 +129,6 @@ def test_ctrl_c_while_it_is_waited_for_lets_it_go_on(
     assert lab.running() == ["1"] * lab.count
     lab.wait = lab._answer
     assert lab.start().changed is False, "the next one waits for it"
-    check_serves(lab, "1")
-
-
-def test_what_died_starts_again_too_and_its_evidence_is_kept(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved: list[str] = []
-    monkeypatch.setattr(
-        "sparkdeploy.deploy.replace.Replacement.evidence_of",
-        lambda _self, container_id, _details: saved.append(container_id),
-    )
-    before = ids(lab)
-    lab.engines[0].dies(before[0])
-    assert lab.start().changed
-    assert (ids(lab), saved) == (before, [before[0]])
     check_serves(lab, "1")
 
 
@@ -248,24 +173,6 @@ def test_a_kill_at_any_change_is_repaired(lab: Lab, at: int) -> None:
     assert lab.running() == [None] * lab.count
     lab.up(LATER)
     check_serves(lab, "2")
-
-
-@pytest.mark.parametrize("at", range(1, 4))
-def test_start_after_a_stop_that_was_killed(lab: Lab, at: int) -> None:
-    before = ids(lab)
-    lab.kill_at = at
-    try:
-        lab.stop()
-    except Killed:
-        lab.is_answering = False
-    lab.kill_at = 0
-    row = lab.status()
-    assert row.state in {"stopped", "half stopped", "starting", "healthy"}
-    if row.state == "half stopped":
-        assert "`sparkdeploy stop main` ends what still runs of it" in told(lab)
-    lab.start()
-    assert ids(lab) == before
-    check_serves(lab, "1")
 
 
 def test_a_part_that_cannot_be_reached_is_named(

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import launch as deploy_launch
-from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.plan.steps import Action
@@ -126,20 +124,6 @@ def test_a_detached_first_start_is_held_to_the_recipe(
     assert lab.running() == [None] * count
 
 
-def test_a_detached_first_start_that_is_as_planned_is_looked_at_once(
-    lab_of: Callable[[int], Lab], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab = lab_of(2)
-    lab.up(OLD, extent=Extent.DETACH)
-    lab.is_answering = True
-    seen: list[object] = []
-    monkeypatch.setattr("sparkdeploy.deploy.recovery.hold", lambda *part: seen.append(part))
-    lab.up(OLD)
-    lab.up(OLD)
-    assert len(seen) == 2
-    check_whole(lab, "1")
-
-
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("question", ["find_container", "own_containers"])
 def test_ctrl_c_at_any_question_leaves_the_old_or_the_new_one_whole(
@@ -169,24 +153,6 @@ def test_ctrl_c_at_any_question_leaves_the_old_or_the_new_one_whole(
     pytest.fail("it never ended")
 
 
-def test_ctrl_c_between_two_parts_puts_the_first_back(
-    lab_of: Callable[[int], Lab], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab = deployed(lab_of(2))
-    made: list[object] = []
-
-    def make(*arguments: object) -> object:
-        made.append(arguments)
-        if len(made) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return Replacement(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(deploy_launch, "Replacement", make)
-    with pytest.raises(KeyboardInterrupt):
-        lab.up(LATER)
-    check_whole(lab, "1")
-
-
 def test_a_rank_that_died_starts_all_of_them_anew_with_consent(
     lab_of: Callable[[int], Lab],
 ) -> None:
@@ -201,48 +167,3 @@ def test_a_rank_that_died_starts_all_of_them_anew_with_consent(
     assert [part.action for part in outcome.plan.parts] == [Action.REPLACE, Action.REPLACE]
     assert len(asked) == 1
     check_whole(lab, "1")
-
-
-def test_a_node_that_is_left_keeps_what_the_head_keeps(lab_of: Callable[[int], Lab]) -> None:
-    lab = lab_of(3)
-    lab.up(OLD)
-    lab.is_answering = True
-    lab.up(LATER, size=2, extent=Extent.DETACH)
-    assert lab.roll_back() == "finished"
-    kept = f"{NEW}-kept-1"
-    assert lab.names() == [[NEW, kept], [NEW, kept], [kept]]
-
-
-def test_what_no_rollback_can_use_is_not_kept_on_other_nodes(
-    lab_of: Callable[[int], Lab],
-) -> None:
-    lab = deployed(lab_of(2))
-    lab.up(LATER, size=1)
-    lab.up(THIRD, size=1)
-    lab.up(THIRD, size=1)
-    assert lab.names()[1] == []
-    assert lab.record.nodes("main") == ()
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)])
-def test_a_killed_rollback_keeps_the_way_back(
-    lab_of: Callable[[int], Lab], before: int, after: int
-) -> None:
-    for at in range(1, 30):
-        lab = lab_of(before)
-        lab.up(OLD, size=before)
-        lab.is_answering = True
-        lab.up(LATER, size=after)
-        lab.kill_at = at
-        try:
-            lab.roll_back()
-        except Killed:
-            lab.kill_at, lab.is_answering = 0, False
-            lab.roll_back()
-            lab.is_answering = True
-            if lab.running()[0] == "2":
-                assert lab.roll_back() == "returned", at
-            assert lab.running() == ["1"] * before, at
-            continue
-        return
-    pytest.fail("it never ended")

@@ -91,10 +91,6 @@ def brings(monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Brings:
     return lambda scene: upgraded(monkeypatch, shipped, scene)
 
 
-def test_every_recording_is_spoken_of() -> None:
-    assert STATES.keys() == RETURNS.keys() == set(SCENES)
-
-
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("answers", [True, False])
 def test_status_sees_it(brings: Brings, scene: str, answers: bool) -> None:
@@ -189,17 +185,6 @@ def test_a_failed_up_brings_it_back(brings: Brings) -> None:
     assert lab.names() == [[NEW], [NEW]]
 
 
-def test_a_kept_container_of_one_machine_comes_back_after_a_cluster(
-    monkeypatch: pytest.MonkeyPatch, shipped: Library, brings: Brings
-) -> None:
-    alone = brings("solo_kept").engines[0].facts
-    lab = build(monkeypatch, shipped, 2)
-    lab.engines[0].facts = alone
-    lab.up(SECOND)
-    assert lab.names()[0] == [NEW, f"{NEW}-kept-2"]
-    assert (lab.roll_back(), lab.running()) == ("returned", ["a005", None])
-
-
 def test_a_node_that_is_gone_is_shown_and_cleaned_when_it_is_back(
     brings: Brings, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,14 +202,6 @@ def test_a_node_that_is_gone_is_shown_and_cleaned_when_it_is_back(
     assert operate.current_rows() == ()
 
 
-def test_a_node_that_is_needed_no_more_is_cleaned(brings: Brings) -> None:
-    lab = brings("cluster_of_three")
-    lab.up(SECOND, size=2)
-    assert lab.running() == ["2", "2", None]
-    lab.down()
-    assert lab.names() == [[]] * 3
-
-
 def test_a_worker_names_the_head(brings: Brings) -> None:
     lab = brings("cluster_whole")
     lab.engines = lab.engines[::-1]
@@ -234,15 +211,6 @@ def test_a_worker_names_the_head(brings: Brings) -> None:
     with pytest.raises(NodeError, match="which spark-1 heads"):
         lab.down()
     assert lab.names() == [[NEW], [NEW]]
-
-
-def test_a_worker_that_is_half_replaced_names_the_head(brings: Brings) -> None:
-    lab = brings("cluster_half_replaced")
-    lab.engines = lab.engines[::-1]
-    lab.record.note("main", ())
-    assert lab.status().half_done.endswith(
-        "`sparkdeploy rollback main` on spark-1 finishes or reverts it"
-    )
 
 
 @pytest.mark.parametrize("scene", ["solo_kept", "cluster_whole"])
@@ -265,15 +233,3 @@ def test_the_expectation_of_a_solo_container_is_read(brings: Brings) -> None:
     facts = brings("solo_kept").engines[0].own_containers()
     expected = [expectation_on(fact) for fact in facts]
     assert [item is not None and item.treatment is not None for item in expected] == [True, True]
-
-
-@pytest.mark.parametrize("scene", ["solo_older", "cluster_whole"])
-def test_one_without_an_expectation_is_said_to_be_unchecked(
-    brings: Brings, capsys: pytest.CaptureFixture[str], scene: str
-) -> None:
-    lab = brings(scene)
-    lab.up(SECOND)
-    capsys.readouterr()
-    assert lab.roll_back() == "returned"
-    told = capsys.readouterr().err
-    assert told.count("is of an earlier version: its memory and log are not checked") == lab.count

@@ -11,9 +11,8 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.commands.talk import side
-from sparkdeploy.commands.talk.answer import Telling, remark
+from sparkdeploy.commands.talk.answer import Telling
 from sparkdeploy.deploy import names
-from sparkdeploy.server.streaming import AnswerSoFar
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import Handler, HttpServer, serving
@@ -161,22 +160,6 @@ def test_a_question_that_is_none(
     assert said in done.stderr
 
 
-class Keyboard(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_deployments_name_alone_is_no_question(
-    run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", Keyboard())
-    done = run("ask", "main")
-    assert done.returncode == 2
-    assert "there is no question" in done.stderr
-    assert run("ask", "spain").returncode == 0, "a word that no deployment is called is asked"
-    assert server.asked[0]["messages"][0]["content"] == "spain"
-
-
 def test_pictures_go_along_by_what_they_are(run: Run, server: Talking, tmp_path: Path) -> None:
     picture = tmp_path / "picture.txt"
     picture.write_bytes(PNG)
@@ -220,21 +203,6 @@ def test_a_refusal_is_in_the_servers_words_with_a_hint(
     assert done.stdout == ""
 
 
-def test_a_failure_of_the_server_is_its_own(run: Run, server: Talking) -> None:
-    server.refusal = (500, "EngineCore encountered an issue")
-    done = run("ask", "What?")
-    assert done.returncode == 7
-    assert "EngineCore encountered an issue" in done.stderr
-
-
-def test_an_answer_that_breaks_off_ends_its_line(run: Run, server: Talking) -> None:
-    server.most_events = 1
-    done = run("ask", "What?", "--max-tokens", "3")
-    assert (done.returncode, done.stdout) == (7, "Paris\n")
-    assert "ended before the answer did" in done.stderr
-    assert "error: main: " in done.stderr
-
-
 @pytest.mark.parametrize("command", ["ask", "chat"])
 def test_an_engine_that_dies_in_an_answer_is_named_with_where_to_look(
     run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch, command: str
@@ -246,14 +214,6 @@ def test_an_engine_that_dies_in_an_answer_is_named_with_where_to_look(
     said = "error: main: the server broke its answer off: EngineCore encountered an issue.\n"
     assert said in done.stderr
     assert "`sparkdeploy logs main` shows why, `sparkdeploy diagnose main` packs" in done.stderr
-
-
-def test_a_model_that_only_embeds_says_so(run: Run, server: Talking) -> None:
-    server.routes = ["/v1/embeddings"]
-    done = run("ask", "What?")
-    assert done.returncode == 1
-    assert "main writes no text" in done.stderr
-    assert "/v1/embeddings -H" in done.stderr
 
 
 def test_the_key_of_a_public_deployment_is_used(run: Run, server: Talking) -> None:
@@ -346,10 +306,3 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(
     assert "(ended)" in done.stderr
     assert done.stdout == "Paris\nParis.\n"
     assert [it["content"] for it in server.asked[1]["messages"]] == ["one", "Paris", "two"]
-
-
-def test_an_answer_that_is_cut_or_empty_is_remarked_on() -> None:
-    assert "cut" in remark(AnswerSoFar(text="Par", finish_reason="length"))
-    assert "still thinking" in remark(AnswerSoFar(thought="Hm", finish_reason="length"))
-    assert "empty" in remark(AnswerSoFar(finish_reason="stop"))
-    assert remark(AnswerSoFar(text="Paris", finish_reason="stop")) == ""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.commands.watch.draw import screen_of
-from sparkdeploy.commands.watch.layout import LETTERS, flow, sparkline, wrapped
+from sparkdeploy.commands.watch.layout import flow, sparkline
 from sparkdeploy.commands.watch.run import nothing_beside
 from sparkdeploy.commands.watch.scene import Scene, Standing
 from sparkdeploy.console import Console
@@ -87,27 +86,6 @@ def test_what_went_away_stays_with_since_when(life: Standing, told: str) -> None
     assert inks == {Ink.BAD}
 
 
-def test_memory_near_its_floor_is_seen() -> None:
-    def ink(available_gib: int) -> Ink:
-        lines = screen_of(Scene(NOW, (), (node(available_gib=available_gib),)), 80, 24)
-        return next(it.ink for line in lines for it in line if "available" in it.text)
-
-    assert [ink(gib) for gib in (3, 4, 5, 31)] == [Ink.BAD, Ink.CAUTION, Ink.PLAIN, Ink.PLAIN]
-
-
-def test_a_machine_that_tells_nothing_of_a_gpu_shows_nothing_of_one() -> None:
-    bare = replace(node(), gpu=None, floor_bytes=None)
-    lines = texts(Scene(NOW, (), (bare,)), 80, 24)
-    assert lines[-1] == "spark-1   31.0 of 122.0 GiB available"
-    assert "nothing is deployed; what `sparkdeploy up` starts appears here" in lines
-
-
-def test_an_encoding_without_blocks_has_letters() -> None:
-    text = "\n".join(texts(scene(), 80, 24, ramp=LETTERS))
-    assert "█" not in text
-    assert "#" in text
-
-
 @given(st.lists(st.text("ab ", max_size=30), max_size=12), st.integers(20, 60))
 def test_flow_keeps_each_field_whole_and_in_order(words: list[str], columns: int) -> None:
     fields = [line_of(word) for word in words]
@@ -128,13 +106,6 @@ def test_a_sparkline_has_a_sign_for_each_of_the_last_values(
     shown = values[-columns:] if columns > 0 else []
     if any(shown):
         assert drawn[shown.index(max(shown))] == "█"
-
-
-@given(st.text("abc ", max_size=200), st.integers(5, 40), st.integers(1, 4))
-def test_wrapped_lines_fit(text: str, columns: int, most: int) -> None:
-    lines = wrapped(text, columns, most)
-    assert len(lines) <= most
-    assert all(len(line) <= columns for line in lines)
 
 
 class GlassOfErrors(io.StringIO):

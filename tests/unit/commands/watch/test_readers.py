@@ -18,10 +18,9 @@ from sparkdeploy.commands.watch.scene import (
     Scene,
     ServerLook,
     Standing,
-    floor_bytes,
     scene_of,
 )
-from sparkdeploy.commands.watch.told import scene_as_dict, scene_lines
+from sparkdeploy.commands.watch.told import scene_as_dict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.settings import load_settings
@@ -177,52 +176,12 @@ def test_another_server_on_the_port_of_a_removed_one_is_not_it(
         assert figures == {"main": 5, "other": 99}
 
 
-def test_a_mistake_of_ours_in_a_thread_is_kept(settings: Settings) -> None:
-    reader = ServerReader(deployed("main"), settings)
-    reader._open = lambda: 1 / 0  # type: ignore[assignment, return-value]
-    reader.start()
-    reader.join(10)
-    assert isinstance(reader.failure, ZeroDivisionError)
-
-
 def test_only_named_ones_are_watched_and_a_name_has_to_be_there(settings: Settings) -> None:
     engine = FakeContainers.of(deployed("main"), replace(deployed("b"), container_id="b"))
     with watching(engine, settings, "b") as scene:
         assert [item.name for item in scene().deployments] == ["b"]
     with pytest.raises(NodeError, match="no deployment named c"):
         EngineReader(engine.host, ("c",), settings)
-
-
-class Restarting(FakeContainers):
-    """Counts how often its log was read."""
-
-    reads = 0
-
-    def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
-        self.reads += 1
-        event = '{"event": "restart", "count": 1}'
-        return (f"sparkdeploy-guard: {event}\n".encode(),)
-
-
-def test_a_log_is_read_again_only_when_a_server_came_back(
-    server: TableServer, settings: Settings
-) -> None:
-    engine = Restarting.of(deployed("main", str(server.port)))
-    with watching(engine, settings) as scene:
-        until(lambda: life(scene()) is Standing.SERVING)
-        until(lambda: engine.reads == 2)
-        time.sleep(0.2)
-        assert engine.reads == 2
-        counts(server, 1)
-        until(lambda: engine.reads == 3)
-
-
-def test_a_key_that_cannot_be_read_is_said(server: TableServer, settings: Settings) -> None:
-    fact = deployed("main", str(server.port), exposure="public")
-    reader = ServerReader(fact, settings)
-    reader.look_once()
-    assert "the key of main cannot be read" in reader.look.problem
-    reader.close()
 
 
 def test_this_machine_tells_its_memory(settings: Settings) -> None:
@@ -330,14 +289,6 @@ def test_a_cluster_that_lost_a_node_is_broken(
     assert [item.floor_bytes for item in shown.nodes] == [4 << 30, 4 << 30]
 
 
-@pytest.mark.parametrize(
-    "label",
-    ["", "[]", "{}", '{"limits": 3}', '{"limits": {"memory_floor_gib": "NaN"}}', "[" * 9999],
-)
-def test_a_floor_that_is_none_is_not_told(label: str) -> None:
-    assert floor_bytes(container("sparkdeploy-main", recipe_values=label)) is None
-
-
 def test_a_line_of_json_has_every_figure() -> None:
     told = json.loads(json.dumps(scene_as_dict(made_scene())))
     row, node = told["deployments"][0], told["nodes"][0]
@@ -347,10 +298,3 @@ def test_a_line_of_json_has_every_figure() -> None:
     assert "rates" not in row
     assert row["uptime_s"] == 76 * 3600
     assert (node["memory_floor_bytes"], node["power_w"]) == (4 << 30, 61.4)
-
-
-def test_plain_lines_name_what_they_are_about() -> None:
-    lines = list(scene_lines(made_scene(2, 1)))
-    assert len(lines) == 3
-    assert "deployment-0: serving, up 3d04h, 1,234 tokens/s, 256 running" in lines[0]
-    assert "spark-0: 31.0 GiB available, floor 4.0" in lines[2]
