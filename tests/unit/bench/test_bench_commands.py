@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -30,19 +29,6 @@ def interruptible() -> Iterator[None]:
 
 def records(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in (tmp_path / "state" / "bench").glob("*.json")]
-
-
-@pytest.mark.parametrize("accepted", [0, 2])
-def test_a_drafter_that_is_hardly_ever_right_is_a_warning(
-    bench: Callable[..., Done], engine: FakeEngine, accepted: int
-) -> None:
-    engine.accepted_a_draft = accepted
-    done = bench("--url", engine.url, "--rounds", "2", "--save", "drafts")
-    assert done.returncode == 0, done.stderr
-    assert ("warning: the drafter costs time: 0 of" in done.stderr) is (accepted == 0)
-    again = bench("show", "drafts", "--json")
-    assert ("warning: the drafter costs time" in again.stderr) is (accepted == 0)
-    assert json.loads(again.stdout)["label"] == "drafts"
 
 
 def test_any_endpoint_is_measured_by_its_url_and_kept(
@@ -118,18 +104,6 @@ def test_a_length_that_the_server_refuses_takes_no_shorter_one_with_it(
     assert "too long" in long["samples"][0]["failure"]["message"]
 
 
-def test_what_a_server_counts_late_falls_into_the_round_it_belongs_to(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    engine.counts_late_s = 0.1
-
-    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
-
-    assert done.returncode == 0, done.stderr
-    for cell in records(tmp_path)[0]["suites"][0]["cells"]:
-        assert cell["server"]["generation_tokens"] == 512
-
-
 def test_a_server_that_knows_no_extensions_is_measured_by_its_usage(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -153,14 +127,6 @@ def test_a_gate_ends_with_eight_below_its_floor_and_keeps_the_run(
     assert done.returncode == 8
     assert "is below the floor of 1e+12 (--floor)" in done.stderr
     assert len(records(tmp_path)) >= 1
-
-
-def test_a_gate_that_cannot_be_held_is_refused_before_measuring(
-    bench: Callable[..., Done], engine: FakeEngine
-) -> None:
-    assert bench("--url", engine.url, "--gate").returncode == 2
-    assert bench("--url", engine.url, "--gate", "--suite", "sweep").returncode == 2
-    assert engine.asked == []
 
 
 def test_an_interrupted_run_keeps_what_was_measured(
@@ -205,41 +171,6 @@ def test_a_server_that_dies_meanwhile_ends_the_run_with_what_there_is(
     assert "the server no longer answers" in done.stderr
     (record,) = records(tmp_path)
     assert record["suites"][0]["is_complete"] is False
-
-
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    (tmp_path / "state").mkdir(exist_ok=True)
-    (tmp_path / "state" / "bench").write_text("a file in the folder's place")
-
-    done = bench("--url", engine.url)
-
-    assert done.returncode == 8
-    assert "could not be written" in done.stderr
-    assert "--save FILE.json" in done.stderr
-    assert engine.asked == []
-
-
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[], None]]:
-    """From the call on this process writes no file beyond some bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_figures_are_shown_though_the_disk_filled_up_meanwhile(
-    bench: Callable[..., Done], engine: FakeEngine, full_disk: Callable[[], None]
-) -> None:
-    engine.before = lambda body: full_disk() if body["max_tokens"] > 2 else None
-
-    done = bench("--url", engine.url, "--suite", "decode", "--rounds", "1")
-
-    assert done.returncode == 8
-    assert "suite decode: 1 round" in done.stdout
-    assert "cannot be written: File too large" in done.stderr
-    assert "kept in" not in done.stderr
 
 
 def test_each_suite_is_kept_when_it_ends(
@@ -323,27 +254,6 @@ def test_a_server_that_tells_no_usage_is_refused_at_its_first_request(
     assert done.returncode == 8
     assert "stream_options: {include_usage: true}" in done.stderr
     assert {body["max_tokens"] for body in engine.asked} == {2}
-
-
-@pytest.mark.parametrize("command", [(), ("needle",), ("tools",), ("quality", "--save", "x.json")])
-def test_a_password_in_an_address_goes_nowhere(
-    bench: Callable[..., Done], engine: FakeEngine, command: tuple[str, ...]
-) -> None:
-    done = bench(*command, "--url", engine.url.replace("http://", "http://me:hunter2@"))
-
-    assert done.returncode == 2
-    assert "hunter2" not in done.stdout + done.stderr
-    assert "--key-file" in done.stderr
-    assert engine.asked == []
-
-
-def test_a_server_that_loads_is_called_so(bench: Callable[..., Done], engine: FakeEngine) -> None:
-    engine.status = 503
-
-    done = bench("needle", "--url", engine.url)
-
-    assert done.returncode == 7
-    assert "a server that still starts says so" in done.stderr
 
 
 def test_letters_that_move_a_cursor_are_shown_and_not_obeyed(

@@ -19,10 +19,9 @@ from sparkdeploy.bench.campaign.state import (
     StepKind,
 )
 from sparkdeploy.commands.bench import before as stage
-from sparkdeploy.commands.bench.before import Restored, differences, note_before, restored
-from sparkdeploy.commands.bench.campaign_steps import planned
+from sparkdeploy.commands.bench.before import Restored, note_before, restored
 from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.errors import BenchError, NodeError, RecipeError, UsageError
+from sparkdeploy.errors import BenchError, NodeError, RecipeError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
@@ -101,19 +100,6 @@ def test_a_recipe_that_is_another_by_now_comes_back_by_its_values(
     assert found.model_dump(exclude=kept) == before.model_dump(exclude=kept)
 
 
-def test_every_shipped_recipe_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("baseline", "v2-tq", "qwen3-vl-embedding", "gpt-oss-120b-mxfp4"):
-        serving(monkeypatch, recipe=name)
-        assert again(tmp_path).resolved.recipe == resolve(Request(name), load_settings()).recipe
-
-
-def test_nothing_is_noted_where_nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    play(monkeypatch, FakeContainers.of(), {})
-    assert note_before("main", load_settings()) is None
-    play(monkeypatch, FakeContainers.of(container("sparkdeploy-main", "exited")), {})
-    assert note_before("main", load_settings()) is None
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [({"nodes": "a,b"}, "several nodes"), ({"recipe_values": "{}"}, "an earlier sparkdeploy")],
@@ -139,17 +125,6 @@ def test_a_recipe_that_cannot_be_read_again_is_refused_and_no_file_of_it_stays(
     with pytest.raises(RecipeError, match="mistake"):
         again(tmp_path)
     assert not (tmp_path / stage.FILE).exists()
-
-
-def test_differences_are_what_set_says() -> None:
-    now = {"a": 1, "b": {"c": None, "d": [1]}, "e": {}, "f": 2}
-    wanted = {"a": 1, "b": {"c": "x: y", "d": [1, 2]}, "e": {"g": True}, "f": None}
-    assert [*differences(now, wanted)] == [
-        'b.c="x: y"',
-        "b.d=[1, 2]",
-        'e={"g": true}',
-        "f=null",
-    ]
 
 
 def campaign(**more: Any) -> CampaignState:
@@ -183,23 +158,3 @@ def test_the_campaign_that_is_not_over_is_found(tmp_path: Path) -> None:
     found = unfinished(tmp_path)
     assert found is not None
     assert found[0] == second
-
-
-def test_kernels_of_one_shape_are_tuned_once_and_not_in_a_hurry() -> None:
-    words = ("baseline", "v2", "mtp-2", "v2-tq", "v2", "v2")
-    resolved = [resolve(Request(word), load_settings()) for word in words]
-
-    whole = planned(words, resolved, is_quick=False)
-    assert [item.name for item in whole] == ["baseline", "v2", "mtp-2", "v2-tq", "v2-2", "v2-3"]
-    tuned = [item.name for item in whole if StepKind.TUNE in item.kinds]
-    assert tuned == ["v2-tq", "v2-3"]
-    quick = planned(words, resolved, is_quick=True)
-    assert not any(StepKind.TUNE in item.kinds for item in quick)
-    twin = resolve(Request("v2", ("engine=cpu-0.32",)), load_settings())
-    assert StepKind.TUNE not in planned(("v2",), [twin], is_quick=False)[0].kinds
-
-
-def test_a_recipe_that_writes_no_text_is_refused() -> None:
-    resolved = [resolve(Request("qwen3-vl-embedding"), load_settings())]
-    with pytest.raises(UsageError, match="writes no text"):
-        planned(("qwen3-vl-embedding",), resolved, is_quick=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from sparkdeploy.bench.campaign.bundle import CampaignBundle, read_bundle
 from sparkdeploy.bench.campaign.folder import campaigns_below
 from sparkdeploy.bench.campaign.state import StepKind
 from sparkdeploy.commands.bench import campaign as stage
-from sparkdeploy.commands.bench import campaign_report
 from sparkdeploy.errors import NodeError, UnhealthyError
 
 if TYPE_CHECKING:
@@ -118,11 +116,6 @@ def test_a_bug_in_one_step_costs_the_night_nothing_else(run: Run, hands: Hands) 
     assert hands.asked[-2:] == ["tools", "put back"]
 
 
-def test_what_doctor_finds_fails_nothing(run: Run, hands: Hands) -> None:
-    hands.breaks[StepKind.DOCTOR] = UnhealthyError("no look was had")
-    assert run("bench", "campaign", "v2", "--quick", "--yes").returncode == 0
-
-
 def test_what_cannot_be_put_back_is_said_and_tried_again(run: Run, hands: Hands) -> None:
     hands.cannot_put_back = True
     done = run("bench", "campaign", "v2", "--quick", "--yes")
@@ -138,14 +131,6 @@ def test_what_cannot_be_put_back_is_said_and_tried_again(run: Run, hands: Hands)
     assert run("bench", "campaign", "--stop", "--yes").returncode == 0
     assert hands.asked[-2:] == ["put back", "put back"]
     assert run("bench", "campaign", "--stop", "--yes").returncode == 8
-
-
-def test_whoever_does_not_say_yes_begins_nothing(run: Run, hands: Hands) -> None:
-    done = run("bench", "campaign", "v2")
-    assert done.returncode == 1
-    assert "no campaign was begun" in done.stderr
-    assert hands.asked == []
-    assert folders() == []
 
 
 @pytest.mark.parametrize(
@@ -166,31 +151,3 @@ def test_what_makes_no_sense_is_refused_before_anything_is_begun(
     assert run("bench", "campaign", *words, "--yes").returncode == code
     assert hands.asked == []
     assert folders() == []
-
-
-def test_there_is_one_campaign_at_a_time(run: Run, hands: Hands) -> None:
-    def second(_recipe: int, kind: StepKind) -> str:
-        assert "a campaign is running already" in run("bench", "campaign", "v2", "--yes").stderr
-        return kind.value
-
-    hands.take = second  # type: ignore[method-assign]
-    assert run("bench", "campaign", "v2", "--quick", "--yes").returncode == 0
-
-
-def test_a_page_that_cannot_be_written_ends_no_campaign(
-    run: Run, hands: Hands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = campaign_report.write_findings
-    calls: list[int] = []
-
-    def full_at_first(*arguments: object) -> CampaignBundle:
-        calls.append(1)
-        if len(calls) == 1:
-            raise NodeError("no room")
-        return written(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(stage, "write_findings", full_at_first)
-    done = run("bench", "campaign", "v2", "--quick", "--yes")
-    assert done.returncode == 0
-    assert "no report yet: no room" in done.stderr
-    assert json.loads((folders()[0] / "campaign.json").read_text())["put_back"]["ending"] == "done"

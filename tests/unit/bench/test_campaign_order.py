@@ -127,14 +127,6 @@ def test_whatever_kills_it_each_step_ends_once_and_putting_back_is_last(
     assert done + 1 == total
 
 
-def test_kernels_are_tuned_when_all_is_measured_and_the_one_that_serves_first() -> None:
-    world = World(state_of(recipe("a", tuple(StepKind)), recipe("b", tuple(StepKind))))
-    world.to_the_end()
-
-    tail = world.ended[-4:]
-    assert tail == [Take(1, StepKind.TUNE), ServeRecipe(0), Take(0, StepKind.TUNE), PutBack()]
-
-
 def test_after_a_step_that_failed_the_server_is_looked_after_and_the_next_step_goes_on() -> None:
     world = World(state_of(recipe("a")))
     for fate in ("done", "done", "failed"):

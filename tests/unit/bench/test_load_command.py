@@ -6,15 +6,11 @@ import os
 import resource
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.bench.compare import Side, compare
-from sparkdeploy.bench.load.record import Asking
-from tests.fakes.bench_runs import sample_run
 from tests.unit.bench.loads import QUICK, suite_of
 
 if TYPE_CHECKING:
@@ -45,13 +41,6 @@ def test_a_load_is_measured_judged_and_kept(
     assert cell["server"]["generation_tokens"] == sum(
         sample["completion_tokens"] for sample in cell["samples"]
     )
-
-
-def test_no_prefix_cache_helps_with_the_mix(bench: Callable[..., Done], engine: FakeEngine) -> None:
-    assert bench("load", "--url", engine.url, *QUICK).returncode == 0
-
-    texts = [body["messages"][0]["content"] for body in engine.asked if body["max_tokens"] > 2]
-    assert len({text[:20] for text in texts}) == len(texts) == 21
 
 
 def test_several_rates_say_the_highest_that_held(
@@ -154,16 +143,6 @@ def test_a_load_that_outgrows_the_open_files_is_given_more(
     assert (load["failures"], load["most_in_flight"]) == (0, 60)
 
 
-def test_load_among_other_suites_is_refused_with_its_own_command(
-    bench: Callable[..., Done], engine: FakeEngine
-) -> None:
-    done = bench("--url", engine.url, "--suite", "five,load")
-
-    assert done.returncode == 2
-    assert "bench load" in done.stderr
-    assert engine.asked == []
-
-
 def test_a_server_that_takes_no_such_request_is_told_before_the_load(
     bench: Callable[..., Done], engine: FakeEngine
 ) -> None:
@@ -173,31 +152,3 @@ def test_a_server_that_takes_no_such_request_is_told_before_the_load(
 
     assert done.returncode == 8
     assert "no text today" in done.stderr
-
-
-def test_open_and_closed_loops_are_not_compared() -> None:
-    closed = sample_run()
-    suites = tuple(replace(suite, asking=Asking.OPEN_LOOP) for suite in closed.suites)
-    opened = replace(closed, suites=suites)
-
-    comparison = compare(Side("a", (closed,)), Side("b", (opened,)))
-
-    assert comparison.differences == ()
-    assert "five: closed loop and open loop do not compare" in comparison.notes
-
-
-def test_rates_are_compared_with_themselves_only(
-    bench: Callable[..., Done], engine: FakeEngine
-) -> None:
-    for label, rates in (("one", "25,50"), ("two", "50,100")):
-        bench(
-            *("load", "--url", engine.url, "--rate", rates, "--requests", "8", "--ramp", "0"),
-            *("--save", label),
-        )
-
-    done = bench("compare", "one", "two")
-
-    assert done.returncode == 0, done.stderr
-    assert "mix 50/s poisson" in done.stdout
-    assert "25/s" not in done.stdout
-    assert "100/s" not in done.stdout

@@ -46,15 +46,6 @@ def test_each_turn_begins_with_the_whole_one_before() -> None:
         assert set(parameters["required"]) <= set(arguments) <= set(parameters["properties"])
 
 
-def test_conversations_share_instructions_and_nothing_after_them() -> None:
-    one, other = (Conversations(2).chain(0, salt) for salt in ("a", "b"))
-
-    (system, user), (same, another) = (chain[0].prompt.messages for chain in (one, other))
-    assert system == same
-    assert user["content"].split()[:2] == ["Ticket", "a."]
-    assert another["content"].split()[:2] == ["Ticket", "b."]
-
-
 def answer(stream: int, came_s: float, prompt: int, cached: int) -> list[Action | Arrive]:
     """Answer two tokens, a half and a whole second after the request came."""
     end = json.loads(event(usage=(prompt, 2), choices=False)[6:])
@@ -155,14 +146,3 @@ def test_conversations_are_asked_with_their_tools(
     assert len(suite["cells"][0]["samples"]) == 12
     means = [item["prompt_tokens"] for item in suite["cells"][0]["load"]["turns"]]
     assert means == sorted(means)
-
-
-@pytest.mark.parametrize("more", [("--route", "completions"), ("--prompts", "x.jsonl")])
-def test_conversations_have_prompts_of_their_own(
-    bench: Callable[..., Done],
-    more: tuple[str, ...],
-) -> None:
-    done = bench("load", "--url", "http://127.0.0.1:9", "--turns", "3", *more)
-
-    assert done.returncode == 2
-    assert "--turns has prompts of its own" in done.stderr

@@ -66,27 +66,6 @@ def test_what_is_no_prompt_is_named_with_its_line(tmp_path: Path, line: object, 
         read_prompts(write(tmp_path, GOOD, line), Route.CHAT)
 
 
-def test_messages_do_not_go_to_completions(tmp_path: Path) -> None:
-    path = write(tmp_path, {"messages": [{"role": "user", "content": "a"}]})
-
-    with pytest.raises(UsageError, match="line 1: messages go by --route chat"):
-        read_prompts(path, Route.COMPLETIONS)
-
-
-@pytest.mark.parametrize(("content", "words"), [(b"", "no prompt"), (b"\xff", "no UTF-8")])
-def test_files_without_prompts_are_told(tmp_path: Path, content: bytes, words: str) -> None:
-    path = tmp_path / "own.jsonl"
-    path.write_bytes(content)
-
-    with pytest.raises(UsageError, match=words):
-        read_prompts(path, Route.CHAT)
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_prompts(tmp_path / "gone.jsonl", Route.CHAT)
-
-
 def test_sampling_and_extra_fields_come_together() -> None:
     body = body_of({"temperature": 0.7, "top_p": None}, '{"min_p": 0.1}')
 
@@ -158,14 +137,3 @@ def test_own_requests_are_sent_and_told_without_header_values(
     (cell,) = suite["cells"]
     assert cell["max_tokens"] == 7
     assert {sample["prompt"] for sample in cell["samples"]} == {"line 1", "line 2"}
-
-
-@pytest.mark.outside
-def test_other_sampling_is_not_compared(
-    bench: Callable[..., Done],
-    engine: FakeEngine,
-) -> None:
-    for label, more in (("one", ()), ("two", ("--temperature", "0.7"))):
-        bench("load", "--url", engine.url, *QUICK, "--save", label, *more)
-
-    assert "load: the prompts differ" in bench("compare", "one", "two").stdout

@@ -105,24 +105,6 @@ def test_what_is_no_stream_is_told_in_the_server_s_words(
     assert answer.failure.message.startswith(words)
 
 
-def test_a_page_that_refuses_is_told_without_its_tags() -> None:
-    page = b"<html><body><h1>502 Bad Gateway</h1><hr>nginx</body></html>"
-
-    answer = ask(b"HTTP/1.1 502 Bad Gateway\r\n", whole(page))
-
-    assert answer.failure is not None
-    assert answer.failure.message == "502: 502 Bad Gateway nginx"
-
-
-def test_text_that_speaks_of_done_ends_nothing() -> None:
-    first = event(ids=[1], text="the line data: [DONE] ends a stream")
-    parts = [CHUNKED + b"\r\n" + chunk(first), chunk(ANSWER + DONE)]
-
-    answer = ask(*parts)
-
-    assert answer.failure is None
-
-
 @pytest.fixture
 def authority(tmp_path: Path) -> tuple[Path, Path]:
     """Return a certificate for 127.0.0.1 that nobody trusts, and its key."""
@@ -152,24 +134,3 @@ def test_a_private_authority_is_trusted_by_its_file(authority: tuple[Path, Path]
     assert untrusted.failure is not None
     assert untrusted.failure.kind is FailureKind.UNREACHABLE
     assert untrusted.failure.message.startswith("its certificate is not trusted: self")
-
-
-def test_connecting_is_no_part_of_the_time_to_the_first_token() -> None:
-    clock = iter([10.0, 13.0, 14.0, 14.0])
-    with (
-        raw_server(CHUNKED + b"\r\n" + chunk(ANSWER + DONE)) as server,
-        Streams(f"http://127.0.0.1:{server.port}", clock=lambda: next(clock)) as client,
-    ):
-        (exchange,) = client.round([{}])
-
-    assert (exchange.connect_s, exchange.sent_s, exchange.ended_s) == (3.0, 13.0, 14.0)
-
-
-def test_a_password_in_an_address_is_never_sent() -> None:
-    with (
-        raw_server(CHUNKED + b"\r\n" + chunk(ANSWER + DONE)) as server,
-        Streams(f"http://me:secret@127.0.0.1:{server.port}") as client,
-    ):
-        client.round([{}])
-
-    assert b"secret" not in server.heads[0]

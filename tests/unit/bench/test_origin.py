@@ -49,15 +49,6 @@ def test_a_deployment_made_with_set_keeps_its_values_and_its_floor() -> None:
     assert floor_of(origin, None)[0] == 40
 
 
-def test_a_recipe_that_is_no_longer_there_is_told_as_it_was_deployed() -> None:
-    text = json.dumps({**json.loads(written("v2")), "name": "mine", "title": "My own"})
-
-    found = told("mine", text)
-
-    assert (found.name, found.title) == ("mine", "My own")
-    assert found.floor_tok_s == pytest.approx(51.0)
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_written_of_any_recipe_is_read_again(recipe: str) -> None:
     text = written(recipe)
@@ -80,8 +71,3 @@ def test_a_variable_is_told_by_its_name_alone() -> None:
     origin = json.loads(written("v2"))
     older = {**origin, "serve": {**origin["serve"], "env": {"MY_AUTH": "planted"}}}
     assert "planted" not in repr(told("v2", json.dumps(older)))
-
-
-@pytest.mark.parametrize("damaged", [None, "", "{}", "[" * 20_000, '{"name": "v2"}', "\ud800"])
-def test_a_label_that_is_no_recipe_leaves_the_name(damaged: str | None) -> None:
-    assert told("gone", damaged) == RecipeOrigin("gone", "")

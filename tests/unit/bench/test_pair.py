@@ -14,7 +14,6 @@ import pytest
 from sparkdeploy.bench.campaign.state import Before
 from sparkdeploy.bench.suites import SuiteName
 from sparkdeploy.commands.bench import pair_recipes as stage
-from sparkdeploy.commands.bench.campaign import alone
 from sparkdeploy.commands.bench.endpoint import Access, reach_url
 from sparkdeploy.commands.bench.pair_recipes import RecipePair, are_recipes, one_after_the_other
 from sparkdeploy.commands.bench.run import WantedRun
@@ -60,20 +59,6 @@ def test_a_load_is_taken_in_turns_and_its_goodput_compared(
     assert "load, requests within the limits a second" in titles
     assert not [title for title in titles if "_" in title]
     assert "all runs of a side are of one start" in done.stderr
-
-
-@pytest.mark.outside
-def test_several_rates_of_a_pair_are_those_and_none_between(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    # Nothing holds it: `bench load` would look below the lowest rate.
-    words = (*LOAD, "--rate", "40,50", "--slo", "e2e=1ms")
-    done = bench("pair", *sides_of(engine), *words)
-
-    assert done.returncode == 0, done.stderr
-    for path in (tmp_path / "state" / "bench").glob("*.json"):
-        (suite,) = json.loads(path.read_text())["suites"]
-        assert [cell["load"]["rate_per_s"] for cell in suite["cells"]] == [40.0, 50.0]
 
 
 @pytest.mark.outside
@@ -184,32 +169,6 @@ def test_what_cannot_be_put_back_is_told_after_the_figures(machine: Machine) -> 
 
     assert len(seen) == 1
     assert error.value.hint == "`sparkdeploy up mtp-1 --name main` tries again"
-
-
-def test_the_first_reason_stays_where_putting_back_fails_too(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    machine.breaks, machine.cannot_put_back = {1: UnhealthyError("it never answered")}, True
-    with pytest.raises(UnhealthyError, match="it never answered"):
-        taken(seen=print)
-
-    assert "what served before was not put back" in capsys.readouterr().err
-
-
-def test_not_beside_a_campaign(machine: Machine) -> None:
-    with alone(load_settings()), pytest.raises(BenchError, match="a campaign is running already"):
-        taken(seen=print)
-    assert machine.asked == []
-
-
-def test_a_recipe_that_writes_no_text_is_refused(machine: Machine) -> None:
-    asked = RecipePair(("v2", "qwen3-vl-embedding"), (), "main", 2)
-    with (
-        pytest.raises(UsageError, match="writes no text"),
-        one_after_the_other(asked, DECODE, load_settings(), lambda _question: True),
-    ):
-        pass
-    assert machine.asked == []
 
 
 def test_what_no_deployment_is_called_is_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:

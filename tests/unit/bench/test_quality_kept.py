@@ -9,7 +9,6 @@ import pytest
 from sparkdeploy.bench.quality.kept import (
     QualityResult,
     QualityShelf,
-    newest_of_each,
 )
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.speed import read_published
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.bench.record import Run
-    from tests.fakes.vllm_server import FakeEngine, TalkingEngine
+    from tests.fakes.vllm_server import FakeEngine
     from tests.unit.program import Done
 
 V2, V3, BASELINE = (sample_run(name) for name in ("v2", "v3", "baseline"))
@@ -50,14 +49,6 @@ def test_a_quality_that_nobody_measured_is_told_with_the_command_for_it() -> Non
     assert "passes the gate" not in told
 
 
-def test_the_newest_beside_the_first_run_counts() -> None:
-    old = judged(V2, V3)
-    new = judged(V2, V3, taken_at="2026-11-25T09:00:00+00:00")
-    other = judged(BASELINE, V3, taken_at="2026-11-25T10:00:00+00:00")
-    assert newest_of_each([new, old, other], [V2, V3]) == (None, new)
-    assert newest_of_each([other], [V2, V3]) == (None, other)
-
-
 def test_a_result_is_kept_once_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     shelf = QualityShelf(tmp_path / "quality")
     assert shelf.keep(judged(V2, V3)) == shelf.keep(judged(V2, V3))
@@ -66,21 +57,6 @@ def test_a_result_is_kept_once_and_a_damaged_one_is_named(tmp_path: Path) -> Non
     found, (damage,) = shelf.results()
     assert [one.candidate.name for one in found] == ["baseline", "v3"]
     assert "0.json" in damage
-
-
-@pytest.mark.outside
-def test_a_comparison_stands_in_the_report_made_after_it(
-    bench: Callable[..., Done], talking_engine: TalkingEngine, tmp_path: Path
-) -> None:
-    url = talking_engine.url
-    saved, html = str(tmp_path / "first.json"), tmp_path / "report.html"
-    assert bench("quality", url, "--save", saved).returncode == 0
-    compared = bench("quality", saved, url, "--gate")
-    assert compared.returncode == 0, compared.stderr
-    assert bench("--url", url, "--suite", "five", "--rounds", "1", "--save", "now").returncode == 0
-    done = bench("report", "now", "-o", str(html))
-    assert done.returncode == 0, done.stderr
-    assert "passes the gate beside" in html.read_text()
 
 
 @pytest.mark.outside

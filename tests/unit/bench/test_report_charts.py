@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from xml.etree import ElementTree
 
@@ -23,12 +22,6 @@ from sparkdeploy.bench.report.chart import (
     Point,
     Scale,
     change,
-    plottable,
-    scale_of,
-)
-from sparkdeploy.bench.report.draw import (
-    logarithmic_ticks,
-    ticks,
 )
 from sparkdeploy.bench.report.page import NARROW, WIDE
 from sparkdeploy.bench.report.panels import draw_lines
@@ -125,47 +118,6 @@ def test_a_bar_s_length_is_its_value() -> None:
         "25.0",
         "50.0",
     ]
-
-
-@given(st.floats(1e-9, LARGEST), st.integers(2, 12))
-def test_ticks_are_round_and_reach_the_largest(largest: float, about: int) -> None:
-    marks = ticks(largest, about)
-    assert marks[0] == 0.0
-    assert marks[-1] >= largest * (1 - 1e-6)
-    assert len(marks) <= about + 2
-    step = marks[1]
-    assert f"{step:.0e}"[0] in "125" or f"{step:.1e}"[:3] == "2.5"
-    assert ticks(0.0, about) == (0.0, 1.0)
-
-
-@given(st.floats(1e-6, 1e6), st.floats(10, 1e6))
-def test_logarithmic_ticks_lie_around_both_ends(low: float, ratio: float) -> None:
-    marks = logarithmic_ticks(low, low * ratio)
-    assert marks[0] <= low * 1.001
-    assert marks[-1] >= low * ratio * 0.999
-    assert len(marks) <= 16
-    assert all(f"{mark:.0e}"[0] in "125" for mark in marks)
-
-
-def test_an_axis_over_decades_is_logarithmic() -> None:
-    assert scale_of([1.0, 9.0]) is Scale.LINEAR
-    assert scale_of([0.5, 20.0]) is Scale.LOGARITHMIC
-    assert scale_of([0.0, 20.0]) is Scale.LINEAR
-    waits = tuple(Point(1024 * x, x) for x in (1.0, 10.0, 100.0))
-    chart = LineChart("t", "tokens of context", "s", (Line("a", waits),))
-    drawn = ElementTree.fromstring(draw_lines(chart, WIDE))
-    assert any(item.text == "s, log" for item in drawn.iter())
-    heights = [float(i.attrib["cy"]) for i in drawn.iter() if i.tag.endswith("circle")]
-    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("value", "stands"),
-    [(0.0, True), (51.3, True), (None, False), (-1.0, False), (math.nan, False), (math.inf, False)],
-)
-def test_what_can_stand_on_an_axis(value: float | None, stands: bool) -> None:
-    assert plottable(value) is stands
-    assert plottable(10**400) is False
 
 
 def linear(colour: str) -> tuple[float, float, float]:

@@ -53,26 +53,3 @@ def test_runs_are_named_by_id_label_or_file(
     asked = ("baseline", "20261121T100000Z-v2", file)
     assert run(*asked, "-o", str(page), monkeypatch=monkeypatch) == 0
     assert page.read_text().count('class="run series-') == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [((), "there are no runs in"), (("v9",), "no run v9"), (("x.json",), "cannot be read")],
-)
-def test_what_is_not_there_is_named(
-    arguments: tuple[str, ...],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(*arguments, monkeypatch=monkeypatch) == 8
-    assert said in capsys.readouterr().err
-
-
-def test_a_page_that_cannot_be_written_is_named(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "no").write_text("a file")
-
-    assert run("-o", str(tmp_path / "no" / "page.html"), monkeypatch=monkeypatch) == 8
-    assert "cannot be written" in capsys.readouterr().err

@@ -141,22 +141,6 @@ def test_failed_requests_are_counted_and_never_averaged_in() -> None:
     assert together.latency == alone.latency
 
 
-def test_a_connection_that_ends_before_the_first_token_is_broken_off() -> None:
-    (measured,) = take([Drop(0.1, 0)], 1)
-
-    assert measured.sample.failure is not None
-    assert measured.sample.failure.kind is FailureKind.BROKEN_OFF
-    assert measured.sample.duration_s == pytest.approx(0.1)
-
-
-def test_nobody_there_is_unreachable() -> None:
-    with Streams("http://127.0.0.1:9") as client:
-        (exchange,) = client.round([{}])
-
-    assert exchange.failure is not None
-    assert exchange.failure.kind is FailureKind.UNREACHABLE
-
-
 def test_a_server_that_goes_silent_is_given_up() -> None:
     actions: list[Action] = [Write(0.1, 0, event(ids=[1], text="w", usage=(7, 1)))]
     with (

@@ -17,7 +17,6 @@ from sparkdeploy.bench.gate import floor_of, require_gate, require_gated_suite
 from sparkdeploy.bench.suites import (
     SPARE_SHARE,
     SPARE_TOKENS,
-    TOKEN_IDS_UP_TO,
     Ask,
     Dialect,
     Forecast,
@@ -28,8 +27,6 @@ from sparkdeploy.bench.suites import (
     context_prompt,
     filler,
     fixed_suite,
-    parse_counts,
-    parse_suites,
     request_body,
     sweep_suite,
 )
@@ -38,10 +35,6 @@ from tests.fakes.bench_runs import origin, sample_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def test_five_asks_the_five_lengths_of_the_published_tables() -> None:
-    assert [item.max_tokens for item in suites.asked("five")] == [256, 512, 1024, 64, 2048]
 
 
 def test_rounds_go_over_all_prompts_after_a_warm_up() -> None:
@@ -82,19 +75,6 @@ def test_a_sweep_without_room_is_refused(context: tuple[int, ...], limit: int | 
         sweep_suite(1, context=context, max_model_len=limit)
 
 
-def test_counts_are_read_with_k() -> None:
-    assert parse_counts("1K, 16k,300", "--context") == (1024, 16384, 300)
-    for wrong in ("", "1,,2", "x", "0", "-1"):
-        with pytest.raises(UsageError, match="--context"):
-            parse_counts(wrong, "--context")
-
-
-def test_suites_are_read_once_each() -> None:
-    assert parse_suites(["five,decode", "five"]) == (SuiteName.FIVE, SuiteName.DECODE)
-    with pytest.raises(UsageError, match="'six' is no suite"):
-        parse_suites(["six"])
-
-
 def test_the_forecast_scales_prompt_and_answer_apart() -> None:
     suite = sweep_suite(1, concurrency=(1,), context=(1024, 2048))
     forecast = Forecast()
@@ -103,11 +83,6 @@ def test_the_forecast_scales_prompt_and_answer_apart() -> None:
     forecast.learn(prompt_tokens=1024, prompt_s=1.0, tokens=128, decode_s=4.0)
 
     assert forecast.remaining_s(suite.turns[-1:]) == pytest.approx(2.0 + 4.0)
-
-
-def test_the_filler_is_the_same_for_the_same_seed_only() -> None:
-    assert filler(80, seed=1) == filler(80, seed=1)
-    assert filler(80, seed=1)[:24] != filler(80, seed=2)[:24]
 
 
 @given(st.integers(2, 400), st.integers(0, 2**64))
@@ -155,10 +130,6 @@ def test_a_prompt_fits_though_words_differ_in_tokens(wanted: int) -> None:
         assert 0.9 * wanted - SPARE_TOKENS < tokens(sizer.words_for(wanted)) <= wanted
 
 
-def test_a_server_that_counts_nothing_is_not_probed_for_ever() -> None:
-    assert learnt(Sizer(), 100_000, lambda _words: 0) <= 4
-
-
 ASK = Ask(context_prompt(10, seed=0, max_tokens=128), Length.EXACT, 1024, 10)
 
 
@@ -168,14 +139,6 @@ def test_a_full_body_asks_for_every_count() -> None:
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert body["return_token_ids"] is True
     assert (body["min_tokens"], body["ignore_eos"], body["temperature"]) == (128, True, 0.0)
-
-
-def test_long_prompts_are_asked_without_token_ids() -> None:
-    ask = replace(ASK, context_tokens=TOKEN_IDS_UP_TO + 1)
-    body = request_body(ask, model="qwen", dialect=Dialect.FULL, route=Route.CHAT)
-
-    assert "return_token_ids" not in body
-    assert body["stream_options"]["continuous_usage_stats"] is True
 
 
 def test_a_plain_body_has_nothing_that_a_strict_server_refuses() -> None:

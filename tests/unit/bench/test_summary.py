@@ -12,7 +12,6 @@ from sparkdeploy.bench.figures import (
     Measured,
     cell_of,
     covered_s,
-    gaps,
     quantiles,
     summarise,
     t_quantile,
@@ -33,18 +32,6 @@ def test_quantiles_are_those_of_the_standard_library(values: list[float]) -> Non
     assert (found.p50, found.p95, found.p99) == pytest.approx(expected, abs=1e-6)
     assert found.count == len(values)
     assert min(values) <= found.p50 <= found.p95 <= found.p99 <= found.max
-
-
-def test_one_value_is_every_quantile() -> None:
-    found = quantiles([3.0])
-
-    assert found is not None
-    assert (found.p50, found.p99, found.max) == (3.0, 3.0, 3.0)
-
-
-def test_nothing_has_no_quantiles_and_no_summary() -> None:
-    assert quantiles([]) is None
-    assert summarise([]) is None
 
 
 @pytest.mark.parametrize(
@@ -76,13 +63,6 @@ def test_published_rounds_give_the_published_interval() -> None:
     assert found.high95 == pytest.approx(52.4073, abs=1e-3)
 
 
-def test_one_round_has_no_interval() -> None:
-    found = summarise([51.0])
-
-    assert found is not None
-    assert (found.mean, found.stdev, found.low95) == (51.0, None, None)
-
-
 SPANS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=12)
 
 
@@ -93,11 +73,6 @@ def test_a_moment_covered_twice_counts_once(pairs: list[tuple[int, int]]) -> Non
     seconds = {second for start, end in spans for second in range(start, end)}
 
     assert covered_s([(float(start), float(end)) for start, end in spans]) == len(seconds)
-
-
-def test_gaps_lie_between_neighbours() -> None:
-    assert gaps([1.0, 1.5, 3.0]) == [0.5, 1.5]
-    assert gaps([1.0]) == []
 
 
 def test_a_warm_up_counts_in_no_figure() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from sparkdeploy.bench.watch import (
     BenchWatch,
-    Reading,
     difference,
     kv_peak,
     kv_usage,
@@ -101,30 +100,6 @@ def test_a_watch_sees_the_machine_and_the_cache() -> None:
     assert kv_peak(readings) == 0.25
 
 
-def test_a_watch_ends_its_thread_and_reads_at_least_once() -> None:
-    with BenchWatch(RecordedMachine(), None, clock=lambda: 7.0) as watch:
-        pass
-
-    assert watch.between(7.0, 7.0)
-
-
-def test_a_span_too_short_for_a_reading_takes_the_one_before() -> None:
-    now = iter((1.0,))
-    watch = BenchWatch(RecordedMachine(), None, clock=lambda: next(now))
-    watch.look()
-
-    assert [item.at_s for item in watch.between(1.2, 1.3)] == [1.0]
-    assert watch.between(0.2, 0.3) == ()
-
-
-def test_a_machine_that_tells_nothing_is_none() -> None:
-    watch = BenchWatch(RecordedMachine(gpu=None, available_kib=[]), None)
-    watch.look()
-
-    assert machine_watch(watch.between(0.0, 1e12)) is None
-    assert machine_watch([Reading(0.0)]) is None
-
-
 def test_a_server_that_does_not_answer_meanwhile_has_no_usage() -> None:
     def refuse() -> str:
         raise UnhealthyError("gone")
@@ -149,17 +124,3 @@ def test_counters_are_differences_added_up() -> None:
     assert (summed.drafts, summed.accepted_per_position) == (120, (108, 72))
     assert summed.acceptance_per_position == pytest.approx((0.9, 0.6))
     assert (summed.kv_usage_before, summed.kv_usage_peak) == (0.25, 0.75)
-
-
-def test_a_server_that_counts_nothing_we_know_has_no_counters() -> None:
-    assert read_counters("process_cpu_seconds_total 1\n") is None
-    assert together([], kv_usage_peak=None) is None
-
-
-def test_a_server_that_drafts_for_the_first_time_counts_from_nothing() -> None:
-    before = read_counters("vllm:generation_tokens_total 0\n")
-    after = read_counters(exposition(1))
-    assert before is not None
-    assert after is not None
-
-    assert difference(before, after).accepted_per_position == (36, 24)

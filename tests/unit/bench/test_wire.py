@@ -43,20 +43,6 @@ def test_each_part_keeps_the_moment_at_which_it_came() -> None:
     assert [(part.at_s, part.data) for part in found.body] == [(0.0, b"hello"), (1.0, b" world!")]
 
 
-def test_an_answer_without_a_length_ends_with_the_connection() -> None:
-    told = pieces(b"HTTP/1.0 200 OK\r\n\r\nhello")
-
-    assert not read_response(told, is_closed=False).is_whole
-    assert read_response(told, is_closed=True).is_whole
-
-
-def test_a_refusal_carries_status_and_words() -> None:
-    found = exchange_of(TimedBytes(0.0, 1.0, pieces=pieces(REFUSED)))
-
-    assert found.failure is not None
-    assert (found.failure.kind, found.failure.message) == (FailureKind.REFUSED, "404: nope!")
-
-
 @pytest.mark.parametrize(
     ("parts", "kind"),
     [

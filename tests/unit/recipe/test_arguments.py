@@ -8,9 +8,7 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.arguments import release_of
-from sparkdeploy.recipe.history import history
 from sparkdeploy.recipe.load import load_recipe
-from sparkdeploy.recipe.release import releases, stated_release
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
@@ -79,36 +77,3 @@ def test_an_image_of_others_is_warned_about_alone(shipped: Library) -> None:
     assert any("has no flag --of-a-fork" in line for line in resolved.warnings)
     release, is_its_own = release_of(resolved.engine)
     assert (release.vllm, is_its_own) == ("0.33.0", False)
-
-
-@pytest.mark.parametrize(
-    ("image", "release"),
-    [
-        ("vllm/vllm-openai:v0.27.1", "0.27.1"),
-        ("vllm/vllm-openai:v0.33.0-aarch64", "0.33.0"),
-        ("a.test:5000/vllm-openai:v0.32.0@sha256:" + "0" * 64, "0.32.0"),
-        ("vllm/vllm-openai:latest", None),
-        ("a/their-own-build:0.1.1", None),
-        ("a/vllm:26.06-py3", None),
-        ("sha256:" + "0" * 64, None),
-    ],
-)
-def test_a_tag_of_vllms_own_image_says_its_release(image: str, release: str | None) -> None:
-    assert stated_release(image) == release
-
-
-def test_every_engine_with_a_lock_has_its_own_arguments(shipped: Library) -> None:
-    made = {name for name, path in shipped.engine_files().items() if path.stem != "image"}
-    assert made == set(releases())
-
-
-@pytest.mark.parametrize("engine", sorted(releases()))
-def test_the_history_agrees_with_each_release(engine: str) -> None:
-    release, versions = releases()[engine], list(history().releases)
-    tables = {"flags": set(release.spellings), **{k: set(v) for k, v in release.names.items()}}
-    assert release.vllm in versions
-    for kind, lives in history().lives.items():
-        for name, life in lives.items():
-            went = versions.index(life.went) if life.went else len(versions)
-            is_there = versions.index(life.came) <= versions.index(release.vllm) < went
-            assert (name in tables[kind]) == is_there, (kind, name)

@@ -42,20 +42,6 @@ def test_a_proven_release_is_left_to_capture_full_graphs(shipped: Library, recip
     assert "--compilation-config" not in argv_of(resolved)
 
 
-def test_another_release_is_started_with_piecewise_graphs(shipped: Library) -> None:
-    argv = argv_of(loaded(shipped, UNPROVEN))
-    at = argv.index("--compilation-config")
-    assert argv[at : at + 2] == PIECEWISE
-
-
-def test_what_else_a_recipe_compiles_stays_beside_the_choice(shipped: Library) -> None:
-    argv = argv_of(loaded(shipped, UNPROVEN, "serve.compilation_config={custom_ops: [all]}"))
-    assert '{"custom_ops":["all"],"cudagraph_mode":"PIECEWISE"}' in argv
-    one_by_one = "serve.extra_args=['-cc.custom_ops=[]']"
-    argv = argv_of(loaded(shipped, UNPROVEN, one_by_one))
-    assert argv[-2:] == ("-cc.custom_ops=[]", "--compilation-config.cudagraph_mode=PIECEWISE")
-
-
 @pytest.mark.parametrize(
     "setting",
     [
@@ -88,8 +74,3 @@ def test_full_graphs_are_refused_where_nobody_proved_them(shipped: Library, sett
     with pytest.raises(RecipeError) as caught:
         loaded(shipped, UNPROVEN, setting)
     assert "writes garbage under full CUDA graphs" in (caught.value.detail or "")
-
-
-def test_only_drafts_by_mtp_were_proven(shipped: Library) -> None:
-    resolved = loaded(shipped, "serve.speculative={method: ngram, tokens: 2}")
-    assert falls_back(resolved.recipe, resolved.engine)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.twin.shape import TwinShape
-from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import load_engine, load_recipe
 from sparkdeploy.rehearsal.miniature import (
     drafter_beside,
@@ -62,16 +61,6 @@ def test_nothing_is_compiled_unless_the_recipe_says_so(shipped: Library) -> None
     assert serve_of("serve.enforce_eager=false").env == {}
 
 
-@pytest.mark.parametrize("recipe", ["v2-tq", "v2-tq-k8v4", "v2-tq-3bit"])
-def test_turboquant_is_kept_and_its_graphs_are_not(shipped: Library, recipe: str) -> None:
-    made = rehearsed(shipped, recipe)
-    own, serve = load_recipe(shipped, recipe).recipe.serve, made.resolved.recipe.serve
-    assert serve.kv_cache_dtype == own.kv_cache_dtype
-    assert serve.kv_cache_dtype.startswith("turboquant_")
-    assert serve.compilation_config is None
-    assert not [note for note in made.dropped if "kv_cache_dtype" in note]
-
-
 def test_a_dflash_drafter_becomes_one_made_for_the_twin(shipped: Library) -> None:
     made = rehearsed(shipped, "dflash", "serve.speculative.attention_backend=FLASH_ATTN")
     own = load_recipe(shipped, "dflash").recipe
@@ -85,13 +74,6 @@ def test_a_dflash_drafter_becomes_one_made_for_the_twin(shipped: Library) -> Non
     assert (drafter.repo, drafter.path) == (None, drafting.model)
     assert [note for note in made.dropped if "-> a drafter made for the twin" in note]
     assert made.resolved.recipe.checkpoint == own.checkpoint
-
-
-def test_a_drafter_without_a_miniature_is_refused(shipped: Library) -> None:
-    with pytest.raises(RecipeError, match="drafts with eagle3") as refused:
-        rehearsed(shipped, "dflash", "serve.speculative.method=eagle3")
-    assert "--set serve.speculative=null" in str(refused.value.hint)
-    assert rehearsed(shipped, "dflash", "serve.speculative=null").resolved.recipe.companions == ()
 
 
 @pytest.mark.parametrize(("recipe", "is_made"), [("dflash", True), ("v2", False)])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy import labels
 from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image import mods
 from sparkdeploy.image.mods import read_mod
@@ -51,14 +49,6 @@ def test_a_mod_is_found_at_the_top_of_its_repository(shipped: Library, tmp_path:
     folder = write_mod(tmp_path / "repo" / "mods" / "fix")
     path = tmp_path / "repo" / "recipes" / "four" / "mine.yaml"
     assert found(shipped, path, "{folder: mods/fix}").folder == folder
-
-
-def test_nobody_looks_beyond_the_repository(shipped: Library, tmp_path: Path) -> None:
-    write_mod(tmp_path / "mods" / "fix")
-    (tmp_path / "repo" / ".git").mkdir(parents=True)
-    missing = found(shipped, tmp_path / "repo" / "recipes" / "mine.yaml", "{folder: mods/fix}")
-    assert missing.is_missing
-    assert missing.looked_in[-1] == tmp_path / "repo" / "mods" / "fix"
 
 
 @pytest.mark.parametrize(("levels", "is_found"), [(5, True), (6, False)])
@@ -131,17 +121,6 @@ def test_what_is_no_mod_is_refused(
         read_mod(FoundMod("fix", folder, "", needs_network=False))
 
 
-def test_a_script_with_line_ends_of_windows_is_refused(tmp_path: Path) -> None:
-    folder = write_mod(tmp_path / "f x")
-    (folder / "run.sh").write_bytes(b"set -e\r\ntrue\r\n")
-    (folder / "page.txt").write_bytes(b"a\r\n")
-    mod = FoundMod("f x", folder, "", needs_network=False)
-    with pytest.raises(BuildError, match="line ends of Windows") as refused:
-        read_mod(mod)
-    subprocess.run(["sh", "-c", refused.value.hint or ""], check=True)
-    assert read_mod(mod).script == "set -e\ntrue\n"
-
-
 def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
     engine = load_engine(Library((REPOSITORY / "recipes",)), "cuda-0.33")
     return stages_of(
@@ -167,35 +146,9 @@ def test_a_mod_is_a_stage_between_engine_and_plugin(tmp_path: Path) -> None:
     assert stages(other)[2].needs_network
 
 
-def test_a_token_in_commands_is_in_no_label() -> None:
-    commands = FoundMod("get --token abc123 x", None, "get --token abc123 x", needs_network=True)
-    stage = stages(read_mod(commands))[2]
-    assert stage.labels()[labels.MOD] == "get --token (removed) x"
-    assert "abc123" not in str(stage.labels()) + stage.dockerfile
-
-
 def test_a_template_of_a_mod_may_not_lead_out_of_the_workspace(
     shipped: Library, tmp_path: Path
 ) -> None:
     for name in ("../x.jinja", "/etc/x.jinja", "a/../../x.jinja", ".x.jinja", "x.txt"):
         with pytest.raises(RecipeError):
             load_recipe(shipped, "baseline", (f"serve.chat_template_of_mod={name}",))
-
-
-@pytest.mark.parametrize("name", [b"caf\xe9.patch", b"a\n# ---- mod fix: b", b"\xe2\x80\xae.py"])
-def test_a_name_that_cannot_be_printed_is_refused(tmp_path: Path, name: bytes) -> None:
-    folder = write_mod(tmp_path / "fix")
-    (folder / os.fsdecode(name)).write_text("")
-    with pytest.raises(BuildError, match=r"the file name '.*\\") as refused:
-        read_mod(FoundMod("fix", folder, "", needs_network=False))
-    assert str(refused.value).isprintable()
-
-
-def test_mods_of_one_name_have_a_folder_each(tmp_path: Path) -> None:
-    names = ("a/fix", "b/fix", "c/fix-2", "a/fix")
-    for name in set(names):
-        write_mod(tmp_path / name, f"echo {name}\n")
-    made = [read_mod(FoundMod(name, tmp_path / name, "", needs_network=False)) for name in names]
-    of_mods = [stage for stage in stages(*made) if stage.name == "mod"]
-    assert [stage.mod_slug for stage in of_mods] == ["fix", "fix-2", "fix-2-2", "fix-3"]
-    assert all(f" /workspace/mods/{it.mod_slug}/\n" in it.dockerfile for it in of_mods)

@@ -82,15 +82,6 @@ def test_a_template_is_a_small_open_file_beside_its_recipe(
     assert reason in str(refused.value.detail)
 
 
-def test_a_template_beside_its_recipe_is_taken(home: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
-    (folder / "templates").mkdir(parents=True)
-    (folder / "templates" / "a.jinja").write_text("{{ messages }}")
-    (folder / "to-a.jinja").symlink_to("templates/a.jinja")
-    for template in ("templates/a.jinja", "to-a.jinja"):
-        resolve(Request(recipe(folder, f"serve: {{chat_template: {template}}}")), load_settings())
-
-
 @pytest.mark.parametrize("body", ["model: {{path: '{}'}}", FP8])
 @pytest.mark.parametrize(
     ("folder", "reason"),
@@ -112,26 +103,6 @@ def test_a_models_folder_is_open_and_looks_like_one(
     with pytest.raises(RecipeError) as refused:
         resolve(Request(recipe(beside, body.format(folder))), load_settings())
     assert reason in str(refused.value.detail)
-
-
-def test_a_model_beside_its_recipe_is_taken(tmp_path: Path) -> None:
-    weights = tmp_path / "elsewhere" / "weights"
-    weights.mkdir(parents=True)
-    (weights / "config.json").write_text("{}")
-    path = recipe(tmp_path / "elsewhere", "model: {path: weights}")
-    assert resolve(Request(path), load_settings()).recipe.model.path == str(weights)
-
-
-def test_the_home_of_a_folders_owner_counts_where_sudo_gives_another(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import pwd
-
-    entry = pwd.getpwuid(os.getuid())
-    fields = (*entry[:5], str(home), entry.pw_shell)
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: pwd.struct_passwd(fields))
-    monkeypatch.setenv("HOME", str(tmp_path / "root"))
-    assert "holds more" in refusal(recipe(home, "serve: {chat_template: notes.jinja}"))
 
 
 def test_a_folder_that_everybody_writes_into_is_no_folder_of_recipes(tmp_path: Path) -> None:

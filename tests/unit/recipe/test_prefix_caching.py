@@ -32,15 +32,6 @@ def test_a_recipe_that_drafts_is_started_without_it_on_a_cpu(shipped: Library) -
     assert said == ["  without prefix caching: vLLM for CPUs has no prefix caching beside drafts"]
 
 
-@pytest.mark.parametrize(
-    "settings", [(), (*CPU, "serve.speculative=null")], ids=["on a GPU", "without drafts"]
-)
-def test_where_it_works_it_is_left_to_vllm(shipped: Library, settings: tuple[str, ...]) -> None:
-    made = plan(shipped, observed(), "v2", *settings)
-    assert OFF not in argv_of(made)
-    assert "without prefix caching" not in "\n".join(plain_lines(plan_lines(made)))
-
-
 def test_who_insists_on_it_is_told_before_anything_starts(shipped: Library) -> None:
     with pytest.raises(RecipeError) as refused:
         load_recipe(shipped, "v2", [*CPU, "serve.enable_prefix_caching=true"])

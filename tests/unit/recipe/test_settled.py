@@ -70,13 +70,6 @@ def test_a_settled_tag_is_its_digest_with_what_it_holds() -> None:
     assert resolved.recipe.image == TAG
 
 
-def test_a_digest_without_a_look_into_it_is_no_settled_engine() -> None:
-    settled(None)
-    resolved = baseline()
-    assert resolved.engine.image == DIGEST
-    assert not isinstance(resolved.engine, SettledEngine)
-
-
 def test_flags_are_held_against_the_images_own_parser() -> None:
     known = newest()
     flags = {name: flag for name, flag in known.flags.items() if name != "--max-model-len"}
@@ -92,15 +85,6 @@ def test_flags_are_held_against_the_images_own_parser() -> None:
     assert resolved.warnings == ()
 
 
-def test_a_build_without_a_release_number_is_held_against_no_least_release() -> None:
-    settled(replace(CONTENTS, vllm="0.1.dev17+gabc"))
-    assert baseline("least_vllm=0.99.0").engine.vllm == "0.25.1"
-    settled(replace(CONTENTS, vllm="0.31.2.dev3+gabc"))
-    with pytest.raises(RecipeError, match="mistake") as caught:
-        baseline("least_vllm=0.32.0")
-    assert "has vLLM 0.31.2, and the recipe needs 0.32.0" in (caught.value.detail or "")
-
-
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"schema": 2}', '{"schema": 1, "images": {"a:b": {"image": "a:b"}}}', "\0"]
 )
@@ -110,12 +94,6 @@ def test_a_lock_that_is_none_is_named_with_its_way_out(text: str) -> None:
     with pytest.raises(RecipeError, match=r"image-lock\.json") as caught:
         baseline()
     assert "rm " in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("text", ["", '{"vllm": 1}', "\0", "[" * 5000])
-def test_contents_that_are_none_are_looked_for_again(text: str) -> None:
-    settled().contents_path(DIGEST).write_text(text)
-    assert not isinstance(baseline().engine, SettledEngine)
 
 
 def test_what_another_image_brings_is_told() -> None:

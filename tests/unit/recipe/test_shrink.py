@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given
 
 from sparkdeploy.checkpoint.family.architecture import architecture_of
@@ -57,14 +56,6 @@ def test_its_numbers_fit_each_other(found: dict[str, Any]) -> None:
         assert experts.chosen <= experts.count <= 8
 
 
-@given(configs())
-def test_no_key_is_lost_but_those_that_are_named_and_twice_is_once(found: dict[str, Any]) -> None:
-    once = shrink({**found, "quantization_config": {"quant_method": "fp8"}})
-    assert any("quantization_config" in note for note in once.notes)
-    assert once.config.keys() == found.keys() - {"quantization_config"}
-    assert shrink(once.config).config == once.config
-
-
 def published(tmp_path: Path, family: str) -> PublishedConfig:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -85,23 +76,6 @@ def test_a_model_s_own_tokenizer_is_served_where_it_is_at_hand(tmp_path: Path) -
     assert (made.folder / "chat_template.jinja").read_text() == "{{ messages }}"
     small = json.loads((made.folder / "config.json").read_text())
     assert small["vocab_size"] == config("llama")["vocab_size"]
-
-
-@pytest.mark.parametrize(
-    ("family", "kept"), [("qwen3-next", "turboquant_4bit_nc"), ("llama", "auto")]
-)
-def test_turboquant_stays_where_a_stand_in_has_layers_with_it(
-    tmp_path: Path, shipped: Library, family: str, kept: str
-) -> None:
-    cache = "serve.kv_cache_dtype=turboquant_4bit_nc"
-    settings = ("model={repo: a/b}", cache, "serve.attention_backend=null")
-    recipe = load_recipe(shipped, "baseline", settings)
-    stand_in = make_stand_in(tmp_path / "out", published(tmp_path, family), "a/b")
-    engine = load_engine(shipped, "cpu-0.32")
-    small = miniature_of_stand_in(recipe, engine=engine, stand_in=stand_in, port=8123)
-    assert small.resolved.recipe.serve.kv_cache_dtype == kept
-    said = [note for note in small.dropped if note.startswith("serve.kv_cache_dtype=")]
-    assert len(said) == (kept == "auto")
 
 
 def test_every_line_of_a_recipe_that_a_cpu_cannot_do_is_listed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.checks.recipe import trust_findings
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
@@ -28,7 +25,7 @@ from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from sparkdeploy.checks.finding import Finding
+    from pathlib import Path
 
 SHELF = Library((REPOSITORY / "recipes",))
 V2 = load_recipe(SHELF, "v2")
@@ -73,25 +70,10 @@ def test_a_recipe_from_elsewhere_needs_consent(tmp_path: Path, body: str) -> Non
     assert resolved(recipe, "allow_unsafe=true").recipe.allow_unsafe
 
 
-def test_what_is_typed_is_the_users_word(tmp_path: Path) -> None:
-    recipe = from_elsewhere(tmp_path, "")
-    typed = resolved(recipe, "serve.env={PYTHONPATH: /x}", "model.path=/etc")
-    assert typed.recipe.serve.env == {"PYTHONPATH": "/x"}
-
-
 def test_a_recipe_cannot_consent_to_itself(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as refused:
         resolved(from_elsewhere(tmp_path, "allow_unsafe: true"))
     assert "cannot allow itself" in str(refused.value.detail)
-
-
-def test_a_recipe_cannot_consent_to_a_bad_release_either(tmp_path: Path) -> None:
-    recipe = from_elsewhere(tmp_path, "allow_known_bad: true")
-    for consent in ((), ("allow_unsafe=true",)):
-        with pytest.raises(RecipeError) as refused:
-            resolved(recipe, *consent)
-        assert "pass --allow-known-bad on the command line" in str(refused.value.detail)
-    assert resolved(recipe, "allow_known_bad=true").recipe.allow_known_bad
 
 
 def test_all_that_needs_consent_is_listed_at_once_with_its_line(tmp_path: Path) -> None:
@@ -119,33 +101,6 @@ def test_all_that_needs_consent_is_listed_at_once_with_its_line(tmp_path: Path) 
     ):
         assert [item for item in lines if f"their.yaml:{line}: {words}" in item], words
     assert "--allow-unsafe" in str(refused.value.hint)
-
-
-def consent_of(made: Resolved) -> Finding:
-    return next(item for item in trust_findings(made) if item.check == "recipe.unsafe")
-
-
-def test_what_was_allowed_is_listed_without_values_and_there_is_nothing_to_mend(
-    tmp_path: Path,
-) -> None:
-    body = "serve: {trust_remote_code: true, env: {LAB_TOKEN: secret}}\nmods: [{run: 'true'}]"
-    found = consent_of(resolved(from_elsewhere(tmp_path, body), "allow_unsafe=true"))
-    assert found.seen == (
-        "allowed by --allow-unsafe: serve.trust_remote_code, mods.0, serve.env.LAB_TOKEN"
-    )
-    assert (found.verdict, found.fix) == (Verdict.WARN, None)
-
-
-def test_a_file_beside_it_that_it_extends_is_from_elsewhere_too(tmp_path: Path) -> None:
-    recipe = from_elsewhere(tmp_path, "")
-    parent = tmp_path / "elsewhere" / "parent.yaml"
-    parent.write_text(
-        "schema: 1\nname: parent\ntitle: t\nextends: v2\nserve: {trust_remote_code: true}\n"
-    )
-    Path(recipe).write_text("schema: 1\nname: their\ntitle: t\nextends: parent\n")
-    with pytest.raises(RecipeError) as refused:
-        resolved(recipe)
-    assert "parent.yaml:5: serve.trust_remote_code" in str(refused.value.detail)
 
 
 HARMLESS = [
@@ -256,31 +211,3 @@ def test_no_value_of_an_engine_adds_an_instruction_to_a_dockerfile(field: str, v
     except ValidationError:
         return
     assert instructions(engine) == instructions(ENGINE)
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        "serve: {trust_remote_code: true}",
-        "serve: {extra_args: [--allowed-local-media-path, /data]}",
-        "serve: {env: {PYTHONPATH: /x}}",
-        "serve: {load_format: pt}",
-    ],
-)
-@pytest.mark.parametrize(
-    "theirs", ["model: {repo: evil/evil}", "model: {revision: refs/pr/7}", "serve: {port: 8001}"]
-)
-def test_what_your_own_recipe_may_do_is_not_lent_to_a_strangers(
-    tmp_path: Path, own: str, theirs: str
-) -> None:
-    folder = load_settings().config_dir / "recipes"
-    folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text(f"schema: 1\nname: mine\ntitle: t\nextends: v2\n{own}\n")
-    assert resolved("mine").recipe.name == "mine"
-    path = tmp_path / "elsewhere" / "dep.yaml"
-    path.parent.mkdir()
-    path.write_text(f"schema: 1\nname: dep\ntitle: t\nextends: mine\n{theirs}\n")
-    with pytest.raises(RecipeError) as refused:
-        resolved(str(path))
-    assert "mine.yaml" in str(refused.value.detail)
-    assert resolved(str(path), "allow_unsafe=true").recipe.name == "dep"

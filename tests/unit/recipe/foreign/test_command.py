@@ -38,12 +38,6 @@ def test_a_parameter_without_a_value_is_named() -> None:
     assert refused.value.hint == "--set port=... --set host=..."
 
 
-def test_parameters_that_name_each_other_end() -> None:
-    assert len(fill_in("{a}", {"a": "{b}", "b": "{a}"})) < 10
-    with pytest.raises(RecipeError, match="more than"):
-        fill_in("{a}", {"a": "{b}" * 1000, "b": "x" * 1000})
-
-
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
@@ -60,12 +54,6 @@ def test_what_follows_vllm_is_found(text: str, arguments: str) -> None:
     assert list(take_apart(text).arguments) == shlex.split(arguments)
 
 
-def test_words_around_vllm_are_named_and_none_is_run() -> None:
-    found = take_apart("export A=1; pip install x && B='b c' vllm serve m > log; echo done")
-    assert found.env == (("A", "1"), ("B", "b c"))
-    assert found.others == ("pip install x", "> log", "echo done")
-
-
 @pytest.mark.parametrize("text", ["", "sglang serve x", "vllm bench serve", "echo 'vllm serve x'"])
 def test_a_command_of_something_else_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match="does not start `vllm serve`"):
@@ -75,13 +63,6 @@ def test_a_command_of_something_else_is_refused(text: str) -> None:
 def test_a_quote_without_an_end_is_a_mistake() -> None:
     with pytest.raises(RecipeError, match="a quote has no end"):
         take_apart("vllm serve 'a")
-
-
-@given(ARGUMENTS)
-@settings(max_examples=examples(200))
-def test_quoted_arguments_come_back_as_they_were(words: list[str]) -> None:
-    quoted = " ".join(f"-{shlex.quote(word)}" for word in words)
-    assert take_apart(f"vllm serve {quoted}").arguments == tuple(f"-{word}" for word in words)
 
 
 @given(st.text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -193,29 +192,6 @@ def test_another_server_is_named_in_one_line(
     assert "\n" not in said
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("container: x/y\n", "no model is named"),
-        ("container: x/y\nmodel: a/b\ndefaults: [1]\n", "defaults: [1] is not a mapping"),
-        ("container: x/y\nmodel: [1]\nenv: 3\n", "env: 3 is not a mapping"),
-        (
-            "container: x/y\nmodel: a/b\npre_exec: pip install x\n",
-            "pre_exec: 'pip install x' is not a list; write pre_exec: [\"pip install x\"]",
-        ),
-        ("container: x/y\nmodel: a/b\ncommand: vllm serve {missing}\n", "{missing} stands in it"),
-        ("container: x/y\nmodel: a/b\ncommand: echo\n", "does not start `vllm serve`"),
-        ("container: x/y\nmodel: a/b\ndefaults: {1: 2}\n", "the key 1 is no text"),
-    ],
-)
-def test_a_wrong_recipe_is_one_right_sentence(
-    theirs: Callable[..., Resolved], text: str, words: str
-) -> None:
-    with pytest.raises(RecipeError) as refused:
-        theirs(text)
-    assert words in f"{refused.value.message} {refused.value.detail}"
-
-
 def test_a_recipe_of_ours_may_extend_one_of_theirs(tmp_path: Path) -> None:
     (tmp_path / "theirs.yaml").write_text(V1)
     child = tmp_path / "child.yaml"
@@ -251,53 +227,6 @@ def test_a_mod_may_bring_flags_of_its_own(theirs: Callable[..., Resolved]) -> No
     assert any("--of-a-mod" in line for line in warned.warnings)
 
 
-@pytest.mark.parametrize(
-    ("build_args", "number"),
-    [
-        ("  - --apply-vllm-pr 41001\n", "41001"),
-        ("  - --tf5\n  - --apply-vllm-prs=7\n", "7"),
-        ("  - --apply-vllm-pr\n  - '9'\n", "9"),
-    ],
-)
-def test_a_patch_of_a_pull_request_is_refused_with_the_way_to_do_it_as_a_mod(
-    theirs: Callable[..., Resolved], build_args: str, number: str
-) -> None:
-    text = V1.replace("  - --tf5\n", build_args)
-    with pytest.raises(RecipeError, match="pull requests are not fetched") as refused:
-        theirs(text)
-    assert f"mods=[{{folder: mods/vllm-pr-{number}}}]" in (refused.value.hint or "")
-    (instead,) = theirs(text, f"mods=[{{folder: mods/vllm-pr-{number}}}]").mods
-    assert instead.name == f"mods/vllm-pr-{number}"
-    assert theirs(text, "mods=[]").mods == ()
-
-
-def test_the_way_to_do_it_keeps_the_mods_of_the_recipe(theirs: Callable[..., Resolved]) -> None:
-    text = V1.replace("  - --tf5\n", "  - --apply-vllm-prs=7,8\n")
-    text = text.replace("mods: []", "mods: [mods/bird]\npre_exec: [\"echo 'a {port}'\\necho é\"]")
-    with pytest.raises(RecipeError) as refused:
-        theirs(text)
-    named, without = (words.partition("--set ")[2] for words in hinted(refused.value))
-    own = ["mods/bird", "echo 'a 8001'"]
-    for setting, more in ((named, ["mods/vllm-pr-7", "mods/vllm-pr-8"]), (without, [])):
-        mods = theirs(text, *shlex.split(setting)).mods
-        assert [mod.name for mod in mods] == [*own, *more]
-        assert mods[1].run == "echo 'a 8001'\necho é"
-
-
-def hinted(error: RecipeError) -> list[str]:
-    return (error.hint or "").split("; or do without: ")
-
-
-def test_a_step_before_the_server_has_the_parameters_of_the_recipe(
-    theirs: Callable[..., Resolved],
-) -> None:
-    step = "pre_exec: ['echo {port} {unknown} ${port} {odd}']"
-    (mod,) = theirs(
-        V1.replace("mods: []", step).replace("defaults:\n", "defaults:\n  odd: '{x}'\n")
-    ).mods
-    assert mod.run == "echo 8001 {unknown} ${port} {x}"
-
-
 def test_a_template_below_workspace_is_one_that_a_mod_brings(
     theirs: Callable[..., Resolved],
 ) -> None:
@@ -308,12 +237,6 @@ def test_a_template_below_workspace_is_one_that_a_mod_brings(
 
 def command(words: str, head: str = "model: org/name\n") -> str:
     return f"{head}container: vllm-node\ncommand: |\n  {words}\n"
-
-
-def test_a_word_behind_the_value_of_a_flag_is_the_model(theirs: Callable[..., Resolved]) -> None:
-    served = "vllm serve --port 8000 org/other"
-    assert theirs(command(served)).recipe.model.repo == "org/other"
-    assert theirs(command(served, head="")).recipe.model.repo == "org/other"
 
 
 @pytest.mark.parametrize(("said", "is_on"), [("true", True), ("false", False)])
@@ -328,13 +251,6 @@ def test_a_switch_is_set_by_its_parameter(
     assert other.serve.extra_args == [f"--{'' if is_on else 'no-'}async-scheduling"]
 
 
-def test_short_forms_of_speculation_are_its_keys(theirs: Callable[..., Resolved]) -> None:
-    words = "vllm serve org/name --spec-method eagle3 --spec-tokens 2 --spec-model org/drafter"
-    drafting = theirs(command(words)).recipe.serve.speculative
-    assert drafting is not None
-    assert (drafting.method, drafting.tokens, drafting.model) == ("eagle3", 2, "org/drafter")
-
-
 @pytest.mark.parametrize(("key", "limits"), [("cluster_only", (2, None)), ("solo_only", (None, 1))])
 def test_one_machine_or_several_is_no_line_that_is_left_out(
     theirs: Callable[..., Resolved], key: str, limits: tuple[int | None, int | None]
@@ -343,23 +259,6 @@ def test_one_machine_or_several_is_no_line_that_is_left_out(
     cluster = resolved.recipe.cluster
     assert (cluster.min_nodes, cluster.max_nodes) == limits
     assert key not in left_out(resolved)
-
-
-@pytest.mark.parametrize(
-    ("older", "count", "limits"),
-    [
-        ("cluster_only: true", "min_nodes: 4", (4, None)),
-        ("mode: cluster", "min_nodes: 4", (4, None)),
-        ("solo_only: true", "max_nodes: 1", (None, 1)),
-    ],
-)
-def test_an_older_key_beside_a_count_of_nodes_is_named(
-    theirs: Callable[..., Resolved], older: str, count: str, limits: tuple[int | None, int | None]
-) -> None:
-    resolved = theirs(command("vllm serve org/name") + f"{older}\n{count}\n")
-    cluster = resolved.recipe.cluster
-    assert (cluster.min_nodes, cluster.max_nodes) == limits
-    assert older.partition(":")[0] in left_out(resolved)
 
 
 @pytest.mark.parametrize(
@@ -392,14 +291,6 @@ def test_a_context_without_a_limit_is_left_to_vllm(theirs: Callable[..., Resolve
     assert resolved.recipe.serve.max_model_len == "auto"
 
 
-def test_a_variant_gives_way_to_what_is_typed(theirs: Callable[..., Resolved]) -> None:
-    text = (
-        "model: org/name\ncontainer: vllm-node\ndefaults: {port: 8001}\n"
-        "variants: {a: {port: 8002}}\n"
-    )
-    assert theirs(text, "port=9000", "variant=a").recipe.serve.port == 9000
-
-
 def test_an_adapter_that_a_stranger_names_stays_the_strangers(tmp_path: Path) -> None:
     path = tmp_path / "theirs.yaml"
     path.write_text(command("vllm serve org/name --lora-modules k=/outside/secret"))
@@ -410,11 +301,6 @@ def test_an_adapter_that_a_stranger_names_stays_the_strangers(tmp_path: Path) ->
         except RecipeError as refused:
             assert "serve.lora" in str(refused.detail)  # noqa: PT017 - one of two ways to be safe
         assert resolved is None or "/outside" not in repr(resolved.recipe)
-
-
-def test_names_of_a_list_are_names(theirs: Callable[..., Resolved]) -> None:
-    text = "model: org/name\ncontainer: vllm-node\ndefaults: {served_model_name: [a, b]}\n"
-    assert theirs(text).recipe.model.served_names == ("a", "b")
 
 
 @pytest.mark.parametrize(
