@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.deployments import HEALTHY, RUNNING, StatusRow
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, newest_crash
+from sparkdeploy.deploy.status import HEALTHY, RUNNING, StatusRow
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.export.socket_units import proxy_name, socket_name
 from sparkdeploy.export.systemd_unit import unit_name

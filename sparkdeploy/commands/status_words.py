@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.operate import BEING_REPLACED
 from sparkdeploy.console import format_gib, format_seconds
-from sparkdeploy.deploy import deployments
+from sparkdeploy.deploy import status
 from sparkdeploy.export.systemd_unit import unit_name
 from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.moment import clock_words
@@ -18,7 +17,7 @@ from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.deploy.deployments import StatusRow
+    from sparkdeploy.deploy.status import StatusRow
     from sparkdeploy.ink import Line
     from sparkdeploy.table import Block, TextRow
 
@@ -35,15 +34,15 @@ COLUMNS = (
     TextColumn("memory", Fill.FIGURE),
 )
 INKS = {
-    deployments.HEALTHY: Ink.GOOD,
-    deployments.RUNNING: Ink.GOOD,
-    deployments.WORKER: Ink.PLAIN,
+    status.HEALTHY: Ink.GOOD,
+    status.RUNNING: Ink.GOOD,
+    status.WORKER: Ink.PLAIN,
     "starting": Ink.CAUTION,
-    BEING_REPLACED: Ink.CAUTION,
-    deployments.STOPPED: Ink.QUIET,
+    status.BEING_REPLACED: Ink.CAUTION,
+    status.STOPPED: Ink.QUIET,
 }
 """Every other state is a failure."""
-MEMBER_INKS = {deployments.RUNNING: Ink.PLAIN, deployments.STOPPED: Ink.QUIET}
+MEMBER_INKS = {status.RUNNING: Ink.PLAIN, status.STOPPED: Ink.QUIET}
 
 
 def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
@@ -96,7 +95,7 @@ def _moment(stamped: str) -> str:
 def _how_to_start(row: StatusRow) -> str:
     if row.head:
         return f"`sparkdeploy start {row.name}` on {row.head} starts it again"
-    if row.state == deployments.HALF_STOPPED:
+    if row.state == status.HALF_STOPPED:
         return f"`sparkdeploy stop {row.name}` ends what still runs of it"
     return f"`sparkdeploy start {row.name}` starts it again"
 
@@ -145,7 +144,7 @@ def _next_step(row: StatusRow) -> Iterator[str]:
     if row.stopped_at:
         why = f", {row.stopped_because}," if row.stopped_because else ""
         yield f"  stopped{why} {_moment(row.stopped_at)}: {_how_to_start(row)}"
-    elif row.exit_code is not None and not row.half_done and row.state != deployments.STOPPED:
+    elif row.exit_code is not None and not row.half_done and row.state != status.STOPPED:
         shows, packs = f"`sparkdeploy logs {row.name}`", f"`sparkdeploy diagnose {row.name}`"
         yield f"  {shows} shows why, {packs} packs it"
     elif row.state == "starting":

@@ -6,47 +6,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
-from sparkdeploy import labels
-from sparkdeploy.deploy.served import stopped_because
 from sparkdeploy.errors import NodeError
-from sparkdeploy.moment import stamp
 from sparkdeploy.node.container import (
     KEPT_MARK,
     REPLACED_SUFFIX,
     ContainerFact,
     ListedContainer,
-    is_name,
 )
 from sparkdeploy.node.node import named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.words import nearest
-from sparkdeploy.server.forensics import Restarts
-from sparkdeploy.server.health import restarts_of
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node
 
-RUNNING = "running"
-HEALTHY = "healthy"
-BROKEN = "broken"
-"""A cluster that lost a node: its head may look healthy and will hang."""
-HALF_REPLACED = "half replaced"
-HALF_STOPPED = "half stopped"
-"""A cluster's head is stopped, and a part of it goes on."""
-STOPPED = "stopped"
-OTHER_LAUNCH = "of another start than the head"
-CAUSE_CHARACTERS = 200
 STOP_TIMEOUT_S = 30
-WORKER = "worker"
-"""A part of what another machine heads."""
-
-
 Seen = TypeVar("Seen", bound=ListedContainer)
 
 
@@ -83,69 +62,6 @@ Listed: TypeAlias = DeploymentContainers[ListedContainer]
 """A deployment as a list of containers shows it."""
 Inspected: TypeAlias = DeploymentContainers[ContainerFact]
 """A deployment whose current containers were inspected; kept ones are as the list has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberRow:
-    """What `status` shows of a cluster deployment on one of its other nodes."""
-
-    node: str
-    state: str
-    """running, exited (N), no container, half replaced, or why the node does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusRow:
-    """What `status` shows of a deployment."""
-
-    name: str
-    recipe: str
-    state: str
-    """healthy, starting, stopped, exited (N), created, half or being replaced; half stopped or
-    broken: a cluster of which parts run and others do not."""
-    port: int | None = None
-    uptime_s: float | None = None
-    memory_bytes: int | None = None
-    exit_code: int | None = None
-    container: str = ""
-    half_done: str = ""
-    """What a replacement under way or interrupted has come to."""
-    kept: int = 0
-    """How many earlier containers `rollback` can go back to."""
-    members: tuple[MemberRow, ...] = ()
-    user: str = ""
-    """Who deployed it; empty where an earlier version did."""
-    head: str = ""
-    """The node that heads it; empty when that is this one."""
-    nodes: tuple[str, ...] = ()
-    """The nodes that serve it together; none for one machine's."""
-    launch: str = ""
-    restarts: int = 0
-    """How often the guard started vLLM again in the running container."""
-    last_cause: str = ""
-    """Why it did so the last time."""
-    drafting: str = ""
-    """What is wrong with its drafts."""
-    url: str = ""
-    """Where this machine reaches it; empty for a worker's part, and without a port."""
-    model: str = ""
-    """What requests call it."""
-    exposure: str = ""
-    """`loopback`, or `public`: other machines reach its port, with a key."""
-    since: str = ""
-    """When its container was started, in UTC; empty when it does not run."""
-    stopped_at: str = ""
-    """When it was stopped, in UTC; empty for what runs, failed, or is only kept for a rollback."""
-    stopped_because: str = ""
-    """Why it stopped itself: `idle for 30m`; empty where somebody told it to."""
-    requests: int | None = None
-    """Finished since vLLM was started, by its own count; None where it tells nothing."""
-    requests_a_minute: float | None = None
-    """Their mean over that time."""
-    given_up: str = ""
-    """Why the last start failed after which systemd gave it up."""
-    wake_failed: str = ""
-    """Why the last start failed, where the next connection to its socket starts it again."""
 
 
 def replaced_name(deployment: str) -> str:
@@ -264,14 +180,6 @@ def refuse_as_worker(
         )
 
 
-def status_rows(
-    host: DockerHost,
-    found: Iterable[Inspected],
-    is_healthy: Callable[[Inspected], bool],
-) -> tuple[StatusRow, ...]:
-    return tuple(_row(host, deployment, is_healthy) for deployment in found)
-
-
 def remove_containers(host: DockerHost, facts: Sequence[ListedContainer]) -> tuple[str, ...]:
     """Stop and remove containers; return their names."""
     for fact in facts:
@@ -307,89 +215,3 @@ def _deployment(
         return None
     newest_first = tuple(numbered[number] for number in sorted(numbered, reverse=True))
     return DeploymentContainers(name, stands, serving, replaced, newest_first)
-
-
-def _row(
-    host: DockerHost,
-    deployment: Inspected,
-    is_healthy: Callable[[Inspected], bool],
-) -> StatusRow:
-    fact = deployment.current
-    restarts = restarts_of(host, fact) if fact.is_running else Restarts()
-    return StatusRow(
-        name=deployment.name,
-        recipe=_recipe(fact),
-        state=_state(deployment, is_healthy),
-        port=fact.port,
-        uptime_s=uptime_s(fact),
-        memory_bytes=host.memory_bytes(fact.container_id) if fact.is_running else None,
-        exit_code=None if fact.is_running else fact.exit_code,
-        container=fact.name,
-        half_done=_half_done(deployment),
-        kept=len(deployment.kept),
-        user=fact.user,
-        head=fact.nodes[0] if deployment.is_of_another_head else "",
-        nodes=fact.nodes,
-        launch=fact.launch,
-        restarts=restarts.count,
-        last_cause=_last_cause(restarts),
-        url=_url(deployment),
-        model=visible_line(fact.labels.get(labels.SERVED_NAME, ""))[:CAUSE_CHARACTERS],
-        exposure=_exposure(fact),
-        since=stamp(parse_time(fact.started_at)) if fact.is_running else "",
-        stopped_at=_stopped_at(deployment),
-        stopped_because=stopped_because(fact) if deployment.serving is not None else "",
-    )
-
-
-def _url(deployment: Inspected) -> str:
-    port = deployment.current.port
-    is_here = port is not None and not deployment.is_of_another_head
-    return f"http://127.0.0.1:{port}/v1" if is_here else ""
-
-
-def _stopped_at(deployment: Inspected) -> str:
-    fact = deployment.serving
-    return stamp(parse_time(fact.finished_at)) if fact is not None and fact.is_stopped else ""
-
-
-def _exposure(fact: ContainerFact) -> str:
-    """Anybody may have written the label."""
-    said = fact.labels.get(labels.EXPOSURE, "")
-    return said if said in {item.value for item in Exposure} else ""
-
-
-def _last_cause(restarts: Restarts) -> str:
-    """A line of the log may be of any length, and hold what a terminal obeys."""
-    said = visible_line(restarts.cause.describe()) if restarts.cause is not None else ""
-    return said if len(said) <= CAUSE_CHARACTERS else said[: CAUSE_CHARACTERS - 3] + "..."
-
-
-def _recipe(fact: ContainerFact) -> str:
-    """A label may hold a megabyte, or what a terminal obeys."""
-    said = fact.labels.get(labels.RECIPE, "")
-    return said if is_name(said) else ""
-
-
-def _state(deployment: Inspected, is_healthy: Callable[[Inspected], bool]) -> str:
-    fact = deployment.current
-    if deployment.is_half_replaced:
-        return HALF_REPLACED
-    if deployment.serving is None or fact.is_stopped:
-        return STOPPED
-    if fact.is_running and deployment.is_of_another_head:
-        return WORKER
-    if fact.is_running:
-        return HEALTHY if is_healthy(deployment) else "starting"
-    return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
-
-
-def _half_done(deployment: Inspected) -> str:
-    old, new = deployment.replaced, deployment.serving
-    if old is None:
-        return ""
-    fate = "still runs" if old.is_running else "is stopped"
-    if new is None:
-        return f"the old container was set aside and {fate}; there is no new one"
-    state = "has been started" if new.is_running else f"is {new.state}"
-    return f"the new container {state}; the old one {fate}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.commands.watch.figures import ServerFigures, TallyHistory, server_figures
-from sparkdeploy.deploy.deployments import RUNNING
+from sparkdeploy.deploy.status import RUNNING
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.terminal import visible_line
 

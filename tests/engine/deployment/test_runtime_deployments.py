@@ -5,14 +5,14 @@ import time
 import pytest
 
 from sparkdeploy.deploy.deployments import (
-    Inspected,
-    StatusRow,
     find_deployment,
     remove_containers,
     require_deployment,
-    status_rows,
 )
+from sparkdeploy.deploy.status import StatusRow, status_row
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import load_settings
 from tests.engine.conftest import SpecMaker, model_at, patiently, port_of, start_serving, until
 
 pytestmark = pytest.mark.docker
@@ -24,14 +24,13 @@ def down(host: DockerHost, name: str) -> tuple[str, ...]:
 
 
 def row_of(host: DockerHost, name: str) -> StatusRow:
-    def is_healthy(deployment: Inspected) -> bool:
-        if deployment.name != name or deployment.current.port is None:
-            return False  # another worker's
-        with model_at(deployment.current.port) as model:
+    def is_answering(fact: ContainerFact) -> bool:
+        assert fact.port is not None
+        with model_at(fact.port) as model:
             return model.is_healthy()
 
     found = require_deployment(host, name)
-    return status_rows(host, [found], is_healthy)[0]
+    return status_row(host, found, load_settings(), is_answering)
 
 
 def test_a_serving_deployment_is_shown_with_all_it_has(

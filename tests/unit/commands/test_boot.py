@@ -8,8 +8,8 @@ import pytest
 
 from sparkdeploy.commands.boot import FailedStart, failed_starts, with_failed_starts
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy.deployments import StatusRow
 from sparkdeploy.deploy.evidence import ROOT_CAUSE
+from sparkdeploy.deploy.status import StatusRow
 from sparkdeploy.errors import NodeError
 from sparkdeploy.shell import Completed
 from tests.unit.plain import plain_lines

@@ -15,7 +15,7 @@ from tests.unit.plain import plain_lines
 from tests.unit.server.log_files import recorded
 
 if TYPE_CHECKING:
-    from sparkdeploy.deploy.deployments import StatusRow
+    from sparkdeploy.deploy.status import StatusRow
 
 SERVES = "(APIServer pid=8) INFO 06-03 10:20:11 [launcher.py:46] Application startup complete.\n"
 FAULT = recorded("crashes/gpu_fault").decode()

@@ -12,7 +12,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.commands import operate
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy.deployments import MemberRow, StatusRow
+from sparkdeploy.deploy.status import MemberRow, StatusRow
 from sparkdeploy.moment import clock_words, stamp
 from sparkdeploy.server.metrics import FinishedRequests, finished_requests, parse_samples
 from tests.fakes.containers import FakeContainers, container
