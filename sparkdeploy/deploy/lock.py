@@ -83,18 +83,18 @@ def defer_signals() -> Iterator[None]:
 
 
 def announced_lock(
-    folder: Path, name: str, command: str, *, deployment: str = "", wait_s: float = LOCK_WAIT_S
+    folder: Path, name: str, command: str, *, deployment: str = "", wait_s: float | None = None
 ) -> AbstractContextManager[None]:
     """Lock a name for a command; while it waits, the user reads for whom.
 
-    NodeError names who keeps the lock for longer.
+    NodeError names who keeps the lock for longer than a change takes, or than `wait_s`.
     """
     return node_lock(
         folder,
         name,
         command=command,
         deployment=deployment,
-        wait_s=wait_s,
+        wait_s=LOCK_WAIT_S if wait_s is None else wait_s,
         on_wait=console.info,
     )
 
