@@ -140,13 +140,6 @@ def test_every_problem_of_a_plan_has_a_group_and_stands_in_docs() -> None:
     assert [name for name in sorted(ids) if f"`{name}`" not in page] == []
 
 
-def test_a_group_that_nobody_placed_comes_last() -> None:
-    findings = [ok("zoo.b", "1"), ok("alien.a", "2"), ok("zoo.c", "3"), ok("recipe.x", "4")]
-    lines = plain_lines(report.lines(findings))
-    assert [line for line in lines if not line.startswith(" ")][:3] == ["recipe", "alien", "zoo"]
-    assert len(report.as_dict(findings)["checks"]) == 4
-
-
 def test_a_missing_mod_is_a_finding_like_any_other(
     shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,31 +247,12 @@ def test_a_part_that_is_half_replaced_is_put_right_on_its_head() -> None:
     assert state.fix == "on spark-1: sparkdeploy rollback main"
 
 
-def test_a_kept_container_is_no_dead_one() -> None:
-    facts = [container("sparkdeploy-main"), container("sparkdeploy-main-kept-1", "exited")]
-    state = next(
-        docker.deployment_findings(facts, memory_total_bytes=1, booting=frozenset(), attended={})
-    )
-    assert state.seen == "main runs"
-
-
 def test_the_drivers_own_words_are_passed_on(
     shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = examined("new-driver", shipped, monkeypatch)["machine.gpu"]
     assert "Driver/library version mismatch" in found.seen
     assert "reboot" in str(found.fix)
-
-
-def test_our_own_container_is_no_other_user(
-    shipped: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording = load("spark-pair")
-    files = {**recording.files, "/proc/811/cgroup": f"12:pids:/docker/{0:064x}"}
-    monkeypatch.setattr(
-        "tests.unit.checks.test_doctor.load", lambda _name: replace(recording, files=files)
-    )
-    assert examined("spark-pair", shipped, monkeypatch)["gpu.other_users"].verdict is Verdict.OK
 
 
 def test_a_rehearsals_engine_needs_no_gpu(
@@ -458,12 +432,6 @@ def test_speeds_of_the_122b_are_told_of_no_other_model(shipped: Library) -> None
     assert "10 % faster" not in said_of(shipped, check, other, *one).seen
 
 
-def test_a_folder_that_is_not_there_yet_is_fine() -> None:
-    missing = surroundings.Folder("state", "/x/state")
-    found = list(machine.folder_findings([missing], caller_uid=1000))
-    assert [item.verdict for item in found] == [Verdict.OK]
-
-
 @pytest.mark.parametrize(
     ("owner_uid", "is_writable", "verdict"),
     [
@@ -504,9 +472,3 @@ def test_a_report_says_what_its_signs_mean_and_no_others() -> None:
     assert plain_lines(report.lines(findings))[-2] == "= well, nothing to do  ! warning"
     assert set(report.SIGNS.values()) <= set(report.MEANINGS)
     assert len(set(report.MEANINGS.values())) == len(report.MEANINGS)
-
-
-def test_a_driver_that_says_little_has_a_gpu_all_the_same() -> None:
-    (gpu,) = parse_gpus("NVIDIA GB10, 580.95\n")
-    assert (gpu.name, gpu.driver_version, gpu.memory_bytes) == ("NVIDIA GB10", "580.95", None)
-    assert parse_gpus("No devices, were found\n") == ()

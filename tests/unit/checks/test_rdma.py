@@ -138,15 +138,6 @@ def test_the_right_gid_is_named_where_there_is_one_for_all(shipped: Library) -> 
     assert objections(fact(), gid_index=9)[0].value == "not set"
 
 
-def test_no_gid_is_named_that_would_only_move_the_failure() -> None:
-    second = DEVINFO.replace(
-        "GID[  3]:\t\t::ffff:192.168.178.11", "GID[  5]:\t\t::ffff:192.168.178.11"
-    )
-    for index in (3, 5):
-        (check,) = objections(fact(devinfo=second), gid_index=index)
-        assert "--set" not in check.fix
-
-
 @pytest.mark.parametrize("index", ["-1", "auto", ""])
 def test_where_nccl_looks_for_a_gid_itself_none_is_held_against_it(index: str) -> None:
     assert objections(fact(), gid_index=index) == []
@@ -171,14 +162,6 @@ def test_adapters_that_could_not_be_looked_at_are_not_accused(
 ) -> None:
     (check,) = objections(fact(devinfo=devinfo))
     assert (check.verdict, check.value) == ("not seen", value)
-
-
-def test_another_port_of_a_device_is_not_the_first() -> None:
-    second = (
-        "\t\tport:\t2\n\t\t\tstate:\t\tPORT_DOWN (1)\n\t\t\tGID[  3]:\t\t::ffff:10.9.9.9, RoCE v2\n"
-    )
-    first, rest = DEVINFO.split("hca_id:\troceP2p1s0f1")
-    assert objections(fact(devinfo=f"{first}{second}hca_id:\troceP2p1s0f1{rest}")) == []
 
 
 @pytest.mark.parametrize(
@@ -210,14 +193,6 @@ def test_an_adapter_of_the_recipes_own_is_looked_for_in_the_container() -> None:
     seen = fact(devinfo=DEVINFO.replace("rocep1s0f1", "mlx5_0"))
     found = rdma_checks(NODE, seen, env(adapters="mlx5"))
     assert [check.describe() for check in found if check.verdict != "ok"] == []
-
-
-def test_an_old_ibv_devinfo_accuses_nobody_of_a_wrong_gid() -> None:
-    old = fact(devinfo=DEVINFO.replace(", RoCE v1", "").replace(", RoCE v2", ""))
-    assert {(it.verdict, it.subject) for it in objections(old)} == {
-        ("not seen", "rocep1s0f1 GID 3"),
-        ("not seen", "roceP2p1s0f1 GID 3"),
-    }
 
 
 def test_adapters_named_by_their_beginning_are_looked_at() -> None:

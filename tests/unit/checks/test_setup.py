@@ -90,12 +90,6 @@ def test_all_that_is_missing_is_named_at_once_and_packages_come_by_one_command()
     assert others[2].startswith(f"printf 'd {LOCK} 1777 root root -\\n' | sudo tee ")
 
 
-def test_root_types_no_sudo() -> None:
-    bare = replace(WELL, uid=ROOT, engine=NO_ENGINE, lock_entry="", has_gpu_toolkit=False)
-    assert typed(bare)
-    assert not [command for command in typed(bare) if "sudo" in command]
-
-
 def test_a_stopped_engine_is_started_as_the_machine_starts_services() -> None:
     stopped = replace(WELL, engine=replace(NO_ENGINE, is_installed=True))
     assert typed(stopped) == ["sudo systemctl enable --now docker"]
@@ -171,11 +165,6 @@ def test_an_engine_gets_what_it_cannot_run_without() -> None:
 def test_a_lock_folder_that_no_boot_makes_is_worth_a_look_and_root_mends_it() -> None:
     (need,) = (it for it in needs_of(replace(WELL, lock_entry=""), Purpose.SERVING) if it.remedy)
     assert (need.finding.verdict, need.remedy) == (Verdict.WARN, Remedy.SHARE_LOCK)
-
-
-def test_a_lock_folder_that_tmpfiles_cannot_name_is_left_to_its_user() -> None:
-    odd = replace(WELL, lock_dir="/tmp/two words", lock_entry="")
-    assert {need.finding.verdict for need in needs_of(odd, Purpose.SERVING)} == {Verdict.OK}
 
 
 def test_a_folder_of_somebody_else_is_named_with_its_command() -> None:

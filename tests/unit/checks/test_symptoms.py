@@ -23,7 +23,6 @@ from sparkdeploy.node.symptoms import (
     GpuStrain,
     SymptomFact,
     look_for_symptoms,
-    read_free_blocks,
     read_symptoms,
 )
 from tests.unit.checks.recorded import load
@@ -117,11 +116,6 @@ def test_programs_that_hang_cost_what_is_theirs_and_no_more(tmp_path: Path) -> N
 def test_no_answer_is_too_strange(text: str) -> None:
     for seen in (read_symptoms(text), read_symptoms(f"== look\n{text}\n== blocks\n{text}")):
         assert [item.check for item in all_of(seen)]
-
-
-def test_zones_are_added_by_size_of_block() -> None:
-    text = "Node 0, zone  DMA  1 2 3\nNode 0, zone  Normal  10 20 30 40\nnonsense\n"
-    assert read_free_blocks(text) == (11, 22, 33, 40)
 
 
 def test_words_say_what_was_seen() -> None:
@@ -254,29 +248,6 @@ def test_the_drivers_complaints_are_told_and_its_greeting_is_none() -> None:
     assert other.seen.endswith("the last: GPU 000f:01:00.0: RmInitAdapter failed! (0x62)")
 
 
-REAL_LOOK = """\
-== look
-100.00 1.00
-gpu NVIDIA H100 80GB HBM3, 0, 345, 1980, 75.17, 0x0000000000000001
-== log
-[    0.475065] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build
-[    0.948984] NVRM: gpuClearFbhubPoisonIntrForBug2924523_GA100: FBHUB Interrupt detected. \
-Clearing it.
-[    3.950311] NVRM: Persistence mode is deprecated and will be removed in a future release. \
-Please use nvidia-persistenced instead.
-== look
-100.70 1.00
-gpu NVIDIA H100 80GB HBM3, 0, 345, 1980, 75.17, 0x0000000000000001
-"""
-"""What a real driver said and logged; the times are made up."""
-
-
-def test_a_real_idle_driver_is_well() -> None:
-    found = {item.check: item for item in symptoms.gpu_symptoms(read_symptoms(REAL_LOOK))}
-    assert {item.verdict for item in found.values()} == {Verdict.OK}
-    assert found["gpu.strain"].seen == "0 % busy at 345 MHz, 75.17 W"
-
-
 @pytest.mark.parametrize(
     ("part", "version", "options", "is_bad"),
     [
@@ -294,12 +265,6 @@ def test_a_real_idle_driver_is_well() -> None:
 def test_known_bad_versions(part: str, version: str, options: str, is_bad: bool) -> None:
     row = known_bad.failing(part, version, frozenset(options.split()))
     assert (row is not None) == is_bad
-
-
-def test_every_known_bad_row_says_what_helps_and_who_says_so() -> None:
-    rows = known_bad.known_bad()
-    assert {row.part for row in rows} <= {"driver", "kernel", "BIOS", "ConnectX"}
-    assert all(row.why and row.fix and row.source for row in rows)
 
 
 def test_firmware_is_held_against_rows_of_its_own_part() -> None:
@@ -329,18 +294,6 @@ def test_servers_of_others_are_known_by_name_or_image(
     found = others.check_other_servers([NeighbourFact(name, image)], ["bash"])
     assert (found.verdict is Verdict.WARN) == (title is not None)
     assert title is None or f"{title} (container {name})" in found.seen
-
-
-def test_servers_that_nobody_told_of_are_not_called_absent() -> None:
-    assert others.check_other_servers(None, ["bash"]).verdict is Verdict.NOT_SEEN
-    assert others.check_other_servers((), ()).verdict is Verdict.NOT_SEEN
-    assert others.check_other_servers((), ["bash"]).verdict is Verdict.OK
-    assert others.check_other_servers(None, ["ollama"]).verdict is Verdict.WARN
-
-
-def test_a_container_belongs_to_one_of_them() -> None:
-    found = others.check_other_servers([NeighbourFact("sparkrun_9e2_head", "vllm-node")], ())
-    assert "spark-vllm-docker" not in found.seen
 
 
 def test_a_server_in_a_container_is_told_once_and_first() -> None:

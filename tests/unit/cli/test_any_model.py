@@ -123,18 +123,6 @@ def test_a_hub_that_says_nothing_is_waited_for_some_seconds_only(
     answer.set()
 
 
-def test_offline_asks_nobody(
-    run: Run, hub: HubDouble, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The option sets it for the whole process, which is this one.
-    monkeypatch.setenv("HF_HUB_OFFLINE", "")
-    publish(hub, write(tmp_path / "model", plain("llama"), config("llama")))
-    done = run("plan", recipe, "--offline")
-    assert "memory was not checked" in done.stdout
-    assert "HF_HUB_OFFLINE" in done.stdout
-    assert hub.seen == []
-
-
 def test_a_plan_counts_what_the_hub_lists(
     run: Run, hub: HubDouble, recipe: str, tmp_path: Path
 ) -> None:
@@ -157,26 +145,6 @@ def test_a_treatment_that_the_model_does_not_have_is_refused_before_the_download
     done = run("plan", recipe, "--set", "checkpoint={fp8_dense: {mode: online}, lm_head: int8}")
     assert "it is quantised by 'awq'" in done.stdout
     assert "a 'qwen3_moe' model has none" in done.stdout
-
-
-def test_every_recipe_has_a_verdict(run: Run) -> None:
-    rows = {row["recipe"]: row for row in run.answer("list", "--fits", "spark", "--json")}
-    assert rows["v2"]["fits"] == "fits"
-    assert rows["v2"]["tok_s"] == pytest.approx(44, abs=1)
-    assert rows["dflash"]["reason"] == ""
-    assert "its drafter is not counted" in rows["nemotron-3.5-lightning"]["reason"]
-    done = run("list", "--fits", "spark")
-    assert len(done.stdout.splitlines()) == 1 + len(rows)
-    assert done.stdout.startswith("on NVIDIA DGX Spark")
-
-
-def test_a_recipe_for_two_machines_is_told_with_both(run: Run) -> None:
-    rows = {row["recipe"]: row for row in run.answer("list", "--fits", "spark", "--json")}
-    assert rows["qwen3.5-397b-int4"]["machines"] == 2
-    assert rows["qwen3.5-397b-int4"]["line"].startswith("fits on 2 x NVIDIA DGX Spark")
-    alone = run("plan", "qwen3.5-397b-int4", "--hardware", "spark").stdout.splitlines()[0]
-    assert alone.startswith("does not fit on NVIDIA DGX Spark")
-    assert alone.endswith("the recipe is for 2 machines: --cluster")
 
 
 def test_a_model_that_writes_no_text_has_no_tokens_a_second(run: Run) -> None:

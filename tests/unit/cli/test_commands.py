@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy import __version__
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.node import facts
-from sparkdeploy.plan.room import not_checked
 from sparkdeploy.settings import load_settings
 from tests.fakes.plans import observed, plan
 
@@ -82,19 +79,6 @@ def test_plan_check_exits_nine_when_there_is_work(
     monkeypatch.setattr("sparkdeploy.deploy.request.plan_for", lambda *_: made)
     done = run("plan", "v2", "--check")
     assert (done.returncode, "run `sparkdeploy up v2`" in done.stderr) == (9, True)
-
-
-def test_plan_check_exits_nine_when_memory_was_not_checked(
-    run: Run, shipped: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = plan(shipped, observed())
-    unchecked = not_checked(first, "the hub is silent")
-    made = replace(first, images=(), parts=(), findings=(unchecked,))
-    assert not made.has_work
-    monkeypatch.setattr("sparkdeploy.deploy.request.plan_for", lambda *_: made)
-    monkeypatch.setattr("sparkdeploy.cli.recipes.print_plan", lambda *_, **__: None)
-    done = run("plan", "v2", "--check")
-    assert (done.returncode, "memory was not checked" in done.stderr) == (9, True)
 
 
 @pytest.mark.parametrize("show", [(), ("--show", "args")])
@@ -186,28 +170,12 @@ def test_three_mistakes_exit_three_with_three_lines(run: Run, tmp_path: Path) ->
     assert done.stdout == ""
 
 
-def test_a_recipe_of_the_users_folder_is_found_by_name(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "config" / "recipes"
-    folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: My own\nextends: v2\n")
-    assert "My own" in run("list").stdout
-    assert run.answer("show", "mine", "--json")["title"] == "My own"
-
-
 def test_a_broken_config_file_exits_three(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.yaml").write_text("defualt_recipe: v2\n")
     done = run("list")
     assert done.returncode == 3
     assert "defualt_recipe" in done.stderr
-
-
-def test_a_config_file_that_is_no_text_exits_three(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "config.yaml").write_bytes(b"\xff\xfe")
-    done = run("list")
-    assert done.returncode == 3
-    assert "Traceback" not in done.stderr
 
 
 def test_a_bug_under_a_state_folder_that_cannot_be_made_still_exits_seventy(
@@ -278,10 +246,6 @@ def test_a_cluster_without_nodes_is_refused_and_not_deployed_on_one_node(run: Ru
     assert "cluster discover" in done.stderr
 
 
-def test_version_is_told(run: Run) -> None:
-    assert run("--version").stdout == f"sparkdeploy {__version__}\n"
-
-
 @pytest.mark.parametrize("name", ["v2-replaced", "main\n", ""])
 def test_a_name_that_would_confuse_is_refused(run: Run, name: str) -> None:
     assert run("plan", "v2", "--name", name).returncode == 2
@@ -290,13 +254,3 @@ def test_a_name_that_would_confuse_is_refused(run: Run, name: str) -> None:
 @pytest.mark.parametrize("assignment", ["extends=mtp-1", "name=x", "schema=2", "serve.port=80"])
 def test_set_cannot_change_what_a_recipe_is(run: Run, assignment: str) -> None:
     assert run("plan", "v2", "--set", assignment).returncode == 3
-
-
-def test_a_broken_engine_of_the_user_does_not_hide_the_others(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "config" / "recipes" / "engines"
-    folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text("schema: 1\n")
-    done = run("list")
-    assert done.returncode == 0
-    assert "broken: " in done.stdout
-    assert "cpu-0.32" in done.stdout

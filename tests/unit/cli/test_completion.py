@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,20 +59,6 @@ def completed(*words: str) -> list[str]:
 )
 def test_candidates_follow_the_words_before(typed: str, candidates: list[str]) -> None:
     assert completed(*typed.split(" ")) == candidates
-
-
-@pytest.mark.parametrize(
-    ("line", "candidates"),
-    [
-        ("sparkdeploy up --set serve.po", ["serve.port="]),
-        ("sparkdeploy list --fits=h1", ["h100"]),
-        ("sparkdeploy  plan 'v2'  --sho", ["--show"]),
-        ("sparkdeploy plan --show 'cont", ["container"]),
-    ],
-)
-def test_a_line_is_split_as_its_shell_does(line: str, candidates: list[str]) -> None:
-    lines = list(answer(["line", line, " \t\n\"'><=;|&(:"]))[1:]
-    assert [found.partition("\t")[0] for found in lines] == candidates
 
 
 @given(st.text())
@@ -151,16 +136,6 @@ def test_deployments_are_those_of_the_engine_each_once(engine: Engine) -> None:
     assert list(answer(["words", "logs", "m"]))[1:] == ["main\tv2"]
     # Another machine has others.
     assert completed("logs", "--on", "spark-1", "") == []
-
-
-def test_an_engine_that_hangs_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/hangs")
-    with socket.socket(socket.AF_UNIX) as hangs:
-        hangs.bind(f"{tmp_path}/hangs")
-        hangs.listen()
-        assert completed("logs", "") == []
 
 
 def test_every_kind_that_a_word_may_be_is_one_of_names() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import TwinShape
-from sparkdeploy.commands import estimate_machine
 from tests.hub.double import Repo, hub_double
 from tests.unit.conftest import REPOSITORY
 
@@ -66,20 +65,6 @@ def test_plan_for_hardware_gives_json(run: Run) -> None:
     assert content["capacity"]["kv_bytes_per_token"] == 26_624
     published = {row["recipe"]: row["published_tok_s"] for row in content["speed"]["recipes"]}
     assert published["v2"] == 51
-
-
-def test_a_setting_changes_the_estimate(run: Run) -> None:
-    arguments = ("plan", "v2", "--hardware", "spark", "--json")
-    plain = run.answer(*arguments)
-    changed = run.answer(*arguments, "--set", "serve.kv_cache_dtype=fp8")
-    assert changed["capacity"]["kv_bytes_per_token"] * 2 == plain["capacity"]["kv_bytes_per_token"]
-
-
-@pytest.mark.parametrize(
-    "arguments", [("abacus",), ("spark", "--check"), ("spark", "--show", "args")]
-)
-def test_nonsense_exits_two(run: Run, arguments: tuple[str, ...]) -> None:
-    assert run("plan", "v2", "--hardware", *arguments).returncode == 2
 
 
 def test_capacity_of_a_model_at_hand_is_read_from_its_headers(run: Run, twin: Path) -> None:
@@ -165,8 +150,3 @@ def test_sizes_that_no_nodes_serve_are_refused_as_up_refuses_them(run: Run) -> N
     done = run("plan", "v2", "--hardware", "spark", "--cluster", *sizes)
     assert done.returncode == 3
     assert "one copy of the model takes 2 GPUs" in done.stderr
-
-
-def test_memory_is_measured_by_the_best_of_its_copies() -> None:
-    times = iter([0.0, 4.0, 10.0, 11.0, 20.0, 22.0])
-    assert estimate_machine.copy_bandwidth(lambda: next(times)) == 2 * estimate_machine.COPIED_BYTES

@@ -95,11 +95,6 @@ def test_nothing_of_a_command_is_lost_at_any_width(
     assert_complete(said)
 
 
-@pytest.mark.usefixtures("no_docker")
-def test_an_estimate_begins_with_its_verdict(run: Run) -> None:
-    assert run("plan", "v2", "--hardware", "spark").stdout.startswith("fits on NVIDIA DGX Spark")
-
-
 IMAGES = [
     ShelfImage(
         f"sparkdeploy/{stage}:85e10328cf28f945", stage, "cuda-0.25", "linux/arm64", size, used
@@ -204,10 +199,3 @@ def test_a_terminal_gets_inks_and_lines_that_fit_it() -> None:
     assert "\x1b[2m" in said
     assert "\x1b" not in plain
     assert max(map(len, plain.splitlines())) <= 80
-
-
-@pytest.mark.outside
-def test_no_color_fits_without_inks() -> None:
-    said = on_terminal(100, NO_COLOR="1")
-    assert "\x1b" not in said
-    assert max(map(len, said.splitlines())) <= 100

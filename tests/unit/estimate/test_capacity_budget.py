@@ -62,11 +62,6 @@ def test_an_int8_head_s_logits_are_counted_in_fp32() -> None:
     assert "logits in FP32" in exact.source
 
 
-def test_a_draft_layer_that_nothing_uses_takes_no_memory() -> None:
-    loaded = loaded_weights(BIG, load_recipe(SHIPPED, "hybrid").recipe)
-    assert WeightKind.MTP_EXPERTS not in loaded
-
-
 def test_a_draft_layer_of_int4_and_fp8_frees_three_gigabytes() -> None:
     shrunk = load_recipe(SHIPPED, "v2", ("checkpoint.mtp_weights=int4-fp8",)).recipe
     before, after = loaded_weights(BIG, V2.recipe), loaded_weights(BIG, shrunk)
@@ -92,10 +87,6 @@ def test_a_head_tied_to_the_embedding_has_a_draft_head_all_the_same() -> None:
     tied = replace(BIG, weight_bytes=kept, memory_bytes={})
     loaded = loaded_weights(tied, load_recipe(SHIPPED, "v3").recipe)
     assert loaded[WeightKind.LM_HEAD] == 65_536 * (3072 + 4)
-
-
-def test_v2_as_shipped_warns_of_nothing_on_a_spark() -> None:
-    assert list(budget_warnings(budget())) == []
 
 
 @pytest.mark.parametrize(
@@ -143,18 +134,6 @@ def test_every_figure_of_the_report_is_in_its_json() -> None:
     assert sum(content["stored_bytes"].values()) == BIG.total_bytes
     assert [row["tokens"] for row in content["contexts"]] == [8192, 32768, 131072, 262144]
     assert content["warnings"] == []
-
-
-@pytest.mark.parametrize(
-    ("recipe", "per_token"),
-    [("v2-kv8", 13_312), ("v2-tq", 6_812), ("v2-tq-k8v4", 10_088), ("v2-tq-3bit", 5_148)],
-)
-def test_a_preset_has_the_bytes_per_token_that_its_file_states(recipe: str, per_token: int) -> None:
-    layout = budget(recipe=recipe).layout
-    assert layout is not None
-    assert layout.bytes_per_token == per_token
-    text = (REPOSITORY / "recipes" / f"{recipe}.yaml").read_text()
-    assert recipe == "v2-tq" or f"{per_token:,} bytes a token" in text
 
 
 def with_utilization(share: float) -> Resolved:

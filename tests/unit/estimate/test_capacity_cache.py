@@ -97,11 +97,6 @@ def test_the_122b_has_the_blocks_and_tokens_that_vllms_functions_return(
     assert made.logged_tokens(POOL_BYTES, context, "0.25.1") == tokens
 
 
-def test_the_published_355k_tokens_of_v2_are_blocks_divided_by_groups() -> None:
-    assert layout("auto", 2).logged_tokens(POOL_BYTES, 262144, "0.19.1") == 354_816
-    assert int(layout("auto", 2).concurrency(POOL_BYTES, 262144)) == 5
-
-
 def test_the_log_of_a_real_vllm_is_met_exactly() -> None:
     """vLLM 0.32 for the CPU with the twin and MTP 2: blocks of 128 tokens, a pool of 1 GiB."""
     twin = TwinShape()
@@ -122,33 +117,6 @@ def test_the_log_of_a_real_vllm_is_met_exactly() -> None:
     context = int(logged[2])
     assert made.tokens(GIB, context) == int(logged[1].replace(",", ""))
     assert made.concurrency(GIB, context) == pytest.approx(float(logged[3]))
-
-
-def test_the_log_of_a_real_vllm_with_states_in_bf16_is_met_exactly() -> None:
-    """vLLM 0.32 for the CPU with the twin, MTP 2 and `--mamba-ssm-cache-dtype bfloat16`, 1 GiB:
-    `CPU KV cache size: 190,650 tokens, Maximum concurrency for 2,048 tokens per request: 93.09x`.
-    """
-    model = architecture_of(config_files(TwinShape())["config.json"])
-    settings = CacheSettings(
-        vllm="0.32.0", draft_tokens=2, alignment_tokens=128, memory_bytes=2, batched_tokens=2048
-    )
-    made = laid_out(model, settings)
-    assert made.tokens(GIB, 2048) == 190_650
-    assert made.concurrency(GIB, 2048) == pytest.approx(93.09, abs=0.005)
-
-
-def test_a_state_in_bf16_makes_a_block_of_1088_tokens() -> None:
-    """What _get_kv_cache_groups_uniform_page_size of vLLM 0.32 gives for v2's layers."""
-    made = laid_out(BIG, CacheSettings(draft_tokens=2, memory_bytes=2))
-    assert (made.block_tokens, made.block_bytes // 13) == (1088, 2_228_224)
-    assert len(made.groups) == 4
-
-
-def test_slots_are_those_of_vllms_formats() -> None:
-    names = ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc")
-    assert [slot_bytes(f"turboquant_{name}", 256) for name in names] == [388, 262, 230, 198]
-    assert (slot_bytes("auto", 256), slot_bytes("fp8_e4m3", 256)) == (1024, 512)
-    assert (slot_bytes("int8_per_token_head", 128), slot_bytes("nvfp4", 128)) == (264, 144)
 
 
 def test_an_unknown_cache_dtype_is_refused_by_name() -> None:

@@ -20,7 +20,6 @@ from sparkdeploy.estimate.contexts import (
 )
 from sparkdeploy.estimate.decode import decode_step
 from sparkdeploy.estimate.hardware import read_hardware
-from sparkdeploy.estimate.kv_formats import slot_bytes
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.estimate.speed import Speed, fit_speed
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -80,20 +79,6 @@ def test_what_memory_holds_up_is_held_up_by_memory_anywhere() -> None:
     assert TABLE.pace("bfloat16", SPARK).share == TABLE.best_share
 
 
-def test_without_known_clocks_the_measured_share_is_taken() -> None:
-    here = replace(SPARK, name="here", multiprocessors=None)
-    assert TABLE.pace("turboquant_4bit_nc", here).share == 0.5
-    assert TABLE.pace("fp8_e4m3", here).share == 0.8
-    assert TABLE.pace("nvfp4", here) == AttentionPace(TABLE.best_share, 0.0)
-
-
-def test_every_turboquant_format_has_its_figures() -> None:
-    formats = {name for name in SHIPPED.measured if name.startswith("turboquant")}
-    assert {slot_bytes(name, 256) for name in formats} == {388, 262, 230, 198}
-    assert all(0 < pace.share <= SHIPPED.best_share for pace in SHIPPED.measured.values())
-    assert SHIPPED.measured["auto"].fixed_s == 0
-
-
 def test_a_step_takes_its_bytes_at_the_share_and_its_layers_fixed_cost() -> None:
     speed = Speed(H100, TABLE, 1.0, None)
     row = outlook("v2-tq", speed).rows[-1]
@@ -138,11 +123,6 @@ def test_a_format_that_cannot_be_fast_says_where_not_to_use_it() -> None:
     )
 
 
-def test_fp8_has_nothing_to_win_back() -> None:
-    words = wins_words(outlook("v2-kv8", Speed(SPARK, TABLE, 1.0, None)))
-    assert words == "fp8 is faster than auto at every context"
-
-
 def test_the_table_stands_for_all_and_has_a_second_column_for_a_narrower_cache() -> None:
     speed = shipped_speed()
     plain = list(context_lines(outlook("v2", speed)))
@@ -158,26 +138,11 @@ def test_the_table_stands_for_all_and_has_a_second_column_for_a_narrower_cache()
     assert on_h100[-1].endswith(f"of the bandwidth: {SHIPPED.source}")
 
 
-def test_the_recipes_own_context_ends_the_table() -> None:
-    found = outlook("v2-tq", shipped_speed(), 100_000)
-    assert [row.context_tokens for row in found.rows] == [*CONTEXTS[:5], 100_000]
-
-
 def test_a_model_without_a_growing_cache_has_no_such_table() -> None:
     resolved = load_recipe(Library((RECIPES,)), "v2")
     facts = replace(MODELS[resolved.recipe.model.known_as], architecture=None)
     assert context_outlook(resolved, facts, ACCEPTANCE, shipped_speed(), 0) is None
     assert contexts_as_dict(None) is None
-
-
-def test_json_has_both_speeds() -> None:
-    found = contexts_as_dict(outlook("v2-tq", shipped_speed()))
-    assert found is not None
-    assert found["faster_than_auto_from_tokens"] == outlook("v2-tq", shipped_speed()).wins_from
-    assert found["rows"][-1]["tok_s"] > found["rows"][-1]["auto_tok_s"]
-    plain = contexts_as_dict(outlook("v2", shipped_speed()))
-    assert plain is not None
-    assert plain["faster_than_auto_from_tokens"] is None
 
 
 @pytest.mark.parametrize(

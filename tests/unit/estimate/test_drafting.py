@@ -70,15 +70,6 @@ def test_v3_has_two_speeds_and_neither_is_called_measured(
     assert made.from_published.tok_s == pytest.approx(by_v2, abs=0.05)
 
 
-@pytest.mark.parametrize("recipe", ["v3", "v3-fast", "dflash"])
-def test_the_page_has_the_figures_that_are_counted(recipe: str) -> None:
-    made = made_for(RECIPES[recipe])
-    assert made.step is not None
-    tokens = f"{made.step.tokens_per_request:.3g}"
-    row = f"| {recipe} | {made.step.total_bytes / 1e9:.2f} | {tokens} | {made.tok_s:.1f} |"
-    assert row in (REPOSITORY / "docs" / "capacity.md").read_text()
-
-
 def test_v3_shrinks_what_drafts_alone() -> None:
     before, after = step_of("v2").parts, step_of("v3").parts
     changed = {part for part in before if after[part] != before[part]}
@@ -111,18 +102,6 @@ def test_a_state_in_bf16_is_half_but_for_its_window() -> None:
     assert wide - narrow == 36 * 4 * 64 * 128 * 128 * 2
     window = 36 * 4 * 5 * 12_288 * 2
     assert narrow == window + 36 * 4 * 64 * 128 * 128 * 2
-
-
-def test_each_part_of_v3_fast_saves_alone() -> None:
-    whole = step_of("v3").total_bytes
-    parts = (
-        ("serve.mamba_ssm_cache_dtype=bfloat16",),
-        ("checkpoint.lm_head=int4",),
-        ("checkpoint.fp8_dense.mode=off", "checkpoint.shared_experts=int4"),
-    )
-    saved = [whole - step_of("v3", *settings).total_bytes for settings in parts]
-    assert all(size > 2e8 for size in saved)
-    assert sum(saved) == pytest.approx(whole - step_of("v3-fast").total_bytes)
 
 
 def test_a_dflash_drafter_is_read_once_and_so_is_the_head() -> None:
@@ -180,20 +159,6 @@ def test_three_drafts_pay_where_tokens_grow_as_the_step_does() -> None:
     assert three.tokens_per_request == pytest.approx(2.75 + 0.67)
 
 
-def test_three_drafts_pay_later_where_drafts_cost_more() -> None:
-    assert least_percent("v2")[0] > least_percent("v3")[0]
-    assert least_percent("mtp-1") == []
-    assert least_percent("dflash") == []
-
-
-def test_a_third_position_is_told_as_assumed() -> None:
-    three = load_recipe(SHIPPED, "v3", ("serve.speculative.tokens=3",)).recipe
-    said = "\n".join(drafting_lines(three, ACCEPTANCE))
-    assert "95%, 80% (albond" in said
-    assert "then 67%: assumed, " in said
-    assert "assumed" not in "\n".join(drafting_lines(RECIPES["v3"].recipe, ACCEPTANCE))
-
-
 @given(st.integers(1, 15), st.floats(0, 1))
 def test_even_positions_come_to_what_was_reported(drafted: int, share: float) -> None:
     tokens = 1 + share * drafted
@@ -202,9 +167,3 @@ def test_even_positions_come_to_what_was_reported(drafted: int, share: float) ->
     assert 1 + sum(positions) == pytest.approx(tokens, abs=1e-6)
     assert all(0 <= rate <= 1 for rate in positions)
     assert list(positions) == sorted(positions, reverse=True)
-
-
-@pytest.mark.parametrize("tokens", [0.9, 13.1])
-def test_more_than_all_drafts_is_refused(tokens: float) -> None:
-    with pytest.raises(ValueError, match="of 12 drafts"):
-        even_positions(12, tokens)

@@ -27,12 +27,9 @@ from sparkdeploy.estimate.speed import (
     SpeedEstimate,
     estimate,
     fit_speed,
-    in_order,
-    miss_reasons,
 )
 from sparkdeploy.estimate.speed_report import (
     estimate_lines,
-    next_lines,
     speed_lines,
 )
 from sparkdeploy.node.facts import GpuFact
@@ -132,11 +129,6 @@ def test_an_estimate_is_within_fifteen_percent_of_the_published_figure(recipe: s
     assert abs(miss) < 0.15
 
 
-@pytest.mark.parametrize("recipe", ["mtp-1", "v2", "v2-tq", "35b-v2", "dflash"])
-def test_every_miss_is_explained(recipe: str) -> None:
-    assert list(miss_reasons(made_for(recipe)))
-
-
 def test_a_drafter_of_unknown_size_gets_no_estimate() -> None:
     strange = load_recipe(SHIPPED, "dflash", ("serve.speculative.model=somebody/drafter",))
     made = estimate(strange, MODELS, ACCEPTANCE, SPEED)
@@ -149,11 +141,6 @@ def test_without_a_measurement_the_speed_is_an_upper_bound() -> None:
     speed = fit_speed(HARDWARE["h200"], RECIPES, MODELS, ACCEPTANCE, ATTENTION)
     assert (speed.efficiency, speed.fitted_to) == (1.0, None)
     assert "upper bounds" in "\n".join(speed_lines(speed))
-
-
-def test_the_next_recipe_says_which_bytes_it_saves() -> None:
-    lines = list(next_lines("baseline", RECIPES, BIG, ACCEPTANCE))
-    assert lines == ["baseline -> hybrid: shared experts 0.91 -> 0.45 GB, -0.45 GB a token"]
 
 
 def test_a_narrower_cache_shows_at_long_context_and_not_at_short() -> None:
@@ -205,11 +192,6 @@ def test_a_step_grows_with_requests_and_context(
     assert all(size > 0 for size in made.parts.values())
 
 
-def test_recipes_stand_in_the_order_in_which_they_build_on_each_other() -> None:
-    names = [item.recipe.name for item in in_order(RECIPES)]
-    assert names[:5] == ["baseline", "hybrid", "mtp-1", "mtp-2", "v2"]
-
-
 def test_a_parent_s_published_step_less_the_saved_bytes_is_a_second_estimate() -> None:
     v2 = made_for("v2")
     assert v2.step is not None
@@ -224,14 +206,6 @@ def test_a_parent_s_published_step_less_the_saved_bytes_is_a_second_estimate() -
     assert found.from_published.parent == "v2"
     assert found.from_published.tok_s == pytest.approx(2.75 / (2.75 / 51 - 1e9 / bandwidth_bytes_s))
     assert any("56.4 by v2" in line for line in plain_lines(estimate_lines([parent, found], SPEED)))
-
-
-def test_where_nothing_was_measured_no_published_figure_is_carried_over() -> None:
-    bound = replace(SPEED, fitted_to=None)
-
-    made = anchored([made_for("v2"), made_for("v2-kv8")], RECIPES, bound)
-
-    assert [item.from_published for item in made] == [None, None]
 
 
 def test_a_recipe_that_extends_its_own_name_has_parents_all_the_same() -> None:

@@ -74,27 +74,3 @@ def test_all_that_was_written_is_noted(tmp_path: Path, monkeypatch: pytest.Monke
     assert (told["added"], told["count"]) == (names[:1], 3)
     told = apply_mod.changes(dict.fromkeys(names, STATE), dict.fromkeys(names, OTHER))
     assert (list(told["written"]), told["count"]) == (names, 3)  # type: ignore[call-overload]
-
-
-def test_a_file_that_was_written_with_its_own_content_is_told_apart(tmp_path: Path) -> None:
-    same, other = tmp_path / "same", tmp_path / "other"
-    for path in (same, other):
-        path.write_text("x")
-    before = {str(path): apply_mod._state(path.lstat()) for path in (same, other)}
-    content = {str(path): apply_mod.content_of(path) for path in (same, other)}
-    for path, text in ((same, "x"), (other, "y")):
-        path.unlink()
-        path.write_text(text)
-    (tmp_path / "new").write_text("")
-    after = {str(path): apply_mod._state(path.lstat()) for path in tmp_path.iterdir()}
-    told = apply_mod.changes(before, after)
-    assert told["added"] == [str(tmp_path / "new")]
-    assert isinstance(told["written"], dict)
-    differing = [name for name, now in told["written"].items() if now != content[name]]
-    assert differing == [str(other)]
-
-
-def test_links_and_folders_have_a_content_too(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("there")
-    assert apply_mod.content_of(tmp_path / "link") == "link there"
-    assert apply_mod.content_of(tmp_path).startswith("kind ")

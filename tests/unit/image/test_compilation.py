@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image import compilation, network
+from sparkdeploy.image import compilation
 from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.recipe.engine import SourceBuild
 from sparkdeploy.settings import BuildNetwork, resources
@@ -117,20 +117,6 @@ def test_a_compiler_that_fails_shows_its_end_and_leaves_no_container(
     # One that a killed command left under its name, and its own.
     assert compiler.removed == [f"sparkdeploy-compile-{stage.fingerprint[:12]}", "id"]
     assert not list(settings.cache_dir.glob("compile-*"))
-
-
-def test_a_compiled_wheel_is_kept_and_travels_with_the_build(
-    stage: Stage, make_settings: MakeSettings
-) -> None:
-    settings = make_settings(BuildNetwork())
-    wheel = compilation.wheel_folder(stage, settings) / "vllm-0.19.1-cp312-cp312-linux_aarch64.whl"
-    done = Compiler(exit_code=0, wheel=wheel)
-    assert (
-        compilation.compile_wheel(cast("DockerHost", done), stage, settings, cast("Step", None))
-        == wheel
-    )
-    files = network.files(replace(stage, compiled=wheel), settings)
-    assert f"network/compiled/{wheel.name}" in {file.path for file in files}
 
 
 def test_a_wheel_that_is_kept_is_taken_and_nothing_is_asked(

@@ -83,11 +83,6 @@ def test_a_template_value_that_is_missing_is_an_error(tmp_path: Path) -> None:
         templates.render(tmp_path, "x.Dockerfile.j2")
 
 
-def test_a_template_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"nowhere\.j2 is missing"):
-        templates.render(tmp_path, "nowhere.j2")
-
-
 @pytest.mark.parametrize("image", ADOPTED.values())
 def test_an_existing_image_is_adopted(load: LoadEngine, image: str) -> None:
     engine = load("image").model_copy(update={"image": image})
@@ -96,11 +91,6 @@ def test_an_existing_image_is_adopted(load: LoadEngine, image: str) -> None:
     )
     assert (adopted.below, plugin.below) == (None, adopted.tag)
     assert image in (adopted.registry_image, adopted.local_image)
-
-
-def test_an_image_that_is_not_named_is_refused(load: LoadEngine) -> None:
-    with pytest.raises(BuildError, match="names no image"):
-        stages_of(load("image"), base_source="debian", architecture="x86_64", resources=resources())
 
 
 def test_a_missing_lock_is_named(load: LoadEngine, tmp_path: Path) -> None:

@@ -140,14 +140,6 @@ def test_a_wheel_that_was_tampered_with_is_fetched_anew(index: Index, tmp_path: 
     assert (tmp_path / WHEEL).read_bytes() == CONTENT
 
 
-def test_content_that_differs_from_its_hash_does_not_stay(index: Index, tmp_path: Path) -> None:
-    index.offer_json(WHEEL, DIGEST, b"something else")
-    with pytest.raises(BuildError, match="is not what the lock names") as caught:
-        fetch(index, tmp_path)
-    assert caught.value.exit_code == 5
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("filename", "digest"),
     [(WHEEL, "0" * 64), ("a_b-1.0-cp311-cp311-manylinux_2_28_x86_64.whl", DIGEST)],
@@ -186,11 +178,3 @@ def test_each_engine_takes_torch_from_the_index_of_its_kind(
     indexes = list(_indexes(found, settings, torch))
     assert [item.setting for item in indexes] == ["index_url", "PIP_EXTRA_INDEX_URL", setting]
     assert set(indexes[-1].packages or ()) == names
-
-
-def test_a_wheel_at_hand_is_copied(index: Index, tmp_path: Path) -> None:
-    (tmp_path / "hand").mkdir()
-    (tmp_path / "hand" / WHEEL).write_bytes(CONTENT)
-    assert fetch(index, tmp_path / "house", folders=(tmp_path / "hand",)) == [WHEEL]
-    assert (tmp_path / "house" / WHEEL).read_bytes() == CONTENT
-    assert index.asked == []

@@ -12,7 +12,7 @@ from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Serve
-from tests.fakes.plans import drafter_fact, model_fact, observed, plan
+from tests.fakes.plans import drafter_fact, observed, plan
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -111,23 +111,11 @@ def test_fp8_keys_are_not_rotated_and_have_any_width() -> None:
     assert refusals(windows, "turboquant_k8v4")
 
 
-@pytest.mark.parametrize("cache", ["auto", "fp8", "nvfp4"])
-def test_other_formats_are_not_held_to_it(cache: str) -> None:
-    assert refusals(dict(MODELS["openai/gpt-oss-120b"].config), cache) == []
-
-
 def test_a_recipe_that_decides_by_layer_is_left_to_the_plugin() -> None:
     windows = SIZES | {"model_type": "mistral", "sliding_window": 4096}
     skips = ["--kv-cache-dtype-skip-layers", "sliding_window"]
     assert refusals(windows, extra_args=skips) == []
     assert refusals(windows, hf_overrides={"sliding_window": None}) == []
-
-
-def test_numbers_that_no_model_has_ask_nothing() -> None:
-    assert attention_demands({"model_type": "llama", "text_config": 3}) == AttentionDemands()
-    assert attention_demands({"model_type": "llama", "num_hidden_layers": -1}) == AttentionDemands()
-    strange = {"attn_logit_softcapping": "much", "sliding_window": True, "alibi": "no"}
-    assert attention_demands(SIZES | strange | {"model_type": ["x"]}) == AttentionDemands()
 
 
 def test_shipped_recipes_ask_nothing_that_their_cache_lacks(shipped: Library) -> None:
@@ -136,23 +124,6 @@ def test_shipped_recipes_ask_nothing_that_their_cache_lacks(shipped: Library) ->
         known = MODELS.get(recipe.model.known_as)
         if known is not None:
             assert not list(unserved(recipe.serve, attention_demands(known.config))), name
-
-
-def test_a_plan_refuses_before_anything_is_prepared(shipped: Library) -> None:
-    windowed = model_fact(demands=AttentionDemands(window_tokens=128, has_sinks=True))
-    (problem,) = [
-        it
-        for it in plan(shipped, observed(model=windowed), "v2-tq").problems
-        if it.check == "model.kv_cache"
-    ]
-    assert problem.seen == (
-        "Intel/Qwen3.5-122B-A10B-int4-AutoRound has sliding windows of 128 tokens and attention "
-        "sinks, which vLLM's TurboQuant ignores: the text would be wrong "
-        "(serve.kv_cache_dtype: turboquant_4bit_nc)"
-    )
-    assert problem.fix == "--set serve.kv_cache_dtype=auto, or fp8"
-    assert problem.blocks == "prepare"
-    assert not plan(shipped, observed(model=windowed), "v2").problems
 
 
 def test_a_drafter_is_looked_at_too(shipped: Library) -> None:

@@ -21,7 +21,6 @@ from sparkdeploy.node.fabric import (
     FabricFact,
     Interface,
     Packet,
-    RdmaDevice,
     fabric_told,
     read_fabric,
     twin_key,
@@ -108,11 +107,6 @@ def test_each_fault_names_node_value_expectation_and_fix(
     assert found[subject].node == "spark-2"
     assert found[subject].expected
     assert found[subject].fix
-
-
-def test_a_clock_an_hour_off_is_a_fault() -> None:
-    (found,) = verdicts(fabric_fact(2), skew_s=-3600.0)
-    assert (found.subject, found.value) == ("clock", "-3600.0 s from this machine's")
 
 
 def test_a_twin_that_is_up_and_not_configured_is_a_warning() -> None:
@@ -268,19 +262,6 @@ def test_the_recorded_facts_of_a_machine_are_read() -> None:
         "enp1s0f1np1", True, 9000, ("10.77.0.11/24",)
     )
     assert {"rsync", "ping", "python3", "sha256sum"} <= found.tools
-
-
-def test_facts_of_a_spark_tell_rdma_devices_and_where_roce_v2_is() -> None:
-    found = read_fabric((RECORDED / "facts-spark.txt").read_text())
-    assert found.rdma == (
-        RdmaDevice("rocep1s0f1", "enp1s0f1np1", True, 3),
-        RdmaDevice("roceP2p1s0f1", "enP2p1s0f1np1", False, None),
-    )
-
-
-def test_facts_that_broke_off_are_refused() -> None:
-    with pytest.raises(ValueError, match="did not tell its"):
-        read_fabric("== who\nspark\n")
 
 
 def test_a_machine_without_a_home_in_its_environment_tells_the_one_of_its_user(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
 from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, look_spec, part_spec
 from sparkdeploy.plan.formation import Formation, for_cluster, form_up
@@ -139,11 +139,6 @@ def test_the_machine_of_the_command_is_the_head_and_spare_nodes_are_named(
     assert formation.left_alone == ("spark-2", "spark-4")
 
 
-def test_too_few_nodes_are_said(shipped: Library) -> None:
-    with pytest.raises(NodeError, match="over 4 nodes, and 2 are configured"):
-        form_up(load_recipe(shipped, "v2", ["cluster.tensor_parallel=4"]), sparks(2), "spark-1")
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [("off", None), ("{method: mtp, tokens: 1}", 1), ("null", 2)],
@@ -154,13 +149,6 @@ def test_speculation_can_differ_on_a_cluster(
     resolved = for_cluster(load_recipe(shipped, "v2", [f"cluster.speculative={override}"]))
     speculative = resolved.recipe.serve.speculative
     assert (speculative.tokens if speculative else None) == expected
-
-
-def test_a_recipe_may_set_the_rendezvous_timeout_itself(shipped: Library) -> None:
-    argument = "--distributed-timeout-seconds=600"
-    resolved = load_recipe(shipped, "v2", [f"serve.extra_args=['{argument}']"])
-    for spec in specs_of(resolved, 2).values():
-        assert [item for item in spec.command if "timeout-seconds" in item] == [argument]
 
 
 def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Library) -> None:
@@ -207,14 +195,6 @@ def test_nccl_writes_to_a_file_under_ray_only_where_the_recipe_says_so(shipped: 
         assert "NCCL_DEBUG_FILE" not in spec.env
     for spec in specs_of(load_recipe(shipped, "v2", chosen), 2).values():
         assert spec.env["NCCL_DEBUG_FILE"] == "/tmp/nccl.log"
-
-
-def test_a_recipe_that_disables_the_adapters_is_not_told_to_use_them(shipped: Library) -> None:
-    disabled = load_recipe(shipped, "v2", ["serve.env.NCCL_IB_DISABLE='1'"])
-    for spec in specs_of(disabled, 2).values():
-        assert spec.env["NCCL_IB_DISABLE"] == "1"
-        assert "NCCL_NET" not in spec.env
-        assert (spec.devices, spec.cap_add) == ((), ())
 
 
 def test_a_container_that_looks_is_like_the_one_of_the_launch(shipped: Library) -> None:

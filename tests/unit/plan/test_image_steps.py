@@ -61,10 +61,6 @@ def test_nothing_below_a_stage_that_is_here_is_asked_for(here: str, expected: li
     assert [step.reason if step.action is Action.REUSE else "build" for step in steps] == expected
 
 
-def test_a_stage_without_any_image_is_missing() -> None:
-    assert {step.reason for step in image_steps(STAGES, {})} == {"image is missing"}
-
-
 def test_an_image_with_the_tag_and_another_fingerprint_is_no_reason_to_skip_what_is_below() -> None:
     plugin = STAGES[-1]
     other = ImageFact("x", (plugin.tag,), {**plugin.labels(), labels.FINGERPRINT: "0" * 64}, 1)
@@ -103,13 +99,3 @@ def test_an_upper_stage_decides_before_a_lower_one(
     tags = {stage.tag for stage in stages_from(source) if stage.name == upper}
     tags |= {stage.tag for stage in stages_from(other) if stage.name == lower}
     assert source_already_here(ENGINE, ARCHITECTURE, resources(), tags) == source
-
-
-def test_without_any_of_its_images_no_source_was_used_yet() -> None:
-    assert source_already_here(ENGINE, ARCHITECTURE, resources(), {"sparkdeploy/base:x"}) is None
-
-
-@pytest.mark.parametrize("name", ["cuda-0.19", "image"])
-def test_an_engine_with_one_source_has_that_one(name: str) -> None:
-    engine = load_engine(Library((resources() / "recipes",)), name)
-    assert source_already_here(engine, ARCHITECTURE, resources(), set()) == "registry"

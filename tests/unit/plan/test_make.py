@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.checks.report import MEANINGS
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.ports import PortOwner
 from sparkdeploy.plan.findings import plan_findings
-from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode, OverlayFact
+from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
 from tests.fakes.plans import (
@@ -99,12 +98,6 @@ def test_a_stopped_container_starts_again_where_it_is_what_is_asked_for(
     assert plan(shipped, changed(facts, containers=(killed,))).head.action is Action.REPLACE
 
 
-def test_another_deployment_is_started_beside(shipped: Library) -> None:
-    facts = settled(shipped)
-    other = replace(facts.head.containers[0], name="sparkdeploy-other")
-    assert plan(shipped, changed(facts, containers=(other,))).head.action is Action.START
-
-
 def test_a_changed_stage_says_which_input_changed(shipped: Library) -> None:
     facts = settled(shipped)
     tag, image = next((t, i) for t, i in facts.head.images.items() if "plugin" in t)
@@ -116,13 +109,6 @@ def test_a_changed_stage_says_which_input_changed(shipped: Library) -> None:
     made = plan(shipped, changed(facts, images={**images, "sparkdeploy/plugin:old": old}))
     assert [step.action for step in made.images] == [Action.REUSE, Action.REUSE, Action.BUILD]
     assert made.images[2].reason.startswith("inputs changed")
-
-
-def test_a_missing_overlay_is_prepared(shipped: Library) -> None:
-    overlay = OverlayFact(Path("/x/m/ck/q"), False)
-    made = plan(shipped, observed(model=model_fact(overlay=overlay)))
-    assert made.checkpoint.action is Action.PREPARE
-    assert made.head.needs.write_bytes == made.checkpoint.write_bytes > 0
 
 
 def test_baseline_mounts_the_untouched_download(shipped: Library) -> None:
@@ -175,12 +161,6 @@ def test_a_download_that_was_cut_needs_room_for_the_rest_only(shipped: Library) 
     full = replace(SPARK, data_free_bytes=10**9)
     told = messages(plan(shipped, observed(node=full, model=cut)))
     assert "disk: a/b takes 12.0 GB more" in told
-
-
-def test_a_machine_without_gpu_and_memory_is_told_both(shipped: Library) -> None:
-    text = messages(plan(shipped, observed(node=LAPTOP)))
-    assert "GPU: none was found on laptop" in text
-    assert "memory: the weights alone take 67.1 GiB" in text
 
 
 @pytest.mark.parametrize(
@@ -246,11 +226,6 @@ def test_a_rehearsal_is_proposed_only_where_it_can_say_something(
     assert str(gpu.fix).startswith("run this on the Spark")
 
 
-def test_an_unreadable_model_file_is_named(shipped: Library) -> None:
-    made = plan(shipped, observed(model=model_fact(unreadable=(Path("/models/a.safetensors"),))))
-    assert "/models/a.safetensors cannot be read" in messages(made)
-
-
 def test_the_doctor_names_the_user_that_the_container_has(shipped: Library) -> None:
     facts = observed(model=model_fact(owner_uid=0, owner_gid=0))
     found = {item.check: item.seen for item in plan_findings(plan(shipped, facts))}
@@ -299,15 +274,6 @@ def test_a_docker_disk_too_small_for_the_build_is_told_before(shipped: Library) 
     made = plan(shipped, observed(node=node), "v2", "engine=cpu-0.32")
     assert "disk: building the images takes 5.5 GB and /var/lib/docker has 1.0 GB" in messages(made)
     assert made.head.needs.image_bytes == 5_500_000_000
-
-
-@pytest.mark.parametrize("node", [SPARK, LAPTOP])
-def test_a_plan_ends_with_what_its_signs_mean(shipped: Library, node: NodeFact) -> None:
-    *lines, last = plain_lines(plan_lines(plan(shipped, observed(node=node))))
-    signs = {line.split()[0] for line in lines if line.strip()} & set(MEANINGS)
-    assert signs
-    told = {part.split()[0] for part in last.strip().strip("()").split("  ")}
-    assert told == signs
 
 
 def test_the_guard_is_told_when_an_idle_server_stops(shipped: Library) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5
 MALLORY = 61234
-BOB = 61235
 """Users without a name: nothing of the machine belongs to them."""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
