@@ -200,10 +200,10 @@ def test_a_deployment_starts_is_replaced_comes_back_and_goes(place: Ground) -> N
     with place.host() as host, unchanged(host):
         old = import_base(host)
         for text in ("old", "new"):
-            code, output = place.up(text, "--keep", "1")
+            code, output = place.up(text)
             assert code == 0, output
             assert place.text() == text
-        assert "nothing to do" in place.up("new", "--keep", "1")[1]
+        assert "nothing to do" in place.up("new")[1]
         listed = place.cli.run("image", "ls")[1].splitlines()
         assert sum(line.endswith(" main") for line in listed) == 1
         said(place, "rollback")
