@@ -15,9 +15,9 @@ def print_run(run: Run, *, as_json: bool) -> None:
     from sparkdeploy.bench.files import record_text
     from sparkdeploy.bench.tables import run_lines
     from sparkdeploy.bench.watch import drafted_in
-    from sparkdeploy.server.drafting import poor_drafter
+    from sparkdeploy.server.metrics import low_acceptance_warning
 
-    if remark := poor_drafter(drafted_in(run)):
+    if remark := low_acceptance_warning(drafted_in(run)):
         console.warn(remark)
     if as_json:
         console.answer_text(record_text(run))

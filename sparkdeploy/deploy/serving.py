@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
@@ -13,15 +12,13 @@ from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
 from sparkdeploy.node.listener import Listener, listener_of
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.client import ServedModel
-from sparkdeploy.server.drafting import poor_drafter
-from sparkdeploy.server.metrics import finished_requests, parse_samples, speculation
+from sparkdeploy.server.metrics import Metrics, read_metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.server.metrics import FinishedRequests
     from sparkdeploy.settings import Settings
 
 PATIENCE_S = 10.0
@@ -118,23 +115,13 @@ def answers(fact: ContainerFact) -> bool:
         return model.is_healthy()
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What a running server counts of its work."""
-
-    drafting: str = ""
-    """What is wrong with its drafts; empty when nothing is known."""
-    finished: FinishedRequests | None = None
-
-
-def counted_by(fact: ContainerFact, settings: Settings) -> Counted:
-    """Return what a container's server counts, from one look; what it does not tell is left out."""
+def metrics_of(fact: ContainerFact, settings: Settings) -> Metrics:
+    """Return what a container's server counts; what it does not tell is None."""
     if not fact.is_running:
-        return Counted()
+        return Metrics()
     with contextlib.suppress(NodeError, UnhealthyError), model_of(fact, settings) as model:
-        samples = tuple(parse_samples(model.exposition(timeout_s=COUNTERS_TIMEOUT_S)))
-        return Counted(poor_drafter(speculation(samples)), finished_requests(samples))
-    return Counted()
+        return read_metrics(model.exposition(timeout_s=COUNTERS_TIMEOUT_S)) or Metrics()
+    return Metrics()
 
 
 def require_answers(fact: ContainerFact, model: ServedModel) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import uptime_s
 from sparkdeploy.deploy.served import stopped_because
-from sparkdeploy.deploy.serving import Counted, counted_by
+from sparkdeploy.deploy.serving import metrics_of
 from sparkdeploy.moment import stamp
 from sparkdeploy.node.container import is_name
 from sparkdeploy.node.lock import attendant_of
@@ -17,6 +17,7 @@ from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.forensics import Restarts
 from sparkdeploy.server.health import restarts_of
+from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
 from sparkdeploy.terminal import visible_line
 
 if TYPE_CHECKING:
@@ -115,12 +116,11 @@ def status_row(
     """Return the row of a deployment; `members` is what the other nodes say of it."""
     fact = deployment.current
     own_state = _own_state(deployment, is_answering)
-    counted = counted_by(fact, settings) if own_state == HEALTHY else Counted()
+    metrics = metrics_of(fact, settings) if own_state == HEALTHY else Metrics()
     state, half_done = _among_nodes(own_state, deployment, members)
     if half_done:
         state, half_done = _attended(state, half_done, deployment, settings)
     restarts = restarts_of(host, fact) if fact.is_running else Restarts()
-    finished = counted.finished
     return StatusRow(
         name=deployment.name,
         recipe=_recipe(fact),
@@ -139,15 +139,15 @@ def status_row(
         launch=fact.launch,
         restarts=restarts.count,
         last_cause=_last_cause(restarts),
-        drafting=counted.drafting,
+        drafting=low_acceptance_warning(metrics.drafted),
         url=_url(deployment),
         model=visible_line(fact.labels.get(labels.SERVED_NAME, ""))[:CAUSE_CHARACTERS],
         exposure=_exposure(fact),
         since=stamp(parse_time(fact.started_at)) if fact.is_running else "",
         stopped_at=_stopped_at(deployment),
         stopped_because=stopped_because(fact) if deployment.serving is not None else "",
-        requests=finished.requests if finished is not None else None,
-        requests_a_minute=finished.a_minute(time.time()) if finished is not None else None,
+        requests=None if metrics.finished is None else int(metrics.finished),
+        requests_a_minute=metrics.finished_a_minute(time.time()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Prometheus text, and what vLLM counts about speculative decoding."""
+"""vLLM's /metrics: Prometheus text, and what its counters say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -14,11 +14,33 @@ if TYPE_CHECKING:
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'(?<!\w)([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _SPEC = "vllm:spec_decode_num_"
-_TOTAL = "_total"
-_FINISHED = "vllm:request_success_total"
-_STARTED_AT = "process_start_time_seconds"
+_SUMMED = {
+    "generated_tokens": ("vllm:generation_tokens",),
+    "prompt_tokens": ("vllm:prompt_tokens",),
+    "finished": ("vllm:request_success",),
+    "preemptions": ("vllm:num_preemptions",),
+    "prefix_queries": ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries"),
+    "prefix_hits": ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+}
+"""Each by today's name, then by those of earlier releases; where both are there, today's counts."""
+_NEVER_FALL = tuple(_SUMMED)[:6]
+_KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+_FIRST_TOKEN = ("vllm:time_to_first_token_seconds",)
+_GAP = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 LEAST_COUNTED_S = 10.0
 """In less time a mean says nothing."""
+LEAST_DRAFTS: Final = 200
+"""Fewer say nothing: a start's own requests are a handful."""
+LEAST_ACCEPTED: Final = 0.05
+"""Accepted / drafted tokens. Twelve drafts a step have about one accepted in prose (0.11, Entrpi's
+report of 2.3 tokens a step); quantised drafters were reported with none (vllm#51581)."""
+_LOW_ACCEPTANCE_CAUSES: Final = (
+    "a drafter made for another model or quantised, cached prefixes "
+    "(`--set serve.enable_prefix_caching=false`), or more drafts than the text allows "
+    "(`--set serve.speculative.tokens=4`); `--set serve.speculative=null` serves without"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +69,90 @@ class Speculation:
         return self.draft_tokens / self.drafts if self.drafts else None
 
     def since(self, before: Speculation) -> Speculation:
+        earlier = before.accepted_per_position or (0,) * len(self.accepted_per_position)
+        positions = zip(self.accepted_per_position, earlier, strict=True)
         return Speculation(
             self.drafts - before.drafts,
             self.draft_tokens - before.draft_tokens,
             self.accepted_tokens - before.accepted_tokens,
-            tuple(
-                now - then
-                for now, then in zip(
-                    self.accepted_per_position,
-                    before.accepted_per_position or (0,) * len(self.accepted_per_position),
-                    strict=True,
-                )
-            ),
+            tuple(now - then for now, then in positions),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many durations were at most as long as each edge (seconds); the last edge is infinite."""
+
+    edges_s: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
+    """Cumulative, one an edge."""
+
+    @property
+    def count(self) -> float:
+        return self.counts[-1] if self.counts else 0.0
+
+    def since(self, before: Histogram) -> Histogram:
+        """Return what was counted after `before`; all of it where the edges are other ones."""
+        if before.edges_s != self.edges_s:
+            return self
+        pairs = zip(self.counts, before.counts, strict=True)
+        return Histogram(self.edges_s, tuple(max(now - then, 0.0) for now, then in pairs))
+
+    def quantile(self, share: float) -> float | None:
+        """Return the duration that `share` (0 to 1) of all stay within; None where there are none.
+
+        Between two edges a straight line is drawn, as Prometheus' histogram_quantile does. For what
+        lies beyond the last finite edge it returns that edge: more is not known.
+        """
+        if not self.count:
+            return None
+        rank = share * self.count
+        lower_s, below = 0.0, 0.0
+        for edge_s, count in zip(self.edges_s, self.counts, strict=True):
+            if count >= rank and count > below:
+                inside = (rank - below) / (count - below)
+                return lower_s + (edge_s - lower_s) * inside if math.isfinite(edge_s) else lower_s
+            if math.isfinite(edge_s):
+                lower_s = edge_s
+            below = max(below, count)
+        return lower_s
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Counters since the server started, and gauges. None: the server does not say."""
+
+    generated_tokens: float | None = None
+    prompt_tokens: float | None = None
+    finished: float | None = None
+    """Requests that were answered to their end."""
+    preemptions: float | None = None
+    prefix_queries: float | None = None
+    """Tokens that were looked up in the prefix cache."""
+    prefix_hits: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    """The highest of all engines, 0 to 1."""
+    started_at_s: float | None = None
+    """When the server's newest process began, in seconds since 1970 by its machine's clock."""
+    first_token: Histogram = Histogram()
+    gap: Histogram = Histogram()
+    """Between two tokens of an answer."""
+    drafted: Speculation | None = None
+
+    def is_after_restart_of(self, before: Metrics) -> bool:
+        """Say whether another server process counts now: counters never fall in one."""
+        started = {self.started_at_s, before.started_at_s} - {None}
+        pairs = ((getattr(self, name), getattr(before, name)) for name in _NEVER_FALL)
+        return len(started) > 1 or any(None not in pair and pair[0] < pair[1] for pair in pairs)
+
+    def finished_a_minute(self, now_s: float) -> float | None:
+        """Return the mean since the start; None where that is unknown or hardly ago."""
+        if self.finished is None or self.started_at_s is None:
+            return None
+        counted_s = now_s - self.started_at_s
+        return self.finished / counted_s * 60 if counted_s >= LEAST_COUNTED_S else None
 
 
 def parse_samples(text: str) -> Iterator[Sample]:
@@ -83,50 +176,89 @@ def totals(samples: Iterable[Sample]) -> dict[str, float]:
     return dict(summed)
 
 
-def speculation(samples: Iterable[Sample]) -> Speculation | None:
-    """Return the speculation counters, or None when the server has none."""
-    named = (sample for sample in samples if sample.name.startswith(_SPEC))
-    found = [sample for sample in named if math.isfinite(sample.value)]
-    summed = _without_total(totals(found))
-    if f"{_SPEC}drafts" not in summed:
+def read_metrics(exposition: str) -> Metrics | None:
+    """Read /metrics; None where nothing in it is vLLM's."""
+    families = _Families(parse_samples(exposition))
+    if not any(name.startswith("vllm:") for name in families.by_name):
         return None
-    positions: defaultdict[int, float] = defaultdict(float)
-    for sample in found:
-        if sample.name.removesuffix(_TOTAL) == f"{_SPEC}accepted_tokens_per_pos":
-            positions[int(sample.labels.get("position", "0"))] += sample.value
-    return Speculation(
-        drafts=int(summed[f"{_SPEC}drafts"]),
-        draft_tokens=int(summed.get(f"{_SPEC}draft_tokens", 0)),
-        accepted_tokens=int(summed.get(f"{_SPEC}accepted_tokens", 0)),
-        accepted_per_position=tuple(int(positions[key]) for key in sorted(positions)),
+    return Metrics(
+        **{field: families.sum(*names) for field, names in _SUMMED.items()},
+        kv_usage=families.highest(*_KV_USAGE),
+        started_at_s=families.highest("process_start_time_seconds"),
+        first_token=families.histogram(*_FIRST_TOKEN),
+        gap=families.histogram(*_GAP),
+        drafted=families.speculation(),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRequests:
-    """Requests that were answered to their end, since the server started."""
+def speculation(samples: Iterable[Sample]) -> Speculation | None:
+    """Return the speculation counters, or None when the server has none."""
+    return _Families(samples).speculation()
 
-    requests: int
-    started_at_s: float | None
-    """When the server's process began, in seconds since 1970; None where it does not tell."""
 
-    def a_minute(self, now_s: float) -> float | None:
-        """Return their mean; None where nobody knows since when, or that is hardly ago."""
-        if self.started_at_s is None or not now_s - self.started_at_s >= LEAST_COUNTED_S:
+def low_acceptance_warning(drafted: Speculation | None) -> str:
+    """Return what to say of a drafter that is hardly ever right; empty where that is not known.
+
+    It is known once LEAST_DRAFTS steps of requests have drafted; all of them are counted.
+    """
+    if drafted is None or drafted.drafts < LEAST_DRAFTS:
+        return ""
+    accepted = drafted.acceptance
+    if accepted is None or accepted >= LEAST_ACCEPTED:
+        return ""
+    return (
+        f"the drafter costs time: {drafted.accepted_tokens:,} of {drafted.draft_tokens:,} drafted "
+        f"tokens were accepted in {drafted.drafts:,} steps ({accepted:.1%}, less than "
+        f"{LEAST_ACCEPTED:.0%}); known causes: {_LOW_ACCEPTANCE_CAUSES}"
+    )
+
+
+class _Families:
+    """Samples by vLLM's own names: Prometheus' text has `_total` behind a counter's, or not."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self.by_name: defaultdict[str, list[Sample]] = defaultdict(list)
+        for sample in samples:
+            self.by_name[sample.name.removesuffix("_total")].append(sample)
+
+    def sum(self, *names: str) -> float | None:
+        """Sum the first name that is there over engines and labels; None for no count."""
+        found = next((self.by_name[name] for name in names if name in self.by_name), None)
+        summed = math.nan if found is None else sum(sample.value for sample in found)
+        return summed if 0 <= summed < math.inf else None
+
+    def highest(self, *names: str) -> float | None:
+        values = (sample.value for name in names for sample in self.by_name.get(name, ()))
+        return max(filter(math.isfinite, values), default=None)
+
+    def histogram(self, *names: str) -> Histogram:
+        buckets = (self.by_name.get(f"{name}_bucket") for name in names)
+        summed: defaultdict[float, float] = defaultdict(float)
+        for sample in next((found for found in buckets if found), ()):
+            edge_s = _edge(sample.labels.get("le", ""))
+            if not math.isnan(edge_s) and math.isfinite(sample.value):
+                summed[edge_s] += sample.value
+        edges_s = tuple(sorted(summed))
+        return Histogram(edges_s, tuple(summed[edge_s] for edge_s in edges_s))
+
+    def speculation(self) -> Speculation | None:
+        drafts = self.sum(f"{_SPEC}drafts")
+        if drafts is None:
             return None
-        return self.requests / ((now_s - self.started_at_s) / 60)
+        positions: defaultdict[int, float] = defaultdict(float)
+        for sample in self.by_name.get(f"{_SPEC}accepted_tokens_per_pos", ()):
+            if math.isfinite(sample.value):
+                positions[int(sample.labels.get("position", "0"))] += sample.value
+        return Speculation(
+            drafts=int(drafts),
+            draft_tokens=int(self.sum(f"{_SPEC}draft_tokens") or 0),
+            accepted_tokens=int(self.sum(f"{_SPEC}accepted_tokens") or 0),
+            accepted_per_position=tuple(int(positions[key]) for key in sorted(positions)),
+        )
 
 
-def finished_requests(samples: Iterable[Sample]) -> FinishedRequests | None:
-    """Return what vLLM counts of finished requests, or None when it counts none."""
-    summed = totals(sample for sample in samples if sample.name in {_FINISHED, _STARTED_AT})
-    counted = summed.get(_FINISHED)
-    if counted is None or not 0 <= counted < math.inf:
-        return None
-    started_at_s = summed.get(_STARTED_AT, math.nan)
-    return FinishedRequests(int(counted), started_at_s if math.isfinite(started_at_s) else None)
-
-
-def _without_total(summed: Mapping[str, float]) -> dict[str, float]:
-    """Return counters by vLLM's own names: Prometheus' text has `_total` behind them, or not."""
-    return {name.removesuffix(_TOTAL): value for name, value in summed.items()}
+def _edge(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

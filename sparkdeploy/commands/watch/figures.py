@@ -1,4 +1,4 @@
-"""From a server's tallies, one a second, to the figures that are shown. Nothing here looks."""
+"""From a server's readings, one a second, to the figures that are shown. Nothing here looks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdeploy.server.metrics import Speculation
-    from sparkdeploy.server.tally import Histogram, Tally
+    from sparkdeploy.server.metrics import Histogram, Metrics, Speculation
 
 WINDOW_S = 60.0
 RATES_KEPT = 240
@@ -21,28 +20,28 @@ PERCENTILES = (0.5, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class TimedTally:
+class TimedMetrics:
     at_s: float
     """Of a clock that never goes back."""
-    tally: Tally
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class TallyHistory:
+class MetricsHistory:
     """What one server counted in the last minute, and its rates for longer."""
 
-    seen: tuple[TimedTally, ...] = ()
+    seen: tuple[TimedMetrics, ...] = ()
     """Oldest first; all of one server process."""
     rates: tuple[float, ...] = ()
     """Tokens a second, newest last."""
 
-    def after(self, latest: TimedTally) -> TallyHistory:
-        """Return the history with one more tally; a server that started anew has no past."""
+    def after(self, latest: TimedMetrics) -> MetricsHistory:
+        """Return the history with one more reading; a server that started anew has no past."""
         last = self.seen[-1] if self.seen else None
         if last is not None and latest.at_s <= last.at_s:
             return self
-        if last is not None and latest.tally.is_after_restart_of(last.tally):
-            return TallyHistory((latest,), self.rates)
+        if last is not None and latest.metrics.is_after_restart_of(last.metrics):
+            return MetricsHistory((latest,), self.rates)
         rate = _rate(last, latest)
         rates = self.rates if rate is None else (*self.rates, rate)[-RATES_KEPT:]
         since_s = latest.at_s - WINDOW_S
@@ -52,7 +51,7 @@ class TallyHistory:
         ]
         return replace(self, seen=(*kept, latest), rates=rates)
 
-    def idle(self) -> TallyHistory:
+    def idle(self) -> MetricsHistory:
         """Return the history of a server that did not answer: nothing came out of it."""
         return replace(self, rates=(*self.rates, 0.0)[-RATES_KEPT:])
 
@@ -89,11 +88,11 @@ class ServerFigures:
     prompt_tokens: int | None = None
 
 
-def server_figures(history: TallyHistory) -> ServerFigures:
+def server_figures(history: MetricsHistory) -> ServerFigures:
     if not history.seen:
         return ServerFigures(rates=history.rates)
     newest, oldest = history.seen[-1], history.seen[0]
-    now, then = newest.tally, oldest.tally
+    now, then = newest.metrics, oldest.metrics
     before = history.seen[-2] if len(history.seen) > 1 else None
     return ServerFigures(
         tokens_per_s=_rate(before, newest),
@@ -116,17 +115,17 @@ def server_figures(history: TallyHistory) -> ServerFigures:
     )
 
 
-def _rate(before: TimedTally | None, after: TimedTally) -> float | None:
+def _rate(before: TimedMetrics | None, after: TimedMetrics) -> float | None:
     if before is None or after.at_s - before.at_s > NOW_S:
         return None
-    grown = _grown(after.tally.generated_tokens, before.tally.generated_tokens)
+    grown = _grown(after.metrics.generated_tokens, before.metrics.generated_tokens)
     return None if grown is None else grown / (after.at_s - before.at_s)
 
 
-def _a_minute(seen: Sequence[TimedTally]) -> float | None:
+def _a_minute(seen: Sequence[TimedMetrics]) -> float | None:
     """Return finished requests a minute; a watch that has just begun knows less than a minute."""
     span_s = seen[-1].at_s - seen[0].at_s
-    grown = _grown(seen[-1].tally.finished, seen[0].tally.finished)
+    grown = _grown(seen[-1].metrics.finished, seen[0].metrics.finished)
     return None if grown is None or span_s <= 0 else grown * 60.0 / max(span_s, WINDOW_S)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.watch.figures import TimedTally
+from sparkdeploy.commands.watch.figures import TimedMetrics
 from sparkdeploy.commands.watch.scene import ContainerLook, NodeLook, ServerLook, floor_bytes
 from sparkdeploy.deploy.deployments import (
     inspect_deployment,
@@ -21,7 +21,7 @@ from sparkdeploy.node.cluster import open_nodes
 from sparkdeploy.node.facts import parse_gpu_load, parse_meminfo
 from sparkdeploy.node.node import Node, named
 from sparkdeploy.server.health import death, restarts_of
-from sparkdeploy.server.tally import read_tally
+from sparkdeploy.server.metrics import read_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +36,7 @@ EVERY_S = 1.0
 MAX_LINE_CHARACTERS = 1 << 20
 ENGINE_EVERY_S = 3.0
 """Two calls and one for each container: what they tell changes seldom."""
-TALLY_TIMEOUT_S = 5.0
+METRICS_TIMEOUT_S = 5.0
 RETRY_S = 10.0
 LOG_PAUSE_S = 30.0
 SILENCE_S = 6.0
@@ -108,19 +108,19 @@ class ServerReader(Reader):
         try:
             if self._model is None:
                 self._model = self._open()
-            exposition = self._model.exposition(timeout_s=TALLY_TIMEOUT_S)
+            exposition = self._model.exposition(timeout_s=METRICS_TIMEOUT_S)
         except (NodeError, UnhealthyError) as error:
             self._note_silence(error.message)
             return
         if self.ended.is_set():
             # Another server may listen on this port by now: what was read may be of that one.
             return
-        tally = read_tally(exposition)
-        if tally is None:
+        metrics = read_metrics(exposition)
+        if metrics is None:
             self._note_silence("its /metrics tells nothing of vLLM")
             return
         before = self.look
-        history = before.history.after(TimedTally(time.monotonic(), tally))
+        history = before.history.after(TimedMetrics(time.monotonic(), metrics))
         if len(history.seen) == 1:
             self.turns_noticed += 1
         self.look = ServerLook(history, is_answering=True, has_answered=True)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.commands.watch.figures import ServerFigures, TallyHistory, server_figures
+from sparkdeploy.commands.watch.figures import MetricsHistory, ServerFigures, server_figures
 from sparkdeploy.deploy.status import RUNNING
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.terminal import visible_line
@@ -56,7 +56,7 @@ class Standing(Enum):
 class ServerLook:
     """What the reader of one server knows."""
 
-    history: TallyHistory = field(default_factory=TallyHistory)
+    history: MetricsHistory = field(default_factory=MetricsHistory)
     is_answering: bool = False
     has_answered: bool = False
     silent_since: datetime | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.server.tally import read_tally
+from sparkdeploy.server.metrics import read_metrics
 from tests.engine.conftest import DEADLINE_S, SpecMaker, model_at, port_of, start_serving, until
 from tests.engine.program import Program
 from tests.engine.terminal.screen import SIZES, screen
@@ -97,12 +97,12 @@ def test_the_figures_are_the_servers_own_of_the_same_second(
         before = 0.0
         for told in watched(program, deployment):
             row = told["deployments"][0]
-            tally = read_tally(model.exposition())
-            assert tally is not None
-            assert tally.generated_tokens is not None
+            metrics = read_metrics(model.exposition())
+            assert metrics is not None
+            assert metrics.generated_tokens is not None
             # It grows from line to line, and the server has counted on since it said so.
             if row["generated_tokens"] is not None:
-                assert before < row["generated_tokens"] <= tally.generated_tokens
+                assert before < row["generated_tokens"] <= metrics.generated_tokens
                 before = row["generated_tokens"]
             if row["tokens_per_s"] is not None:
                 assert row["tokens_per_s"] == pytest.approx(LOAD, rel=0.1)

@@ -8,7 +8,8 @@ import pytest
 
 from sparkdeploy.commands import operate
 from sparkdeploy.commands.status_words import status_lines
-from sparkdeploy.deploy.serving import counted_by
+from sparkdeploy.deploy.serving import metrics_of
+from sparkdeploy.server.metrics import Metrics
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
@@ -61,12 +62,12 @@ def test_status_says_it_of_a_healthy_server_alone(
 
 
 def test_a_server_that_does_not_tell_is_no_failure(server: TableServer) -> None:
-    assert SAID in counted_by(served_by(server), load_settings()).drafting
-    server.answers["/metrics"] = (503, "")
-    assert counted_by(served_by(server), load_settings()).drafting == ""
-    server.answers["/metrics"] = (200, "x" * 100)
-    assert counted_by(served_by(server), load_settings()).drafting == ""
-    gone = container("sparkdeploy-main", port="1")
-    assert counted_by(gone, load_settings()).drafting == ""
-    unlabelled = container("sparkdeploy-main")
-    assert counted_by(unlabelled, load_settings()).drafting == ""
+    def counted(fact: ContainerFact) -> Metrics:
+        return metrics_of(fact, load_settings())
+
+    assert counted(served_by(server)).drafted is not None
+    for answer in ((503, ""), (200, "x" * 100)):
+        server.answers["/metrics"] = answer
+        assert counted(served_by(server)) == Metrics()
+    assert counted(container("sparkdeploy-main", port="1")) == Metrics()
+    assert counted(container("sparkdeploy-main")) == Metrics()

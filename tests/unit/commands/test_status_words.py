@@ -14,7 +14,7 @@ from sparkdeploy.commands import operate
 from sparkdeploy.commands.status_words import status_lines
 from sparkdeploy.deploy.status import MemberRow, StatusRow
 from sparkdeploy.moment import clock_words, stamp
-from sparkdeploy.server.metrics import FinishedRequests, finished_requests, parse_samples
+from sparkdeploy.server.metrics import read_metrics
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
 from tests.fakes.machines import reached_alone
@@ -103,22 +103,22 @@ process_start_time_seconds 1000.0
 @pytest.mark.parametrize(
     ("text", "finished", "a_minute"),
     [
-        (COUNTED, FinishedRequests(60, 1000.0), 6.0),
-        (COUNTED.replace("1000.0", "1599.0"), FinishedRequests(60, 1599.0), None),
-        (COUNTED.replace("1000.0", "9999.0"), FinishedRequests(60, 9999.0), None),
-        (COUNTED.replace("1000.0", "NaN"), FinishedRequests(60, None), None),
-        ("vllm:request_success_total 0.0", FinishedRequests(0, None), None),
+        (COUNTED, 60, 6.0),
+        (COUNTED.replace("1000.0", "1599.0"), 60, None),
+        (COUNTED.replace("1000.0", "9999.0"), 60, None),
+        (COUNTED.replace("1000.0", "NaN"), 60, None),
+        (COUNTED + 'process_start_time_seconds{pid="2"} 1300.0', 60, 12.0),
+        ("vllm:request_success_total 0.0", 0, None),
         (COUNTED.replace("40.0", "+Inf"), None, None),
         (COUNTED.replace("40.0", "-90"), None, None),
-        ("", None, None),
     ],
 )
 def test_requests_a_minute_are_the_mean_since_the_server_began(
-    text: str, finished: FinishedRequests | None, a_minute: float | None
+    text: str, finished: int | None, a_minute: float | None
 ) -> None:
-    found = finished_requests(parse_samples(text))
-    assert found == finished
-    assert found is None or found.a_minute(1600.0) == a_minute
+    found = read_metrics(text)
+    assert found is not None
+    assert (found.finished, found.finished_a_minute(1600.0)) == (finished, a_minute)
 
 
 class Remembering(FakeContainers):
