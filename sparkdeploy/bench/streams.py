@@ -22,6 +22,7 @@ from sparkdeploy.bench.wire import (
     is_refused,
     request_bytes,
 )
+from sparkdeploy.server.pooling import CHAT
 from sparkdeploy.server.trust import connection_words, ssl_context
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ MAX_ANSWER_BYTES = 256 << 20
 CONNECT_S = 10.0
 PAUSE_S = 0.5
 """After it a stream is read in passing: where its end does not look like one, it ends here."""
-CHAT_PATH = "/v1/chat/completions"
 NAP_S = 0.05
 """The longest sleep before a request's moment: clocks drift apart."""
 
@@ -48,7 +48,7 @@ NAP_S = 0.05
 class Target:
     """Where requests go, and the headers that go with them beside our own."""
 
-    path: str = CHAT_PATH
+    path: str = CHAT
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

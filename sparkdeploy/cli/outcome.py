@@ -14,8 +14,8 @@ from sparkdeploy.deploy.up import Extent
 from sparkdeploy.export.clients import with_key
 from sparkdeploy.plan.backends import planned_backends
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.server.backend_check import compare_backends
 from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
-from sparkdeploy.server.truth import findings
 from sparkdeploy.settings import ON_VARIABLE
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _backends(outcome: Outcome) -> list[dict[str, str | None]] | None:
             "subject": finding.planned.subject,
             "planned": finding.planned.wanted,
             "seen": finding.seen,
-            "verdict": finding.agreement.value,
+            "verdict": finding.match.value,
         }
-        for finding in findings(planned, outcome.readiness.facts)
+        for finding in compare_backends(planned, outcome.readiness.facts)
     ]

@@ -31,7 +31,7 @@ from sparkdeploy.deploy.status import (
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.node import at_once, named
-from sparkdeploy.server.nccl import without_chatter
+from sparkdeploy.server.nccl import without_nccl_info
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -161,17 +161,17 @@ def read_quiet_log(
     """As `read_log`, without the hundreds of lines in which NCCL tells what it does."""
 
     if not tail:
-        return without_chatter(read_log(name, node=node, follow=follow, tail=tail))
+        return without_nccl_info(read_log(name, node=node, follow=follow, tail=tail))
     asked: int | None = tail + CHATTER_LINES
     raw = _lines(read_log(name, node=node, follow=False, tail=asked))
-    found = _lines(without_chatter(raw))
+    found = _lines(without_nccl_info(raw))
     if len(found) < tail and len(raw) == asked:
         # There is more, and NCCL has said more than it usually does.
         asked = None
-        found = _lines(without_chatter(read_log(name, node=node, follow=False, tail=asked)))
+        found = _lines(without_nccl_info(read_log(name, node=node, follow=False, tail=asked)))
     if not follow:
         return iter(found[-tail:])
-    coming = without_chatter(read_log(name, node=node, follow=True, tail=asked))
+    coming = without_nccl_info(read_log(name, node=node, follow=True, tail=asked))
     return _without_first(max(len(found) - tail, 0), coming)
 
 

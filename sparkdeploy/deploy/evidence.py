@@ -24,7 +24,7 @@ from sparkdeploy.secret_shapes import (
     names_a_secret,
     text_without_secrets,
 )
-from sparkdeploy.server.forensics import guard_reports, root_cause
+from sparkdeploy.server.crash import guard_reports, root_cause
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.terminal import visible, visible_log
 

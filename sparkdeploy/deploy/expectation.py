@@ -22,8 +22,8 @@ from sparkdeploy.estimate.memory_claim import MemoryClaim  # noqa: TC001 - read 
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.server.backend_check import Match, compare_backends
 from sparkdeploy.server.phases import read_whole
-from sparkdeploy.server.truth import Agreement, findings
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact, ListedContainer
@@ -70,11 +70,11 @@ def hold(node: Node, fact: ContainerFact, told: EngineFacts | None = None) -> No
     if told is None:
         with named(node):
             told = read_whole(node.docker.logs(fact.container_id, this_run=fact)).facts
-    if not (node.is_here or told.plugin_spoke):
+    if not (node.is_here or told.has_plugin_line):
         # A worker's log may say nothing of the plugin, as under Ray.
         expected = replace(expected, treatment=None)
     try:
-        check_truth(expected, told)
+        check_backends(expected, told)
     except UnhealthyError as error:
         if not node.is_here:
             error.message = f"{node.name}: {error.message}"
@@ -130,7 +130,7 @@ def _treatment(plan: Plan) -> ExpectedTreatment | None:
     )
 
 
-def check_truth(expected: Expectation, facts: EngineFacts) -> None:
+def check_backends(expected: Expectation, facts: EngineFacts) -> None:
     """Compare what the engine says of itself with what was planned.
 
     Warns of a back end that is not the recipe's. Raises UnhealthyError when the plugin converted
@@ -138,9 +138,9 @@ def check_truth(expected: Expectation, facts: EngineFacts) -> None:
     """
     if expected.treatment is not None:
         _check_treatment(expected.treatment, facts)
-    found = findings(expected.backends, facts)
+    found = compare_backends(expected.backends, facts)
     for finding in found:
-        if finding.agreement is Agreement.DIFFERS and not finding.is_failure:
+        if finding.match is Match.DIFFERS and not finding.is_failure:
             console.warn(finding.describe())
     failed = next((finding for finding in found if finding.is_failure), None)
     if failed is not None:
@@ -157,7 +157,7 @@ def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:
         said = f"fp8={facts.fp8_layers} layers, lm_head={facts.lm_head}"
         raise UnhealthyError(
             f"the recipe asks for fp8={wanted[0]} layers and lm_head={wanted[1]}, but the "
-            f"plugin {'said ' + said if facts.plugin_spoke else 'said nothing'}",
+            f"plugin {'said ' + said if facts.has_plugin_line else 'said nothing'}",
             hint=fault,
         )
     shared = facts.shared_int4_layers or 0

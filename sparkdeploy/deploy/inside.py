@@ -28,9 +28,9 @@ from sparkdeploy.plan.backends import allows_sockets, planned_transport
 from sparkdeploy.plan.container import look_spec, wants_rdma
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.problems import refuse_to_start
-from sparkdeploy.server.forensics import root_cause
+from sparkdeploy.server.backend_check import Match, compare_backends
+from sparkdeploy.server.crash import root_cause
 from sparkdeploy.server.phases import read_whole
-from sparkdeploy.server.truth import Agreement, findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,8 +176,8 @@ def _add(plan: Plan, part: Part, node: Node, port: int) -> Check:
     facts = read_whole([said.encode()]).facts
     value = f"{facts.transport.describe() or 'no transport told'}, {added.gb_per_s:g} GB/s"
     adapters = chosen_adapters(spec.env, seat.rdma)
-    for finding in findings(planned_transport(plan.resolved, spec.env, adapters), facts):
-        if finding.agreement is Agreement.DIFFERS:
+    for finding in compare_backends(planned_transport(plan.resolved, spec.env, adapters), facts):
+        if finding.match is Match.DIFFERS:
             fix = "what the image or the node lacks stands above"
             check = Check(part.node, SUBJECT, "failed", value, finding.planned.wanted, fix)
             return check if finding.is_failure else _softened(check)

@@ -15,7 +15,7 @@ from sparkdeploy.node.container import is_name
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.server.forensics import Restarts
+from sparkdeploy.server.crash import Restarts
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
 from sparkdeploy.terminal import visible_line

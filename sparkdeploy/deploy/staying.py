@@ -18,7 +18,7 @@ from sparkdeploy.deploy.watch import STOP_TIMEOUT_S
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import named
-from sparkdeploy.server.forensics import EXIT_MEMORY_FLOOR
+from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
 from sparkdeploy.settings import load_settings
 

@@ -12,8 +12,8 @@ import requests
 from sparkdeploy.bounded_http import AnswerTooLargeError, BoundedSession, chunks, read_whole
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
-from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
-from sparkdeploy.server.streaming import server_words
+from sparkdeploy.server.pooling import CHAT, COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
+from sparkdeploy.server.streaming import error_message
 from sparkdeploy.server.trust import CA_HINT, connection_words, is_untrusted
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ MAX_STREAM_BYTES = 1 << 30
 GREEDY = {"temperature": 0.0}
 _SHOWN_CHARACTERS = 500
 _NO_ROUTE = '{"detail":"Not Found"}'
-"""FastAPI's own words; a model that is not there is told in others."""
+"""FastAPI's own message; a missing model has another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +99,19 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             return False
         return True
 
-    def served_models(self) -> tuple[str, ...]:
-        return tuple(str(item["id"]) for item in self._models())
-
     def max_model_len(self) -> int | None:
         """Return how many tokens a request may take in all; None when the server does not say."""
-        told = {item.get("id"): item.get("max_model_len") for item in self._models()}
-        length = told.get(self.name)
+        lengths = {item.get("id"): item.get("max_model_len") for item in self._models()}
+        length = lengths.get(self.name)
         return int(length) if length else None
 
     def version(self) -> str | None:
-        """Return vLLM's own version; None for a server that has none to tell."""
+        """Return vLLM's own version; None for a server that does not say."""
         try:
-            found = self._call_json("/version").get("version")
+            version = self._call_json("/version").get("version")
         except UnhealthyError:
             return None
-        return str(found) if found else None
+        return str(version) if version else None
 
     def complete(
         self,
@@ -126,7 +123,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     ) -> Completion:
         """Continue a text with /v1/completions, greedily."""
         body = {"prompt": prompt, "max_tokens": max_tokens, **GREEDY, **(extra or {})}
-        return self._generate("/v1/completions", body, timeout_s)
+        return self._generate(COMPLETIONS, body, timeout_s)
 
     def chat(
         self,
@@ -137,7 +134,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     ) -> Completion:
         """Answer a conversation with /v1/chat/completions, greedily."""
         body = {"messages": messages, "max_tokens": max_tokens, **GREEDY, **(extra or {})}
-        return self._generate("/v1/chat/completions", body, ANSWER_TIMEOUT_S)
+        return self._generate(CHAT, body, ANSWER_TIMEOUT_S)
 
     def ask(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S
@@ -199,7 +196,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         return speculation(parse_samples(self.exposition(timeout_s=timeout_s)))
 
     def _generate(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Completion:
-        body = {**body, "model": self.name}  # which may take a request of its own
+        _ = self.name  # may take a request of its own, which does not count
         started_s = time.perf_counter()
         answer = self.ask(path, body, timeout_s=timeout_s)
         duration_s = time.perf_counter() - started_s
@@ -218,10 +215,10 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     def name(self) -> str:
         """Return the served name that requests are for; the first one named by the server."""
         if self._model is None:
-            names = self.served_models()
-            if not names:
+            models = self._models()
+            if not models:
                 raise UnhealthyError(f"{self.base_url} serves no model")
-            self._model = names[0]
+            self._model = str(models[0]["id"])
         return self._model
 
     def _models(self) -> Sequence[Mapping[str, Any]]:
@@ -243,7 +240,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             answer = None
         if not isinstance(answer, dict):
             raise UnhealthyError(
-                f"{self.base_url}{path} answered with something else than a JSON object",
+                f"{self.base_url}{path} did not answer with a JSON object",
                 hint="is this the address of an OpenAI-compatible server?",
                 detail=response.text[:_SHOWN_CHARACTERS],
             )
@@ -301,7 +298,7 @@ def _chunks(response: requests.Response) -> Iterator[bytes]:
         raise UnhealthyError(f"{response.url} cannot be read: {error}") from error
     except requests.RequestException as error:
         words = connection_words(error) or "the connection ended"
-        raise UnhealthyError(f"{response.url} broke its answer off: {words}") from error
+        raise UnhealthyError(f"{response.url} ended its answer early: {words}") from error
 
 
 def _no_connection(url: str, error: requests.RequestException) -> UnhealthyError:
@@ -315,9 +312,9 @@ def _no_connection(url: str, error: requests.RequestException) -> UnhealthyError
 def _refusal(url: str, response: requests.Response) -> UnhealthyError:
     hint = None
     if response.status_code in {requests.codes.unauthorized, requests.codes.forbidden}:
-        hint = "the server wants its API key as a Bearer token"
+        hint = "the server requires its API key as a Bearer token"
     if response.status_code == requests.codes.service_unavailable:
-        hint = "a server that still starts says so: try again when it is ready"
+        hint = "the server is still starting; try again when it is ready"
     if response.is_redirect:
         location = response.headers["Location"][:_SHOWN_CHARACTERS]
         return UnhealthyError(
@@ -325,8 +322,8 @@ def _refusal(url: str, response: requests.Response) -> UnhealthyError:
             "followed",
             hint="vLLM sends none: is this its address?",
         )
-    said = response.text.strip()
-    words = server_words(said)[:_SHOWN_CHARACTERS]
-    is_no_route = response.status_code == requests.codes.not_found and said == _NO_ROUTE
+    text = response.text.strip()
+    message = error_message(text)[:_SHOWN_CHARACTERS]
+    is_no_route = response.status_code == requests.codes.not_found and text == _NO_ROUTE
     kind = NoSuchRouteError if is_no_route else UnhealthyError
-    return kind(f"{url} answered {response.status_code}: {words or response.reason}", hint=hint)
+    return kind(f"{url} answered {response.status_code}: {message or response.reason}", hint=hint)

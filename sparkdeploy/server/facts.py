@@ -1,21 +1,18 @@
-"""What a starting engine says of itself in its log: back ends, cache sizes, what the plugin did."""
+"""What a starting engine logs: its back ends, cache sizes, and what the plugin did."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from sparkdeploy.server.log_lines import said
+from sparkdeploy.server.log_lines import message_of
 from sparkdeploy.server.nccl import Transport, read_transport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What the log says last of each subject; None where it says nothing.
+    """The log's last word on each subject; None where it says nothing.
 
     `kv_cache_tokens` is not comparable across vLLM 0.19 and 0.20, which redefined it.
     """
@@ -41,25 +38,23 @@ class EngineFacts:
     draft_fp8_layers: int | None = None
     kv_cache_tokens: int | None = None
     kv_cache_gib: float | None = None
-    model_memory_gib: float | None = None
-    shares_mtp_weights: bool = False
-    mean_acceptance_length: float | None = None
-    draft_acceptance_percent: float | None = None
-    engine_init_s: float | None = None
     transport: Transport = field(default_factory=Transport)
-    """Of the last communicator; vLLM makes several that all choose alike."""
+    """The last communicator's; vLLM makes several that all choose alike."""
 
     @property
-    def plugin_spoke(self) -> bool:
+    def has_plugin_line(self) -> bool:
         return self.fp8_layers is not None
 
 
+_TYPES = {it.name: it.type for it in fields(EngineFacts)}
+
+
 def read_facts(text: str, known: EngineFacts) -> EngineFacts:
-    """Return what is known after one more line; a line may tell several things."""
-    # The plugin's own lines say that the treatment is on: a prompt that quotes one says nothing.
-    words = said(text)
+    """Return what is known after one more line; a line may have several facts."""
+    # The plugin's own lines say that the conversion is on: a prompt that quotes one says nothing.
+    message = message_of(text)
     for pattern in _PLUGIN_LINES:
-        if match := pattern.match(words):
+        if match := pattern.match(message):
             known = _merged(known, match)
     if (transport := read_transport(text, known.transport)) is not known.transport:
         return replace(known, transport=transport)
@@ -71,15 +66,25 @@ def read_facts(text: str, known: EngineFacts) -> EngineFacts:
 
 def _merged(known: EngineFacts, match: re.Match[str]) -> EngineFacts:
     try:
-        found = {name: _FROM_TEXT.get(name, str)(text) for name, text in match.groupdict().items()}
+        new = {name: _value(name, text) for name, text in match.groupdict().items()}
     except ValueError:
         # Such as 1.2.3 GiB: no line of vLLM's, whoever wrote it.
         return known
     if known.attention_backend is not None:
-        found.pop("attention_backend", None)
-    if kernel := found.get("linear_kernels"):
-        found["linear_kernels"] = tuple(dict.fromkeys((*known.linear_kernels, kernel)))
-    return replace(known, **found)
+        new.pop("attention_backend", None)
+    if kernel := new.get("linear_kernels"):
+        new["linear_kernels"] = tuple(dict.fromkeys((*known.linear_kernels, kernel)))
+    return replace(known, **new)
+
+
+def _value(name: str, text: str) -> Any:  # noqa: ANN401 - of the field's own type
+    if name == "speculation":
+        return _speculation(text)
+    if name == "graph_mode" and text.startswith("Skipping"):
+        return "NONE"
+    if _TYPES[name] == "int | None":
+        return int(text.replace(",", ""))
+    return float(text) if _TYPES[name] == "float | None" else text
 
 
 def _speculation(config: str) -> str | None:
@@ -89,24 +94,6 @@ def _speculation(config: str) -> str | None:
     tokens = re.search(r"num_spec(?:ulative)?_tokens=(\d+)", config)
     return f"{method[1]} {tokens[1]}" if method and tokens else None
 
-
-_FROM_TEXT: Mapping[str, Callable[[str], Any]] = {
-    "speculation": _speculation,
-    "graph_mode": lambda text: "NONE" if text.startswith("Skipping") else text,
-    "fp8_layers": int,
-    "shared_int4_layers": int,
-    "draft_head_rows": int,
-    "draft_int4_layers": int,
-    "draft_fp8_layers": int,
-    "kv_cache_tokens": lambda text: int(text.replace(",", "")),
-    "kv_cache_gib": float,
-    "model_memory_gib": float,
-    "shares_mtp_weights": bool,
-    "mean_acceptance_length": float,
-    "draft_acceptance_percent": float,
-    "engine_init_s": float,
-}
-"""How a field is made of what its group matched; the others are texts as they stand."""
 
 _PLUGIN_LINES = (
     re.compile(
@@ -130,7 +117,7 @@ _VLLM_LINES = tuple(
         r"Initializing a V1 LLM engine \(v(?P<vllm_version>\d[^)]*)\)",
         r"Using (?:AttentionBackendEnum\.)?(?P<attention_backend>\w+) attention backend out of"
         r" potential backends",
-        # What was asked for by name is confirmed in other words.
+        # A back end that was asked for by name is confirmed in another message.
         r"Using AttentionBackendEnum\.(?P<attention_backend>\w+) backend\.",
         r"Using '?(?P<moe_backend>[\w ]{1,64}?)'?(?: \w+)? MoE backend out of",
         r"Using '(?P<moe_backend>\w+)' \w+ MoE backend",
@@ -148,11 +135,5 @@ _VLLM_LINES = tuple(
         r"(?:GPU|CPU) KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens",
         r"Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB",
         r"Explicitly set \((?P<kv_cache_gib>[\d.]+)/[\d.]+\) GiB for KV cache",
-        r"Model loading took (?P<model_memory_gib>[\d.]+) ?GiB",
-        r"(?P<shares_mtp_weights>Detected MTP model\. Sharing target model)",
-        r"^(?>.*?SpecDecoding metrics: Mean acceptance length: )"
-        r"(?P<mean_acceptance_length>[\d.]+),"
-        r".*Avg Draft acceptance rate: (?P<draft_acceptance_percent>[\d.]+)%",
-        r"init engine \([^()]{0,200}\) took (?P<engine_init_s>[\d.]+) s",
     )
 )

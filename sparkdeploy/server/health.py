@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError
-from sparkdeploy.server.forensics import (
+from sparkdeploy.server.crash import (
     Cause,
     Restarts,
     end_before_restart,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparkdeploy.server.facts import EngineFacts
 
 EARLY_S = 60.0
+"""Most containers that die do so before; they are polled more often."""
 EARLY_POLL_S = 0.25
 LATE_POLL_S = 1.0
 LOG_END_TIMEOUT_S = 1.0
@@ -78,13 +79,13 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
     on_phase: Callable[[PhaseTracker, float], None] = lambda _tracker, _elapsed_s: None,
     tracker: PhaseTracker | None = None,
 ) -> Readiness:
-    """Wait until the container runs, /health says so and one request has been answered.
+    """Wait until the container runs, /health answers 200 and one request has been answered.
 
-    `deadline_s` counts from this call. `on_phase` is called after every look with the tracker and
+    `deadline_s` counts from this call. `on_phase` is called after every poll with the tracker and
     the seconds so far (the tracker's times count from this call too). Raises ContainerDiedError
     as soon as the container has ended, with exit code, root cause and log tail, and
-    UnhealthyError at the deadline. A guard that restarts vLLM in place keeps the wait going,
-    unless it died of the request that this call had sent it: the next one would kill it again.
+    UnhealthyError at the deadline. The wait goes on while a guard restarts vLLM in place, unless
+    it died of the request that this call sent: the next one would kill it again.
     """
     tracker = tracker or PhaseTracker()
     started_s = clock()
@@ -99,7 +100,7 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
             left_s = deadline_s - elapsed()
             if left_s <= 0:
                 raise wait.too_late(deadline_s)
-            sleep(min(left_s, poll_interval_s(elapsed())))
+            sleep(min(left_s, EARLY_POLL_S if elapsed() < EARLY_S else LATE_POLL_S))
         startup_s = elapsed()
     # The thread that follows the log may lag behind, or have lost its stream.
     facts = read_whole(host.logs(container_id, this_run=True)).facts
@@ -108,7 +109,7 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
 
 @dataclass(slots=True)
 class _Wait:
-    """What is known of a container that has not answered yet."""
+    """The state of a container that has not answered yet."""
 
     host: DockerHost
     container_id: str
@@ -116,7 +117,7 @@ class _Wait:
     tracker: PhaseTracker
     log_thread: threading.Thread
     refusal: str = ""
-    """What the server said to the first prompt when it did not answer it."""
+    """The server's error for the first prompt."""
     restarts_before_refusal: int | None = None
 
     def ask(self, deadline_s: float, elapsed: Callable[[], float]) -> Completion | None:
@@ -125,7 +126,7 @@ class _Wait:
         answer = None
         left_s = deadline_s - elapsed()
         if left_s > 0 and self.model.is_healthy(timeout_s=min(left_s, 1.0)):
-            answer = self._complete(max(deadline_s - elapsed(), 0.1))
+            answer = self._try_first_prompt(max(deadline_s - elapsed(), 0.1))
         # Something else on the port may have answered for a container that has just died.
         self._require_alive()
         return answer
@@ -139,22 +140,19 @@ class _Wait:
             detail=log_tail(tail, TAIL_LINES),
         )
 
-    def _complete(self, timeout_s: float) -> Completion | None:
+    def _try_first_prompt(self, timeout_s: float) -> Completion | None:
         restarts = self.tracker.restarts
         try:
-            return self._first_answer(timeout_s)
+            try:
+                return self.model.complete(FIRST_PROMPT, FIRST_TOKENS, timeout_s=timeout_s)
+            except NoSuchRouteError:
+                # A model for embeddings or scores writes no text.
+                return self.model.pool(FIRST_PROMPT, timeout_s=timeout_s)
         except UnhealthyError as error:
             self.refusal = error.message
             if self.restarts_before_refusal is None:
                 self.restarts_before_refusal = restarts
             return None
-
-    def _first_answer(self, timeout_s: float) -> Completion:
-        """A model for embeddings or scores writes no text: its own route has to answer."""
-        try:
-            return self.model.complete(FIRST_PROMPT, FIRST_TOKENS, timeout_s=timeout_s)
-        except NoSuchRouteError:
-            return self.model.pool(FIRST_PROMPT, timeout_s=timeout_s)
 
     def _require_alive(self) -> None:
         fact = self.host.find_container(self.container_id)
@@ -176,7 +174,7 @@ def _followed(
     with host.open_log(container_id) as stream:
 
         def read() -> None:
-            # The container's state decides, not its words: a log that cannot be read is no failure.
+            # The container's state decides: a log that cannot be read is no failure.
             with contextlib.suppress(NodeError):
                 for chunk in stream:
                     tracker.feed(chunk, clock())
@@ -193,7 +191,7 @@ def _followed(
 def death(
     host: DockerHost, container_id: str, fact: ContainerFact | None, *, phase: str = ""
 ) -> ContainerDiedError:
-    """Return the error that tells why a container is dead; `fact` is None when it is gone."""
+    """Return the error that explains why a container is dead; `fact` is None when it is gone."""
     if fact is None:
         cause = Cause("removed", "", "somebody removed it")
         return ContainerDiedError("the container is gone", cause, log="")
@@ -201,21 +199,21 @@ def death(
     cause = root_cause(log, fact.exit_code, oom_killed=fact.oom_killed)
     while_doing = f" while {phase}" if phase else ""
     code = f"exit code {fact.exit_code}" + (", out of memory" if fact.oom_killed else "")
-    said = ", ".join(guard_events(log, fact.exit_code))
-    guard = f"; the guard said: {said}" if said else ""
+    events = ", ".join(guard_events(log, fact.exit_code))
+    guard = f"; guard events: {events}" if events else ""
     message = f"{fact.name} died{while_doing} ({code}{guard}): {cause.describe()}"
     return ContainerDiedError(message, cause, log)
 
 
 def restarts_of(host: DockerHost, fact: ContainerFact) -> Restarts:
-    """Say how often vLLM was started again in a running container, from its log's last lines.
+    """Return how often vLLM was started again in a running container, by its log's last lines.
 
-    A log that cannot be read tells of none.
+    A log that cannot be read has none.
     """
     lines: deque[str] = deque(maxlen=EXAMINED_LINES)
     splitter = LineSplitter()
     try:
-        # Split as it comes: Docker's last lines may be of any length, these are cut.
+        # Docker's last lines may be of any length; the splitter cuts them.
         for chunk in host.logs(fact.container_id, tail=EXAMINED_LINES, this_run=fact):
             lines.extend(splitter.feed(chunk))
     except NodeError:
@@ -225,8 +223,3 @@ def restarts_of(host: DockerHost, fact: ContainerFact) -> Restarts:
 
 def recent_log(host: DockerHost, container_id: str, line_count: int) -> str:
     return b"".join(host.logs(container_id, tail=line_count)).decode(errors="replace")
-
-
-def poll_interval_s(elapsed_s: float) -> float:
-    """Return how long to rest between two looks: short at first, when most containers die."""
-    return EARLY_POLL_S if elapsed_s < EARLY_S else LATE_POLL_S

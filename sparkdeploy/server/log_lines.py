@@ -1,4 +1,4 @@
-"""A container's output, cut into lines as it comes, each with the process that wrote it."""
+"""A container's output as lines, each with the process that wrote it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GUARD_MARK = "sparkdeploy-guard: "
 
 
 def guard_payload(text: str) -> str | None:
-    """Return what the guard wrote on a line, or None when the line is not the guard's.
+    """Return the guard's JSON on a line, or None when the line is not the guard's.
 
     Its lines begin with its mark. The mark anywhere else is a quotation, such as a prompt that
     vLLM logs, and what carries a process's name or a level came from a logger of vLLM's. vLLM
@@ -81,8 +81,8 @@ def guard_payload(text: str) -> str | None:
     return text.removeprefix(GUARD_MARK) if text.startswith(GUARD_MARK) else None
 
 
-def said(text: str) -> str:
-    """Return what a line says, without any names of processes and without its logger's head."""
+def message_of(text: str) -> str:
+    """Return a line's message without process names and its logger's head."""
     return _HEAD.sub("", _ORIGINS.sub("", text))
 
 

@@ -1,7 +1,7 @@
-"""What NCCL writes of itself among vLLM's lines, when NCCL_DEBUG asks it to.
+"""NCCL's lines in vLLM's log (NCCL_DEBUG): the transport that it chose.
 
-Its lines begin with host, process, thread and GPU: `spark-1:2:2 [0] NCCL INFO Using network IB`.
-The tests hold this against logs of NCCL 2.28.9 and 2.30.4.
+A line begins with host, process, thread and GPU: `spark-1:2:2 [0] NCCL INFO Using network IB`.
+The tests read logs of NCCL 2.28.9 and 2.30.4.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.plan.backends import over
-from sparkdeploy.server.log_lines import said, without_codes
+from sparkdeploy.server.log_lines import message_of, without_codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _LINE = re.compile(
     r"^(?:\[[\d :-]+\] )?(?P<process>[\w.-]+:\d+):\d+ \[-?\d+\] (?:\S+:\d+ )?"
-    r"NCCL (?P<level>[A-Z]+) ?(?P<said>.*)"
+    r"NCCL (?P<level>[A-Z]+) ?(?P<message>.*)"
 )
 _VERBS = "libibverbs: "
 """How the lines of the library begin that NCCL reaches adapters with."""
@@ -35,7 +35,7 @@ _NETWORKS = ("IB", "Socket")
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How NCCL reaches other nodes, as far as it has told."""
+    """How NCCL reaches other nodes, as far as its log says."""
 
     network: str | None = None
     """`IB`, `Socket` or a plugin's name, once it has chosen."""
@@ -62,19 +62,20 @@ class Transport:
 def read_transport(text: str, known: Transport) -> Transport:
     """Return what is known after one more line.
 
-    Under Ray the head's log has the lines of all nodes: one that uses sockets is told.
+    Under Ray the head's log has the lines of all nodes: one that uses sockets counts.
     """
-    line = _LINE.match(said(text))
+    line = _LINE.match(message_of(text))
     if line is None:
         return known
-    if chosen := _NETWORK.match(line["said"]):
+    if chosen := _NETWORK.match(line["message"]):
         network = _network(chosen[1].strip())
         keeps = network is None or known.network == "Socket"
         return known if keeps else replace(known, network=network)
-    if (offered := _ADAPTERS.match(line["said"])) and _is_whole(offered[1]):
+    offered = _ADAPTERS.match(line["message"])
+    if offered and any(end in offered[1] for end in _ENDS_OF_ADAPTERS):
         names = tuple(dict.fromkeys(_ADAPTER.findall(offered[1])))
         return replace(known, offers={**known.offers, line["process"]: names}) if names else known
-    if offered := _INTERFACES.match(line["said"]):
+    if offered := _INTERFACES.match(line["message"]):
         names = (*known.interfaces, *_INTERFACE.findall(offered[1]))
         return replace(known, interfaces=tuple(dict.fromkeys(names)))
     return known
@@ -89,32 +90,28 @@ def _network(name: str) -> str | None:
     return None if is_cut else name
 
 
-def _is_whole(offered: str) -> bool:
-    return any(end in offered for end in _ENDS_OF_ADAPTERS)
-
-
-def is_told_by_nccl(text: str) -> bool:
+def is_from_nccl(text: str) -> bool:
     """Say whether a line is NCCL's own, or the verbs library's, and no quotation of one."""
-    told = said(without_codes(text))
-    return told.startswith(_VERBS) or _LINE.match(told) is not None
+    message = message_of(without_codes(text))
+    return message.startswith(_VERBS) or _LINE.match(message) is not None
 
 
-def is_chatter(text: str) -> bool:
+def is_nccl_info(text: str) -> bool:
     """Say whether a line is one of NCCL's that warn of nothing; a start has hundreds."""
     # A bar without an end may stand before it.
-    line = _LINE.match(said(without_codes(text.rstrip("\r").rpartition("\r")[2])))
+    line = _LINE.match(message_of(without_codes(text.rstrip("\r").rpartition("\r")[2])))
     return line is not None and line["level"] != "WARN"
 
 
-def without_chatter(pieces: Iterable[str]) -> Iterator[str]:
-    """Yield a log's text without those lines, wherever the pieces happen to end."""
+def without_nccl_info(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield a log's text without NCCL's INFO lines, wherever the pieces end."""
     rest = ""
     for piece in pieces:
         *lines, rest = (rest + piece).split("\n")
-        yield from (f"{line}\n" for line in lines if not is_chatter(line))
+        yield from (f"{line}\n" for line in lines if not is_nccl_info(line))
         if "\r" in rest.rstrip("\r"):
             # A bar that is still being drawn: NCCL draws none.
             yield rest
             rest = ""
-    if not is_chatter(rest):
+    if not is_nccl_info(rest):
         yield rest

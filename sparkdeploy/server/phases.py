@@ -1,4 +1,4 @@
-"""The phases of a vLLM start, read from its log as it streams by, and how long they took."""
+"""The phases of a vLLM start, read from its log as it streams, and how long they took."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.server.facts import EngineFacts, read_facts
-from sparkdeploy.server.log_lines import LineSplitter, guard_payload, said
+from sparkdeploy.server.log_lines import LineSplitter, guard_payload, message_of
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One stretch of a start."""
+    """One part of a start."""
 
     name: str
     title: str
@@ -89,12 +89,6 @@ RECENT_LINES = 5
 _BEGINS_AGAIN = '{"event": "restart"'
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    phase: Phase
-    entered_s: float
-
-
 @dataclass(slots=True)
 class PhaseTracker:
     """Follows a start from raw log bytes, split anywhere; memory stays bounded.
@@ -110,11 +104,12 @@ class PhaseTracker:
     count: tuple[int, int] | None = field(default=None, init=False)
     """How many of how many `UNITS` of the current phase its bar has done."""
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT_LINES), init=False)
-    """What the log said last, without its decoration."""
+    """The log's last messages."""
     weight_loads: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
     """How often the guard has started the server again."""
-    visits: list[Visit] = field(default_factory=list, init=False)
+    visits: list[tuple[Phase, float]] = field(default_factory=list, init=False)
+    """Each phase so far with the time when it began."""
     _splitter: LineSplitter = field(default_factory=LineSplitter, init=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +117,7 @@ class PhaseTracker:
 
     @property
     def phase(self) -> Phase:
-        return self.visits[-1].phase
+        return self.visits[-1][0]
 
     def feed(self, chunk: bytes, at_s: float = 0.0) -> None:
         """Read on; progress bars count before their line has ended."""
@@ -130,23 +125,19 @@ class PhaseTracker:
             self._read(text, at_s)
         self._read_percent(self._splitter.unfinished(), at_s)
 
-    def finish(self, at_s: float = 0.0) -> None:
-        """Read what stands after the last line end."""
-        self.feed(b"\n", at_s)
-
     def durations_s(self, now_s: float) -> dict[str, float]:
         """Return how long each phase visited so far took; the last one until now."""
-        ends = [visit.entered_s for visit in self.visits[1:]] + [now_s]
+        ends = [began_s for _, began_s in self.visits[1:]] + [now_s]
         return {
-            visit.phase.name: max(end - visit.entered_s, 0.0)
-            for visit, end in zip(self.visits, ends, strict=True)
+            phase.name: max(end_s - began_s, 0.0)
+            for (phase, began_s), end_s in zip(self.visits, ends, strict=True)
         }
 
     def remaining_s(self, now_s: float) -> float:
         """Estimate the seconds left: what is left of this phase and all of the later ones."""
         index = _INDEX[self.phase.name]
         later_s = sum(self.typical_s.get(phase.name, 0.0) for phase in PHASES[index + 1 :])
-        spent_s = now_s - self.visits[-1].entered_s
+        spent_s = now_s - self.visits[-1][1]
         if self.percent:
             return later_s + spent_s * (100 - self.percent) / self.percent
         return later_s + max(self.typical_s.get(self.phase.name, 0.0) - spent_s, 0.0)
@@ -161,7 +152,7 @@ class PhaseTracker:
             self.restarts += 1
             self._restart(at_s)
             return
-        self.recent.append(said(text))
+        self.recent.append(message_of(text))
         self.facts = read_facts(text, self.facts)
         if "Loading weights took" in text:
             self.weight_loads += 1
@@ -176,18 +167,18 @@ class PhaseTracker:
                 self._enter(name, at_s)
                 if self.phase.name in {name, "draft"}:
                     self.percent = min(int(match[1]), 100)
-                    counted = _COUNTED.search(text)
-                    self.count = (int(counted[1]), int(counted[2])) if counted else None
+                    done = _COUNTED.search(text)
+                    self.count = (int(done[1]), int(done[2])) if done else None
 
     def _enter(self, name: str, at_s: float) -> None:
         if name == "weights" and self.weight_loads:
             name = "draft"  # what is loaded after the model's weights are the draft model's
         if _INDEX[name] > _INDEX[self.phase.name]:
-            self.visits.append(Visit(PHASES[_INDEX[name]], at_s))
+            self.visits.append((PHASES[_INDEX[name]], at_s))
             self.percent = self.count = None
 
     def _restart(self, at_s: float) -> None:
-        self.visits = [Visit(PHASES[0], at_s)]
+        self.visits = [(PHASES[0], at_s)]
         self.percent = self.count = None
         self.weight_loads = 0
         self.facts = EngineFacts()
@@ -198,7 +189,7 @@ def read_whole(log: Iterable[bytes]) -> PhaseTracker:
     tracker = PhaseTracker()
     for chunk in log:
         tracker.feed(chunk)
-    tracker.finish()
+    tracker.feed(b"\n")
     return tracker
 
 
@@ -206,11 +197,8 @@ def recall_durations(
     state_dir: Path, key: str, *, otherwise: Mapping[str, float] = SPARK_COLD_START_S
 ) -> Mapping[str, float]:
     """Return seconds a phase from the last start of this key, or else the table given."""
-    try:
-        known = read_json(_durations_file(state_dir, key))
-        return {str(name): float(duration_s) for name, duration_s in known.items()}
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
-        return otherwise
+    known = _read_durations(_durations_file(state_dir, key))
+    return otherwise if known is None else known
 
 
 def recall_similar(state_dir: Path, key: str) -> float | None:
@@ -221,10 +209,9 @@ def recall_similar(state_dir: Path, key: str) -> float | None:
         for path in (state_dir / "starts").glob("*.json")
         if re.fullmatch(rf".+_[0-9a-f]+_{re.escape(recipe)}\.json", path.name)
     ]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, OverflowError):
-            return sum(float(duration_s) for duration_s in read_json(path).values())
-    return None
+    newest_first = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+    known = (_read_durations(path) for path in newest_first)
+    return next((sum(found.values()) for found in known if found is not None), None)
 
 
 def remember_durations(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> None:
@@ -233,6 +220,13 @@ def remember_durations(state_dir: Path, key: str, phases_s: Mapping[str, float])
     # A full disk costs the next start its estimate, and this one nothing.
     with contextlib.suppress(OSError):
         write_private(_durations_file(state_dir, key), json.dumps(rounded))
+
+
+def _read_durations(path: Path) -> dict[str, float] | None:
+    try:
+        return {str(name): float(took_s) for name, took_s in read_json(path).items()}
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
+        return None
 
 
 def _durations_file(state_dir: Path, key: str) -> Path:

@@ -1,4 +1,4 @@
-"""An answer of a chat as it comes: its pieces of text and thought, and what it took."""
+"""A streamed chat answer: its pieces of text and reasoning, tokens and times."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from sparkdeploy.errors import UnhealthyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-CHAT_PATH = "/v1/chat/completions"
 _DATA = b"data:"
 _DONE = b"[DONE]"
-LOGS_HINT = "`sparkdeploy status` and `logs` say what became of the server"
+LOGS_HINT = "`sparkdeploy status` and `sparkdeploy logs` show what the server does"
 _MAX_LINE_BYTES = 8 << 20
 """No event of an answer is so long; what is no stream of events may be."""
 
@@ -102,15 +101,15 @@ def answer_pieces(chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
         raise UnhealthyError("the connection ended before the answer did", hint=LOGS_HINT)
 
 
-def server_words(text: str) -> str:
+def error_message(text: str) -> str:
     """Return the message of an OpenAI-style error, or the text as it is."""
     try:
         content = json.loads(text)
     except ValueError:
         return text.strip()
-    found = content.get("error", content) if isinstance(content, dict) else content
-    said = found.get("message") if isinstance(found, dict) else found
-    return said.strip() if isinstance(said, str) else text.strip()
+    error = content.get("error", content) if isinstance(content, dict) else content
+    message = error.get("message") if isinstance(error, dict) else error
+    return message.strip() if isinstance(message, str) else text.strip()
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -119,7 +118,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         *whole, rest = (rest + chunk).split(b"\n")
         yield from (line.rstrip(b"\r") for line in whole)
         if len(rest) > _MAX_LINE_BYTES:
-            raise UnhealthyError("the server sent a line without an end in place of an answer")
+            raise UnhealthyError("the server did not answer with lines of an event stream")
     if rest:
         yield rest
 
@@ -129,13 +128,13 @@ def _piece(data: bytes) -> AnswerPiece:
         content = json.loads(data)
     except ValueError as error:
         raise UnhealthyError(
-            "the server sent an event that is no JSON", detail=data[:500].decode(errors="replace")
+            "the server sent an event that is not JSON", detail=data[:500].decode(errors="replace")
         ) from error
     if not isinstance(content, dict):
         return AnswerPiece()
     if content.get("error"):
         raise UnhealthyError(
-            f"the server broke its answer off: {server_words(json.dumps(content))}",
+            f"the server ended its answer early: {error_message(json.dumps(content))}",
             hint="`sparkdeploy logs` shows why, `sparkdeploy diagnose` packs it",
         )
     choice = _first(content.get("choices"))

@@ -14,7 +14,7 @@ from sparkdeploy.commands.talk import answer
 from sparkdeploy.image import failures
 from sparkdeploy.recipe import arguments, harmless
 from sparkdeploy.recipe.families import families
-from sparkdeploy.server import forensics, phases
+from sparkdeploy.server import crash, phases
 from tests.laws.attacks import texts
 from tests.laws.patterns import SCANNING, Pattern, patterns
 
@@ -37,12 +37,12 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
         lambda: (it.match for it in harmless.lists().patterns.values()),
         WHOLE,
     ),
-    "server/forensics.py:_by_signature": (
-        lambda: (it.pattern for it in forensics.signatures()),
+    "server/crash.py:_by_signature": (
+        lambda: (it.pattern for it in crash.signatures()),
         SEARCH,
     ),
-    "server/forensics.py:_by_two_lines": (
-        lambda: (it.beside for it in forensics.signatures()),
+    "server/crash.py:_by_two_lines": (
+        lambda: (it.beside for it in crash.signatures()),
         SEARCH,
     ),
     "server/phases.py:_read_percent": (phases._BARS.values, SEARCH),

@@ -157,7 +157,7 @@ def engine_origin(log: Iterable[bytes], *, version: str | None) -> EngineOrigin:
         for text in splitter.feed(chunk):
             if match := _FLAGS.search(read_line(text).text):
                 flags = text_without_secrets(match["flags"])
-    tracker.finish()
+    tracker.feed(b"\n")
     facts = tracker.facts
     return EngineOrigin(
         version=version or facts.vllm_version,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError
-from sparkdeploy.server.pooling import PoolingEndpoint, example_body
-from sparkdeploy.server.streaming import CHAT_PATH, AnswerSoFar, answer_pieces
+from sparkdeploy.server.pooling import CHAT, PoolingEndpoint, example_body
+from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ def follow(
     if not wishes.thinks:
         body["chat_template_kwargs"] = NO_THOUGHTS
     try:
-        with partner.model.streamed(CHAT_PATH, body) as chunks:
+        with partner.model.streamed(CHAT, body) as chunks:
             for piece in _pieces_of(partner, chunks):
                 so_far.take(piece)
                 telling.take(piece)

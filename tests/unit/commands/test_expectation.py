@@ -12,7 +12,7 @@ from sparkdeploy.checkpoint.draft_layer import DraftWeights
 from sparkdeploy.deploy.expectation import (
     Expectation,
     ExpectedTreatment,
-    check_truth,
+    check_backends,
     expectation_of,
     expectation_on,
 )
@@ -69,16 +69,16 @@ def test_what_was_read_back_judges_like_the_plan(
     expected = expectation_on(carried(expectation_of(plan, plan.head)))
     assert expected is not None
 
-    check_truth(expected, AS_PLANNED)
-    check_truth(expected, replace(AS_PLANNED, attention_backend="TRITON_ATTN"))
+    check_backends(expected, AS_PLANNED)
+    check_backends(expected, replace(AS_PLANNED, attention_backend="TRITON_ATTN"))
     assert "warning: attention: planned FLASHINFER, runs TRITON_ATTN" in capsys.readouterr().err
     treated = replace(expected, treatment=ExpectedTreatment(84, "int8", 32768))
     done = replace(AS_PLANNED, fp8_layers=84, lm_head="int8", draft_head_rows=32768)
-    check_truth(treated, done)
+    check_backends(treated, done)
     with pytest.raises(UnhealthyError, match="said nothing"):
-        check_truth(treated, AS_PLANNED)
+        check_backends(treated, AS_PLANNED)
     with pytest.raises(UnhealthyError, match="draft head of 32768 rows, and the plugin made none"):
-        check_truth(treated, replace(done, draft_head_rows=None))
+        check_backends(treated, replace(done, draft_head_rows=None))
 
 
 def test_a_draft_layer_that_was_left_alone_is_found(plan: Plan) -> None:
@@ -90,11 +90,11 @@ def test_a_draft_layer_that_was_left_alone_is_found(plan: Plan) -> None:
     assert expected is not None
     done = replace(AS_PLANNED, fp8_layers=84, lm_head="int8")
 
-    check_truth(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=8))
+    check_backends(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=8))
     with pytest.raises(UnhealthyError, match=r"int4=1 layers of experts .* said nothing of it"):
-        check_truth(expected, done)
+        check_backends(expected, done)
     with pytest.raises(UnhealthyError, match="the plugin made int4=1, fp8=7"):
-        check_truth(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=7))
+        check_backends(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=7))
 
 
 def test_shared_experts_that_stayed_as_they_are_are_found(plan: Plan) -> None:
@@ -105,10 +105,10 @@ def test_shared_experts_that_stayed_as_they_are_are_found(plan: Plan) -> None:
     assert expected is not None
     done = replace(AS_PLANNED, fp8_layers=0, lm_head="int8")
 
-    check_truth(expected, replace(done, shared_int4_layers=144))
+    check_backends(expected, replace(done, shared_int4_layers=144))
     for said, count in ((None, 0), (141, 141)):
         with pytest.raises(UnhealthyError, match=f"int4=144 .* the plugin made {count}"):
-            check_truth(expected, replace(done, shared_int4_layers=said))
+            check_backends(expected, replace(done, shared_int4_layers=said))
     plain = replace(expected, treatment=ExpectedTreatment(0, "int8", None))
     with pytest.raises(UnhealthyError, match=r"int4=0 .* the plugin made 144"):
-        check_truth(plain, replace(done, shared_int4_layers=144))
+        check_backends(plain, replace(done, shared_int4_layers=144))

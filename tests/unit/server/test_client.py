@@ -124,7 +124,7 @@ def test_a_missing_key_is_explained(server: TableServer, model: ServedModel) -> 
     server.answers["/v1/models"] = (401, "Unauthorized")
 
     with pytest.raises(UnhealthyError) as caught:
-        model.served_models()
+        model.max_model_len()
 
     assert "API key" in (caught.value.hint or "")
 
@@ -134,7 +134,7 @@ def test_a_server_that_is_not_there_is_unhealthy_and_says_so(server: TableServer
     with ServedModel(server.url) as model:
         assert not model.is_healthy()
         with pytest.raises(UnhealthyError, match="not reachable"):
-            model.served_models()
+            model.max_model_len()
 
 
 @pytest.mark.parametrize("page", ["<html>It works!</html>", '["a list"]'])
@@ -143,12 +143,12 @@ def test_what_answers_in_another_way_is_no_model_server(
 ) -> None:
     server.answers["/v1/models"] = (200, page)
 
-    with pytest.raises(UnhealthyError, match="something else than a JSON object"):
+    with pytest.raises(UnhealthyError, match="did not answer with a JSON object"):
         model.max_model_len()
 
     server.answers["/v1/models"] = (200, json.dumps({"data": [{"id": "qwen"}]}))
     server.answers["/v1/completions"] = (200, page)
-    with pytest.raises(UnhealthyError, match="something else than a JSON object"):
+    with pytest.raises(UnhealthyError, match="did not answer with a JSON object"):
         model.complete("x", 1)
 
 

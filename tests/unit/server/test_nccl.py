@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.plan.backends import over
 from sparkdeploy.server.log_lines import lines_of
-from sparkdeploy.server.nccl import is_chatter, is_told_by_nccl, without_chatter
+from sparkdeploy.server.nccl import is_from_nccl, is_nccl_info, without_nccl_info
 from sparkdeploy.server.phases import read_whole
 from tests.unit.server.log_files import recorded
 
@@ -44,7 +44,7 @@ def test_adapters_of_all_nodes_add_up_and_one_that_took_sockets_is_told() -> Non
     other = other.replace("vm:", "spark-2:")
     both = read_whole([own.encode(), other.encode()]).facts.transport
     assert set(ADAPTERS) < set(both.adapters)
-    assert "".join(without_chatter([other])).count("NCCL INFO") == 0
+    assert "".join(without_nccl_info([other])).count("NCCL INFO") == 0
     sockets = "(RayWorkerWrapper pid=7, ip=10.0.0.2) s:1:1 [0] NCCL INFO Using network Socket\n"
     mixed = read_whole([sockets.encode(), own.encode()]).facts.transport
     assert mixed.network == "Socket"
@@ -85,7 +85,7 @@ def test_adapters_are_read_as_releases_write_them(offered: str, names: str) -> N
 
 @pytest.mark.parametrize("path", ["net.cc", "transport/net.cc", "/build/nccl-2.28.3+cuda/net.cc"])
 def test_a_warning_is_nccls_wherever_it_was_built(path: str) -> None:
-    assert is_told_by_nccl(f"s:1:1 [0] {path}:12 NCCL WARN x")
+    assert is_from_nccl(f"s:1:1 [0] {path}:12 NCCL WARN x")
 
 
 def test_a_prompt_that_quotes_nccl_tells_nothing() -> None:
@@ -95,7 +95,7 @@ def test_a_prompt_that_quotes_nccl_tells_nothing() -> None:
 
 def test_what_nccl_warns_of_stays_and_its_talk_goes() -> None:
     lines = lines_of(recorded("crashes/nccl_no_rights"))
-    left = [line for line in lines if not is_chatter(line)]
+    left = [line for line in lines if not is_nccl_info(line)]
     assert sum("NCCL WARN" in line for line in lines) == sum("NCCL WARN" in it for it in left) == 5
     assert not any("NCCL INFO" in line for line in left)
     assert any(line.startswith("torch.distributed.DistBackendError") for line in left)
@@ -109,7 +109,7 @@ def test_the_log_is_the_same_wherever_its_pieces_end(sizes: list[int]) -> None:
         pieces.append(text[at : at + size])
         at += size
     pieces.append(text[at:])
-    left = "".join(without_chatter(pieces))
-    assert left == "".join(without_chatter([text]))
+    left = "".join(without_nccl_info(pieces))
+    assert left == "".join(without_nccl_info([text]))
     assert left.endswith("no line end")
     assert "NCCL INFO" not in left

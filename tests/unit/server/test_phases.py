@@ -22,7 +22,7 @@ from tests.unit.server.log_files import HEALTHY, recorded
 
 
 def names(tracker: PhaseTracker) -> list[str]:
-    return [visit.phase.name for visit in tracker.visits]
+    return [phase.name for phase, _ in tracker.visits]
 
 
 def phases_after(*lines: str) -> list[str]:
@@ -115,7 +115,7 @@ def test_a_prompt_that_quotes_the_guard_or_the_plugin_changes_nothing() -> None:
     before, after = read_whole([recorded("spark-0.33-mtp")]), read_whole([quoted])
 
     assert after.restarts == 0
-    assert not after.facts.plugin_spoke
+    assert not after.facts.has_plugin_line
     assert after.facts.draft_head_rows is None
     assert after.facts.draft_int4_layers is None
     assert after.facts.shared_int4_layers is None
@@ -183,11 +183,6 @@ def test_the_facts_of_a_spark_start_are_read() -> None:
         lm_head="int8",
         kv_cache_tokens=355_712,
         kv_cache_gib=27.93,
-        model_memory_gib=66.31,
-        shares_mtp_weights=True,
-        mean_acceptance_length=2.61,
-        draft_acceptance_percent=80.6,
-        engine_init_s=170.52,
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces, server_words
+from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces, error_message
 
 
 def event(content: Any, end: str = "\n\n") -> bytes:
@@ -62,10 +62,13 @@ def test_an_answer_is_the_same_however_it_is_cut(cuts: list[int]) -> None:
     [
         (b"<html>hello</html>", "did not stream an answer"),
         (b"", "did not stream an answer"),
-        (event({"error": {"message": "EngineCore died"}}), "broke its answer off: EngineCore died"),
+        (
+            event({"error": {"message": "EngineCore died"}}),
+            "ended its answer early: EngineCore died",
+        ),
         (event(delta(content="Par")), "ended before the answer did"),
-        (b"data: {half\n\n", "no JSON"),
-        (b"data: " + b"x" * (9 << 20), "a line without an end"),
+        (b"data: {half\n\n", "not JSON"),
+        (b"data: " + b"x" * (9 << 20), "did not answer with lines"),
     ],
 )
 def test_what_is_no_answer_is_said(body: bytes, says: str) -> None:
@@ -85,4 +88,4 @@ def test_what_is_no_answer_is_said(body: bytes, says: str) -> None:
     ],
 )
 def test_the_servers_own_words(text: str, words: str) -> None:
-    assert server_words(text) == words
+    assert error_message(text) == words

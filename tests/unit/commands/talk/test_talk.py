@@ -211,7 +211,7 @@ def test_an_engine_that_dies_in_an_answer_is_named_with_where_to_look(
     typed(monkeypatch, "one")
     done = run(*(("ask", "What?") if command == "ask" else ("chat",)))
     assert done.stdout == "Paris\n"
-    said = "error: main: the server broke its answer off: EngineCore encountered an issue.\n"
+    said = "error: main: the server ended its answer early: EngineCore encountered an issue.\n"
     assert said in done.stderr
     assert "`sparkdeploy logs main` shows why, `sparkdeploy diagnose main` packs" in done.stderr
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkdeploy.server.forensics import (
+from sparkdeploy.server.crash import (
     Cause,
     decisive,
     end_before_restart,

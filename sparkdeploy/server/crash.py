@@ -1,4 +1,4 @@
-"""Why a container died, as its log and the way it ended tell."""
+"""Why a container died, by its exit code and its log."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from sparkdeploy import yaml_text
 from sparkdeploy.console import format_gib
 from sparkdeploy.node.container import EXIT_IDLE
 from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
-from sparkdeploy.server.nccl import is_chatter, is_told_by_nccl
+from sparkdeploy.server.nccl import is_from_nccl, is_nccl_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-SIGNATURES = Path(__file__).parent / "signatures.yaml"
 EXIT_MEMORY_FLOOR = 86
-"""How the guard ends a container when memory runs out, and nothing else: a vLLM that ends itself
-with 86 becomes 1. No line that vLLM writes counts as a trip.
-"""
-MEMORY_FLOOR = "memory_floor"
+"""The guard ends a container with it when memory runs out. It turns vLLM's own 86 and 87 into 1,
+so that no line that vLLM writes is needed as proof."""
 EXIT_STALLED = 87
-"""How the guard ends a container, or vLLM in it, when the engine hangs; again its own alone."""
+"""The guard ends a container, or vLLM in it, with it when the engine hangs."""
+MEMORY_FLOOR = "memory_floor"
 STALLED = "stalled"
-MOST_RESTARTS = 1000
-"""A count beyond this is not the guard's, whose orders allow three."""
 _GUARD_FAILURE = re.compile(r'"event": "(?:cannot_run|refused)"')
 _SERVES = "Application startup complete"
 _QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
@@ -75,13 +71,13 @@ class Signature:
     is_certain: bool = True
     """False for words that also occur in harmless tracebacks; those need the fatal one."""
     beside: str = ""
-    """What another line has to say as well; empty where one line is enough."""
+    """A pattern that another line has to match as well; empty where one line is enough."""
 
 
 @functools.cache
 def signatures() -> tuple[Signature, ...]:
-    """Return what signatures.yaml says, in its order; it is a part of the program."""
-    rows = yaml_text.load_file(SIGNATURES)
+    """Return the rows of signatures.yaml in their order; the file is a part of the program."""
+    rows = yaml_text.load_file(Path(__file__).parent / "signatures.yaml")
     return tuple(Signature(pattern="|".join(row.pop("says")), **row) for row in rows)
 
 
@@ -116,24 +112,27 @@ class Restarts:
     cause: Cause | None = None
 
 
-_GUARD_STOPPED = Cause(
-    MEMORY_FLOOR,
-    "",
-    "the memory guard stopped it before the machine could freeze",
-    "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
-)
-_GUARD_SAW_NO_WORK = Cause(
-    STALLED,
-    "",
-    "its engine stalled: it had requests and moved nothing, while /health said all is well",
-    "the log has the stacks of its processes; `sparkdeploy diagnose` packs them for a bug report",
-)
-_NOBODY_ASKED = Cause(
-    "idle",
-    "",
-    "nobody asked it anything for as long as limits.idle_stop_s says, so it stopped itself",
-    "`sparkdeploy start` starts it again",
-)
+_GUARD_CAUSES: Mapping[int | None, Cause] = {
+    EXIT_MEMORY_FLOOR: Cause(
+        MEMORY_FLOOR,
+        "",
+        "the memory guard stopped it before the machine could freeze",
+        "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
+    ),
+    EXIT_STALLED: Cause(
+        STALLED,
+        "",
+        "its engine stalled: it had requests and made no progress, while /health answered 200",
+        "the log has the stacks of its processes; `sparkdeploy diagnose` packs them for a bug "
+        "report",
+    ),
+    EXIT_IDLE: Cause(
+        "idle",
+        "",
+        "it had no request for limits.idle_stop_s, so it stopped itself",
+        "`sparkdeploy start` starts it again",
+    ),
+}
 _KERNEL_KILLED = Cause(
     "oom_killed",
     "",
@@ -143,21 +142,19 @@ _KERNEL_KILLED = Cause(
 
 
 def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
-    """Say why a container died, from its log's end and how it ended. Never fails to answer.
+    """Return why a container died, from its log's end and how it ended; never fails.
 
-    What Docker says of the end goes before what the log says: whatever runs in the container can
-    write any line. That the guard ended it is known by its exit code alone.
+    Docker's state goes before the log: whatever runs in the container can write any line. That the
+    guard ended it is known by its exit code alone.
     """
-    if exit_code == EXIT_MEMORY_FLOOR:
-        return replace(_GUARD_STOPPED, line=_memory_left(log))
-    if exit_code == EXIT_STALLED:
-        return replace(_GUARD_SAW_NO_WORK, line=_what_stood_still(log))
-    if exit_code == EXIT_IDLE:
-        return _NOBODY_ASKED
+    if exit_code in _GUARD_CAUSES:
+        cause = _GUARD_CAUSES[exit_code]
+        last = next(reversed(_reports_of(log, cause.name)), None)
+        return replace(cause, line=_describe_report(last)) if last is not None else cause
     if oom_killed:
         return _KERNEL_KILLED
     lines = [read_line(text) for text in lines_of(log)]
-    # All before the server was up, if it ever was, it has survived.
+    # It survived everything before its server was up, if that ever was.
     served = [index for index, line in enumerate(lines) if _SERVES in line.text]
     recent = lines[served[-1] + 1 :] if served else lines
     return _log_cause(recent, by_signal=exit_code in _SIGNAL_EXITS) or _exit_cause(exit_code)
@@ -183,25 +180,24 @@ def _guard_report(text: str) -> dict[str, Any] | None:
 
 
 def guard_events(log: str, exit_code: int | None) -> list[str]:
-    """Return the events that the guard told of, each once, without a memory trip that did not end
-    it."""
+    """Return the guard's events, each once, without a memory trip that did not end it."""
     events = dict.fromkeys(str(report.get("event")) for report in guard_reports(log))
     return [event for event in events if event != MEMORY_FLOOR or exit_code == EXIT_MEMORY_FLOOR]
 
 
 def restarts_in(log: str) -> Restarts:
-    """Say how often the guard started vLLM again, and why the last time, from a log's end."""
-    told = [report for report in guard_reports(log) if report.get("event") == "restart"]
-    if not told:
+    """Return how often the guard started vLLM again, and why the last time, from a log's end."""
+    reports = _reports_of(log, "restart")
+    if not reports:
         return Restarts()
     # The guard counts them itself: earlier ones may stand above the part of the log that is read.
-    number = told[-1].get("restart")
-    count = number if isinstance(number, int) and number <= MOST_RESTARTS else 0
-    return Restarts(max(count, len(told)), end_before_restart(log).cause)
+    number = reports[-1].get("restart")
+    count = number if isinstance(number, int) else 0
+    return Restarts(max(count, len(reports)), end_before_restart(log).cause)
 
 
 def end_before_restart(log: str) -> EndOfRun:
-    """Say how vLLM ended before the guard's last restart; without one, how the log ends."""
+    """Return how vLLM ended before the guard's last restart; without one, how the log ends."""
     lines, exit_code = lines_of(log), None
     for index, text in reversed(list(enumerate(lines))):
         report = _guard_report(text)
@@ -215,33 +211,28 @@ def end_before_restart(log: str) -> EndOfRun:
 
 
 def log_tail(log: str, line_count: int) -> str:
-    """Return a log's last lines without NCCL's talk, progress bars and terminal codes undone."""
-    lines = [line for line in lines_of(log) if not is_chatter(line)]
+    """Return a log's last lines without NCCL's INFO lines and terminal codes."""
+    lines = [line for line in lines_of(log) if not is_nccl_info(line)]
     return "\n".join(lines[-line_count:])
 
 
-def _told(log: str, event: str) -> list[dict[str, Any]]:
+def _reports_of(log: str, event: str) -> list[dict[str, Any]]:
     return [report for report in guard_reports(log) if report.get("event") == event]
 
 
-def _what_stood_still(log: str) -> str:
-    told = _told(log, STALLED)
-    if not told:
+def _describe_report(report: Mapping[str, Any]) -> str:
+    """Return the figures of a memory trip or a stall."""
+    if report["event"] == MEMORY_FLOOR:
+        available, floor = _gib(report, "mem_available_bytes"), _gib(report, "floor_bytes")
+        return f"{available} were available, the floor is {floor}"
+    if report["event"] != STALLED:
         return ""
-    if "canary_unanswered_s" in told[-1]:
-        waited_s = told[-1].get("waited_s")
+    if "canary_unanswered_s" in report:
+        waited_s = report.get("waited_s")
         who = "idle" if waited_s is None else f"a client waited for {waited_s} s"
-        return f"{who}, and a token asked for did not come in {told[-1]['canary_unanswered_s']} s"
-    running, still_s = told[-1].get("running"), told[-1].get("still_s")
-    return f"{running} requests running, no token and no cache moved for {still_s} s"
-
-
-def _memory_left(log: str) -> str:
-    trips = _told(log, MEMORY_FLOOR)
-    if not trips:
-        return ""
-    available, floor = _gib(trips[-1], "mem_available_bytes"), _gib(trips[-1], "floor_bytes")
-    return f"{available} were available, the floor is {floor}"
+        return f"{who}, and a probe for one token got none in {report['canary_unanswered_s']} s"
+    running, still_s = report.get("running"), report.get("still_s")
+    return f"{running} requests running, no token and no cache block moved for {still_s} s"
 
 
 def _gib(report: Mapping[str, Any], key: str) -> str:
@@ -256,27 +247,27 @@ def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
     """Signatures of two lines, the fatal traceback by signature, certain signatures anywhere,
     the traceback as it is, last words.
     """
-    suspects = [line.text for line in lines if _is_suspect(line)]
     if by_two := _by_two_lines(lines):
         return by_two
+    suspects = [line.text for line in lines if _is_suspect(line)]
     known = [signature for signature in signatures() if not signature.beside]
     certain = [signature for signature in known if signature.is_certain]
     if by_signal:
         return _by_signature(suspects, certain)
     trace = decisive(tracebacks(lines))
-    words = Cause("exception", trace.exceptions[0], "the engine failed") if trace else None
+    exception = Cause("exception", trace.exceptions[0], "the engine failed") if trace else None
     fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
     return (
         _by_signature(fatal, known)
         or _by_signature(suspects, certain)
-        or words
+        or exception
         or _by_signature(suspects, known)
         or _last_words(lines)
     )
 
 
 def _is_suspect(line: LogLine) -> bool:
-    if is_chatter(line.text):
+    if is_nccl_info(line.text):
         return False
     payload = None if line.origin or line.level else guard_payload(line.text)
     if payload is not None:
@@ -285,14 +276,14 @@ def _is_suspect(line: LogLine) -> bool:
 
 
 def _by_two_lines(lines: Sequence[LogLine]) -> Cause | None:
-    """Find a cause in NCCL's own words that other words prove, whatever the level of those."""
-    own = [line.text for line in lines if not line.level and is_told_by_nccl(line.text)]
-    told = [
+    """Return a cause in NCCL's own lines that another line proves, whatever its level."""
+    own = [line.text for line in lines if not line.level and is_from_nccl(line.text)]
+    proven = [
         signature
         for signature in signatures()
         if signature.beside and any(re.search(signature.beside, line.text) for line in lines)
     ]
-    return _by_signature(own, told)
+    return _by_signature(own, proven)
 
 
 def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | None:
@@ -306,10 +297,9 @@ def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | N
 
 def _last_words(lines: Sequence[LogLine]) -> Cause | None:
     suspects = [line for line in lines if _is_suspect(line)]
-    loud = [line.text for line in suspects if line.level]
-    spoken = [line.text for line in suspects if _FAILURE_WORDS.search(line.text)]
-    words = loud or spoken
-    return Cause("last_error", words[-1].strip(), "the log's last error") if words else None
+    logged = [line.text for line in suspects if line.level]
+    errors = logged or [line.text for line in suspects if _FAILURE_WORDS.search(line.text)]
+    return Cause("last_error", errors[-1].strip(), "the log's last error") if errors else None
 
 
 def _exit_cause(exit_code: int | None) -> Cause:
@@ -336,8 +326,8 @@ class Traceback:
         self.lines.append(text)
         self._is_in_frames = True
 
-    def takes(self, line: LogLine) -> bool:
-        """Read a line of the same process on; False when it is none of the traceback's."""
+    def add(self, line: LogLine) -> bool:
+        """Add a line of the same process; False when it is none of the traceback's."""
         if not self._is_in_frames:
             if line.level in _QUIET_LEVELS or len(self.lines) >= _MAX_TRACEBACK_LINES:
                 return False
@@ -361,13 +351,13 @@ def tracebacks(lines: Iterable[LogLine]) -> list[Traceback]:
                 trace = unfinished[line.origin] = Traceback(line.origin)
                 found.append(trace)
             trace.begin(line.text)
-        elif text and trace is not None and not trace.takes(line):
+        elif text and trace is not None and not trace.add(line):
             del unfinished[line.origin]
     return [trace for trace in found if trace.exceptions]
 
 
 def decisive(traces: Iterable[Traceback]) -> Traceback | None:
-    """Return the traceback that says why: the last that is no echo of another process."""
+    """Return the last traceback that is no echo of another process; else the first."""
     all_traces = list(traces)
     own = [trace for trace in all_traces if not trace.is_echo] or all_traces[:1]
     return own[-1] if own else None

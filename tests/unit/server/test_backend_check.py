@@ -7,9 +7,9 @@ import pytest
 from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+from sparkdeploy.server.backend_check import BackendCheck, Match, compare_backends
 from sparkdeploy.server.facts import EngineFacts, read_facts
 from sparkdeploy.server.phases import read_whole
-from sparkdeploy.server.truth import Agreement, BackendFinding, findings
 from sparkdeploy.settings import resources
 from tests.unit.server.log_files import recorded
 
@@ -25,9 +25,9 @@ def told(*lines: str) -> EngineFacts:
     return facts
 
 
-def found(name: str, facts: EngineFacts, *settings: str) -> dict[str, BackendFinding]:
+def found(name: str, facts: EngineFacts, *settings: str) -> dict[str, BackendCheck]:
     planned = planned_backends(resolved(name, *settings))
-    return {finding.planned.subject: finding for finding in findings(planned, facts)}
+    return {finding.planned.subject: finding for finding in compare_backends(planned, facts)}
 
 
 CONFIG = (
@@ -49,24 +49,22 @@ AS_PLANNED = (
 def test_a_recorded_start_of_v2_contradicts_nothing(name: str) -> None:
     seen = found("v2", read_whole([recorded(name)]).facts)
 
-    assert seen["attention"].agreement is Agreement.AS_PLANNED
-    assert seen["speculation"].agreement is Agreement.AS_PLANNED
+    assert seen["attention"].match is Match.AS_PLANNED
+    assert seen["speculation"].match is Match.AS_PLANNED
     assert not [finding for finding in seen.values() if finding.is_failure]
 
 
 def test_a_start_of_the_cpu_build_confirms_its_drafter() -> None:
     seen = found("v2", read_whole([recorded("cpu-0.32-mtp")]).facts, "engine=cpu-0.32")
 
-    assert {name: item.agreement for name, item in seen.items()} == {
-        "speculation": Agreement.AS_PLANNED
-    }
+    assert {name: item.match for name, item in seen.items()} == {"speculation": Match.AS_PLANNED}
 
 
 def test_a_start_as_planned_confirms_every_subject() -> None:
     seen = found("v2", told(*AS_PLANNED))
 
     assert set(seen) == {"attention", "moe", "linear", "speculation", "graphs"}
-    assert {finding.agreement for finding in seen.values()} == {Agreement.AS_PLANNED}
+    assert {finding.match for finding in seen.values()} == {Match.AS_PLANNED}
 
 
 @pytest.mark.parametrize(
@@ -84,29 +82,29 @@ def test_a_silent_fall_back_is_seen_and_stops_nothing(line: str, subject: str) -
     finding = found("v2", told(line)).get(subject)
 
     assert finding is not None
-    assert finding.agreement is Agreement.DIFFERS
+    assert finding.match is Match.DIFFERS
     assert not finding.is_failure
 
 
 def test_a_start_without_the_drafter_that_was_asked_for_differs() -> None:
     line = "Initializing a V1 LLM engine (v0.25.1) with config: speculative_config=None, x=1"
 
-    assert found("v2", told(line))["speculation"].agreement is Agreement.DIFFERS
-    assert found("baseline", told(line))["speculation"].agreement is Agreement.AS_PLANNED
+    assert found("v2", told(line))["speculation"].match is Match.DIFFERS
+    assert found("baseline", told(line))["speculation"].match is Match.AS_PLANNED
 
 
 def test_another_format_of_the_kv_cache_differs() -> None:
     line = "Initializing a V1 LLM engine (v0.25.1) with config: kv_cache_dtype=auto, x=1"
 
-    assert found("v2-kv8", told(line))["kv_cache"].agreement is Agreement.DIFFERS
+    assert found("v2-kv8", told(line))["kv_cache"].match is Match.DIFFERS
     assert found("v2-kv8", told(line, "Using fp8_e4m3 data type to store kv cache"))[
         "kv_cache"
-    ].agreement is (Agreement.AS_PLANNED)
+    ].match is (Match.AS_PLANNED)
 
 
 def test_sparse_mlas_layout_of_an_fp8_cache_is_no_fall_back() -> None:
     line = "Using fp8_ds_mla data type to store kv cache"
-    assert found("v2-kv8", told(line))["kv_cache"].agreement is Agreement.AS_PLANNED
+    assert found("v2-kv8", told(line))["kv_cache"].match is Match.AS_PLANNED
 
 
 @pytest.mark.parametrize(
@@ -124,10 +122,10 @@ def test_sparse_mlas_layout_of_an_fp8_cache_is_no_fall_back() -> None:
 def test_methods_of_speculation_are_compared_as_vllm_calls_them(
     wanted: str, seen: str, agrees: bool
 ) -> None:
-    (finding,) = findings(
+    (finding,) = compare_backends(
         (PlannedBackend("speculation", wanted, warns_only=False),), EngineFacts(speculation=seen)
     )
-    assert (finding.agreement is Agreement.AS_PLANNED) == agrees
+    assert (finding.match is Match.AS_PLANNED) == agrees
 
 
 ADAPTERS = "rocep1s0f1,roceP2p1s0f1"
@@ -137,16 +135,17 @@ ROCE = {"NCCL_IB_HCA": ADAPTERS, "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}
 
 def transport(
     name: str, env: dict[str, str], *settings: str, own: tuple[str, ...] = BOTH
-) -> list[BackendFinding]:
+) -> list[BackendCheck]:
     facts = read_whole([recorded(f"nccl/{name}")]).facts
     adapters = chosen_adapters(env, own)
-    return list(findings(planned_transport(resolved("v2", *settings), env, adapters), facts))
+    planned = planned_transport(resolved("v2", *settings), env, adapters)
+    return list(compare_backends(planned, facts))
 
 
 def test_the_adapters_of_config_yaml_are_held_against_what_nccl_took() -> None:
     (finding,) = transport("2.30.4-roce", ROCE)
 
-    assert finding.agreement is Agreement.AS_PLANNED
+    assert finding.match is Match.AS_PLANNED
 
 
 def test_a_transport_that_fell_back_to_sockets_is_a_failure_with_what_it_costs() -> None:
@@ -165,13 +164,13 @@ def test_a_transport_that_fell_back_to_sockets_is_a_failure_with_what_it_costs()
 def test_nccls_own_spellings_of_adapters_are_read(spelling: str) -> None:
     (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": spelling})
 
-    assert finding.agreement is Agreement.AS_PLANNED
+    assert finding.match is Match.AS_PLANNED
     assert transport("2.30.4-socket", {**ROCE, "NCCL_NET": "socket"}) == []
 
 
 def test_adapters_that_only_the_recipe_names_are_held_against_what_nccl_took() -> None:
     (finding,) = transport("2.30.4-roce", {**ROCE, "NCCL_IB_HCA": "roce"}, own=())
-    assert finding.agreement is Agreement.AS_PLANNED
+    assert finding.match is Match.AS_PLANNED
     (finding,) = transport("2.30.4-socket", {**ROCE, "NCCL_IB_HCA": "=mlx5_9"}, own=())
     assert finding.planned.wanted == "NET/IB over mlx5_9"
     assert finding.is_failure
