@@ -1,11 +1,11 @@
-"""Whether nodes can serve together: facts in, one verdict per question out. Pure."""
+"""Whether nodes can serve together."""
 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from sparkdeploy.checks.finding import Finding, Verdict, node_finding
 from sparkdeploy.console import format_gib
 from sparkdeploy.node.fabric import twin_key
 
@@ -17,38 +17,19 @@ if TYPE_CHECKING:
     from sparkdeploy.node.fabric import Connection, FabricFact, Packet
     from sparkdeploy.node.facts import NodeFact
 
-Verdict = Literal["ok", "warning", "failed", "not seen"]
 CLOCK_TOLERANCE_S = 5.0
 TOOLS = {"rsync": "rsync", "ping": "iputils-ping", "sha256sum": "coreutils"}
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One question to one node."""
-
-    node: str
-    subject: str
-    verdict: Verdict
-    value: str
-    expected: str = ""
-    fix: str = ""
-
-    def describe(self) -> str:
-        wanted = f", expected {self.expected}" if self.expected and self.verdict != "ok" else ""
-        return f"{self.node}: {self.subject}: {self.value}{wanted}"
-
-
-def _check(node: str, subject: str, good: bool, value: str, expected: str, fix: str) -> Check:
-    return Check(node, subject, "ok" if good else "failed", value, expected, fix)
-
-
-def unreachable_checks(unreachable: Mapping[str, NodeError]) -> Iterator[Check]:
+def unreachable_checks(unreachable: Mapping[str, NodeError]) -> Iterator[Finding]:
     for node, error in unreachable.items():
         value = error.message.removeprefix(f"{node}: ")
-        yield Check(node, "reachable", "failed", value, "ssh and docker answer", error.hint or "")
+        yield node_finding(
+            "reachable", node, "reachable", False, value, "ssh and docker answer", error.hint or ""
+        )
 
 
-def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Check]:
+def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
     for node in entries:
         fact = seen.get(node.name)
         if fact is None or fact.fabric is None:
@@ -59,10 +40,11 @@ def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) ->
             yield from _interface(node, port, fact.fabric)
         yield from _subnets(node, fact.fabric)
         yield from _rdma(node, fact.fabric)
-        yield Check(node.name, "free memory", "ok", format_gib(fact.memory_available_bytes or 0))
+        free = format_gib(fact.memory_available_bytes or 0)
+        yield node_finding("memory", node.name, "free memory", True, free)
 
 
-def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Check]:
+def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
     """Yield what must be equal on all nodes."""
     nodes = [node for node in entries if node.name in seen]
     for node in nodes[1:]:
@@ -72,7 +54,7 @@ def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) ->
     yield from _architectures({node.name: seen[node.name].architecture for node in nodes})
 
 
-def _architectures(found: Mapping[str, str]) -> Iterator[Check]:
+def _architectures(found: Mapping[str, str]) -> Iterator[Finding]:
     """Yield which nodes' Docker Engines are unlike most: one image serves all nodes."""
     common = max(found.values(), key=list(found.values()).count, default="")
     like = next((node for node, own in found.items() if own == common), "")
@@ -83,18 +65,22 @@ def _architectures(found: Mapping[str, str]) -> Iterator[Check]:
         expected = "one kind, for one image serves all nodes"
         fix = f"leave {node} out: take it from `cluster:` in config.yaml, or serve on one node "
         fix += "alone (without --cluster)"
-        yield _check(node, "architecture", own == common, value, expected, fix)
+        yield node_finding(
+            "architecture", node, "architecture", own == common, value, expected, fix
+        )
 
 
-def version_checks(versions: Mapping[str, str]) -> Iterator[Check]:
+def version_checks(versions: Mapping[str, str]) -> Iterator[Finding]:
     """Yield each node's Docker version; another major one is worth a warning."""
     first = next(iter(versions.values()), "")
     for node, version in versions.items():
-        same = version.split(".")[0] == first.split(".")[0]
-        yield Check(node, "docker", "ok" if same else "warning", version, f"like {first}")
+        is_same = version.split(".")[0] == first.split(".")[0]
+        yield node_finding(
+            "docker", node, "docker", is_same, version, f"like {first}", otherwise=Verdict.WARN
+        )
 
 
-def packet_checks(packets: Sequence[Packet]) -> Iterator[Check]:
+def packet_checks(packets: Sequence[Packet]) -> Iterator[Finding]:
     """Yield whether full-size packets arrive: small ones may pass where those of a model hang."""
     for packet in packets:
         subject = f"path MTU to {packet.target} over {packet.interface}"
@@ -102,52 +88,56 @@ def packet_checks(packets: Sequence[Packet]) -> Iterator[Check]:
         expected = f"{packet.mtu} bytes to pass"
         fix = f"on both nodes: sudo ip link set {packet.interface} mtu {packet.mtu}; a switch "
         fix += "between them must allow jumbo frames"
-        yield _check(packet.source, subject, packet.arrived, value, expected, fix)
+        yield node_finding("path_mtu", packet.source, subject, packet.arrived, value, expected, fix)
 
 
-def connection_checks(connections: Sequence[Connection]) -> Iterator[Check]:
+def connection_checks(connections: Sequence[Connection]) -> Iterator[Finding]:
     for item in connections:
         port = str(item.port) if item.port else "any free port"
         subject = f"TCP to {item.target} at {item.address}, {port}"
         value = item.error or "connects"
         subnet = ipaddress.ip_network(f"{item.address}/24", strict=False)
         fix = f"on {item.target}, let the fabric through its firewall: sudo ufw allow from {subnet}"
-        yield _check(item.source, subject, not item.error, value, "a connection", fix)
+        yield node_finding(
+            "connection", item.source, subject, not item.error, value, "a connection", fix
+        )
 
 
-def _clock(node: ClusterNode, skew_s: float) -> Check:
+def _clock(node: ClusterNode, skew_s: float) -> Finding:
     good = abs(skew_s) <= CLOCK_TOLERANCE_S
     value, expected = f"{skew_s:+.1f} s from this machine's", f"within {CLOCK_TOLERANCE_S:g} s"
     fix = "on both nodes: sudo timedatectl set-ntp true"
-    return _check(node.name, "clock", good, value, expected, fix)
+    return node_finding("clock", node.name, "clock", good, value, expected, fix)
 
 
-def _tools(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
+def _tools(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     for tool, package in TOOLS.items():
         if tool not in facts.tools:
             fix = f"on {node.name}: sudo apt-get install {package}"
-            yield Check(node.name, tool, "failed", "not installed", "installed", fix)
+            yield node_finding("tools", node.name, tool, False, "not installed", "installed", fix)
 
 
-def _interface(node: ClusterNode, port: FabricPort, facts: FabricFact) -> Iterator[Check]:
+def _interface(node: ClusterNode, port: FabricPort, facts: FabricFact) -> Iterator[Finding]:
     found = facts.interface(port.interface)
     if found is None:
         there = "one of: " + ", ".join(item.name for item in facts.interfaces)
         fix = "correct `fabric:` in config.yaml; `sparkdeploy cluster discover` shows them"
-        yield Check(node.name, port.interface, "failed", "no such interface", there, fix)
+        yield node_finding(
+            "link", node.name, port.interface, False, "no such interface", there, fix
+        )
         return
     subject, value = f"{port.interface} link", "up" if found.is_up else "down"
     fix = f"is the cable in the same port of both nodes? on {node.name}: "
     fix += f"sudo ip link set {port.interface} up"
-    yield _check(node.name, subject, found.is_up, value, "up", fix)
+    yield node_finding("link", node.name, subject, found.is_up, value, "up", fix)
     subject, value = f"{port.interface} address", ", ".join(found.addresses) or "none"
     fix = f"on {node.name}: sudo ip address add {port.address} dev {port.interface} "
     fix += "(for good: netplan, docs/cluster.md)"
     good = port.address in found.addresses
-    yield _check(node.name, subject, good, value, port.address, fix)
+    yield node_finding("address", node.name, subject, good, value, port.address, fix)
 
 
-def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
+def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     """Two interfaces in one subnet: packets leave by one and are answered to the other."""
     used: dict[str, str] = {}
     for port in node.fabric:
@@ -159,10 +149,10 @@ def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
                 fix = f"give {port.interface} an address in another subnet on every node "
                 fix += "(netplan, docs/cluster.md)"
                 wanted = "a subnet of its own for each"
-                yield Check(node.name, "subnets", "failed", value, wanted, fix)
+                yield node_finding("subnets", node.name, "subnets", False, value, wanted, fix)
 
 
-def _rdma(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
+def _rdma(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     for port in node.fabric:
         if port.rdma is None:
             continue
@@ -171,16 +161,17 @@ def _rdma(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
             there = ", ".join(item.name for item in facts.rdma) or "none"
             value = f"not there; there is: {there}"
             fix = "correct `rdma:` in config.yaml; on the node: rdma link"
-            yield Check(node.name, subject, "failed", value, "an RDMA device", fix)
+            yield node_finding("rdma", node.name, subject, False, value, "an RDMA device", fix)
             continue
         good = found.is_active and found.interface == port.interface
         value = f"{'active' if found.is_active else 'not active'} on {found.interface}"
         fix = "correct `rdma:` in config.yaml, or see to the cable; on the node: rdma link"
-        yield _check(node.name, subject, good, value, f"active on {port.interface}", fix)
+        expected = f"active on {port.interface}"
+        yield node_finding("rdma", node.name, subject, good, value, expected, fix)
     yield from _forgotten_twin(node, facts)
 
 
-def _forgotten_twin(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
+def _forgotten_twin(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     """One twin alone carries half of the port's rate."""
     used = {port.interface for port in node.fabric}
     keys = {twin_key(name) for name in used} - {None}
@@ -188,12 +179,21 @@ def _forgotten_twin(node: ClusterNode, facts: FabricFact) -> Iterator[Check]:
         if item.name not in used and twin_key(item.name) in keys and item.is_up:
             value = f"{item.name} is up and not in config.yaml"
             fix = f"add {item.name} to `fabric:` of {node.name}"
-            yield Check(node.name, "twins", "warning", value, "both twins of the port", fix)
+            yield node_finding(
+                "twins",
+                node.name,
+                "twins",
+                False,
+                value,
+                "both twins of the port",
+                fix,
+                otherwise=Verdict.WARN,
+            )
 
 
 def _same_mtu(
     first: ClusterNode, node: ClusterNode, ours: FabricFact | None, theirs: FabricFact | None
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     if ours is None or theirs is None:
         return
     for own_port, first_port in zip(node.fabric, first.fabric, strict=False):
@@ -202,12 +202,23 @@ def _same_mtu(
             continue
         subject, expected = f"{own_port.interface} MTU", f"{there.mtu}, as on {first.name}"
         fix = f"on {node.name}: sudo ip link set {own_port.interface} mtu {there.mtu}"
-        yield _check(node.name, subject, here.mtu == there.mtu, str(here.mtu), expected, fix)
+        yield node_finding(
+            "mtu", node.name, subject, here.mtu == there.mtu, str(here.mtu), expected, fix
+        )
 
 
-def _same_driver(first: ClusterNode, node: ClusterNode, ours: NodeFact, theirs: NodeFact) -> Check:
+def _same_driver(
+    first: ClusterNode, node: ClusterNode, ours: NodeFact, theirs: NodeFact
+) -> Finding:
     own, other = (fact.gpu.driver_version if fact.gpu else None for fact in (ours, theirs))
-    verdict: Verdict = "ok" if own == other else "warning"
-    wanted = f"{other or 'none'}, as on {first.name}"
-    fix = "install the same driver on both"
-    return Check(node.name, "GPU driver", verdict, own or "none", wanted, fix)
+    wanted, fix = f"{other or 'none'}, as on {first.name}", "install the same driver on both"
+    return node_finding(
+        "driver",
+        node.name,
+        "GPU driver",
+        own == other,
+        own or "none",
+        wanted,
+        fix,
+        otherwise=Verdict.WARN,
+    )

@@ -1,4 +1,4 @@
-"""What one check found: a verdict, the value seen, and the command that fixes it."""
+"""The result of one check: a verdict, the value seen, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 
 class Verdict(Enum):
-    """How a check ended; what was not seen counts as neither good nor bad."""
+    """A check's result; what was not seen counts as neither good nor bad."""
 
     OK = "ok"
     WARN = "warn"
@@ -22,11 +22,13 @@ class Finding:
     """Stable: `group.name`, as docs/doctor.md lists them."""
     verdict: Verdict
     seen: str
-    """The value seen, in words that name the thing."""
+    """The value seen, with the name of the thing."""
     fix: str | None = None
-    """A command, or what to do; None when nothing is wrong, or nothing is to be mended."""
+    """A command, or what to do; None when there is nothing to do."""
     blocks: Literal["prepare", "start"] = "start"
-    """The first thing that a failure keeps a plan from: `prepare` (and so start), or the start."""
+    """The first step that a failure blocks: `prepare` (and so start), or the start."""
+    node: str = ""
+    """The node of a check between nodes, which `seen` names as well."""
 
     @property
     def group(self) -> str:
@@ -49,3 +51,21 @@ def fail(
 
 def not_seen(check: str, why: str) -> Finding:
     return Finding(check, Verdict.NOT_SEEN, why)
+
+
+def node_finding(  # noqa: PLR0913, PLR0917 - one row of a report
+    check: str,
+    node: str,
+    subject: str,
+    is_good: bool,
+    value: str,
+    expected: str = "",
+    fix: str = "",
+    *,
+    otherwise: Verdict = Verdict.FAIL,
+) -> Finding:
+    """Return what a check of one node among several saw; `check` is its name in the group."""
+    seen, verdict = f"{node}: {subject}: {value}", Verdict.OK if is_good else otherwise
+    if not is_good and expected:
+        seen += f", expected {expected}"
+    return Finding(f"cluster.{check}", verdict, seen, None if is_good else fix or None, node=node)

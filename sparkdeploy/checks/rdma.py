@@ -1,4 +1,4 @@
-"""What an engine's container sees of the RDMA adapters, held against config.yaml. Pure."""
+"""The RDMA adapters that an engine's container sees, compared with config.yaml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from sparkdeploy.checks.fabric import Check
+from sparkdeploy.checks.finding import Finding, Verdict, node_finding
 from sparkdeploy.console import format_bytes
 from sparkdeploy.image.stages import RDMA_PACKAGES
 
@@ -126,7 +126,7 @@ def chosen_adapters(env: Mapping[str, str], own: Iterable[str]) -> tuple[str, ..
     return tuple(meant if leaves_out else (*meant, *others))
 
 
-def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Check]:
+def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what keeps NCCL from the adapters, in the order in which it would meet it.
 
     `env` is the container's: the adapters and the GID that NCCL is told to take. Without the
@@ -138,12 +138,20 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
     rights = _rights(node, fact)
     yield rights
     yield _memlock(node, fact)
-    if rights.verdict == "failed":
+    if rights.verdict is Verdict.FAIL:
         return
     seen = {adapter.name: adapter for adapter in read_devinfo(fact.devinfo or "")}
     if not seen and (reason := _unread(fact.devinfo)):
         fix = f"that image needs {RDMA_PACKAGES[-1]}; on {node.name}: ibv_devinfo"
-        yield Check(node.name, "adapters in the image", "not seen", reason, fix=fix)
+        yield node_finding(
+            "adapters",
+            node.name,
+            "adapters in the image",
+            False,
+            reason,
+            fix=fix,
+            otherwise=Verdict.NOT_SEEN,
+        )
         return
     chosen = chosen_adapters(env, [port.rdma for port in node.fabric if port.rdma])
     ports = [port for port in node.fabric if port.rdma in chosen]
@@ -157,75 +165,80 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
         yield from _gid_checks(node, ports, seen, int(index))
 
 
-def _none_chosen(node: ClusterNode, env: Mapping[str, str], seen: Iterable[str]) -> Check:
+def _none_chosen(node: ClusterNode, env: Mapping[str, str], seen: Iterable[str]) -> Finding:
     told = env.get("NCCL_IB_HCA", "")
     value = f"it means none of: {', '.join(seen) or 'nothing is there'}"
     fix = "correct serve.env.NCCL_IB_HCA in the recipe, or leave it out"
-    return Check(node.name, f"NCCL_IB_HCA={told}", "failed", value, "an adapter", fix)
+    return node_finding(
+        "adapters", node.name, f"NCCL_IB_HCA={told}", False, value, "an adapter", fix
+    )
 
 
-def _libraries(node: ClusterNode, fact: RdmaFact) -> Check:
+def _libraries(node: ClusterNode, fact: RdmaFact) -> Finding:
     packages = ", ".join(RDMA_PACKAGES)
     fix = f"install {packages} in that image, or take an engine that sparkdeploy builds"
     value, wanted = "; ".join(fact.missing.values()), "libibverbs and the provider of mlx5"
-    return Check(node.name, "RDMA libraries of the image", "failed", value, wanted, fix)
+    subject = "RDMA libraries of the image"
+    return node_finding("libraries", node.name, subject, False, value, wanted, fix)
 
 
-def _rights(node: ClusterNode, fact: RdmaFact) -> Check:
+def _rights(node: ClusterNode, fact: RdmaFact) -> Finding:
     subject, wanted = "/dev/infiniband in the container", f"user {fact.user} may open it"
     if not fact.nodes:
         fix = f"on {node.name}: sudo modprobe ib_uverbs mlx5_ib; ls -l /dev/infiniband"
-        return Check(node.name, subject, "failed", "no adapter in it", wanted, fix)
+        return node_finding("devices", node.name, subject, False, "no adapter in it", wanted, fix)
     refused = [f"{path}: {why}" for path, why in fact.nodes.items() if why]
     if refused:
         fix = f"on {node.name}: sudo chmod a+rw /dev/infiniband/uverbs* (for good: docs/cluster.md)"
         value = f"user {fact.user} may not open {'; '.join(refused)}"
-        return Check(node.name, subject, "failed", value, wanted, fix)
-    return Check(node.name, subject, "ok", f"user {fact.user} may open {len(fact.nodes)} of it")
+        return node_finding("devices", node.name, subject, False, value, wanted, fix)
+    value = f"user {fact.user} may open {len(fact.nodes)} of it"
+    return node_finding("devices", node.name, subject, True, value)
 
 
-def _memlock(node: ClusterNode, fact: RdmaFact) -> Check:
+def _memlock(node: ClusterNode, fact: RdmaFact) -> Finding:
     subject = "memory that may be locked"
     if fact.memlock_bytes is None:
-        return Check(node.name, subject, "ok", "unlimited")
+        return node_finding("memlock", node.name, subject, True, "unlimited")
     fix = f"on {node.name}: LimitMEMLOCK=infinity for docker.service; rootless Docker cannot"
     value = format_bytes(fact.memlock_bytes)
-    return Check(node.name, subject, "failed", value, "unlimited", fix)
+    return node_finding("memlock", node.name, subject, False, value, "unlimited", fix)
 
 
 def _adapter_checks(
     node: ClusterNode, port: FabricPort, seen: Mapping[str, Adapter]
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     adapter, subject = seen.get(port.rdma or ""), f"{port.rdma} in the container"
     if adapter is None:
         value = f"not seen; it sees: {', '.join(seen) or 'none'}"
         fix = f"correct `rdma:` in config.yaml; on {node.name}: rdma link; ibv_devinfo"
-        yield Check(node.name, subject, "failed", value, "an adapter", fix)
+        yield node_finding("adapters", node.name, subject, False, value, "an adapter", fix)
         return
     if adapter.link != ETHERNET:
         fix = "set the port to Ethernet (mlxconfig, LINK_TYPE_P1=2), as RoCE needs it"
-        yield Check(node.name, subject, "failed", adapter.link, ETHERNET, fix)
+        yield node_finding("adapters", node.name, subject, False, adapter.link, ETHERNET, fix)
         return
     if adapter.state != ACTIVE:
         fix = f"is the cable in? on {node.name}: sudo ip link set {port.interface} up; rdma link"
-        yield Check(node.name, subject, "failed", adapter.state, ACTIVE, fix)
+        yield node_finding("adapters", node.name, subject, False, adapter.state, ACTIVE, fix)
         return
-    yield Check(node.name, subject, "ok", ACTIVE)
+    yield node_finding("adapters", node.name, subject, True, ACTIVE)
     yield _mtu(node, port, adapter)
 
 
-def _mtu(node: ClusterNode, port: FabricPort, adapter: Adapter) -> Check:
-    subject = f"{port.rdma} packets"
-    if adapter.mtu_bytes is None or adapter.mtu_bytes >= FULL_MTU_BYTES:
-        return Check(node.name, subject, "ok", f"{adapter.mtu_bytes or 'unknown'} bytes")
+def _mtu(node: ClusterNode, port: FabricPort, adapter: Adapter) -> Finding:
+    is_full = adapter.mtu_bytes is None or adapter.mtu_bytes >= FULL_MTU_BYTES
+    value, expected = f"{adapter.mtu_bytes or 'unknown'} bytes", f"{FULL_MTU_BYTES} bytes"
     fix = f"on every node: sudo ip link set {port.interface} mtu 9000 (for good: netplan)"
-    value, wanted = f"{adapter.mtu_bytes} bytes", f"{FULL_MTU_BYTES} bytes"
-    return Check(node.name, subject, "warning", value, wanted, fix)
+    subject, worst = f"{port.rdma} packets", Verdict.WARN
+    return node_finding(
+        "rdma_mtu", node.name, subject, is_full, value, expected, fix, otherwise=worst
+    )
 
 
 def _gid_checks(
     node: ClusterNode, ports: Sequence[FabricPort], seen: Mapping[str, Adapter], index: int
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     active = {
         port: adapter
         for port in ports
@@ -238,11 +251,11 @@ def _gid_checks(
     for (port, adapter), fitting in zip(active.items(), right, strict=True):
         subject, wanted = f"{port.rdma} GID {index}", f"{ROCE_V2} of {port.ip}"
         if index in fitting:
-            yield Check(node.name, subject, "ok", wanted)
+            yield node_finding("gid", node.name, subject, True, wanted)
             continue
         if adapter.gids and not any(gid.kind for gid in adapter.gids.values()):
             value = "ibv_devinfo of that image does not tell the kinds of GIDs"
-            yield Check(node.name, subject, "not seen", value)
+            yield node_finding("gid", node.name, subject, False, value, otherwise=Verdict.NOT_SEEN)
             continue
         gid = adapter.gids.get(index)
         value = f"{gid.kind} of {_ipv4(gid.address) or gid.address}" if gid else "not set"
@@ -250,7 +263,7 @@ def _gid_checks(
         if common:
             setting = f"serve.env.NCCL_IB_GID_INDEX='{min(common)}'"
             fix += f'; or, if it fits every node: --set "{setting}"'
-        yield Check(node.name, subject, "failed", value, wanted, fix)
+        yield node_finding("gid", node.name, subject, False, value, wanted, fix)
 
 
 def _right_gids(port: FabricPort, adapter: Adapter) -> set[int]:

@@ -66,6 +66,7 @@ def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
                 "fix": item.fix,
                 "group": item.group,
             }
+            | ({"node": item.node} if item.node else {})
             for item in _in_order(findings)
         ],
     }

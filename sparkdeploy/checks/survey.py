@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.cluster import ClusterNode
     from sparkdeploy.node.fabric import Connection
     from sparkdeploy.node.facts import Machine
@@ -82,7 +82,7 @@ def _look(node: Node, models: Path, machine: Machine | None, *, is_alone: bool) 
     return look_at(machine or node, node.name, docker, models, fabric_fact)
 
 
-def compare(nodes: Nodes, found: Survey) -> tuple[Check, ...]:
+def compare(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
     """Return what the answers say; nothing for one machine alone."""
     if nodes.config is None:
         return ()
@@ -99,7 +99,7 @@ def compare(nodes: Nodes, found: Survey) -> tuple[Check, ...]:
     )
 
 
-def probe(nodes: Nodes, found: Survey) -> tuple[Check, ...]:
+def probe(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
     """Send full-size packets both ways over each pair of ports, and open connections."""
     ready = [node for node in nodes if node.name in found.seen]
     if nodes.config is None or len(ready) < 2:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.fabric import FabricFact
     from sparkdeploy.table import Block
 
-SIGNS = {"ok": "=", "warning": "!", "failed": "x", "not seen": "?"}
-
 
 group = typer.Typer(help="Two or more nodes: who they are, and whether they fit together.")
 
@@ -59,7 +57,8 @@ def check(
     """Say what stands in the way of `up RECIPE --cluster`, on the nodes, between them, and inside
     the engine's containers: adapters, rights, and a sum over all nodes where they have GPUs.
     """
-    from sparkdeploy.checks.report import legend, signed
+    from sparkdeploy.checks.finding import Verdict
+    from sparkdeploy.checks.report import SIGNS, as_dict, failures, legend, signed
     from sparkdeploy.commands.cluster import check_all
 
     settings = current_settings()
@@ -67,13 +66,13 @@ def check(
     checks = check_all(requested(recipe, assignments, settings, cluster=True), settings)
     lines: list[Block] = []
     for item in checks:
-        ink = Ink.BAD if item.verdict == "failed" else Ink.PLAIN
-        lines.append(line_of(signed(SIGNS[item.verdict]), " ", Piece(item.describe(), ink)))
-        if item.verdict != "ok" and item.fix:
+        ink = Ink.BAD if item.verdict is Verdict.FAIL else Ink.PLAIN
+        lines.append(line_of(signed(SIGNS[item.verdict]), " ", Piece(item.seen, ink)))
+        if item.fix:
             lines.append(f"    fix: {item.fix}")
     lines.append(legend(SIGNS[item.verdict] for item in checks))
-    answer(lines, [asdict(item) for item in checks], as_json=as_json)
-    failed = sum(item.verdict == "failed" for item in checks)
+    answer(lines, as_dict(checks)["checks"], as_json=as_json)
+    failed = failures(checks)
     if failed:
         raise NodeError(f"{failed} of {len(checks)} checks failed")
 

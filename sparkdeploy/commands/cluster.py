@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
-from sparkdeploy.checks.fabric import Check
+from sparkdeploy.checks.finding import Finding, Verdict
 from sparkdeploy.checks.survey import compare, probe, survey
 from sparkdeploy.console import console
 from sparkdeploy.deploy.inside import add_up, look_inside
@@ -56,7 +56,7 @@ def survey_of_all() -> SurveyOfNodes:
         return SurveyOfNodes(config, nodes.here.name, survey(nodes, settings.hub_cache).seen)
 
 
-def check_all(request: Request, settings: Settings) -> tuple[Check, ...]:
+def check_all(request: Request, settings: Settings) -> tuple[Finding, ...]:
     """Ask the nodes, try the ways between them, and look into the engine's containers there.
 
     Those are of the request's recipe. Raises RecipeError for what was typed and cannot be read; a
@@ -78,7 +78,7 @@ def check_all(request: Request, settings: Settings) -> tuple[Check, ...]:
 
 def _check_inside(
     request: Request, settings: Settings, nodes: Nodes, found: Survey
-) -> tuple[Check, ...]:
+) -> tuple[Finding, ...]:
     """Return what containers of the recipe's engine see, or why nobody could look."""
     try:
         resolved = resolve(request, settings)
@@ -89,9 +89,10 @@ def _check_inside(
         plan = decide(resolved, settings, seen, deployment, form(resolved, nodes, seen))
         inside = look_inside(plan, nodes)
     except SparkdeployError as error:
-        reason = f"containers of {request.recipe} were not looked into: {error.message}"
-        return (Check(nodes.here.name, "engine", "not seen", reason, fix=error.hint or ""),)
-    if any(check.verdict == "failed" for check in inside):
+        here = nodes.here.name
+        reason = f"{here}: containers of {request.recipe} were not checked: {error.message}"
+        return (Finding("cluster.engine", Verdict.NOT_SEEN, reason, error.hint, node=here),)
+    if any(check.verdict is Verdict.FAIL for check in inside):
         return inside
     return (*inside, *add_up(plan, nodes))
 

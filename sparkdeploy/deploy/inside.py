@@ -14,8 +14,7 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter
 
-from sparkdeploy.checks.fabric import Check
-from sparkdeploy.checks.finding import fail
+from sparkdeploy.checks.finding import Finding, Verdict, node_finding
 from sparkdeploy.checks.rdma import chosen_adapters, rdma_checks, read_rdma
 from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
@@ -56,21 +55,20 @@ def refuse_blind(plan: Plan, nodes: Nodes) -> None:
     What keeps it from nothing, or could not be seen, is a warning.
     """
     checks = look_inside(plan, nodes)
-    failed = [check for check in checks if check.verdict == "failed"]
-    problems = tuple(fail("cluster.check", item.describe(), item.fix) for item in failed)
-    refuse_to_start(replace(plan, problems=problems))
+    failed = tuple(check for check in checks if check.verdict is Verdict.FAIL)
+    refuse_to_start(replace(plan, problems=failed))
     for check in checks:
-        if check.verdict != "ok":
-            console.warn(check.describe())
+        if check.verdict is not Verdict.OK:
+            console.warn(check.seen)
 
 
-def look_inside(plan: Plan, nodes: Nodes) -> tuple[Check, ...]:
+def look_inside(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
     """Look into the engine image on every node whose part uses RDMA; none on machines without.
 
     Nothing fails for a recipe that puts up with sockets.
     """
 
-    def look(part: Part) -> list[Check]:
+    def look(part: Part) -> list[Finding]:
         return list(_look(plan, part, nodes.node(part.node)))
 
     parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.formation, it.seat)]
@@ -80,24 +78,24 @@ def look_inside(plan: Plan, nodes: Nodes) -> tuple[Check, ...]:
     return tuple(found)
 
 
-def _softened(check: Check) -> Check:
-    return replace(check, verdict="warning") if check.verdict == "failed" else check
+def _softened(check: Finding) -> Finding:
+    return replace(check, verdict=Verdict.WARN) if check.verdict is Verdict.FAIL else check
 
 
-def add_up(plan: Plan, nodes: Nodes) -> tuple[Check, ...]:
+def add_up(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
     """Let NCCL add a tensor up over all nodes of the plan, in containers like those of a launch.
 
     Not beside a deployment: both would take from the same memory, and the guard ends what serves.
     """
     if reason := _why_not(plan, nodes):
-        return (Check(plan.head.node, SUBJECT, "not seen", reason),)
+        return (_sum_finding(plan.head.node, Verdict.NOT_SEEN, reason),)
     try:
         # That of a launch may be taken by what serves now.
         port = free_port(plan.head.seat.address)
     except NodeError as error:
-        return (Check(plan.head.node, SUBJECT, "not seen", error.message),)
+        return (_sum_finding(plan.head.node, Verdict.NOT_SEEN, error.message),)
 
-    def add(part: Part) -> Check:
+    def add(part: Part) -> Finding:
         return _add(plan, part, nodes.node(part.node), port)
 
     return tuple(at_once(add, plan.parts))
@@ -116,7 +114,7 @@ def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpe
     return replace(spec, name=f"{NAME_START}look-{uuid4().hex[:8]}")
 
 
-def _look(plan: Plan, part: Part, node: Node) -> Iterator[Check]:
+def _look(plan: Plan, part: Part, node: Node) -> Iterator[Finding]:
     spec = replace(_spec(plan, part, rdma.__file__), gpus="none")
     if not _has_image(node, spec.image):
         yield _image_to_come(plan, part)
@@ -127,14 +125,16 @@ def _look(plan: Plan, part: Part, node: Node) -> Iterator[Check]:
     except DockerRefusedError as error:
         # Such as a device that the machine does not have, or a limit that its user may not raise.
         fix = f"on {part.node}: ls -l /dev/infiniband"
-        yield Check(part.node, subject, "failed", error.message, "one that starts", fix)
+        yield node_finding(
+            "container", part.node, subject, False, error.message, "one that starts", fix
+        )
         return
     except NodeError as error:
-        yield Check(part.node, subject, "not seen", error.message, fix=error.hint or "")
+        yield _unseen(part.node, subject, error.message, error.hint)
         return
     fact = read_rdma(_told(said, rdma.MARK))
     if code != 0 or fact is None:
-        yield Check(part.node, subject, "not seen", _last_line(said))
+        yield _unseen(part.node, subject, _last_line(said))
         return
     yield from rdma_checks(node.entry, fact, spec.env)
 
@@ -151,7 +151,7 @@ def _why_not(plan: Plan, nodes: Nodes) -> str:
         if serving is not None:
             return f"{serving} runs on {part.node}, and NCCL would take memory from it"
         if not _has_image(nodes.node(part.node), plan.images[-1].stage.tag):
-            return _image_to_come(plan, part).value
+            return f"the image of {plan.resolved.recipe.name} is not on {part.node} yet"
         free_bytes = seen.facts.memory_available_bytes or 0
         if free_bytes < SUM_NEEDS_BYTES:
             has, needs = format_gib(free_bytes), format_gib(SUM_NEEDS_BYTES)
@@ -159,29 +159,29 @@ def _why_not(plan: Plan, nodes: Nodes) -> str:
     return ""
 
 
-def _add(plan: Plan, part: Part, node: Node, port: int) -> Check:
+def _add(plan: Plan, part: Part, node: Node, port: int) -> Finding:
     seat, count = part.seat, len(plan.parts)
     arguments = (str(seat.rank), str(count), plan.head.seat.address, str(port))
     spec = _spec(plan, part, all_reduce.__file__, *arguments)
     try:
         code, said = node.docker.run_to_end(spec, timeout_s=SUM_TIMEOUT_S)
     except NodeError as error:
-        return Check(part.node, SUBJECT, "failed", error.message, "a sum", error.hint or "")
+        return _no_sum(part.node, error.message, error.hint)
     added = _read_sum(_told(said, all_reduce.MARK))
     if code != 0 or added is None:
-        return _no_sum(part, code, said)
+        return _why_no_sum(part, code, said)
     if added.sum != count:
         fix = "report it with what `sparkdeploy cluster check --json` says: NCCL adds up wrongly"
-        return Check(part.node, SUBJECT, "failed", f"{added.sum:g}", str(count), fix)
+        return _no_sum(part.node, f"{added.sum:g}", fix, expected=str(count))
     facts = read_whole([said.encode()]).facts
     value = f"{facts.transport.describe() or 'no transport told'}, {added.gb_per_s:g} GB/s"
     adapters = chosen_adapters(spec.env, seat.rdma)
     for finding in compare_backends(planned_transport(plan.resolved, spec.env, adapters), facts):
         if finding.match is Match.DIFFERS:
             fix = "what the image or the node lacks stands above"
-            check = Check(part.node, SUBJECT, "failed", value, finding.planned.wanted, fix)
+            check = _no_sum(part.node, value, fix, expected=finding.planned.wanted)
             return check if finding.is_failure else _softened(check)
-    return Check(part.node, SUBJECT, "ok", value)
+    return _sum_finding(part.node, Verdict.OK, value)
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,27 @@ def _read_sum(text: str) -> _Added | None:
         return None
 
 
-def _no_sum(part: Part, code: int, said: str) -> Check:
+def _sum_finding(node: str, verdict: Verdict, value: str) -> Finding:
+    return Finding("cluster.all_reduce", verdict, f"{node}: {SUBJECT}: {value}", node=node)
+
+
+def _no_sum(node: str, value: str, fix: str | None, *, expected: str = "a sum") -> Finding:
+    return node_finding("all_reduce", node, SUBJECT, False, value, expected, fix or "")
+
+
+def _unseen(node: str, subject: str, why: str, fix: str | None = None) -> Finding:
+    return Finding(
+        "cluster.container", Verdict.NOT_SEEN, f"{node}: {subject}: {why}", fix, node=node
+    )
+
+
+def _why_no_sum(part: Part, code: int, said: str) -> Finding:
     if GAVE_UP in said:
         value = f"no sum within {all_reduce.GIVE_UP_S} s"
         fix = "do packets of full size pass (above)? a switch between them must let RoCE through"
-        return Check(part.node, SUBJECT, "failed", value, "a sum", fix)
+        return _no_sum(part.node, value, fix)
     cause = root_cause(said, code, oom_killed=False)
-    return Check(part.node, SUBJECT, "failed", cause.describe(), "a sum", cause.hint or "")
+    return _no_sum(part.node, cause.describe(), cause.hint)
 
 
 def _has_image(node: Node, tag: str) -> bool:
@@ -213,11 +227,11 @@ def _has_image(node: Node, tag: str) -> bool:
         return node.docker.find_image(tag) is not None
 
 
-def _image_to_come(plan: Plan, part: Part) -> Check:
+def _image_to_come(plan: Plan, part: Part) -> Finding:
     recipe = plan.resolved.recipe.name
     value = f"the image of {recipe} is not on {part.node} yet"
     fix = f"sparkdeploy up {plan.resolved.called} --cluster --prepare"
-    return Check(part.node, "engine image", "not seen", value, fix=fix)
+    return _unseen(part.node, "engine image", value, fix)
 
 
 def _told(said: str, mark: str) -> str:

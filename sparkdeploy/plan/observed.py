@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checkpoint.family.layers import Architecture
-    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ImageFact, ListedContainer
     from sparkdeploy.node.facts import NodeFact
@@ -129,7 +129,7 @@ class Observed:
     """The recipe's drafter and adapters, in its order."""
     port: PortOwner | None = None
     """Who listens on the recipe's port; None when it is free."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[Finding, ...] = ()
     """What the nodes and the fabric between them answered; empty for one machine."""
     gid_indexes: Mapping[str, int] = field(default_factory=dict)
     """Where each node has RoCE v2 over IPv4 in its table, by node."""

@@ -43,8 +43,8 @@ def find_problems(plan: Plan) -> Iterator[Finding]:
         if item.verdict is Verdict.FAIL:
             yield item
     for check in plan.observed.checks:
-        if check.verdict == "failed":
-            yield fail("cluster.check", check.describe(), check.fix, blocks="prepare")
+        if check.verdict is Verdict.FAIL:
+            yield replace(check, blocks="prepare")
     yield from _image_problems(plan)
     yield from _preview_problems(plan)
     yield from architecture_problems(plan)

@@ -234,11 +234,11 @@ def _memory(size_bytes: int | None) -> str:
 
 
 def _remarks(plan: Plan) -> Iterator[Block]:
-    checks = [check for check in plan.observed.checks if check.verdict == "warning"]
+    checks = [check for check in plan.observed.checks if check.verdict is Verdict.WARN]
     remarks = (
         *(("x", problem.seen, problem.fix or "") for problem in plan.problems),
         *(("!", finding.seen, finding.fix) for finding in plan.warnings),
-        *(("!", check.describe(), check.fix) for check in checks),
+        *(("!", check.seen, check.fix) for check in checks),
     )
     for sign, seen, fix in remarks:
         yield _remark(sign, seen)

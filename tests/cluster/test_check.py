@@ -24,7 +24,7 @@ HOUR_S = 3600
 
 def failed(program: Program) -> list[dict[str, Any]]:
     done = program.run("cluster", "check", "--json")
-    found = [item for item in json.loads(done.stdout) if item["verdict"] == "failed"]
+    found = [item for item in json.loads(done.stdout) if item["verdict"] == "fail"]
     assert done.returncode == (4 if found else 0), done.stderr
     return found
 
@@ -64,7 +64,7 @@ def test_a_host_key_that_is_not_known_is_never_taken(program: Program, head: Mac
     finally:
         known.write_text(text)
     assert found["node"] == "spark-b"
-    assert "host key is not known" in found["value"]
+    assert "host key is not known" in found["seen"]
     assert "ssh root@10.77.0.12 true" in found["fix"]
     assert known.read_text() == text
 
@@ -148,10 +148,10 @@ def test_what_is_wrong_is_named_in_time_with_its_node_and_a_command(
     break_it(worker)
     since_s = time.monotonic()
     try:
-        found = {item["subject"]: item for item in failed(program)}
+        found = {item["seen"].split(": ")[1]: item for item in failed(program)}
         said_in_time(f"{subject}: {value}", since_s)
     finally:
         mend(worker)
-    assert value in found[subject]["value"]
+    assert value in found[subject]["seen"]
     assert found[subject]["fix"]
     assert failed(program) == []

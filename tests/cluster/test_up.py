@@ -289,13 +289,14 @@ def third(program: Program, head: Machine, worker: Machine, stand_in: str) -> It
 
 
 CHECK = """
+from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.commands.cluster import check_all
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.settings import load_settings
 request = Request("tiny", cluster=True)
 for _ in range(6):
     found = check_all(request, load_settings())
-    print([check.describe() for check in found if check.verdict == "failed"])
+    print([check.seen for check in found if check.verdict is Verdict.FAIL])
 """
 
 

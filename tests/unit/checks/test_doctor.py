@@ -124,17 +124,22 @@ def test_the_page_in_docs_lists_the_very_checks_there_are(
 
 
 def ids_of_problems() -> set[str]:
-    """Every id that plan's problems write out; those of findings come from the checks."""
-    files = Path(problems.__file__).parent.glob("*.py")
+    """Every id of plan's problems and of checks between nodes; doctor's findings are examined."""
+    made = {"fail": "", "node_finding": "cluster."}
+    folders = (Path(problems.__file__).parent, Path(report.__file__).parent)
+    files = (*folders[0].glob("*.py"), folders[1] / "fabric.py", folders[1] / "rdma.py")
     nodes = [item for file in files for item in ast.walk(ast.parse(file.read_text()))]
     calls = [item for item in nodes if isinstance(item, ast.Call) and item.args]
-    made = [call.args[0] for call in calls if ast.unparse(call.func) == "fail"]
-    return {str(first.value) for first in made if isinstance(first, ast.Constant)}
+    return {
+        made[name] + str(call.args[0].value)
+        for call in calls
+        if (name := ast.unparse(call.func)) in made and isinstance(call.args[0], ast.Constant)
+    }
 
 
 def test_every_problem_of_a_plan_has_a_group_and_stands_in_docs() -> None:
     ids = ids_of_problems()
-    assert {"image.mods", "model.weights", "cluster.check"} <= ids
+    assert {"image.mods", "model.weights", "cluster.gid"} <= ids
     assert {name.partition(".")[0] for name in ids} <= set(report.GROUPS)
     page = (REPOSITORY / "docs" / "doctor.md").read_text()
     assert [name for name in sorted(ids) if f"`{name}`" not in page] == []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.rdma import (
     RdmaFact,
     chosen_adapters,
@@ -27,7 +28,7 @@ from tests.fakes.fabric import sparks
 from tests.verbs import build_stand_in
 
 if TYPE_CHECKING:
-    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.recipe.load import Library
 
 NODE = sparks(2).nodes[0]
@@ -45,8 +46,12 @@ def env(gid_index: object = GID, adapters: str = "rocep1s0f1,roceP2p1s0f1") -> d
     return {"NCCL_IB_HCA": adapters, "NCCL_IB_GID_INDEX": str(gid_index)}
 
 
-def objections(seen: RdmaFact, gid_index: object = GID) -> list[Check]:
-    return [check for check in rdma_checks(NODE, seen, env(gid_index)) if check.verdict != "ok"]
+def objections(seen: RdmaFact, gid_index: object = GID) -> list[Finding]:
+    return [
+        check
+        for check in rdma_checks(NODE, seen, env(gid_index))
+        if check.verdict is not Verdict.OK
+    ]
 
 
 def test_two_sound_adapters_have_nothing_to_object() -> None:
@@ -123,19 +128,20 @@ MESSAGES = {
 def test_what_is_wrong_has_a_message_of_its_own_and_a_fix(name: str) -> None:
     seen, message = MESSAGES[name]
     first = objections(seen)[0]
-    assert first.describe() == message
+    assert first.seen == message
     assert first.fix
-    assert first.verdict == ("warning" if name == "small packets" else "failed")
+    assert first.verdict == (Verdict.WARN if name == "small packets" else Verdict.FAIL)
 
 
 def test_the_right_gid_is_named_where_there_is_one_for_all(shipped: Library) -> None:
     first = objections(fact(), gid_index=1)[0]
-    assert first.describe().startswith("spark-1: rocep1s0f1 GID 1: RoCE v2 of fe80::1, expected")
+    assert first.seen.startswith("spark-1: rocep1s0f1 GID 1: RoCE v2 of fe80::1, expected")
+    assert first.fix is not None
     assert first.fix.endswith("""--set "serve.env.NCCL_IB_GID_INDEX='3'\"""")
     words = first.fix.rpartition(" --set ")[2]
     (assignment,) = shlex.split(words)
     assert load_recipe(shipped, "v2", [assignment]).recipe.serve.env["NCCL_IB_GID_INDEX"] == "3"
-    assert objections(fact(), gid_index=9)[0].value == "not set"
+    assert ": not set, expected" in objections(fact(), gid_index=9)[0].seen
 
 
 @pytest.mark.parametrize("index", ["-1", "auto", ""])
@@ -146,7 +152,7 @@ def test_where_nccl_looks_for_a_gid_itself_none_is_held_against_it(index: str) -
 def test_an_adapter_that_the_recipe_leaves_out_is_not_looked_at() -> None:
     down = fact(devinfo=DEVINFO.replace("hca_id:\troceP2p1s0f1", "hca_id:\tmlx5_9"))
     found = rdma_checks(NODE, down, env(adapters="=rocep1s0f1:1"))
-    assert [check for check in found if check.verdict != "ok"] == []
+    assert [check for check in found if check.verdict is not Verdict.OK] == []
 
 
 @pytest.mark.parametrize(
@@ -161,7 +167,10 @@ def test_adapters_that_could_not_be_looked_at_are_not_accused(
     devinfo: str | None, value: str
 ) -> None:
     (check,) = objections(fact(devinfo=devinfo))
-    assert (check.verdict, check.value) == ("not seen", value)
+    assert (check.verdict, check.seen) == (
+        Verdict.NOT_SEEN,
+        f"spark-1: adapters in the image: {value}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,21 +193,27 @@ def test_nccl_s_rules_say_which_adapters_are_meant(told: str, chosen: tuple[str,
 
 @pytest.mark.parametrize("told", ["rocep1s0f9", "^roce", "=roce"])
 def test_a_choice_that_leaves_no_adapter_is_told(told: str) -> None:
-    (check,) = [it for it in rdma_checks(NODE, fact(), env(adapters=told)) if it.verdict != "ok"]
-    assert (check.verdict, check.subject) == ("failed", f"NCCL_IB_HCA={told}")
-    assert check.value == "it means none of: rocep1s0f1, roceP2p1s0f1"
+    (check,) = [
+        it for it in rdma_checks(NODE, fact(), env(adapters=told)) if it.verdict is not Verdict.OK
+    ]
+    none = f"NCCL_IB_HCA={told}: it means none of: rocep1s0f1, roceP2p1s0f1"
+    assert (check.verdict, check.seen) == (
+        Verdict.FAIL,
+        f"spark-1: {none}, expected an adapter",
+    )
 
 
 def test_an_adapter_of_the_recipes_own_is_looked_for_in_the_container() -> None:
     seen = fact(devinfo=DEVINFO.replace("rocep1s0f1", "mlx5_0"))
     found = rdma_checks(NODE, seen, env(adapters="mlx5"))
-    assert [check.describe() for check in found if check.verdict != "ok"] == []
+    assert [check.seen for check in found if check.verdict is not Verdict.OK] == []
 
 
 def test_adapters_named_by_their_beginning_are_looked_at() -> None:
     down = fact(devinfo=DEVINFO.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"))
     found = rdma_checks(NODE, down, env(adapters="roce"))
-    assert [check.value for check in found if check.verdict == "failed"] == ["PORT_DOWN"] * 2
+    failed = [check.seen for check in found if check.verdict is Verdict.FAIL]
+    assert [": PORT_DOWN, expected" in seen for seen in failed] == [True] * 2
 
 
 @pytest.mark.parametrize(
@@ -262,7 +277,7 @@ def test_the_real_ibv_devinfo_is_read_with_adapters_that_a_library_plays(stand_i
 )
 def test_what_a_library_plays_is_told(stand_in: Path, fault: str, value: str) -> None:
     sound = replace(fact(), devinfo=look(stand_in, fault).devinfo)
-    assert objections(sound)[0].value == value
+    assert f": {value}, expected" in objections(sound)[0].seen
 
 
 @pytest.mark.outside
@@ -270,4 +285,4 @@ def test_a_library_that_cannot_be_opened_is_told_by_its_name(tmp_path: Path) -> 
     (tmp_path / rdma.LIBRARY).write_text("no library")
     seen = look(tmp_path)
     assert list(seen.missing) == [rdma.LIBRARY]
-    assert "RDMA libraries of the image" in objections(seen)[0].subject
+    assert "RDMA libraries of the image" in objections(seen)[0].seen

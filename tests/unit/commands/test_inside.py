@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.survey import Survey
 from sparkdeploy.commands import cluster
 from sparkdeploy.deploy import expectation
@@ -23,7 +24,7 @@ from tests.fakes.machines import Engine, Lab, build
 from tests.unit.server.log_files import recorded
 
 if TYPE_CHECKING:
-    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.recipe.load import Library
 
@@ -58,7 +59,7 @@ def any_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkdeploy.deploy.inside.free_port", lambda _address: 40000)
 
 
-def planned(lab: Lab) -> tuple[Check, ...]:
+def planned(lab: Lab) -> tuple[Finding, ...]:
     """Every check that is made inside, of the plan that was applied last."""
     nodes = lab.nodes(BOTH)
     plan = lab.planned[-1]
@@ -94,9 +95,9 @@ def test_a_sum_over_the_adapters_of_the_plan_is_well(
     lab.up()
     answers = Answers(monkeypatch, summed("2.30.4-roce"))
     checks = planned(lab)
-    assert {check.verdict for check in checks} == {"ok"}
-    sums = [check for check in checks if check.subject == SUBJECT]
-    assert [check.describe() for check in sums] == [
+    assert {check.verdict for check in checks} == {Verdict.OK}
+    sums = [check for check in checks if check.check == "cluster.all_reduce"]
+    assert [check.seen for check in sums] == [
         f"spark-{n}: NCCL all-reduce: NET/IB over {', '.join(adapters_of(n))}, 21.5 GB/s"
         for n in (1, 2)
     ]
@@ -131,9 +132,9 @@ def test_each_way_a_sum_can_fail_has_its_own_words(
 ) -> None:
     lab.up()
     Answers(monkeypatch, said, code)
-    sums = [check for check in planned(lab) if check.subject == SUBJECT]
-    assert {check.verdict for check in sums} == {"failed"}
-    assert all(check.value.startswith(value) and check.fix for check in sums)
+    sums = [check for check in planned(lab) if check.check == "cluster.all_reduce"]
+    assert {check.verdict for check in sums} == {Verdict.FAIL}
+    assert all(f"{SUBJECT}: {value}" in check.seen and check.fix for check in sums)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +159,11 @@ def test_an_answer_of_another_shape_is_told_and_no_bug(
 ) -> None:
     lab.up()
     monkeypatch.setattr(Engine, "run_to_end", lambda *_args, **_options: (code, said))
-    verdicts = {check.subject: check.verdict for check in planned(lab)}
-    assert verdicts == {"container with /dev/infiniband": "not seen", SUBJECT: "failed"}
+    verdicts = {check.check: check.verdict for check in planned(lab)}
+    assert verdicts == {
+        "cluster.container": Verdict.NOT_SEEN,
+        "cluster.all_reduce": Verdict.FAIL,
+    }
 
 
 def test_the_head_under_ray_is_held_to_what_every_node_has(
@@ -188,8 +192,8 @@ def test_sockets_that_a_recipe_puts_up_with_are_a_warning(
 ) -> None:
     lab.up("backends.warn_only=[transport]")
     Answers(monkeypatch, summed("2.30.4-fallen-back"))
-    sums = [check for check in planned(lab) if check.subject == SUBJECT]
-    assert {check.verdict for check in sums} == {"warning"}
+    sums = [check for check in planned(lab) if check.check == "cluster.all_reduce"]
+    assert {check.verdict for check in sums} == {Verdict.WARN}
 
 
 def test_a_container_that_docker_cannot_start_is_a_check_that_failed(
@@ -202,12 +206,12 @@ def test_a_container_that_docker_cannot_start_is_a_check_that_failed(
 
     monkeypatch.setattr(Engine, "run_to_end", refuse)
     found = look_inside(lab.planned[-1], lab.nodes(BOTH))
-    assert [check.verdict for check in found] == ["failed", "failed"]
-    assert "no such device /dev/infiniband" in found[0].value
-    assert "ls -l /dev/infiniband" in found[0].fix
+    assert [check.verdict for check in found] == [Verdict.FAIL, Verdict.FAIL]
+    assert "no such device /dev/infiniband" in found[0].seen
+    assert "ls -l /dev/infiniband" in (found[0].fix or "")
 
 
-def check_inside(lab: Lab, *settings: str) -> tuple[Check, ...]:
+def check_inside(lab: Lab, *settings: str) -> tuple[Finding, ...]:
     """What `cluster check` says of the containers."""
     request = Request("v2", settings, cluster=True)
     return cluster._check_inside(request, load_settings(), lab.nodes(BOTH), Survey({}))

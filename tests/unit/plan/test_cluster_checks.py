@@ -12,6 +12,7 @@ import pytest
 
 from sparkdeploy import labels, shell
 from sparkdeploy.checks import fabric as checks
+from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ContainerFact, ImageFact
@@ -38,7 +39,7 @@ from tests.fakes.plans import DOCKER, FOLDERS, model_fact
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from sparkdeploy.checks.fabric import Check
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Library
@@ -47,13 +48,13 @@ RECORDED = Path(__file__).parent / "recordings"
 CONFIG = sparks(2)
 
 
-def verdicts(second: FabricFact | NodeFact, skew_s: float = 0.0) -> list[Check]:
+def verdicts(second: FabricFact | NodeFact, skew_s: float = 0.0) -> list[Finding]:
     other = node_fact(2, second) if isinstance(second, FabricFact) else second
     assert other.fabric is not None
     other = replace(other, fabric=replace(other.fabric, clock_skew_s=skew_s))
     seen = {"spark-1": node_fact(1), "spark-2": other}
     found = (*checks.node_checks(CONFIG.nodes, seen), *checks.pair_checks(CONFIG.nodes, seen))
-    return [check for check in found if check.verdict != "ok"]
+    return [check for check in found if check.verdict is not Verdict.OK]
 
 
 def test_two_equal_sparks_have_nothing_to_object() -> None:
@@ -102,30 +103,33 @@ def changed(name: str, **changes: object) -> FabricFact:
 def test_each_fault_names_node_value_expectation_and_fix(
     second: FabricFact | NodeFact, subject: str, value: str
 ) -> None:
-    found = {check.subject: check for check in verdicts(second)}
-    assert value in found[subject].value
-    assert found[subject].node == "spark-2"
-    assert found[subject].expected
-    assert found[subject].fix
+    (found,) = [it for it in verdicts(second) if it.seen.startswith(f"spark-2: {subject}: ")]
+    assert value in found.seen
+    assert found.node == "spark-2"
+    assert ", expected " in found.seen
+    assert found.fix
 
 
 def test_a_twin_that_is_up_and_not_configured_is_a_warning() -> None:
     nodes = tuple(node.model_copy(update={"fabric": node.fabric[:1]}) for node in CONFIG.nodes)
     config = CONFIG.model_copy(update={"nodes": nodes})
     found = list(checks.node_checks(config.nodes, {"spark-1": node_fact(1)}))
-    (warning,) = [check for check in found if check.verdict == "warning"]
-    assert "enP2p1s0f1np1 is up and not in config.yaml" in warning.value
+    (warning,) = [check for check in found if check.verdict is Verdict.WARN]
+    assert "enP2p1s0f1np1 is up and not in config.yaml" in warning.seen
 
 
 def test_packets_connections_and_silence_become_checks() -> None:
     (lost,) = checks.packet_checks([Packet("a", "b", "eth1", 9000, arrived=False)])
-    assert (lost.verdict, lost.value) == ("failed", "9000 bytes do not pass")
+    assert lost.verdict is Verdict.FAIL
+    assert ": 9000 bytes do not pass, expected" in lost.seen
     (refused,) = checks.connection_checks([Connection("b", "a", "10.0.0.1", 29501, "refused")])
-    assert (refused.verdict, refused.subject) == ("failed", "TCP to a at 10.0.0.1, 29501")
+    assert refused.verdict is Verdict.FAIL
+    assert refused.seen.startswith("b: TCP to a at 10.0.0.1, 29501: refused")
     (silent,) = checks.unreachable_checks({"b": NodeError("b: gone", hint="wake it")})
-    assert (silent.node, silent.value, silent.fix) == ("b", "gone", "wake it")
+    assert (silent.node, silent.fix) == ("b", "wake it")
+    assert silent.seen.startswith("b: reachable: gone, expected ")
     old, new = checks.version_checks({"a": "28.3", "b": "20.10.24"})
-    assert (old.verdict, new.verdict) == ("ok", "warning")
+    assert (old.verdict, new.verdict) == (Verdict.OK, Verdict.WARN)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +148,15 @@ def test_the_node_that_is_unlike_most_is_the_one_to_leave_out(
         name: node_fact(number, architecture=kinds[name])
         for number, name in enumerate(sorted(kinds), 1)
     }
-    found = [it for it in checks.pair_checks(sparks(3).nodes, seen) if it.subject == "architecture"]
-    (failed,) = [it for it in found if it.verdict == "failed"]
-    assert failed.describe() == (
+    found = [
+        it for it in checks.pair_checks(sparks(3).nodes, seen) if it.check == "cluster.architecture"
+    ]
+    (failed,) = [it for it in found if it.verdict is Verdict.FAIL]
+    assert failed.seen == (
         f"{odd}: architecture: {kinds[odd]}, and {like} is {kinds[like]}, "
         "expected one kind, for one image serves all nodes"
     )
+    assert failed.fix is not None
     assert failed.fix.startswith(f"leave {odd} out: ")
     assert {it.node for it in found} == kinds.keys() - {like}
 
