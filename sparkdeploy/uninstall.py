@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.commands.clean import Leftover
 from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
@@ -26,6 +25,7 @@ from sparkdeploy.deploy.nodes import connect, connect_nodes
 from sparkdeploy.deploy.removal import remove_deployment
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.settings import load_settings
+from sparkdeploy.upkeep.clean import Leftover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

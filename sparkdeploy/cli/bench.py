@@ -81,10 +81,10 @@ def measure(
     _on: OnOption = None,
 ) -> None:
     """Measure a deployment (or --url) and keep the record."""
+    from sparkdeploy.bench import endpoint as there
     from sparkdeploy.bench import gate as gates
+    from sparkdeploy.bench import run as stage
     from sparkdeploy.bench.suites import parse_counts, parse_suites
-    from sparkdeploy.commands.bench import endpoint as there
-    from sparkdeploy.commands.bench import run as stage
 
     wanted = stage.WantedRun(
         suites=parse_suites(suite or ["five"]),
@@ -127,8 +127,8 @@ def _refuse_misspelt(name: str) -> None:
 
 def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """List the runs that were kept."""
+    from sparkdeploy.bench.run import kept_runs
     from sparkdeploy.bench.tables import list_lines
-    from sparkdeploy.commands.bench.run import kept_runs
 
     kept = kept_runs(current_settings())
     content = [
@@ -152,7 +152,7 @@ def show_run(
 ) -> None:
     """Show one run: what made it and what it measured."""
     from sparkdeploy.bench.csv_text import csv_text
-    from sparkdeploy.commands.bench.run import shelf_of
+    from sparkdeploy.bench.run import shelf_of
 
     if as_csv and as_json:
         raise UsageError("give --csv or --json, not both")
@@ -175,8 +175,8 @@ def compare_runs(
 
     Each difference comes with its 95 % interval, by how much runs of the same differ.
     """
+    from sparkdeploy.bench.run import compare_sides
     from sparkdeploy.bench.tables import comparison_lines
-    from sparkdeploy.commands.bench.run import compare_sides
 
     if len(sides) < 2:
         raise UsageError("compare needs two runs or more", hint="`sparkdeploy bench ls` lists them")
@@ -198,7 +198,7 @@ def report(
 
     It has charts, the table of each, and published figures beside them.
     """
-    from sparkdeploy.commands.bench.run import write_report
+    from sparkdeploy.bench.run import write_report
 
     count = write_report(runs or (), output, current_settings())
     console.answer(f"wrote {output}: {count} run{'' if count == 1 else 's'}")

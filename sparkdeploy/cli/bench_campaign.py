@@ -57,7 +57,7 @@ def campaign(
 
     The same command again goes on where it was. What served before is put back at the end.
     """
-    from sparkdeploy.commands.bench import campaign as stage
+    from sparkdeploy.bench.campaign import run as stage
     from sparkdeploy.node.container import refuse_no_name
 
     settings = current_settings()

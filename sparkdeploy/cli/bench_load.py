@@ -95,10 +95,10 @@ def load(
     _on: OnOption = None,
 ) -> None:
     """Ask as users do: whoever comes does not wait for the others. Also `bench --suite load`."""
+    from sparkdeploy.bench import endpoint as there
+    from sparkdeploy.bench.load.run import TypedComing, TypedLimits, TypedRequests, load_plan
+    from sparkdeploy.bench.run import WantedRun, measure_endpoint
     from sparkdeploy.bench.suites import SuiteName
-    from sparkdeploy.commands.bench import endpoint as there
-    from sparkdeploy.commands.bench.load import TypedComing, TypedLimits, TypedRequests, load_plan
-    from sparkdeploy.commands.bench.run import WantedRun, measure_endpoint
 
     plan = load_plan(
         TypedComing(rate, arrivals, duration, requests, ramp, seed),

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.compare import RunComparison
     from sparkdeploy.bench.load.plan import LoadPlan
-    from sparkdeploy.commands.bench.load import TypedComing, TypedRequests
-    from sparkdeploy.commands.bench.run import WantedRun
+    from sparkdeploy.bench.load.run import TypedComing, TypedRequests
+    from sparkdeploy.bench.run import WantedRun
 
 OF_LOAD = (
     *("rate", "arrivals", "duration", "requests", "ramp", "seed", "slo", "prompts", "turns"),
@@ -114,7 +114,7 @@ def pair(
     each run by a start of its own; what served before is put back. --suite load takes the options
     of `bench load`.
     """
-    from sparkdeploy.commands.bench.load import TypedComing, TypedRequests
+    from sparkdeploy.bench.load.run import TypedComing, TypedRequests
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     coming = TypedComing(rate, arrivals, duration, requests, ramp, seed)
@@ -130,8 +130,8 @@ def pair(
 
 
 def _wanted(suite: list[str] | None, rounds: int, streams: str, lengths: str) -> WantedRun:
+    from sparkdeploy.bench.run import WantedRun
     from sparkdeploy.bench.suites import parse_counts, parse_suites
-    from sparkdeploy.commands.bench.run import WantedRun
 
     return WantedRun(
         suites=parse_suites(suite or ["five"]),
@@ -148,7 +148,7 @@ def _with_load(
     each: TypedRequests,
     words: typer.Context,
 ) -> WantedRun:
-    from sparkdeploy.commands.bench.load import TypedLimits, load_plan
+    from sparkdeploy.bench.load.run import TypedLimits, load_plan
 
     if SuiteName.LOAD not in wanted.suites:
         _refuse_given(words, OF_LOAD, "goes with --suite load")
@@ -169,7 +169,7 @@ def _of_recipes(
     wanted: WantedRun,
     consent: Callable[[str], bool],
 ) -> AbstractContextManager[RunComparison]:
-    from sparkdeploy.commands.bench.pair_recipes import RecipePair, one_after_the_other
+    from sparkdeploy.bench.pair_recipes import RecipePair, one_after_the_other
     from sparkdeploy.deploy.request import from_anywhere
 
     settings = current_settings()
@@ -186,8 +186,8 @@ def _of_servers(
     runs: int,
     wanted: WantedRun,
 ) -> AbstractContextManager[RunComparison]:
-    from sparkdeploy.commands.bench.endpoint import Access
-    from sparkdeploy.commands.bench.pair import both_at_once
+    from sparkdeploy.bench.endpoint import Access
+    from sparkdeploy.bench.pair import both_at_once
 
     access = Access(key_file, model, ca_file)
     return both_at_once(sides, wanted, runs, current_settings(), access)
@@ -202,7 +202,7 @@ def _print(taken: AbstractContextManager[RunComparison], *, as_json: bool) -> No
 
 
 def _are_recipes(sides: tuple[str, str], words: typer.Context) -> bool:
-    from sparkdeploy.commands.bench.pair_recipes import are_recipes
+    from sparkdeploy.bench.pair_recipes import are_recipes
 
     found = are_recipes(sides, current_settings())
     if found:

@@ -8,7 +8,7 @@ from sparkdeploy.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.bench.record import Run
-    from sparkdeploy.commands.bench.run import Finished
+    from sparkdeploy.bench.run import Finished
 
 
 def print_run(run: Run, *, as_json: bool) -> None:
@@ -27,7 +27,7 @@ def print_run(run: Run, *, as_json: bool) -> None:
 
 def print_finished(finished: Finished, *, as_json: bool) -> None:
     """Print what was measured and where it is kept, then raise what ended it."""
-    from sparkdeploy.commands.bench.run import require_figures
+    from sparkdeploy.bench.run import require_figures
 
     print_run(finished.run, as_json=as_json)
     if finished.lost is None:

@@ -69,9 +69,9 @@ def quality(
     With one side and --save it only captures, so that one machine can compare recipes one after
     the other.
     """
+    from sparkdeploy.bench.endpoint import Access
     from sparkdeploy.bench.quality.comparison import Thresholds
-    from sparkdeploy.commands.bench.endpoint import Access
-    from sparkdeploy.commands.bench.quality import capture_of
+    from sparkdeploy.bench.quality.run import capture_of
 
     settings, access = current_settings(), Access(key_file, model, ca_file)
     ask = partial(capture_of, count=texts, tokens=tokens, settings=settings, access=access)
@@ -105,10 +105,10 @@ def needle(
     _on: OnOption = None,
 ) -> None:
     """Hide a sentence in long texts and see whether the model finds it."""
+    from sparkdeploy.bench.endpoint import Access
     from sparkdeploy.bench.quality.needle import needle_lines
+    from sparkdeploy.bench.quality.run import search_needles
     from sparkdeploy.bench.suites import parse_counts
-    from sparkdeploy.commands.bench.endpoint import Access
-    from sparkdeploy.commands.bench.quality import search_needles
 
     side, access = one_side(name, url, "bench needle"), Access(key_file, model, ca_file)
     found = search_needles(side, parse_counts(lengths, "--lengths"), current_settings(), access)
@@ -129,9 +129,9 @@ def tools(
     _on: OnOption = None,
 ) -> None:
     """See whether tool calls come out of the parser as calls."""
+    from sparkdeploy.bench.endpoint import Access
+    from sparkdeploy.bench.quality.run import try_tools
     from sparkdeploy.bench.quality.tool_calls import tool_lines
-    from sparkdeploy.commands.bench.endpoint import Access
-    from sparkdeploy.commands.bench.quality import try_tools
 
     results = try_tools(
         one_side(name, url, "bench tools"), current_settings(), Access(key_file, model, ca_file)
@@ -181,7 +181,7 @@ def _tell(
         comparison_lines,
         failures,
     )
-    from sparkdeploy.commands.bench.quality import keep_quality
+    from sparkdeploy.bench.quality.run import keep_quality
 
     first, second = captures
     comparison = compare(first, second)

@@ -49,7 +49,7 @@ def pull(
     _on: OnOption = None,
 ) -> None:
     """Download a model or what a recipe needs; verify every file, and keep to that commit."""
-    from sparkdeploy.commands.checkpoint_pull import pull_repositories
+    from sparkdeploy.upkeep.checkpoint_pull import pull_repositories
 
     values = with_consent(None, unsafe=unsafe)
     pulled = pull_repositories(name, current_settings(), values, anew=update)
@@ -95,7 +95,7 @@ def remove(
     _on: OnOption = None,
 ) -> None:
     """Delete a download or a prepared checkpoint that no deployment runs from."""
-    from sparkdeploy.commands.checkpoint import remove_stored
+    from sparkdeploy.upkeep.checkpoints import remove_stored
 
     consent = (lambda _question: True) if yes else console.confirm
     item = remove_stored(name, current_settings(), consent)
@@ -110,7 +110,7 @@ def plan_checkpoint(
     _on: OnOption = None,
 ) -> None:
     """State bytes to fetch, bytes to write and free space, before anything starts."""
-    from sparkdeploy.commands.checkpoint import checkpoint_needs
+    from sparkdeploy.upkeep.checkpoints import checkpoint_needs
 
     settings = current_settings()
     needs = checkpoint_needs(requested(recipe, assignments, settings), settings)
@@ -146,7 +146,7 @@ def build(
 ) -> None:
     """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
     from sparkdeploy.checkpoint.fp8 import Mismatch
-    from sparkdeploy.commands.checkpoint import write_standalone
+    from sparkdeploy.upkeep.checkpoints import write_standalone
 
     settings = current_settings()
     manifest = write_standalone(
@@ -174,7 +174,7 @@ def verify(
 ) -> None:
     """Check index, headers, quantisation and configuration against one another."""
     from sparkdeploy.checkpoint.store import find_folder
-    from sparkdeploy.commands import checkpoint_verify as work
+    from sparkdeploy.upkeep import checkpoint_verify as work
 
     settings = current_settings()
     folder = find_folder(name, settings)
@@ -210,7 +210,7 @@ def draft_vocabulary(
     as_json: JsonOption = False,
 ) -> None:
     """Count a model's tokens in text of yours, for recipes with checkpoint.draft_lm_head."""
-    from sparkdeploy.commands.checkpoint import count_for
+    from sparkdeploy.upkeep.checkpoints import count_for
 
     settings = current_settings()
     found = count_for(requested(recipe, assignments, settings), texts, settings)

@@ -26,10 +26,10 @@ from sparkdeploy.table import TextColumn, TextTable, row_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.commands.cluster import SurveyOfNodes
     from sparkdeploy.node.cluster import ClusterNode
     from sparkdeploy.node.fabric import FabricFact
     from sparkdeploy.table import Block
+    from sparkdeploy.upkeep.cluster import SurveyOfNodes
 
 
 group = typer.Typer(help="Two or more nodes: who they are, and whether they fit together.")
@@ -38,7 +38,7 @@ group = typer.Typer(help="Two or more nodes: who they are, and whether they fit 
 @group.command()
 def show(as_json: JsonOption = False) -> None:
     """Show the configured nodes and what each says of itself."""
-    from sparkdeploy.commands.cluster import survey_of_all
+    from sparkdeploy.upkeep.cluster import survey_of_all
 
     found = survey_of_all()
     seen = {name: asdict(item) for name, item in found.seen.items()}
@@ -59,7 +59,7 @@ def check(
     """
     from sparkdeploy.checks.finding import Verdict
     from sparkdeploy.checks.report import SIGNS, as_dict, failures, legend, signed
-    from sparkdeploy.commands.cluster import check_all
+    from sparkdeploy.upkeep.cluster import check_all
 
     settings = current_settings()
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
@@ -85,7 +85,7 @@ def discover(
     as_json: JsonOption = False,
 ) -> None:
     """Print the `cluster:` section for config.yaml; a host needs ssh, Docker and a GPU to count."""
-    from sparkdeploy.commands import cluster
+    from sparkdeploy.upkeep import cluster
 
     named = [item for item in hosts.split(",") if item]
     found = cluster.discover(cluster.addresses_of(subnet, named), user, current_settings())

@@ -29,7 +29,7 @@ def connect(
 ) -> None:
     """Print a client's own settings for a deployment; a key is named by its file."""
     from sparkdeploy.cli.outcome import say_tunnel
-    from sparkdeploy.commands.connecting import connect_client
+    from sparkdeploy.export.connect import connect_client
     from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
     from sparkdeploy.recipe.report import BESIDE_DRAFTS
 

@@ -36,9 +36,9 @@ from sparkdeploy.errors import UsageError, joined
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.commands.rehearse import Report
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.deploy.up import UpOptions
+    from sparkdeploy.rehearsal.rehearse import Report
     from sparkdeploy.settings import Settings
 
 SoloOption = Annotated[
@@ -123,8 +123,8 @@ def switch(
     _on: OnOption = None,
 ) -> None:
     """Serve another recipe where a deployment answers: the same port, key and aliases."""
-    from sparkdeploy.commands.switch import address_of, at_address
     from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.switch import address_of, at_address
     from sparkdeploy.deploy.up import UpOptions
 
     if solo and cluster:
@@ -178,8 +178,8 @@ def status(
     if watch:
         show_watch(names, as_json=as_json)
         return
-    from sparkdeploy.commands.operate import current_rows, rows_of
-    from sparkdeploy.commands.status_words import status_lines
+    from sparkdeploy.monitor.status import current_rows, rows_of
+    from sparkdeploy.monitor.status_words import status_lines
 
     rows = rows_of(names, current_rows()) if names else current_rows()
     answer(status_lines(rows), [asdict(row) for row in rows], as_json=as_json)
@@ -194,8 +194,8 @@ def logs(
     _on: OnOption = None,
 ) -> None:
     """Show a deployment's log."""
-    from sparkdeploy.commands.operate import read_log, read_quiet_log
     from sparkdeploy.deploy import names
+    from sparkdeploy.monitor.status import read_log, read_quiet_log
 
     read = read_log if nccl else read_quiet_log
     console.answer_log(read(names.said(name, ("logs",)), node=node, follow=follow, tail=tail))
@@ -259,7 +259,7 @@ def diagnose(
     _on: OnOption = None,
 ) -> None:
     """Pack all that is known of a failure into one file for a bug report, secrets removed."""
-    from sparkdeploy.commands.diagnose import diagnose as pack
+    from sparkdeploy.upkeep.diagnose import diagnose as pack
 
     bundle = pack(subject, output)
     if as_json:
@@ -288,7 +288,7 @@ def rehearse(
     _on: OnOption = None,
 ) -> None:
     """Serve a recipe's miniature on this machine's CPU, and ask it what users will ask."""
-    from sparkdeploy.commands import rehearse as stage
+    from sparkdeploy.rehearsal import rehearse as stage
 
     settings = current_settings()
     assignments = with_knobs(assignments, port, max_len, unsafe=unsafe)

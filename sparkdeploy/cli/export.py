@@ -57,7 +57,7 @@ def systemd(
     unsafe: UnsafeOption = False,
 ) -> None:
     """A unit that starts the deployment at boot by the same `up`, and again after it died."""
-    from sparkdeploy.commands.export import export_socket, export_systemd
+    from sparkdeploy.export.deployment import export_socket, export_systemd
     from sparkdeploy.export.neighbour import Export, ExportedFile
     from sparkdeploy.export.systemd_unit import unit_name
 
@@ -91,7 +91,7 @@ def compose(
     unsafe: UnsafeOption = False,
 ) -> None:
     """Print a Compose file of the very container that `up` would start."""
-    from sparkdeploy.commands.export import export_compose
+    from sparkdeploy.export.deployment import export_compose
 
     settings = current_settings()
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
@@ -110,7 +110,7 @@ def litellm(
 
     Its clients need a key with --public, and where a deployment has one.
     """
-    from sparkdeploy.commands.neighbours import export_litellm
+    from sparkdeploy.export.companions import export_litellm
     from sparkdeploy.plan.launch import Exposure
 
     exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
@@ -120,7 +120,7 @@ def litellm(
 @group.command()
 def prometheus(names: NamesArgument = None, folder: FolderOption = None) -> None:
     """What Prometheus scrapes and records of deployments, of memory and of the GPU."""
-    from sparkdeploy.commands.neighbours import export_prometheus
+    from sparkdeploy.export.companions import export_prometheus
 
     _hand_over(export_prometheus(names or (), current_settings()), folder)
 
@@ -128,7 +128,7 @@ def prometheus(names: NamesArgument = None, folder: FolderOption = None) -> None
 @group.command()
 def grafana(folder: FolderOption = None) -> None:
     """A dashboard for Grafana, over what `export prometheus` records."""
-    from sparkdeploy.commands.neighbours import export_grafana
+    from sparkdeploy.export.companions import export_grafana
 
     _hand_over(export_grafana(current_settings()), folder)
 
@@ -141,7 +141,7 @@ def open_webui(
     public: OpenOption = False,
 ) -> None:
     """A Compose file of Open WebUI in front of deployments."""
-    from sparkdeploy.commands.neighbours import export_open_webui
+    from sparkdeploy.export.companions import export_open_webui
     from sparkdeploy.plan.launch import Exposure
 
     exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
@@ -150,7 +150,7 @@ def open_webui(
 
 def _hand_over(export: Export, folder: Path | None) -> None:
     """Print the first file, or write them all."""
-    from sparkdeploy.commands.neighbours import write_export
+    from sparkdeploy.export.companions import write_export
 
     if folder is None:
         console.answer_text(export.files[0].text)

@@ -25,7 +25,7 @@ from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdeploy.commands.image import ShelfImage
+    from sparkdeploy.upkeep.images import ShelfImage
 
 group = typer.Typer(help="Engines and their images.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,7 +50,7 @@ def build(
     _on: OnOption = None,
 ) -> None:
     """Build all images of an engine, or of a recipe's, without a model, a GPU or a deployment."""
-    from sparkdeploy.commands.image_build import build_engine
+    from sparkdeploy.upkeep.image_build import build_engine
 
     values = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     images = build_engine(name, values, platform, current_settings())
@@ -81,7 +81,7 @@ def wheelhouse(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch every wheel of an engine's lock, verified, for builds without a network."""
-    from sparkdeploy.commands.image import make_wheelhouse
+    from sparkdeploy.upkeep.images import make_wheelhouse
 
     wheels = make_wheelhouse(engine, folder, current_settings(), architecture=platform)
     size_bytes = sum(wheel.stat().st_size for wheel in wheels)
@@ -95,7 +95,7 @@ def wheelhouse(
 @group.command("ls")
 def list_images(as_json: JsonOption = False, _on: OnOption = None) -> None:
     """List sparkdeploy's images on this machine."""
-    from sparkdeploy.commands.image import list_images
+    from sparkdeploy.upkeep.images import list_images
 
     rows = list_images(current_settings())
     if not rows and not as_json:
@@ -124,7 +124,7 @@ def _image_table(images: Sequence[ShelfImage]) -> TextTable:
 @group.command("show")
 def show_image(image: ImageArgument, as_json: JsonOption = False, _on: OnOption = None) -> None:
     """Show what an image holds: versions, kernels, the plugin's self-check, its inputs."""
-    from sparkdeploy.commands.image import show_image
+    from sparkdeploy.upkeep.images import show_image
 
     facts = show_image(image, current_settings())
     if as_json:
@@ -145,7 +145,7 @@ def remove_images(
     _on: OnOption = None,
 ) -> None:
     """Remove images that sparkdeploy made, and no others."""
-    from sparkdeploy.commands.image import remove_images
+    from sparkdeploy.upkeep.images import remove_images
 
     for tag in remove_images(images, current_settings()):
         console.answer(f"removed {tag}")

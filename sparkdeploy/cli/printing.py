@@ -11,7 +11,7 @@ from sparkdeploy.ink import line_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparkdeploy.commands.estimate import Outlook
+    from sparkdeploy.authoring.outlook import Outlook
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.table import Block
 

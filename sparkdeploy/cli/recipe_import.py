@@ -43,7 +43,7 @@ def import_recipe(
 
     One file without -o is printed as a recipe of ours; the report goes to stderr.
     """
-    from sparkdeploy.commands.recipe_import import import_recipes
+    from sparkdeploy.authoring.recipe_import import import_recipes
 
     values = with_consent(assignments, unsafe=unsafe)
     found = import_recipes(source, destination, values, current_settings())

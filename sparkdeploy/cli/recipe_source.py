@@ -17,7 +17,7 @@ from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.commands.source.change import SourceChange
+    from sparkdeploy.authoring.source.change import SourceChange
     from sparkdeploy.recipe.sources.shelf import Snapshot
 
 group = typer.Typer(help="Repositories of recipes, each pinned to a commit.", no_args_is_help=True)
@@ -35,7 +35,7 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Take a repository of recipes, or a folder of them, as it is now."""
-    from sparkdeploy.commands.source.change import add_source
+    from sparkdeploy.authoring.source.change import add_source
 
     snapshot = add_source(name, origin, ref, current_settings())
     answer(_added_lines(snapshot), _as_dict(snapshot), as_json=as_json)
@@ -53,7 +53,7 @@ def update(
 
     Without a terminal and without --yes, changes that were not taken exit 9.
     """
-    from sparkdeploy.commands.source.change import update_all
+    from sparkdeploy.authoring.source.change import update_all
 
     def agrees(change: SourceChange) -> bool:
         for line in _change_lines(change):
@@ -86,7 +86,7 @@ def list_sources(as_json: JsonOption = False) -> None:
 @group.command("rm")
 def remove(name: SourceName) -> None:
     """Forget a source with all its files; deployments of its recipes go on running."""
-    from sparkdeploy.commands.source.change import remove_source
+    from sparkdeploy.authoring.source.change import remove_source
 
     remove_source(name, current_settings())
     console.info(f"removed source {name}")
@@ -101,11 +101,11 @@ def search_recipes(
     as_json: JsonOption = False,
 ) -> None:
     """Find recipes by words in their name, title, model or drafter: ours, yours and of sources."""
-    from sparkdeploy.commands.source.search import search, table_of
+    from sparkdeploy.authoring.source.search import search, table_of
 
     hits = search(words, nodes, current_settings())
     if fits is not None:
-        from sparkdeploy.commands.source.fitting import with_fits
+        from sparkdeploy.authoring.source.fitting import with_fits
 
         hits = with_fits(hits, fits)
     found = list(hits)

@@ -56,8 +56,8 @@ def list_recipes(
     as_json: JsonOption = False,
 ) -> None:
     """List the recipes by model, and the engines; with --fits, how fast on another machine."""
-    from sparkdeploy.commands.estimate_machine import HERE
-    from sparkdeploy.commands.fits import fit_words, fitting_lines, fitting_rows
+    from sparkdeploy.authoring.fits import fit_words, fitting_lines, fitting_rows
+    from sparkdeploy.authoring.machine import HERE
     from sparkdeploy.recipe import report
     from sparkdeploy.recipe.load import library
 
@@ -83,8 +83,8 @@ def fits(
     _on: OnOption = None,
 ) -> None:
     """Say whether recipes fit one machine at the same time; exit 1 where they may not."""
-    from sparkdeploy.commands.estimate_machine import HERE
-    from sparkdeploy.commands.fits_together import together, together_as_dict, together_lines
+    from sparkdeploy.authoring.fits_together import together, together_as_dict, together_lines
+    from sparkdeploy.authoring.machine import HERE
     from sparkdeploy.estimate.verdict import Fits
 
     found = together(recipes, hardware or HERE)
@@ -117,7 +117,7 @@ def new(
     as_json: JsonOption = False,
 ) -> None:
     """Write a recipe: for a model from its configuration, or to change another one by hand."""
-    from sparkdeploy.commands.new_recipe import new_recipe
+    from sparkdeploy.authoring.new_recipe import new_recipe
 
     made = new_recipe(name, model, base, destination, current_settings())
     told = {**asdict(made), "path": made.path and str(made.path)}
@@ -158,8 +158,8 @@ def show_recipe(
         )
     assignments = with_consent(assignments, unsafe=unsafe)
     if capacity:
-        from sparkdeploy.commands.estimate import Among, outlook_for
-        from sparkdeploy.commands.estimate_machine import HERE
+        from sparkdeploy.authoring.machine import HERE
+        from sparkdeploy.authoring.outlook import Among, outlook_for
 
         among = Among.CLUSTER if cluster else Among.ONE
         outlook = outlook_for(recipe, assignments, hardware=HERE, among=among)
@@ -206,7 +206,7 @@ def plan_recipe(
                 "--hardware and --headers estimate; --show and --check are about the plan",
                 hint="run `sparkdeploy plan` once with each",
             )
-        from sparkdeploy.commands.estimate import Among, WhenMissing, outlook_for
+        from sparkdeploy.authoring.outlook import Among, WhenMissing, outlook_for
         from sparkdeploy.node.container import refuse_no_name
 
         refuse_no_name(name)

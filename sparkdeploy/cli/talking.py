@@ -41,8 +41,8 @@ def ask(
     _on: OnOption = None,
 ) -> None:
     """Ask a deployment one question; the answer appears as it comes."""
-    from sparkdeploy.commands.talk import ask as talk
-    from sparkdeploy.commands.talk.answer import Wishes
+    from sparkdeploy.chat import ask as talk
+    from sparkdeploy.chat.answer import Wishes
 
     name, text = talk.read_words(words or ())
     question = talk.AskedQuestion(text, name, system, tuple(images or ()))
@@ -63,7 +63,7 @@ def chat(
     _on: OnOption = None,
 ) -> None:
     """Talk to a deployment; it remembers what was said. /help shows what may be typed."""
-    from sparkdeploy.commands.talk.answer import Wishes
-    from sparkdeploy.commands.talk.chat import chat as talk
+    from sparkdeploy.chat.answer import Wishes
+    from sparkdeploy.chat.chat import chat as talk
 
     talk(name, system, Wishes(max_tokens, thinks=not no_think), current_settings())

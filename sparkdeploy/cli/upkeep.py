@@ -18,7 +18,7 @@ from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.commands.clean import Leftover
+    from sparkdeploy.upkeep.clean import Leftover
 
 
 def setup(
@@ -30,7 +30,7 @@ def setup(
     """Look for all that this machine lacks; as root, install it after a question."""
     from sparkdeploy.checks import report
     from sparkdeploy.checks.setup import Need, Purpose, can_be_mended, commands_of, packages_of
-    from sparkdeploy.commands.setup import set_up
+    from sparkdeploy.upkeep.setup import set_up
 
     def agrees(needs: Sequence[Need]) -> bool:
         doing = [*packages_of(needs), *(it.remedy.value for it in needs if it.remedy)]
@@ -74,8 +74,8 @@ def clean(
     """Remove our own old images, crash folders, caches and ended checks, after showing them."""
     import time
 
-    from sparkdeploy.commands import clean as cleaning
     from sparkdeploy.deploy.nodes import connect
+    from sparkdeploy.upkeep import clean as cleaning
 
     def agrees(found: Sequence[Leftover]) -> bool:
         _show(found)

@@ -18,6 +18,6 @@ WatchOption = Annotated[
 
 
 def show_watch(names: list[str] | None, *, as_json: bool) -> None:
-    from sparkdeploy.commands.watch.run import Shown, watch
+    from sparkdeploy.monitor.run import Shown, watch
 
     watch(tuple(names or ()), current_settings(), Shown.JSON if as_json else Shown.LINES)

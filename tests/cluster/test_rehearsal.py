@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.rehearse import FIRST_OF_ITS_KIND, RECORDED_EARLIER, SERVED_BEFORE
+from sparkdeploy.rehearsal.rehearse import FIRST_OF_ITS_KIND, RECORDED_EARLIER, SERVED_BEFORE
 from tests.cluster.conftest import Program, docker_of
 from tests.engine.recorded_texts import recorded_texts
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.image import remove_images
-from sparkdeploy.commands.image_build import StageImage, build_engine
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.emulation import refuse_without_emulation
 from sparkdeploy.node import facts
+from sparkdeploy.upkeep.image_build import StageImage, build_engine
+from sparkdeploy.upkeep.images import remove_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

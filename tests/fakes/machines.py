@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdeploy import labels
-from sparkdeploy.commands import operate
 from sparkdeploy.deploy import again, lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy import nodes as deploy_nodes
@@ -24,6 +23,7 @@ from sparkdeploy.deploy.up import Extent, Outcome, UpOptions
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
 from sparkdeploy.image.stages import stages_of
+from sparkdeploy.monitor import status as operate
 from sparkdeploy.node.container import ContainerSpec, ImageFact
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment

@@ -22,13 +22,13 @@ from sparkdeploy import bounded_http
 from sparkdeploy.bench import streams
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.checkpoint import hub
-from sparkdeploy.commands import setup
 from sparkdeploy.errors import BuildError, CheckpointError, UnhealthyError
 from sparkdeploy.image import network, wheelhouse
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.server import client
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.upkeep import setup
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
 

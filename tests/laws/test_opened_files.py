@@ -22,8 +22,8 @@ IN_A_CONTAINER = ("sparkdeploy/image/inside/", "sparkdeploy/vllm_plugin/")
 REVIEWED = {
     "sparkdeploy/rehearsal/stand_in.py:_copy_tokenizer": "a temporary folder of its own",
     "sparkdeploy/bench/tools.py:_llama_benchy": "a temporary folder of its own",
-    "sparkdeploy/commands/new_recipe.py:_resolved": "a temporary folder of its own",
-    "sparkdeploy/commands/watch/run.py:nothing_beside": "/dev/null",
+    "sparkdeploy/authoring/new_recipe.py:_resolved": "a temporary folder of its own",
+    "sparkdeploy/monitor/run.py:nothing_beside": "/dev/null",
     "sparkdeploy/cli/main.py:_flush_answer": "/dev/null",
     "sparkdeploy/console.py:_while_read": "/dev/null",
     "sparkdeploy/checkpoint/cache.py:create_file": "its opener follows no link",

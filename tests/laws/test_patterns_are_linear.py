@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.chat import answer
 from sparkdeploy.checks import others
-from sparkdeploy.commands.talk import answer
 from sparkdeploy.image import failures
 from sparkdeploy.recipe import arguments, harmless
 from sparkdeploy.recipe.families import families
@@ -28,7 +28,7 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
         lambda: (text for it in others.SERVERS for text in (it.name, it.image)),
         SEARCH,
     ),
-    "commands/talk/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),
+    "chat/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),
     "image/failures.py:failed": (lambda: failures._HINTS, SEARCH),
     "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),
     "recipe/families.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import shell
-from sparkdeploy.commands.source import git
+from sparkdeploy.authoring.source import git
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node import ssh
 from sparkdeploy.node.ssh import SshLink, SshTarget

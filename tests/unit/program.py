@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.authoring import machine as estimate_machine
 from sparkdeploy.cli import main as cli
-from sparkdeploy.commands import estimate_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

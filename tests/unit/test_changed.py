@@ -58,7 +58,7 @@ def everything(graph: grimp.ImportGraph) -> set[str]:
             id="what runs a command that imports it in a function",
         ),
         pytest.param(
-            "sparkdeploy/commands/rehearse.py",
+            "sparkdeploy/rehearsal/rehearse.py",
             "engine.vllm.test_rehearsals",
             "engine.checkpoint.test_checkpoint_pulls_killed",
             id="what runs the command that its marker names",

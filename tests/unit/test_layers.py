@@ -38,8 +38,7 @@ LAYERS = (
     ("plan",),
     ("server",),
     ("deploy",),
-    ("rehearsal", "bench", "export"),
-    ("commands",),
+    ("rehearsal", "bench", "export", "authoring", "upkeep", "chat", "monitor"),
     ("cli",),
 )
 # A door of several modules is one class made of them: only DockerHost is for the other rooms.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import settings
+from sparkdeploy.bench.endpoint import Access, server_at
 from sparkdeploy.checkpoint.answers import is_web_address
-from sparkdeploy.commands.bench.endpoint import Access, server_at
 from sparkdeploy.errors import RecipeError, UsageError
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparkdeploy.bench.load.limits import parse_span, span_text
 from sparkdeploy.bench.report import load as load_report
 from sparkdeploy.bench.report import sweep as sweep_report
-from sparkdeploy.commands.watch.words import duration
+from sparkdeploy.monitor.words import duration
 from tests.fakes.bench_runs import loaded_run, sample_run
 
 if TYPE_CHECKING:

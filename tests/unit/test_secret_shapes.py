@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.commands.bench.origin import endpoint_origin, engine_origin
-from sparkdeploy.commands.diagnose import diagnose
+from sparkdeploy.bench.origin import endpoint_origin, engine_origin
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
+from sparkdeploy.upkeep.diagnose import diagnose
 from tests.fakes.containers import Crashed
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sparkdeploy.commands.neighbours import write_export
 from sparkdeploy.deploy.served import ServedDeployment
+from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.grafana import grafana_export
 from sparkdeploy.export.litellm import Gateway, litellm_export

@@ -10,8 +10,8 @@ from urllib.error import HTTPError
 
 import pytest
 
-from sparkdeploy.commands.neighbours import write_export
 from sparkdeploy.deploy.served import ServedDeployment
+from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.litellm import Gateway, litellm_export
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.commands.neighbours import write_export
 from sparkdeploy.deploy.served import ServedDeployment
+from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.prometheus import prometheus_export
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port, until

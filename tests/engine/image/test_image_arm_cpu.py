@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.commands.rehearse import FIRST_OF_ITS_KIND, SERVED_BEFORE
 from sparkdeploy.node import facts
+from sparkdeploy.rehearsal.rehearse import FIRST_OF_ITS_KIND, SERVED_BEFORE
 from sparkdeploy.settings import load_settings
 from tests.engine.arm_torch import cpu_wheel
 from tests.engine.emulated import emulated_engine, skip_where_nothing_is_emulated

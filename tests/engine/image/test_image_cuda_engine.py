@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands.image import make_wheelhouse
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
 from sparkdeploy.image.stages import Stage
@@ -19,6 +18,7 @@ from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import Settings, load_settings, resources
+from sparkdeploy.upkeep.images import make_wheelhouse
 from tests.engine.shipped_stages import build_all, shipped_stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]

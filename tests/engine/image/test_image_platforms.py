@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.emulation import platform_of, refuse_without_emulation
 from sparkdeploy.image.stages import DebianRecipe, Stage
 from sparkdeploy.node import facts
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import Settings, load_settings
+from sparkdeploy.upkeep import images as image_shelf
 from tests.engine.lab_stages import build, make_stage
 
 # It answers for the plugin's self-check and says on which processor it was asked.

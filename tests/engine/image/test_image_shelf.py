@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands import image as image_shelf
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
+from sparkdeploy.upkeep import images as image_shelf
 from tests.engine.lab_stages import build, make_stage
 from tests.unit.conftest import REPOSITORY
 

@@ -138,9 +138,9 @@ def _import_everything() -> None:
     import sparkdeploy.cli.deployments
     import sparkdeploy.cli.main
     import sparkdeploy.cli.outcome
-    import sparkdeploy.commands.operate
     import sparkdeploy.deploy.lifecycle
     import sparkdeploy.deploy.up
+    import sparkdeploy.monitor.status
     import sparkdeploy.node.host  # noqa: F401 - all for the forks
 
 

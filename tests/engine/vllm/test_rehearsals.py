@@ -12,8 +12,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.commands.rehearse import MAX_TOKENS, RECORDED_EARLIER, SERVED_BEFORE
 from sparkdeploy.rehearsal.miniature import DRAFT_ROWS
+from sparkdeploy.rehearsal.rehearse import MAX_TOKENS, RECORDED_EARLIER, SERVED_BEFORE
 from sparkdeploy.rehearsal.requests import ANSWERED, PROMPT, SAMPLED
 from tests.engine.program import Program
 from tests.engine.recorded_texts import recorded_texts

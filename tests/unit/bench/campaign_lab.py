@@ -19,10 +19,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
+from sparkdeploy.bench import before
+from sparkdeploy.bench.campaign import steps as campaign_steps
+from sparkdeploy.bench.endpoint import Access, ServedSide, reach_url, server_at
+from sparkdeploy.bench.quality import run as quality
 from sparkdeploy.bench.record import RecipeOrigin
 from sparkdeploy.checks.finding import fail, ok
-from sparkdeploy.commands.bench import before, campaign_steps, quality
-from sparkdeploy.commands.bench.endpoint import Access, ServedSide, reach_url, server_at
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
@@ -32,7 +34,7 @@ from tests.unit.bench.planted import HOME, PLANTED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.commands.bench.endpoint import Endpoint
+    from sparkdeploy.bench.endpoint import Endpoint
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.recipe.load import Resolved
 

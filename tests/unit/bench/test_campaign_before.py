@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.bench import before as stage
+from sparkdeploy.bench.before import Restored, note_before, restored
 from sparkdeploy.bench.campaign.folder import CampaignFolder, campaigns_below, unfinished
 from sparkdeploy.bench.campaign.state import (
     Before,
@@ -18,8 +20,6 @@ from sparkdeploy.bench.campaign.state import (
     StepEnding,
     StepKind,
 )
-from sparkdeploy.commands.bench import before as stage
-from sparkdeploy.commands.bench.before import Restored, note_before, restored
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, NodeError, RecipeError
 from sparkdeploy.plan.launch import Exposure

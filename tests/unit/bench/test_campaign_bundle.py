@@ -22,13 +22,13 @@ from sparkdeploy.bench.campaign.bundle import (
 )
 from sparkdeploy.bench.campaign.page import campaign_page
 from sparkdeploy.bench.campaign.privacy import Private
+from sparkdeploy.bench.campaign.report import private_of
 from sparkdeploy.bench.campaign.state import MEASURING, CampaignState, RecipeState
 from sparkdeploy.bench.files import adapter_of
 from sparkdeploy.bench.quality.kept import SharedEstimate, SharedQuality
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.speed import read_published
-from sparkdeploy.commands.bench.campaign_report import private_of
 from sparkdeploy.errors import BenchError
 from sparkdeploy.settings import load_settings
 from tests.fakes.bench_runs import fields_of, judged, loaded_run, sample_run

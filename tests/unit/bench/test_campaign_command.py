@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.bench.campaign import run as stage
 from sparkdeploy.bench.campaign.bundle import CampaignBundle, read_bundle
 from sparkdeploy.bench.campaign.folder import campaigns_below
 from sparkdeploy.bench.campaign.state import StepKind
-from sparkdeploy.commands.bench import campaign as stage
 from sparkdeploy.errors import NodeError, UnhealthyError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.bench.gate import floor_of
+from sparkdeploy.bench.origin import recipe_origin
 from sparkdeploy.bench.record import ClientOrigin, RecipeOrigin, RunOrigin
-from sparkdeploy.commands.bench.origin import recipe_origin
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.bench import pair_recipes as stage
 from sparkdeploy.bench.campaign.state import Before
+from sparkdeploy.bench.endpoint import Access, reach_url
+from sparkdeploy.bench.pair_recipes import RecipePair, are_recipes, one_after_the_other
+from sparkdeploy.bench.run import WantedRun
 from sparkdeploy.bench.suites import SuiteName
-from sparkdeploy.commands.bench import pair_recipes as stage
-from sparkdeploy.commands.bench.endpoint import Access, reach_url
-from sparkdeploy.commands.bench.pair_recipes import RecipePair, are_recipes, one_after_the_other
-from sparkdeploy.commands.bench.run import WantedRun
 from sparkdeploy.errors import BenchError, NodeError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container

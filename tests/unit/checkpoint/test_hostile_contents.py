@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requests.adapters import BaseAdapter
 
+from sparkdeploy.authoring.remote_facts import facts_in
 from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.checkpoint.answers import open_answer
 from sparkdeploy.checkpoint.contents import (
@@ -37,7 +38,6 @@ from sparkdeploy.checkpoint.ranges import (
 )
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.commands.estimate_remote import facts_in
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.share import embedding_bytes
 from tests.examples import examples

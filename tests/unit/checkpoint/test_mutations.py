@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkdeploy.authoring.remote_facts import facts_in
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, write_manifest
@@ -24,7 +25,6 @@ from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import verify_bytes, verify_headers
-from sparkdeploy.commands.estimate_remote import facts_in
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.plan.observe import locate_model

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdeploy.cli.deployments import _rehearsal_lines
-from sparkdeploy.commands.rehearse import NOT_COMPARED, Report
+from sparkdeploy.rehearsal.rehearse import NOT_COMPARED, Report
 
 REPORT = Report(
     recipe="v2",

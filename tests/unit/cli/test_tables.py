@@ -26,10 +26,10 @@ from sparkdeploy.checks import report
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.cli.checkpoint import _stored_table
 from sparkdeploy.cli.image import _image_table
-from sparkdeploy.commands.image import ShelfImage
 from sparkdeploy.console import Console
 from sparkdeploy.ink import Ink, plain_text
 from sparkdeploy.table import TextTable, laid_out
+from sparkdeploy.upkeep.images import ShelfImage
 from sparkdeploy.wrap import line_cells, longest_word
 from tests.fakes.bench_runs import sample_run
 from tests.unit.conftest import REPOSITORY

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sparkdeploy.commands.neighbours import write_export
 from sparkdeploy.errors import UsageError
+from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.grafana import dashboard, grafana_export
 from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
 from sparkdeploy.export.neighbour import UNCHECKED_LISTENER

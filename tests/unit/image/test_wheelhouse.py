@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.commands.image import _indexes
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, wheelhouse
 from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.settings import BuildNetwork, resources
+from sparkdeploy.upkeep.images import _indexes
 
 from .conftest import LoadEngine, MakeSettings
 

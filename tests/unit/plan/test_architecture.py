@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.checks.survey import survey
-from sparkdeploy.commands.clean import wanted_by
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.stages import BASE_SOURCES, stages_of
 from sparkdeploy.node import facts
@@ -17,6 +16,7 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.upkeep.clean import wanted_by
 from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.commands.fits import fitting_rows
+from sparkdeploy.authoring.fits import fitting_rows
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.report import model_name
 from tests.rehearsed import (

@@ -1,0 +1,365 @@
+"""`new`: a recipe for a model of which there is none, from what its owner publishes of it; or one
+that changes another."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
+
+from pydantic import ValidationError
+
+from sparkdeploy import atomic_files
+from sparkdeploy.authoring.machine import HERE
+from sparkdeploy.authoring.new_draft import DraftRecipe, Guess
+from sparkdeploy.authoring.new_engine import engine_for
+from sparkdeploy.authoring.new_from import changing_text
+from sparkdeploy.authoring.new_model import NewModel, Use
+from sparkdeploy.authoring.new_treatment import misfits
+from sparkdeploy.authoring.outlook import Among, WhenMissing, ground_for
+from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
+from sparkdeploy.errors import (
+    Mistakes,
+    NodeError,
+    RecipeError,
+    SparkdeployError,
+    UsageError,
+)
+from sparkdeploy.estimate.verdict import Fits
+from sparkdeploy.node import facts as node_facts
+from sparkdeploy.recipe.fields import NAME_PATTERN
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.load import library, load_recipe, look_into
+from sparkdeploy.recipe.schema import Weights
+from sparkdeploy.settings import resources
+from sparkdeploy.yaml_text import in_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.authoring.new_engine import ChosenEngine
+    from sparkdeploy.authoring.outlook import Ground
+    from sparkdeploy.checkpoint.published import PublishedConfig
+    from sparkdeploy.estimate.verdict import FitVerdict
+    from sparkdeploy.recipe.families import Family
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.settings import Settings
+
+SPARK = "spark"
+NOWHERE = "-"
+"""A destination: the recipe is printed, and no file written."""
+SHORTEST_CONTEXT = 8_192
+MOST_NODES = 8
+UTILIZATION = 0.85
+LARGEST_SAMPLING = 1_000_000
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecipe:
+    path: Path | None
+    """None where it was written nowhere."""
+    text: str
+    verdict: str
+    """Whether it fits, and how much at once; or why nobody knows. Empty where nothing of it was
+    chosen."""
+    nodes: int
+    """How many machines it is for."""
+    cannot_have: tuple[str, ...]
+    """Which settings of its base this model cannot have, and why."""
+    next_step: str
+    """The command that says what `up` would do about it; empty where no file was written."""
+
+
+def new_recipe(
+    name: str, model: str | None, base: str | None, destination: str | None, settings: Settings
+) -> NewRecipe:
+    """Write a recipe into the user's own folder, or to `destination`; `-` is nowhere.
+
+    It is one for a model, or without a model one that changes its base. Raises UsageError for a
+    name, a model or a destination that is none, RecipeError where a file of that name exists or a
+    shipped recipe has it, or the base is none, NodeError where none can be written, and
+    CheckpointError where nobody knows the model's config.json.
+    """
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise UsageError(
+            f"{shown(name)} is no recipe name", hint="lower-case letters, digits, . _ -"
+        )
+    if destination is None and (resources() / "recipes" / f"{name}.yaml").exists():
+        raise RecipeError(
+            f"{name} is a recipe that is shipped, and yours would take its place",
+            hint="choose another name, or write it elsewhere with -o FILE",
+        )
+    path = _place(name, destination, settings)
+    made = _changing(name, base, settings) if model is None else _made(name, model, base, settings)
+    if path is None:
+        return made
+    _write(path, made.text)
+    called = name if destination is None else _typed(path)
+    return replace(made, path=path, next_step=_next_step(called, made.nodes, settings))
+
+
+def _changing(name: str, base: str | None, settings: Settings) -> NewRecipe:
+    if base is None:
+        raise UsageError(
+            "a new recipe is for a model, or changes another recipe",
+            hint="--model ORG/NAME, or --from RECIPE (`sparkdeploy list` shows them)",
+        )
+    # Nothing is run: what it asks for is judged when the new one is.
+    recipe = load_recipe(library(settings), base, ("allow_unsafe=true",)).recipe
+    text = changing_text(name, _findable(base), recipe)
+    return NewRecipe(None, text, "", recipe.cluster.least_nodes, (), "")
+
+
+def _made(name: str, model: str, base: str | None, settings: Settings) -> NewRecipe:
+    weights = _weights(model)
+    published = published_config(weights, settings, "--model FOLDER")
+    refuse_gguf_alone(weights.source, published.files)
+    draft = DraftRecipe(name, weights, _findable(base) if base is not None else None)
+    draft = _described(draft, published, settings)
+    if base is not None:
+        draft = _without_misfits(draft, published, settings)
+    draft, verdict = _fitted(draft, published, settings)
+    cannot_have = tuple(f"{base}'s {it.setting}: {it.reason}" for it in draft.misfits)
+    return NewRecipe(None, draft.text(), verdict, draft.nodes, cannot_have, "")
+
+
+def _typed(path: Path) -> str:
+    """Return a path as it is taken for one: neither a recipe's name nor SOURCE/RECIPE."""
+    return str(path) if path.is_absolute() else f"./{path}"
+
+
+def _next_step(called: str, nodes: int, settings: Settings) -> str:
+    """Return the `plan` of a recipe; outside the user's own folder it may need consent."""
+    loaded = look_into(library(settings), called)
+    cluster = " --cluster" if nodes > 1 else ""
+    consent = " --allow-unsafe" if loaded.consents else ""
+    return f"sparkdeploy plan {shlex.quote(called)}{cluster}{consent}"
+
+
+def _without_misfits(
+    draft: DraftRecipe, published: PublishedConfig, settings: Settings
+) -> DraftRecipe:
+    """Switch off what the base does to a checkpoint and this model cannot have.
+
+    Raises RecipeError where the base is none.
+    """
+    recipe = _resolved(draft, settings).recipe
+    found = tuple(misfits(recipe, published.config, settings))
+    return replace(draft, misfits=found)
+
+
+def _place(name: str, destination: str | None, settings: Settings) -> Path | None:
+    """Return the file that is to be written; UsageError or RecipeError for what cannot be one."""
+    if destination == NOWHERE:
+        return None
+    if destination is None:
+        path = settings.config_dir / "recipes" / f"{name}.yaml"
+    elif not destination:
+        raise UsageError("-o names no file", hint="-o FILE; `-o -` prints the recipe alone")
+    else:
+        path = Path(destination)
+    # Neither of these raises for a name that is too long for any file.
+    if os.path.isdir(path) and destination is not None:  # noqa: PTH112
+        raise UsageError(
+            f"-o {shown(path)} is a folder", hint=f"name a file in it: -o {shown(path / name)}.yaml"
+        )
+    # A link that leads nowhere is somebody's too.
+    if os.path.lexists(path):
+        raise _existing(path)
+    return path
+
+
+def _existing(path: Path) -> RecipeError:
+    return RecipeError(f"{path} exists, and stays", hint="choose another name, or another -o")
+
+
+def _write(path: Path, text: str) -> None:
+    """Raise NodeError where the file cannot be written, RecipeError where one came meanwhile."""
+    try:
+        with atomic_files.opened_folder(path.parent) as folder:
+            folder.create(path.name, text.encode())
+    except FileExistsError as error:
+        raise _existing(path) from error
+    except OSError as error:
+        raise NodeError(
+            f"{shown(path)} cannot be written: {error.strerror or error}",
+            hint="name another file: -o FILE; `-o -` prints the recipe alone",
+        ) from error
+
+
+def _weights(model: str) -> Weights:
+    """Read ORG/NAME[@REVISION] or a folder; UsageError for what is neither."""
+    try:
+        if model.startswith(("/", "~", ".")):
+            path = Path(os.path.expanduser(model))  # noqa: PTH111 - raises for no home of nobody
+            return Weights(path=str(path.absolute()))
+        repo, at, revision = model.partition("@")
+        return Weights(repo=repo, revision=revision) if at else Weights(repo=repo)
+    except ValidationError as error:
+        raise UsageError(
+            f"--model {shown(model)} names neither a repository nor a folder",
+            hint="ORG/NAME or ORG/NAME@REVISION as on the hub, or a folder that begins with "
+            "/, ~ or . and has no control characters in its name",
+        ) from error
+
+
+def _findable(base: str) -> str:
+    """Return a recipe's name, or where its file lies: seen from any folder."""
+    path = os.path.expanduser(base)  # noqa: PTH111 - raises for no home of nobody
+    is_file = base.endswith((".yaml", ".yml")) or "/" in base
+    return str(Path(path).absolute()) if is_file and os.path.exists(path) else base  # noqa: PTH110
+
+
+def _described(draft: DraftRecipe, published: PublishedConfig, settings: Settings) -> DraftRecipe:
+    """Add what the configuration and the family say; a recipe that it extends says the rest."""
+    model = NewModel(draft.model, published)
+    engine, family = engine_for(model, settings), model.family()
+    least = engine.least_vllm()
+    notes = [f"{model.told()}; config.json {published.origin}.", *_sampling(published)]
+    if draft.base is not None:
+        return replace(draft, least=least, notes=(*notes, f"All else is {shown(draft.base)}'s."))
+    serve = {"gpu_memory_utilization": Guess(f"{UTILIZATION}", "as the shipped recipes have it")}
+    parsers = dict(_parsers(family, engine)) if family is not None else {}
+    notes += engine.notes
+    if model.use() is Use.CHAT:
+        serve |= parsers
+        notes += _parser_notes(family if parsers else None, engine)
+    elif model.use() is Use.POOLING:
+        serve["runner"] = Guess("pooling", f"it answers with {Use.POOLING.value}")
+        notes += _pooling_notes(model)
+    guess = Guess(in_line(engine.engine.name), engine.why)
+    return replace(draft, engine=guess, least=least, serve=serve, notes=tuple(notes))
+
+
+def _parsers(family: Family, engine: ChosenEngine) -> Iterator[tuple[str, Guess]]:
+    parsers, why = family.parsers, f"{family.parsers.source} name it for {family.name}"
+    if parsers.reasoning and engine.has_parser("reasoning_parsers", parsers.reasoning):
+        yield "reasoning_parser", Guess(in_line(parsers.reasoning), why)
+    if parsers.tools and engine.has_parser("tool_parsers", parsers.tools):
+        yield "tool_call_parser", Guess(in_line(parsers.tools), why)
+        yield "enable_auto_tool_choice", Guess("true", "with the parser above")
+
+
+def _parser_notes(family: Family | None, engine: ChosenEngine) -> Iterator[str]:
+    if family is not None:
+        yield from (family.parsers.needs,) if family.parsers.needs else ()
+        return
+    yield "No parsers for it in our table: thoughts and tool calls stay in the text."
+    yield (
+        "`sparkdeploy plan` with --set serve.tool_call_parser=list lists those of vLLM "
+        f"{engine.engine.vllm}; serve.reasoning_parser has a list too."
+    )
+
+
+def _pooling_notes(model: NewModel) -> Iterator[str]:
+    if "rerank" in model.name.lower():
+        yield (
+            "A reranker may need serve.hf_overrides and a chat template: `sparkdeploy show "
+            "qwen3-vl-reranker` has both."
+        )
+
+
+def _sampling(published: PublishedConfig) -> Iterator[str]:
+    values = ((name, published.generation.get(name)) for name in SAMPLING)
+    told = [f"{name} {value:g}" for name, value in values if _is_sane(value)]
+    if told:
+        yield f"Its own sampling, which vLLM takes by itself: {', '.join(told)}."
+
+
+def _is_sane(value: object) -> TypeGuard[float]:
+    """Say whether a number may be one of sampling; JSON has numbers that are no float."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return -LARGEST_SAMPLING <= value <= LARGEST_SAMPLING
+
+
+def _fitted(
+    draft: DraftRecipe, published: PublishedConfig, settings: Settings
+) -> tuple[DraftRecipe, str]:
+    """Choose how many machines and which context; the longest that one request has room for."""
+    has_gpu = bool(node_facts.read_gpus().gpus)
+    ground = ground_for(HERE if has_gpu else SPARK, settings)
+    own = NewModel(draft.model, published).own_context()
+    said, nodes = "", 1
+    while nodes <= MOST_NODES:
+        for tokens in _contexts(own):
+            why = _fitting_words(tokens, own, nodes, ground)
+            made = _with_context(replace(draft, nodes=nodes), tokens, why)
+            verdict, said = _judge(made, ground, settings)
+            if verdict is None or verdict.fits is Fits.UNKNOWN:
+                why = "what config.json allows; whether it fits is not known"
+                return _with_context(made, tokens, why), said
+            if verdict.fits is Fits.YES:
+                return made, said
+            if verdict.requests is None:
+                break  # The weights alone are too much, whatever the context.
+        nodes *= 2
+    why = f"does not fit, on {MOST_NODES} machines either"
+    made = _with_context(draft, own or SHORTEST_CONTEXT, why)
+    return made, f"fits no number of machines up to {MOST_NODES}: {said}"
+
+
+def _contexts(own: int) -> Iterator[int]:
+    """Yield the model's own context first, 0 where nobody says; then shorter ones."""
+    yield own
+    tokens = own // 2 if own else SHORTEST_CONTEXT
+    while tokens >= SHORTEST_CONTEXT:
+        yield tokens
+        tokens //= 2
+
+
+def _fitting_words(tokens: int, own: int, nodes: int, ground: Ground) -> str:
+    hardware = shown(ground.reached.hardware.title)
+    where = hardware if nodes == 1 else f"{nodes} of {hardware}"
+    if not own:
+        return f"config.json names no context; this one fits on {where}"
+    if tokens == own:
+        return f"what config.json allows, and it fits on {where}"
+    return f"the longest that fits on {where}"
+
+
+def _with_context(draft: DraftRecipe, tokens: int, why: str) -> DraftRecipe:
+    if tokens:
+        return _with(draft, "max_model_len", Guess(str(tokens), why))
+    note = "config.json names no context: vLLM derives serve.max_model_len."
+    return draft if note in draft.notes else replace(draft, notes=(*draft.notes, note))
+
+
+def _with(draft: DraftRecipe, name: str, guess: Guess) -> DraftRecipe:
+    return replace(
+        draft, serve={name: guess, **{k: v for k, v in draft.serve.items() if k != name}}
+    )
+
+
+def _resolved(draft: DraftRecipe, settings: Settings) -> Resolved:
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-new-") as folder:
+        path = Path(folder) / f"{draft.name}.yaml"
+        path.write_text(draft.text(), encoding="utf-8")
+        try:
+            # Nothing is run: what the recipe that it extends asks for is judged when it is.
+            return load_recipe(library(settings), str(path), ("allow_unsafe=true",))
+        except RecipeError as error:
+            raise _renamed(error, str(path), path.name) from error
+
+
+def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitVerdict | None, str]:
+    resolved = _resolved(draft, settings)
+    among = Among.CLUSTER if draft.nodes > 1 else Among.ONE
+    try:
+        outlook = ground.outlook(resolved, WhenMissing.SHIPPED, among)
+    except RecipeError:
+        raise
+    except SparkdeployError as error:
+        return None, error.message
+    return outlook.verdict, outlook.verdict_line()
+
+
+def _renamed(error: RecipeError, old: str, new: str) -> RecipeError:
+    """Return an error that names the file as the user knows it, not as it was tried."""
+    detail = Mistakes(error.detail.replace(old, new)) if error.detail else None
+    return RecipeError(error.message.replace(old, new), hint=error.hint, detail=detail)

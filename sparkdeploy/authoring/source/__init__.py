@@ -1,0 +1,1 @@
+"""Repositories of recipes of others: fetched, searched, and updated with consent."""

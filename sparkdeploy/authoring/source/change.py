@@ -1,0 +1,262 @@
+"""`recipe source`: a source is added, brought up to date after its changes were shown, removed."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy import __version__
+from sparkdeploy.authoring.source import files, git
+from sparkdeploy.authoring.source.differences import differences
+from sparkdeploy.authoring.source.index import rows_of
+from sparkdeploy.authoring.source.place import changing, remove, remove_folder
+from sparkdeploy.checkpoint import durable
+from sparkdeploy.console import console
+from sparkdeploy.errors import NodeError, RecipeError, SparkdeployError, UsageError
+from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.library import library
+from sparkdeploy.recipe.sources.shelf import (
+    NAME,
+    SNAPSHOT,
+    TAKEN,
+    Snapshot,
+    SourceRecord,
+    Sources,
+    masked,
+    read_snapshot,
+    snapshot_as_json,
+)
+from sparkdeploy.stored_json import MAX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sparkdeploy.settings import Settings
+
+PLACEHOLDER_COMMIT = "0" * 40
+REPOSITORY = "repository.git"
+
+
+class State(enum.StrEnum):
+    """What became of an update."""
+
+    UP_TO_DATE = "up to date"
+    PENDING = "pending"
+    TAKEN = "taken"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChange:
+    """What another state of a source brings."""
+
+    before: SourceRecord
+    after: SourceRecord
+    lines: tuple[str, ...] = ()
+    """What needs consent, and which files change how much."""
+    state: State = State.PENDING
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    changes: tuple[SourceChange, ...]
+    failure: SparkdeployError | None
+    """The first of those that were told."""
+
+
+def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> Snapshot:
+    """Take a source for the first time.
+
+    Raises UsageError for a name or an address that is none, NodeError where git cannot fetch it or
+    the disk cannot take it, and RecipeError for a source that holds no recipe.
+    """
+    if NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"{shown(name)} is no name of a source", hint="use lower-case letters, digits, . _ -"
+        )
+    sources = Sources.below(settings.state_dir)
+    _refuse_taken(name, sources)
+    local = _local_folder(origin)
+    if local is None:
+        git.check_origin(origin)
+    git.check_ref(ref)
+    if local is not None and not _has_git(local) and ref is not None:
+        raise UsageError(f"{local} is no git repository, so there is no {shown(ref)} in it")
+    record = SourceRecord(name, str(local or origin), ref, PLACEHOLDER_COMMIT, "")
+    with changing(name, sources):
+        _refuse_taken(name, sources)  # by another process, while this one waited
+        with _staged(record, settings) as staged:
+            if not staged.snapshot.rows:
+                raise RecipeError(f"{masked(origin)} holds no recipe", hint=_held(staged))
+            staged.keep()
+    return staged.snapshot
+
+
+def update_source(
+    name: str, agrees: Callable[[SourceChange], bool], settings: Settings
+) -> SourceChange:
+    """Fetch a source anew and take it once its changes were agreed to.
+
+    Raises as `add_source` does.
+    """
+    sources = Sources.below(settings.state_dir)
+    sources.get(name)  # before a lock is made for a name that is none
+    with changing(name, sources):
+        old = sources.get(name)
+        with _staged(old.record, settings) as staged:
+            record = staged.snapshot.record
+            if record.commit == old.record.commit:
+                if old.version != __version__:
+                    staged.keep()
+                return SourceChange(old.record, record, state=State.UP_TO_DATE)
+            found = differences(sources.files_of(name), staged.folder, library(settings))
+            change = SourceChange(old.record, record, tuple(found))
+            if not agrees(change):
+                return change
+            staged.keep()
+    return replace(change, state=State.TAKEN)
+
+
+def remove_source(name: str, settings: Settings) -> None:
+    """Raises RecipeError where there is none, NodeError where it or files of it stay."""
+    sources = Sources.below(settings.state_dir)
+    is_there = NAME.fullmatch(name) is not None and (sources.folder / name).is_dir()
+    if not is_there:
+        sources.get(name)
+    with changing(name, sources):
+        remove(name, sources)
+
+
+def _refuse_taken(name: str, sources: Sources) -> None:
+    if sources.has(name):
+        raise UsageError(
+            f"there is a source {name} already",
+            hint=f"sparkdeploy recipe source update {name}, or rm {name}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    folder: Path
+    target: Path
+    snapshot: Snapshot
+    taken: files.Taken
+
+    def keep(self) -> None:
+        durable.replace_folder(self.folder, self.target)
+
+
+def _held(staged: _Staged) -> str | None:
+    """Say what was found instead: a repository may hold mods alone."""
+    mods = sum(file.endswith("/run.sh") for file in staged.taken.files)
+    count = "1 mod" if mods == 1 else f"{mods} mods"
+    return f"it holds {count}, for recipes in the same source to name" if mods else None
+
+
+@contextlib.contextmanager
+def _staged(record: SourceRecord, settings: Settings) -> Iterator[_Staged]:
+    """Fetch, and write the files and their index beside those that were taken before."""
+    target = Sources.below(settings.state_dir).folder / record.name / TAKEN
+    is_new = not target.parent.is_dir()
+    staged = durable.hidden_beside(target)
+    make_private(staged)
+    try:
+        with console.step(f"source {record.name}") as step:
+            step.say("fetching")
+            taken, fetched = _take(record, staged)
+            step.say(f"reading {len(taken.files)} files")
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            record = replace(record, commit=fetched.commit, ref=fetched.ref, taken_at=now)
+            rows = tuple(rows_of(staged, taken.files, library(settings)))
+            snapshot = Snapshot(record, __version__, rows)
+            _write_index(staged / SNAPSHOT, snapshot)
+        for reason, count in sorted(taken.left_out.items()):
+            console.warn(f"source {record.name}: left out, {count} x {reason}")
+        yield _Staged(staged, target, snapshot, taken)
+    finally:
+        remove_folder(staged)
+        if is_new and not target.exists():
+            remove_folder(target.parent)
+
+
+def _write_index(path: Path, snapshot: Snapshot) -> None:
+    """RecipeError for an index that could not be read again."""
+    text = snapshot_as_json(snapshot)
+    if len(text) > MAX_BYTES:
+        raise RecipeError(
+            f"the index of the source's {len(snapshot.rows)} recipes is larger than"
+            f" {MAX_BYTES >> 20} MiB",
+            hint="its files have long names; a part of it as a folder of its own may do",
+        )
+    durable.write_text(path, text)
+    try:
+        read_snapshot(path, snapshot.record.name)
+    except ValueError as error:
+        raise RecipeError(f"the source cannot be listed: {error}") from error
+
+
+def _take(record: SourceRecord, into: Path) -> tuple[files.Taken, git.Fetched]:
+    try:
+        local = _local_folder(record.origin)
+        if local is None:
+            git.check_origin(record.origin)
+        git.check_ref(record.ref)
+    except UsageError as error:
+        raise NodeError(
+            f"source {record.name}: {error.message}",
+            hint="what was taken of it before stays as it is",
+        ) from error
+    if local is not None and not _has_git(local):
+        taken, digest = files.take_folder(local, into)
+        return taken, git.Fetched(digest, None)
+    place = durable.hidden_beside(into.with_name(REPOSITORY))
+    try:
+        repository = git.Repository(place)
+        fetched = repository.fetch(record.origin, record.ref)
+        return files.take_commit(repository, fetched.commit, into), fetched
+    finally:
+        remove_folder(place)
+
+
+def _local_folder(origin: str) -> Path | None:
+    """Return the folder of this machine that is meant; None for an address."""
+    is_written_so = origin.startswith(("/", "./", "../", "~")) or origin in (".", "..")
+    if not is_written_so:
+        return None
+    folder = Path(os.path.realpath(os.path.expanduser(origin)))  # noqa: PTH111 - never raises
+    if not os.path.isdir(folder):  # noqa: PTH112 - as above
+        raise UsageError(f"{shown(origin)} is no folder")
+    if not str(folder).isprintable():
+        raise UsageError(
+            f"{shown(folder)} has a name that cannot be shown", hint="give the folder another name"
+        )
+    return folder
+
+
+def _has_git(folder: Path) -> bool:
+    is_bare = (folder / "HEAD").is_file() and (folder / "objects").is_dir()
+    return (folder / ".git").exists() or is_bare
+
+
+def update_all(
+    names: Sequence[str], agrees: Callable[[SourceChange], bool], settings: Settings
+) -> Updates:
+    """Update these sources, or all; one that fails is told and keeps no other from being taken.
+
+    Raises as `update_source` does where it is the only one that was named.
+    """
+    changes, failures = [], []
+    for name in names or Sources.below(settings.state_dir).names():
+        try:
+            changes.append(update_source(name, agrees, settings))
+        except SparkdeployError as error:
+            if len(names) == 1:
+                raise
+            console.warn(f"{name}: {error.message}")
+            failures.append(error)
+    return Updates(tuple(changes), next(iter(failures), None))

@@ -1,0 +1,159 @@
+"""The files of a source that are taken: recipes, templates beside them, and folders of mods."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy import yaml_text
+from sparkdeploy.authoring.source.git import Blob, Repository
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.image import mods
+from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
+from sparkdeploy.recipe.sources.shelf import is_plain_path
+from sparkdeploy.stored_json import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+RECIPE_SUFFIXES = (".yaml", ".yml")
+TEMPLATE_SUFFIX = ".jinja"
+MAX_FILES = 20_000
+MAX_BYTES = 256 << 20
+MAX_NAME_BYTES = 200
+MAX_DEPTH = 16
+OUR_NAMES = ".sparkdeploy"
+"""How files of ours in a source's folder begin: they say where it ends, and what was taken."""
+_NAMES_IN_COMMANDS = re.compile(r"[\w.+@ /-]+")
+
+
+@dataclass(slots=True)
+class Taken:
+    """What was written of a source, and how many things were left out, by the reason."""
+
+    files: list[str] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def take_commit(repository: Repository, commit: str, into: Path) -> Taken:
+    """Write what is wanted of a commit below a folder.
+
+    Raises RecipeError for more than the limits, and OSError where nothing can be written.
+    """
+    blobs = list(repository.blobs(commit))
+    taken = Taken()
+    wanted = _wanted({blob.path: blob for blob in blobs}, taken)
+    _refuse_too_much(wanted.values())
+    for blob, content in repository.contents(list(wanted.values())):
+        _write(into / blob.path, content, is_executable=blob.mode == "100755")
+        taken.files.append(blob.path)
+    return taken
+
+
+def take_folder(folder: Path, into: Path) -> tuple[Taken, str]:
+    """As `take_commit`, of a folder without git; return a hash over what was taken as well."""
+    blobs = {blob.path: blob for blob in _blobs_of(folder)}
+    taken = Taken()
+    wanted = _wanted(blobs, taken)
+    _refuse_too_much(wanted.values())
+    digest = hashlib.sha256()
+    for path, blob in sorted(wanted.items()):
+        try:
+            content = read_bytes(folder / path, MAX_BYTES)
+        except OSError as error:
+            raise RecipeError(f"{folder / path} cannot be read: {error.strerror}") from error
+        _write(into / path, content, is_executable=blob.mode == "100755")
+        digest.update(f"{blob.mode} {path} {hashlib.sha256(content).hexdigest()}\n".encode())
+        taken.files.append(path)
+    return taken, digest.hexdigest()[:40]
+
+
+def _wanted(blobs: Mapping[str, Blob], taken: Taken) -> dict[str, Blob]:
+    """Choose files by their names alone; what is left out although it looked wanted is counted."""
+    mod_folders = {path.rpartition("/")[0] for path in blobs if path.endswith(f"/{mods.SCRIPT}")}
+    wanted = {}
+    for path, blob in blobs.items():
+        in_mod = any(path[: slash.start()] in mod_folders for slash in re.finditer("/", path))
+        limit_bytes = _limit_bytes(path, in_mod=in_mod)
+        if limit_bytes is None:
+            continue
+        reason = _reason_against(path, blob, limit_bytes)
+        if reason is None:
+            wanted[path] = blob
+        else:
+            taken.left_out[reason] += 1
+    return wanted
+
+
+def _limit_bytes(path: str, *, in_mod: bool) -> int | None:
+    """Return how large a file of that name may be; None for one that nobody needs."""
+    if in_mod:
+        return mods.MAX_BYTES
+    if path.endswith(RECIPE_SUFFIXES):
+        return yaml_text.MAX_BYTES
+    return MAX_TEMPLATE_BYTES if path.endswith(TEMPLATE_SUFFIX) else None
+
+
+def _reason_against(path: str, blob: Blob, limit_bytes: int) -> str | None:
+    if not blob.is_file:
+        return "another repository (submodule)" if blob.mode == "160000" else "a link"
+    if not is_plain_path(path):
+        return "a name that leads elsewhere or cannot be shown"
+    parts = path.split("/")
+    is_deep = len(parts) > MAX_DEPTH
+    if is_deep or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        return "a name that is too long"
+    if any(part.lower().startswith(OUR_NAMES) for part in parts):
+        return "a name of ours"
+    if path.endswith((*RECIPE_SUFFIXES, TEMPLATE_SUFFIX)) and _may_be_obeyed(path):
+        return "a name with signs that a shell may obey"
+    return "too large" if blob.size_bytes > limit_bytes else None
+
+
+def _may_be_obeyed(path: str) -> bool:
+    """A recipe's name is printed in commands, for people to copy."""
+    return _NAMES_IN_COMMANDS.fullmatch(path) is None or "/-" in f"/{path}"
+
+
+def _refuse_too_much(blobs: Iterable[Blob]) -> None:
+    sizes = [blob.size_bytes for blob in blobs]
+    if len(sizes) > MAX_FILES or sum(sizes) > MAX_BYTES:
+        raise RecipeError(
+            f"the source has {len(sizes)} files of {sum(sizes) >> 20} MiB that would be taken, and"
+            f" {MAX_FILES} files or {MAX_BYTES >> 20} MiB are the most",
+            hint="a repository of recipes is smaller; is it the right one?",
+        )
+
+
+def _blobs_of(folder: Path) -> Iterator[Blob]:
+    count = 0
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != ".git")
+        for name in (*names, *folders):
+            path = Path(where, name)
+            try:
+                status = path.lstat()
+            except OSError:  # it went while we looked
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                continue
+            count += 1
+            if count > 10 * MAX_FILES:
+                raise RecipeError(f"{folder} has more than {10 * MAX_FILES} files")
+            kind = "100755" if status.st_mode & stat.S_IXUSR else "100644"
+            mode = kind if stat.S_ISREG(status.st_mode) else "120000"
+            yield Blob(path.relative_to(folder).as_posix(), mode, "", status.st_size)
+
+
+def _write(path: Path, content: bytes, *, is_executable: bool) -> None:
+    """Into a folder that was made for it: a name that is there already is another's doing."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with path.open("xb") as file:
+        file.write(content)
+    path.chmod(0o700 if is_executable else 0o600)

@@ -1,0 +1,179 @@
+"""What a campaign leaves: one page and one bundle, made anew from its folder after each recipe."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from sparkdeploy import __version__
+from sparkdeploy.bench.campaign.bundle import (
+    NOT_RUN,
+    CampaignBundle,
+    SharedRecipe,
+    SharedStep,
+    bundle_text,
+    shareable,
+)
+from sparkdeploy.bench.campaign.page import campaign_page
+from sparkdeploy.bench.campaign.privacy import Private, known_names, secret_values
+from sparkdeploy.bench.campaign.state import StepKind
+from sparkdeploy.bench.campaign.steps import merged
+from sparkdeploy.bench.files import write_whole
+from sparkdeploy.bench.quality.capture import read_capture
+from sparkdeploy.bench.quality.comparison import compare, comparison_as_dict
+from sparkdeploy.bench.quality.kept import SharedQuality, shared_quality
+from sparkdeploy.bench.quality.needle import NeedleResult
+from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.run import ISO_8601
+from sparkdeploy.console import console
+from sparkdeploy.deploy.evidence import known_secrets
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.errors import BenchError, SparkdeployError
+from sparkdeploy.node.facts import own_name
+from sparkdeploy.recipe.harmless import lists
+from sparkdeploy.recipe.paths import named_paths
+from sparkdeploy.secret_shapes import SHORTEST_KNOWN
+from sparkdeploy.settings import LOGIN, resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sparkdeploy.bench.campaign.folder import CampaignFolder
+    from sparkdeploy.bench.campaign.state import CampaignState, RecipeState
+    from sparkdeploy.settings import Settings
+
+
+def write_findings(
+    folder: CampaignFolder, state: CampaignState, settings: Settings
+) -> CampaignBundle:
+    """Write page and bundle, both without what is private; return the bundle."""
+    bundle = shareable(bundle_of(folder, state), private_of(state, settings))
+    write_whole(bundle_text(bundle), folder.bundle)
+    published = read_published(resources() / "recipes" / "facts" / "published.yaml")
+    write_whole(campaign_page(bundle, published), folder.report)
+    return bundle
+
+
+def bundle_of(folder: CampaignFolder, state: CampaignState) -> CampaignBundle:
+    """Return all that the folder holds, still with what is private."""
+    recipes = tuple(
+        SharedRecipe(
+            name=recipe.name,
+            title=recipe.title,
+            steps=tuple(_steps(recipe)),
+            run=merged(folder, index, state),
+            quality=_quality(folder, state, index),
+            needles=folder.read_result(index, StepKind.NEEDLE, tuple[NeedleResult, ...]) or (),
+            tools=folder.read_result(index, StepKind.TOOLS, tuple[CaseResult, ...]) or (),
+            tuning=folder.read_result(index, StepKind.TUNE, str) or "",
+        )
+        for index, recipe in enumerate(state.recipes)
+    )
+    machines = (item.run.origin.machine for item in recipes if item.run is not None)
+    return CampaignBundle(
+        campaign_id=state.campaign_id,
+        started_at=state.started_at,
+        made_at=f"{datetime.now(UTC):{ISO_8601}}",
+        sparkdeploy=__version__,
+        is_quick=state.is_quick,
+        machine=next(machines, None),
+        recipes=recipes,
+        notes=tuple(_notes(state)),
+    )
+
+
+def _steps(recipe: RecipeState) -> Iterator[SharedStep]:
+    for kind in recipe.kinds:
+        ended = recipe.ending_of(kind)
+        if ended is None:
+            yield SharedStep(kind.value, NOT_RUN)
+        else:
+            yield SharedStep(kind.value, ended.ending.value, ended.words, ended.duration_s)
+
+
+def _notes(state: CampaignState) -> Iterator[str]:
+    if state.is_stopped:
+        yield "it was ended before its time"
+    if state.put_back is not None:
+        yield f"at the end: {state.put_back.words}"
+
+
+def _quality(folder: CampaignFolder, state: CampaignState, index: int) -> SharedQuality | None:
+    """Hold a recipe against the first that was captured; None for that one, and without one."""
+    paths = [folder.result(number, StepKind.QUALITY) for number in range(len(state.recipes))]
+    first = next((number for number, path in enumerate(paths) if path.exists()), None)
+    if first is None or first == index or not paths[index].exists():
+        return None
+    try:
+        comparison = compare(read_capture(paths[first]), read_capture(paths[index]))
+    except BenchError as error:
+        console.warn(error.message)
+        return None
+    return shared_quality(comparison_as_dict(comparison, None), state.recipes[first].name)
+
+
+def private_of(state: CampaignState, settings: Settings) -> Private:
+    """Gather what this machine and this campaign know and others need not."""
+    env: dict[str, str] = dict(state.before.env) if state.before is not None else {}
+    folders = {str(Path.home()), *map(str, _own_folders(settings))}
+    for recipe in state.recipes:
+        if Path(recipe.wanted).is_absolute():
+            folders.add(recipe.wanted)
+        try:
+            resolved = resolve(Request(recipe.wanted, state.assignments), settings)
+        except SparkdeployError:
+            continue  # It was readable when it was measured; its values are in no record.
+        env |= resolved.recipe.serve.env
+        folders |= {str(path) for _, path in named_paths(resolved.recipe)}
+    secrets = {
+        *known_secrets([settings.state_dir / "keys"]),
+        *secret_values(os.environ, SHORTEST_KNOWN),
+        *_unusual(env),
+    }
+    return Private(
+        secrets=tuple(sorted(secrets, key=lambda item: (-len(item), item))),
+        names=known_names(_names(settings)),
+        folders=tuple(sorted(folders - {"/"}, key=lambda item: (-len(item), item))),
+    )
+
+
+def _own_folders(settings: Settings) -> Iterator[Path]:
+    yield from (settings.config_dir, settings.state_dir, settings.cache_dir, settings.data_dir)
+    yield settings.hub_cache
+
+
+def _unusual(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield values that the list of harmless variables does not know."""
+    for name, value in env.items():
+        row = lists().env.get(name)
+        if len(value) >= SHORTEST_KNOWN and (row is None or not lists().matches(row, value)):
+            yield value
+
+
+def _names(settings: Settings) -> Iterator[str | None]:
+    here = (settings.node_name, platform.node())
+    yield from here
+    yield from (name.partition(".")[0] for name in here)
+    yield from (own_name(), os.environ.get("USER"), os.environ.get("SUDO_USER"))
+    nodes = (settings.cluster or {}).get("nodes")
+    for node in nodes if isinstance(nodes, list) else ():
+        if isinstance(node, dict):
+            yield from (str(node[part]) for part in ("name", "ssh", "user") if part in node)
+    urls = [settings.build.index_url, settings.docker_host, *settings.build.proxies.values()]
+    yield from (urlsplit(LOGIN.sub("//", url)).hostname for url in urls if url)
+    for name in (
+        "container_registry",
+        "github_registry",
+        "package_index",
+        "hub",
+        "debian_mirror",
+        "source_forge",
+    ):
+        if settings.sources.get(name, "default") != "default":
+            url = getattr(settings.hosts, name)
+            yield urlsplit(url if "//" in url else f"//{url}").hostname

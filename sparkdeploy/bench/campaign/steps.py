@@ -1,0 +1,283 @@
+"""What each step of a campaign does; what it brings lies in the campaign's folder afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdeploy.bench.campaign.bundle import MAX_TEXT
+from sparkdeploy.bench.campaign.state import SUITES, RecipeState, StepKind
+from sparkdeploy.bench.endpoint import Access, reach_deployment
+from sparkdeploy.bench.files import read_record, write_record
+from sparkdeploy.bench.load.conversations import Conversations
+from sparkdeploy.bench.load.limits import parse_limits
+from sparkdeploy.bench.load.plan import Coming, LoadPlan, shipped_mix
+from sparkdeploy.bench.load.search import Search
+from sparkdeploy.bench.load.tables import sustained_text
+from sparkdeploy.bench.quality.capture import write_capture
+from sparkdeploy.bench.quality.needle import NeedleResult
+from sparkdeploy.bench.quality.run import capture_of, search_needles, try_tools
+from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, shelf_of
+from sparkdeploy.bench.suites import SuiteName
+from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.console import console, format_seconds
+from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.doctor import examine
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import Request, plan_for, resolve
+from sparkdeploy.deploy.up import up
+from sparkdeploy.errors import BenchError, UsageError
+from sparkdeploy.plan.container import PYTHON, Deployment
+from sparkdeploy.server.pooling import MEASURE_HINT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkdeploy.bench.campaign.folder import CampaignFolder
+    from sparkdeploy.bench.campaign.state import CampaignState
+    from sparkdeploy.bench.record import Run
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.settings import Settings
+
+AUTO_TOOLS = "--enable-auto-tool-choice"
+TUNING = (*PYTHON, "-m", "sparkdeploy_vllm.tune_head")
+
+
+@dataclass(frozen=True, slots=True)
+class Thoroughness:
+    """How much each step asks."""
+
+    rounds: int
+    prompts: int | None
+    """Of each suite the first so many; None for all."""
+    texts: int
+    tokens: int
+    """How far each text of quality is gone on with."""
+    needle_tokens: tuple[int, ...]
+    loads: Mapping[StepKind, LoadPlan]
+
+
+def _talk(turns: int, conversations: int, *rates: float) -> LoadPlan:
+    """No tool is called, so that recipes without a parser for calls are asked the same."""
+    return LoadPlan(
+        Coming(requests=conversations, ramp_s=0.0),
+        Conversations(turns),
+        None,
+        rates,
+        parse_limits(LOAD_LIMITS),
+        body={"tool_choice": "none"},
+    )
+
+
+def _load(coming: Coming, rates: tuple[float, ...], search: Search | None) -> LoadPlan:
+    return LoadPlan(coming, shipped_mix(), search, rates, parse_limits(LOAD_LIMITS))
+
+
+LOAD_LIMITS = "ttft=2s,gap=1s"
+"""What somebody who waits for a chat bears."""
+SEARCHED = _load(Coming(), (), Search((), 0.95))
+"""A minute at each rate, with ten seconds of ramp before it."""
+GLANCED = _load(Coming(requests=8, ramp_s=0.0), (4.0,), None)
+LONG = {StepKind.LOAD: SEARCHED, StepKind.AGENTS: _talk(6, 8, 0.05, 0.1)}
+SHORT = {StepKind.LOAD: GLANCED, StepKind.AGENTS: _talk(2, 1, 1.0)}
+WHOLE = Thoroughness(3, None, 12, 64, tuple(1024 * 4**power for power in range(5)), LONG)
+"""Needles from 1K to 256K, as far as the model goes."""
+QUICK = Thoroughness(1, 1, 2, 16, (1024,), SHORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one campaign; each returns in words what it found, or raises."""
+
+    state: CampaignState
+    """As it was when this process took it up."""
+    folder: CampaignFolder
+    settings: Settings
+
+    @property
+    def extent(self) -> Thoroughness:
+        return QUICK if self.state.is_quick else WHOLE
+
+    def serve(self, recipe: int) -> str:
+        """Have the recipe serve; what runs already as it says stays."""
+        request = self._request(recipe)
+        outcome = up(
+            resolve(request, self.settings),
+            request,
+            self.settings,
+            confirm=lambda _question: True,
+        )
+        ready = outcome.readiness
+        return f"answered {format_seconds(ready.startup_s)} after its start" if ready else "answers"
+
+    def take(self, recipe: int, kind: StepKind) -> str:
+        if kind in SUITES:
+            return self._suite(recipe, kind)
+        steps = {
+            StepKind.DOCTOR: self._doctor,
+            StepKind.QUALITY: self._quality,
+            StepKind.NEEDLE: self._needle,
+            StepKind.TOOLS: self._tools,
+            StepKind.TUNE: self._tune,
+        }
+        return steps[kind](recipe)
+
+    def _request(self, recipe: int) -> Request:
+        wanted = self.state.recipes[recipe].wanted
+        return Request(wanted, self.state.assignments, Deployment(self.state.deployment))
+
+    def _doctor(self, recipe: int) -> str:
+        request = self._request(recipe)
+        plan = plan_for(request, self.settings)
+        findings = examine(plan.resolved, self.settings, plan=plan)
+        well = sum(item.verdict is Verdict.OK for item in findings)
+        told = [f"{well} of {len(findings)} checks are well"]
+        told += [f"{item.check}: {item.seen}" for item in findings if item.verdict is Verdict.FAIL]
+        return "; ".join(told)
+
+    def _suite(self, recipe: int, kind: StepKind) -> str:
+        endpoint = reach_deployment(self.state.deployment, self.settings)
+        path = self.folder.result(recipe, kind)
+        plan = self.extent.loads.get(kind)
+        wanted = WantedRun(
+            suites=(SuiteName.LOAD if plan is not None else SuiteName(kind.value),),
+            rounds=self.extent.rounds,
+            concurrency=(1,),
+            context=(),
+            save=str(path),
+            prompts=self.extent.prompts,
+            load=plan,
+        )
+        finished = measure_endpoint(endpoint, wanted, self.settings)
+        require_figures(finished)
+        run = merged(self.folder, recipe, self.state)
+        if run is not None:
+            write_record(run, shelf_of(self.settings).folder / f"{run.run_id}.json")
+        return found_in_words(finished.run)
+
+    def _quality(self, recipe: int) -> str:
+        capture = capture_of(
+            self.state.deployment,
+            count=self.extent.texts,
+            tokens=self.extent.tokens,
+            settings=self.settings,
+            access=Access(),
+        )
+        named = replace(capture, label=self.state.recipes[recipe].name)
+        write_capture(named, self.folder.result(recipe, StepKind.QUALITY))
+        return f"captured {len(capture.texts)} texts"
+
+    def _needle(self, recipe: int) -> str:
+        lengths = self.extent.needle_tokens
+        found = search_needles(self.state.deployment, lengths, self.settings, Access())
+        form = tuple[NeedleResult, ...]
+        self.folder.write_result(recipe, StepKind.NEEDLE, found, form)
+        return f"found {sum(item.is_found for item in found)} of {len(found)}"
+
+    def _tools(self, recipe: int) -> str:
+        results = try_tools(self.state.deployment, self.settings, Access())
+        self.folder.write_result(recipe, StepKind.TOOLS, results, tuple[CaseResult, ...])
+        return f"right {sum(not item.problem for item in results)} of {len(results)}"
+
+    def _tune(self, recipe: int) -> str:
+        with connect(self.settings) as host:
+            fact = require_deployment(host, self.state.deployment).current
+            with console.step("tuning the kernels") as step:
+                step.say("some minutes")
+                code, output = host.exec(fact.container_id, TUNING)
+        self.folder.write_result(recipe, StepKind.TUNE, output[-MAX_TEXT:], str)
+        lines = [line for line in output.splitlines() if line.strip()]
+        last = lines[-1] if lines else ""
+        if code != 0:
+            raise BenchError(f"it ended with exit code {code}: {last}")
+        return last
+
+
+def planned(
+    wanted: Sequence[str], resolved: Sequence[Resolved], *, is_quick: bool
+) -> tuple[RecipeState, ...]:
+    """Return the recipes with their steps, each under a name of its own.
+
+    Kernels of one shape are tuned once, with the last recipe that has them; tools are called where
+    the recipe lets them be. UsageError for a recipe that writes no text.
+    """
+    for item in resolved:
+        if item.recipe.serve.runner == "pooling":
+            raise UsageError(
+                f"{item.recipe.name} writes no text, and a campaign measures how it is written",
+                hint=MEASURE_HINT,
+            )
+    shapes = [None if is_quick else tuned_shape(item) for item in resolved]
+    planned_recipes: list[RecipeState] = []
+    for index, (word, item) in enumerate(zip(wanted, resolved, strict=True)):
+        has_tuning = shapes[index] is not None and shapes[index] not in shapes[index + 1 :]
+        planned_recipes.append(
+            RecipeState(
+                wanted=word,
+                name=_free_name(item.recipe.name, planned_recipes),
+                title=item.recipe.title,
+                kinds=tuple(_kinds(item, has_tuning=has_tuning)),
+            )
+        )
+    return tuple(planned_recipes)
+
+
+def _kinds(resolved: Resolved, *, has_tuning: bool) -> Iterator[StepKind]:
+    serve = resolved.recipe.serve
+    has_tools = bool(serve.enable_auto_tool_choice) or AUTO_TOOLS in serve.extra_args
+    left_out = {StepKind.TOOLS: not has_tools, StepKind.TUNE: not has_tuning}
+    yield from (kind for kind in StepKind if not left_out.get(kind, False))
+
+
+def tuned_shape(resolved: Resolved) -> tuple[object, ...] | None:
+    """Return what decides which kernels' tiles can be timed on this card, None for none."""
+    recipe = resolved.recipe
+    checkpoint, serve = recipe.checkpoint, recipe.serve
+    head = ("" if checkpoint.lm_head == "bf16" else checkpoint.lm_head, checkpoint.draft_lm_head)
+    has_attention = serve.kv_cache_dtype.startswith("turboquant")
+    if resolved.engine.runs_on != "cuda" or not (any(head) or has_attention):
+        return None
+    drafted = serve.speculative.tokens if serve.speculative is not None and has_attention else 0
+    attention = (serve.kv_cache_dtype, drafted) if has_attention else ()
+    return (recipe.model.source, *head, *attention)
+
+
+def _free_name(name: str, taken: Sequence[RecipeState]) -> str:
+    names, free, number = {item.name for item in taken}, name, 1
+    while free in names:
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
+def merged(folder: CampaignFolder, recipe: int, state: CampaignState) -> Run | None:
+    """Return the suites that were taken of a recipe as one run; None before the first."""
+    paths = [folder.result(recipe, kind) for kind in SUITES]
+    runs = [read_record(path) for path in paths if path.exists()]
+    if not runs:
+        return None
+    name = state.recipes[recipe].name
+    return replace(
+        runs[0],
+        label=f"{name}-quick" if state.is_quick else name,
+        finished_at=runs[-1].finished_at,
+        suites=tuple(suite for run in runs for suite in run.suites),
+    )
+
+
+def found_in_words(run: Run) -> str:
+    """Return what the last suite of a run found."""
+    last = run.suites[-1]
+    if last.sustained is not None:
+        return sustained_text(last.sustained)
+    loads = [cell.load for cell in last.cells if cell.load is not None]
+    if loads:
+        held = (f"{it.held} of {it.requests} at {it.rate_per_s:g}/s" for it in loads)
+        return f"{', '.join(held)} held {LOAD_LIMITS}"
+    told = []
+    for cell in run.suites[-1].cells:
+        found = cell.statistics.get("end_to_end_tok_s")
+        if found is not None:
+            told.append(f"{cell.prompt} {found.mean:.1f}")
+    return f"{', '.join(told)} tok/s end to end" if told else "nothing was counted"

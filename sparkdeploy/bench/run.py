@@ -1,0 +1,293 @@
+"""`bench`: take the suites of a server, keep the record; make a page."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy import __version__
+from sparkdeploy.bench.compare import RunComparison, Side, compare, sides_of
+from sparkdeploy.bench.files import KeptRun, Shelf, require_writable, run_id, write_whole
+from sparkdeploy.bench.keeping import RunKeeper
+from sparkdeploy.bench.load.plan import LoadPlan
+from sparkdeploy.bench.load.run import require_load, take_load
+from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
+from sparkdeploy.bench.quality.kept import newest_of_each
+from sparkdeploy.bench.quality.run import kept_quality
+from sparkdeploy.bench.record import Run, SuiteResult
+from sparkdeploy.bench.report.draw import SERIES
+from sparkdeploy.bench.report.page import report_page
+from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.streams import Streams, Target
+from sparkdeploy.bench.suites import Route, Suite, SuiteName, fixed_suite, sweep_suite
+from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
+from sparkdeploy.bench.watch import BenchWatch
+from sparkdeploy.console import console, format_seconds
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
+from sparkdeploy.node.facts import THIS_MACHINE
+from sparkdeploy.settings import resources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.bench.endpoint import Endpoint
+    from sparkdeploy.bench.suites import Turn
+    from sparkdeploy.console import Step
+    from sparkdeploy.settings import Settings
+
+ISO_8601 = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRun:
+    suites: tuple[SuiteName, ...]
+    rounds: int
+    concurrency: tuple[int, ...]
+    context: tuple[int, ...]
+    save: str | None = None
+    """A label, or the FILE.json to write instead of the shelf's."""
+    prompts: int | None = None
+    """Of `five` and `decode` the first so many prompts; None for all."""
+    load: LoadPlan | None = None
+    """For suite load, which is taken alone."""
+
+    @property
+    def file(self) -> Path | None:
+        return Path(self.save) if self.save and self.save.endswith(".json") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    run: Run
+    path: Path
+    failure: SparkdeployError | None = None
+    """What ended the run after something had been measured."""
+    lost: SparkdeployError | None = None
+    """Why the record could not be written in the end; the figures are in `run` all the same."""
+
+
+def shelf_of(settings: Settings) -> Shelf:
+    return Shelf(settings.state_dir / "bench")
+
+
+def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Finished:
+    """Take the suites and keep the record after each, also of a run that ends half-way.
+
+    Raises BenchError when the server cannot be measured or the record not be written, and
+    UsageError when a suite does not fit the server: both before anything is measured.
+    """
+    shelf = shelf_of(settings)
+    run = _begun(endpoint, wanted, shelf)
+    path = wanted.file or shelf.folder / f"{run.run_id}.json"
+    require_writable(path)
+    plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
+    keeper = RunKeeper(run, path)
+    failure: SparkdeployError | None = None
+    with _server(endpoint, wanted.load) as (server, watch):
+        for plan in plans:
+            try:
+                if isinstance(plan, Suite):
+                    result = _take_suite(plan, server, watch)
+                elif isinstance(plan, LoadPlan):
+                    result = take_load(plan, server, watch)
+                else:
+                    result = _take_standard(plan, endpoint, settings)
+            except SparkdeployError as error:
+                if not keeper.run.suites:
+                    raise
+                failure = error
+                break
+            keeper.add(result, f"{datetime.now(UTC):{ISO_8601}}")
+            if not result.is_complete:
+                break
+    keeper.finish(is_whole=failure is None)
+    return Finished(keeper.run, keeper.path, failure, keeper.lost)
+
+
+def _begun(endpoint: Endpoint, wanted: WantedRun, shelf: Shelf) -> Run:
+    started = datetime.now(UTC)
+    recipe = endpoint.origin.recipe
+    label = recipe.name if recipe is not None else endpoint.model
+    if wanted.save and wanted.file is None:
+        label = wanted.save
+    moment = f"{started:{ISO_8601}}"
+    return Run(
+        run_id=shelf.free_id(run_id(started, label, "-".join(wanted.suites))),
+        label=label,
+        started_at=moment,
+        finished_at=moment,
+        origin=endpoint.origin,
+        suites=(),
+    )
+
+
+def require_figures(finished: Finished) -> None:
+    if finished.lost is not None:
+        raise finished.lost
+    if finished.failure is not None:
+        raise finished.failure
+    for suite in finished.run.suites:
+        if GONE in suite.notes:
+            raise BenchError(
+                f"suite {suite.name}: {GONE}", hint=f"what was measured until then: {finished.path}"
+            )
+    if not all(suite.is_complete for suite in finished.run.suites):
+        raise KeyboardInterrupt
+    for suite in finished.run.suites:
+        for cell in suite.cells:
+            if not cell.statistics:
+                failed = next(item.failure for item in cell.samples if item.failure)
+                raise BenchError(
+                    f"suite {suite.name}: no request of {cell.prompt} succeeded "
+                    f"({failed.kind}: {failed.message})"
+                )
+
+
+def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
+    """A run is named by its id, its label (the newest wins) or its file.
+
+    Of a label the newest with more than a load is meant: the load is found beside it.
+    """
+    shelf = shelf_of(settings)
+    kept = kept_runs(settings)
+    newest = _shown_of_each(_whole_ones(kept))
+    # As many as there are colours.
+    runs = list(newest.values())[-len(SERIES) :]
+    if names:
+        runs = [newest.get(name) or shelf.find(name).run for name in names]
+    if not runs:
+        raise BenchError(
+            f"there are no runs in {shelf.folder}",
+            hint="`sparkdeploy bench` makes one, or name the files of some",
+        )
+    page = report_page(
+        runs,
+        read_published(resources() / "recipes" / "facts" / "published.yaml"),
+        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        version=__version__,
+        known=sides_of(item.run for item in kept if item.is_whole),
+        quality=newest_of_each(kept_quality(settings), runs),
+    )
+    write_whole(page, output)
+    return len(runs)
+
+
+def compare_sides(names: Sequence[str], settings: Settings) -> list[RunComparison]:
+    """Hold each side against the first: a label's whole runs, or the one run of an id or a file."""
+    shelf = shelf_of(settings)
+    known = sides_of(item.run for item in kept_runs(settings) if item.is_whole)
+    by_label = {side.label: side for side in known}
+    base, *others = [by_label.get(name) or Side(name, (shelf.find(name).run,)) for name in names]
+    return [compare(base, other, known) for other in others]
+
+
+def _shown_of_each(kept: Sequence[KeptRun]) -> dict[str, Run]:
+    """Return the run that each label means on a page."""
+    shown: dict[str, Run] = {}
+    for item in kept:
+        before = shown.get(item.run.label)
+        if before is None or not _is_load(item.run) or _is_load(before):
+            shown[item.run.label] = item.run
+    return shown
+
+
+def _is_load(run: Run) -> bool:
+    return all(suite.name == SuiteName.LOAD for suite in run.suites)
+
+
+def _whole_ones(kept: Sequence[KeptRun]) -> list[KeptRun]:
+    """Return the runs that were finished, or all of a label of which none was."""
+    finished = {item.run.label for item in kept if item.is_whole}
+    return [item for item in kept if item.is_whole or item.run.label not in finished]
+
+
+def kept_runs(settings: Settings) -> tuple[KeptRun, ...]:
+    """Return every run, oldest first; a damaged record is named and left out."""
+    kept, damaged = shelf_of(settings).runs()
+    for message in damaged:
+        console.warn(message)
+    return kept
+
+
+def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
+    for note in suite.notes:
+        console.info(f"  {note}")
+    with console.step(f"suite {suite.name}") as step:
+        return Measurement(suite, server, watch).run(functools.partial(_show, step, suite))
+
+
+def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:
+    has_key = endpoint.api_key is not None
+    if endpoint.require_listener is not None:
+        endpoint.require_listener()
+    with connect(settings) as host:
+        return measure_with_tools(host, load, endpoint.container_id or "", has_key=has_key)
+
+
+def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load | LoadPlan:
+    """Refuse what cannot be asked of this server before an hour is spent on other suites."""
+    if name is SuiteName.LOAD:
+        return require_load(wanted.load)
+    if name in {SuiteName.FIVE, SuiteName.DECODE}:
+        return fixed_suite(name, wanted.rounds, wanted.prompts)
+    limit = endpoint.max_model_len
+    if name is SuiteName.SWEEP:
+        return sweep_suite(
+            wanted.rounds,
+            concurrency=wanted.concurrency,
+            context=wanted.context,
+            max_model_len=limit,
+        )
+    if endpoint.container_id is None:
+        raise UsageError(
+            "suite standard needs a deployment: the tools use its container and its tokenizer",
+            hint="leave --url out, or take another suite",
+        )
+    return load_for(endpoint.base_url, endpoint.model, rounds=wanted.rounds, max_model_len=limit)
+
+
+def _show(
+    step: Step, suite: Suite, turn: Turn, tok_s: float | None, remaining_s: float | None
+) -> None:
+    condition, number = turn.condition, turn.round
+    where = condition.prompt
+    if condition.context_tokens is not None:
+        where = f"{condition.concurrency} streams, context {condition.context_tokens}"
+    which = f"round {number} of {suite.rounds}" if number else "warm-up"
+    speed = f", {tok_s:.1f} tok/s" if tok_s is not None else ""
+    left = f", about {format_seconds(remaining_s)} left" if remaining_s is not None else ""
+    step.say(f"{where}, {which}{speed}{left}")
+
+
+@contextlib.contextmanager
+def _server(
+    endpoint: Endpoint, load: LoadPlan | None
+) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
+    route = load.route if load is not None else Route.CHAT
+    target = Target(route.path, load.headers if load is not None else {})
+    machine = THIS_MACHINE if endpoint.origin.machine is not None else None
+    with (
+        Streams(
+            endpoint.base_url,
+            endpoint.api_key,
+            ca_file=endpoint.ca_file,
+            target=target,
+            require_listener=endpoint.require_listener,
+        ) as streams,
+        endpoint.opened() as model,
+        endpoint.opened() as watched,
+    ):
+        has_metrics = False
+        with contextlib.suppress(UnhealthyError):
+            has_metrics = "vllm:" in model.exposition()
+        dialect = find_dialect(streams, endpoint.model, route)
+        exposition = model.exposition if has_metrics else None
+        server = MeasuredServer(streams, endpoint.model, dialect, exposition, route)
+        console.detail(f"each request asks the server to count: {dialect.value}")
+        with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
+            yield server, watch

@@ -1,0 +1,1 @@
+"""Questions to a deployment, and the answers as they come."""

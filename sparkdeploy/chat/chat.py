@@ -1,0 +1,131 @@
+"""`chat`: a conversation at a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from sparkdeploy.chat.answer import AnswerRefusedError, Telling, follow, remark, took
+from sparkdeploy.chat.conversation import MARK, Conversation, steer
+from sparkdeploy.chat.side import reach_partner
+from sparkdeploy.console import console
+from sparkdeploy.errors import SparkdeployError, UnhealthyError
+from sparkdeploy.paper import draws_on
+from sparkdeploy.server.streaming import AnswerSoFar
+from sparkdeploy.terminal import beneath
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from sparkdeploy.chat.answer import Wishes
+    from sparkdeploy.chat.side import Partner
+    from sparkdeploy.settings import Settings
+
+PROMPT = "> "
+GOING_ON = "\\"
+QUIT = frozenset({"/quit", "/exit", "/bye"})
+STOPPED_EXIT_CODE = 130
+OVERFLOW_HINT = "/clear forgets what was said"
+
+
+def chat(name: str | None, system: str | None, wishes: Wishes, settings: Settings) -> None:
+    """Talk until the person leaves; raises as `reach_partner` before the first question."""
+    partner = reach_partner(name, "chat", settings)
+    with partner.model, _stop_signals_end():
+        conversation = Conversation(system)
+        room = partner.model.max_model_len()
+        console.info(f"{partner.model.name} ({partner.deployment}); /help says what there is")
+        for line in _lines():
+            if line.startswith(MARK) and not line.startswith(MARK * 2):
+                _steer(line, conversation)
+            elif line.strip():
+                conversation.begin(line.removeprefix(MARK) if line.startswith(MARK) else line)
+                _answer(partner, conversation, wishes, room)
+
+
+def _lines() -> Iterator[str]:
+    """Yield what the person types until they leave; with line editing on a terminal."""
+    is_typed = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_typed:
+        # input() edits lines, and knows the earlier ones, once this has been imported.
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401, PLC0415 - takes the terminal's settings when imported
+    prompt = PROMPT if is_typed else ""
+    held = ""
+    while True:
+        try:
+            line = held + input(prompt)
+        except EOFError:
+            if is_typed:
+                console.info("")
+            return
+        except KeyboardInterrupt:
+            # As in a shell: the line is forgotten, and who types goes on.
+            console.info("\n(Ctrl-D leaves)")
+            held = ""
+            continue
+        held = line.removesuffix(GOING_ON) + "\n" if line.endswith(GOING_ON) else ""
+        if held:
+            continue
+        if line.strip() in QUIT:
+            return
+        yield line
+
+
+def _steer(line: str, conversation: Conversation) -> None:
+    try:
+        console.info(steer(line, conversation))
+    except SparkdeployError as error:
+        console.error(error.message, hint=error.hint)
+
+
+def _answer(partner: Partner, conversation: Conversation, wishes: Wishes, room: int | None) -> None:
+    """Show an answer and take it down; a failure is told, and the conversation goes on."""
+    telling = Telling(shows_thoughts=draws_on(beneath(sys.stderr)), shows_text=True)
+    so_far = AnswerSoFar()
+    try:
+        follow(partner, conversation.messages(), wishes, telling, so_far)
+    except KeyboardInterrupt:
+        telling.end()
+        console.info("(ended)")
+    except (AnswerRefusedError, UnhealthyError) as error:
+        telling.end()
+        is_overflow = isinstance(error, AnswerRefusedError) and error.is_overflow
+        console.error(error.message, hint=OVERFLOW_HINT if is_overflow else error.hint)
+    else:
+        telling.end()
+        console.info(f"({took(so_far)}{_used(so_far, room)})")
+        if said := remark(so_far):
+            console.warn(said)
+    conversation.end(so_far.text.strip())
+
+
+def _used(so_far: AnswerSoFar, room: int | None) -> str:
+    if so_far.prompt_tokens is None or so_far.completion_tokens is None:
+        return ""
+    used = so_far.prompt_tokens + so_far.completion_tokens
+    return (
+        f"; {used:,} tokens said" if room is None else f"; {used:,} of {room:,} tokens of context"
+    )
+
+
+@contextlib.contextmanager
+def _stop_signals_end() -> Iterator[None]:
+    """Let Ctrl-C end an answer, and `kill` or a terminal that goes away the conversation."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(STOPPED_EXIT_CODE)
+
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

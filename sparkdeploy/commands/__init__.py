@@ -1,1 +1,0 @@
-"""What a command does, from the first look to what is printed."""

@@ -1,1 +1,0 @@
-"""`recipe source` and `recipe search`: recipes of others, taken at one commit."""

@@ -1,1 +1,0 @@
-"""`ask` and `chat`: a served model is asked, and its answer shown as it comes."""

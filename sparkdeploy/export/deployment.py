@@ -1,0 +1,202 @@
+"""`export`: a deployment as a systemd unit or a Compose file."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import console, format_seconds
+from sparkdeploy.deploy.request import (
+    plan_for,
+    resolve,
+    seen_from_anywhere,
+    sets_variables,
+    up_words,
+)
+from sparkdeploy.deploy.switch import PORT
+from sparkdeploy.deploy.watch import NOT_KNOWN
+from sparkdeploy.errors import BuildError, CheckpointError, UsageError
+from sparkdeploy.export.compose_file import compose_text
+from sparkdeploy.export.neighbour import Export, ExportedFile
+from sparkdeploy.export.socket_units import (
+    proxy_name,
+    proxy_text,
+    server_port,
+    socket_name,
+    socket_text,
+)
+from sparkdeploy.export.systemd_unit import Again, Unit, unit_name, unit_text
+from sparkdeploy.plan.make import unsettled
+from sparkdeploy.recipe.harmless import lists
+from sparkdeploy.server.phases import recall_similar
+from sparkdeploy.shell import AS_MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sparkdeploy.deploy.request import Request
+    from sparkdeploy.settings import Settings
+
+FOLDER_VARIABLES = (
+    "DOCKER_HOST",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "SPARKDEPLOY_CACHE_DIR",
+    "SPARKDEPLOY_CONFIG_DIR",
+    "SPARKDEPLOY_DATA_DIR",
+    "SPARKDEPLOY_LOCK_DIR",
+    "SPARKDEPLOY_RESOURCES",
+    "SPARKDEPLOY_STATE_DIR",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_STATE_HOME",
+)
+"""Variables that say where things are. No other enters a unit: proxies and tokens are secrets."""
+
+
+UNIT_FOLDER = "/"
+"""Where a unit starts: nobody but root can put a file there."""
+_PATHS = ("path", "chat_template")
+"""How settings end that are paths, and mean another file in another folder."""
+
+
+def export_systemd(
+    request: Request, settings: Settings, env: Mapping[str, str], again: Again = Again.UNIT
+) -> str:
+    """Return the unit that does at boot what `up` with these options does now.
+
+    Raises RecipeError for a recipe that is none, and UsageError for a variable that is typed.
+    """
+    request = _with_whole_paths(request)
+    resolved = resolve(request, settings)
+    _refuse_variables(request, settings)
+    # This very program, found without PATH.
+    program = (sys.executable, *AS_MODULE)
+    return unit_text(
+        Unit(
+            deployment=request.deployment.name,
+            up=[*program, *up_words(seen_from_anywhere(request, settings)), "--yes", "--stay"],
+            stop=[*program, "stop", request.deployment.name],
+            user=_user(),
+            folder=UNIT_FOLDER,
+            env=dict(_folder_variables(env)),
+            startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
+            again=again,
+        )
+    )
+
+
+def _folder_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that say where things are, each path whole."""
+    for name in FOLDER_VARIABLES:
+        if value := env.get(name):
+            is_path = name != "DOCKER_HOST" and not value.startswith("~")
+            yield name, os.path.abspath(value) if is_path else value  # noqa: PTH100 - as typed
+
+
+def _with_whole_paths(request: Request) -> Request:
+    """Return the request with paths of `--set` as they are meant in the present folder."""
+
+    def whole(item: str) -> str:
+        name, equals, value = item.partition("=")
+        is_path = name.strip().endswith(_PATHS) and not value.startswith(("/", "~"))
+        return f"{name}={Path(value).absolute()}" if is_path and equals and value else item
+
+    return replace(request, assignments=tuple(map(whole, request.assignments)))
+
+
+def _refuse_variables(request: Request, settings: Settings) -> None:
+    """A unit is read by everybody, and so are the arguments of what it runs for months."""
+    typed = [item.partition("=")[0].strip() for item in request.assignments if sets_variables(item)]
+    if typed:
+        raise UsageError(
+            f"--set {' and '.join(typed)} cannot stand in a unit: every user can read it there, "
+            "and in `ps` as long as it serves",
+            hint=f"put serve.env into a recipe file of yours that extends {request.recipe}, in "
+            f"{settings.config_dir / 'recipes'} and of mode 0600, and export that",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SocketExport:
+    """The units, and what is to be known of them before the first client comes."""
+
+    export: Export
+    first_wait: str
+    """How long a request waits that finds the deployment stopped."""
+    stops: str
+    """When it stops, so that it has to be woken."""
+
+
+def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) -> SocketExport:
+    """Return the units by which the first connection starts the deployment.
+
+    Clients keep the recipe's port; the server gets another one. Raises RecipeError.
+    """
+    recipe = resolve(request, settings).recipe
+    name, port = request.deployment.name, recipe.serve.port
+    behind = server_port(port)
+    others = [item for item in request.assignments if not item.startswith(f"{PORT}=")]
+    moved = replace(request, assignments=(*others, f"{PORT}={behind}"))
+    host = request.deployment.exposure.host
+    files = (
+        ExportedFile(socket_name(name), socket_text(name, host, port)),
+        ExportedFile(proxy_name(name), proxy_text(name, behind)),
+        ExportedFile(unit_name(name), export_systemd(moved, settings, env, Again.REQUEST)),
+    )
+    install = f"sudo cp {' '.join(file.path for file in files)} /etc/systemd/system/"
+    enable = f"sudo systemctl daemon-reload && sudo systemctl enable --now {socket_name(name)}"
+    idle_s = recipe.limits.idle_stop_s
+    stops = (
+        f"it stops after {format_seconds(idle_s)} without a request"
+        if idle_s is not None
+        else "it never stops by itself: --set limits.idle_stop_s=1800 lets it, after half an hour"
+    )
+    # The image of its next start is not known here: the newest start of the recipe tells.
+    known_s = recall_similar(settings.state_dir, f"any {recipe.name}")
+    waits = (
+        f"about {format_seconds(known_s)}, as its last start here took"
+        if known_s is not None
+        else NOT_KNOWN
+    )
+    return SocketExport(Export(files, next_step=f"{install} && {enable}"), waits, stops)
+
+
+def export_compose(request: Request, settings: Settings) -> str:
+    """Return the Compose file of the container that `up` would start.
+
+    Raises CheckpointError as long as the model is not here: its owner is the container's user.
+    """
+    plan = plan_for(request, settings)
+    prepare = _prepare(request)
+    if plan.head.spec is None:
+        raise CheckpointError(
+            "the model is not here yet, so the container's user and mounts are unknown",
+            hint=prepare,
+        )
+    if tag := unsettled([step.stage for step in plan.images]):
+        raise BuildError(f"nobody has asked yet what the image {tag} is", hint=prepare)
+    own = [name for name in plan.resolved.recipe.serve.env if name not in lists().env]
+    if own:
+        # The container's environment is part of its description: Compose takes it from the file.
+        console.warn(f"the file has the values of {' and '.join(own)}: keep it at mode 0600")
+    written = _prepare(seen_from_anywhere(request, settings))
+    return compose_text(plan.head.spec.with_fingerprint(), prepare=written)
+
+
+def _prepare(request: Request) -> str:
+    return shlex.join(["sparkdeploy", *up_words(request), "--prepare"])
+
+
+def _user() -> str:
+    """Return who runs this: not what LOGNAME says, which anybody sets to anything."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

@@ -1,0 +1,1 @@
+"""What deployments do: status, logs, and the screen of `status --watch`."""

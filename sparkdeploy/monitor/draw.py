@@ -1,0 +1,231 @@
+"""The watch's screen: a scene as lines of so many columns, at most so many of them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from sparkdeploy.ink import Ink, Line, Piece, line_of, plain_text
+from sparkdeploy.monitor import words
+from sparkdeploy.monitor.layout import (
+    BLOCKS,
+    field,
+    fitted,
+    flow,
+    sparkline,
+    wrapped,
+)
+from sparkdeploy.monitor.scene import GIB, Standing
+from sparkdeploy.wrap import clipped
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from sparkdeploy.monitor.scene import Scene, WatchedDeployment, WatchedNode
+
+TITLE = "sparkdeploy status --watch"
+KEYS = "q leaves"
+NAME_COLUMNS = 20
+ERROR_LINES = 2
+CLOSE_BYTES = GIB
+"""So near to the floor a machine is in danger."""
+_INKS = {
+    Standing.SERVING: Ink.GOOD,
+    Standing.STARTING: Ink.CAUTION,
+    Standing.WORKER: Ink.PLAIN,
+    Standing.STOPPED: Ink.QUIET,
+}
+
+
+class Detail(Enum):
+    """How much is told of each deployment; the most that the screen has room for."""
+
+    WHOLE = "every figure, with the curve"
+    SHORT = "the main figures on two lines"
+    ROW = "one line"
+
+
+def screen_of(scene: Scene, columns: int, rows: int, ramp: str = BLOCKS) -> tuple[Line, ...]:
+    """Return the lines of a screen: as much as fits, each figure whole."""
+    head, nodes = _head(scene, columns), _node_lines(scene, columns)
+    body: tuple[Line, ...] = ()
+    for detail in Detail:
+        body = _deployment_lines(scene, columns, detail, ramp)
+        lines = (*head, *body, *nodes)
+        if len(lines) <= rows:
+            return lines
+    room = max(rows - len(head) - 1, 0)
+    rest = (*body, *nodes)
+    left = f"and {len(rest) - room} more lines: a higher terminal shows them"
+    return (*head, *rest[:room], line_of(Piece(left, Ink.CAUTION)))[:rows]
+
+
+def _head(scene: Scene, columns: int) -> tuple[Line, ...]:
+    right = f"{words.clock(scene.at)}   {KEYS}"
+    blanks = " " * max(columns - len(TITLE) - len(right), 1)
+    lines = [line_of(Piece(TITLE, Ink.STRONG), blanks, Piece(right, Ink.QUIET))]
+    if scene.problem:
+        lines += [line_of(Piece(it, Ink.BAD)) for it in wrapped(scene.problem, columns, 1)]
+    if not scene.deployments:
+        lines.append(line_of("nothing is deployed; what `sparkdeploy up` starts appears here"))
+    return tuple(lines)
+
+
+def _deployment_lines(scene: Scene, columns: int, detail: Detail, ramp: str) -> tuple[Line, ...]:
+    lines: list[Line] = []
+    for item in scene.deployments:
+        if detail is Detail.ROW:
+            lines.append(_row(item, scene.at, columns))
+            continue
+        lines.append(())
+        lines += _block(item, scene.at, columns, detail, ramp)
+    return tuple(lines)
+
+
+def _block(
+    item: WatchedDeployment, now: datetime, columns: int, detail: Detail, ramp: str
+) -> tuple[Line, ...]:
+    lines = [fitted(_title(item, now), columns)]
+    if item.note:
+        lines += [line_of("  ", Piece(it, Ink.BAD)) for it in wrapped(item.note, columns - 2, 2)]
+    if item.life is not Standing.WORKER and item.life is not Standing.STOPPED:
+        if detail is Detail.WHOLE:
+            lines.append(_speed_line(item, columns, ramp))
+            lines += flow(_figures(item), columns)
+        else:
+            lines.append(fitted(_main_figures(item), columns, "  "))
+    if item.last_error:
+        most = ERROR_LINES if detail is Detail.WHOLE else 1
+        said = wrapped(f"last error: {item.last_error}", columns - 2, most)
+        lines += [line_of("  ", Piece(it, Ink.CAUTION)) for it in said]
+    return tuple(lines)
+
+
+def _title(item: WatchedDeployment, now: datetime) -> tuple[Line, ...]:
+    up = f"up {words.ago(item.up_since, now)}" if item.up_since is not None else ""
+    return (
+        line_of(Piece(clipped(item.name, NAME_COLUMNS), Ink.STRONG)),
+        line_of(_state(item, now)),
+        line_of(up),
+        line_of("" if item.life.is_gone else item.url),
+        line_of(item.recipe),
+        line_of(Piece(item.model, Ink.QUIET)),
+    )
+
+
+def _state(item: WatchedDeployment, now: datetime) -> Piece:
+    if not item.life.is_gone:
+        return Piece(item.told, _INKS[item.life])
+    since = f" since {words.clock(item.since)} ({words.ago(item.since, now)})" if item.since else ""
+    return Piece(f"gone: {item.told}{since}", _INKS.get(item.life, Ink.BAD))
+
+
+def _speed_line(item: WatchedDeployment, columns: int, ramp: str) -> Line:
+    figures = item.figures
+    now = _now(item)
+    peak = f"  peak {words.rate(max(figures.rates))}" if figures.rates else ""
+    start = f"  {now:>7} tokens/s  "
+    curve = sparkline(figures.rates, columns - len(start) - len(peak), ramp)
+    return line_of(Piece(start, Ink.STRONG), Piece(curve, Ink.GOOD), Piece(peak, Ink.QUIET))
+
+
+def _now(item: WatchedDeployment) -> str:
+    """Return the rate of now: of what is gone nothing comes."""
+    return words.UNKNOWN if item.life.is_gone else words.rate(item.figures.tokens_per_s)
+
+
+def _figures(item: WatchedDeployment) -> tuple[Line, ...]:
+    figures = item.figures
+    lately = figures.preempted_lately
+    newly = f", {words.number(lately)} in the last minute" if lately else ""
+    written, read = words.number(figures.generated_tokens), words.number(figures.prompt_tokens)
+    return (
+        _requests(item),
+        field("first token", words.pair(figures.first_token)),
+        field("gap", words.pair(figures.gap)),
+        field("drafts accepted", words.percents(figures.accepted)) if figures.accepted else (),
+        field("prefix hits", words.percent(figures.prefix_hits)),
+        _kv(item),
+        field("preemptions", words.number(figures.preemptions) + newly),
+        field("served", f"{written} tokens written, {read} read"),
+        field("restarts", Piece(str(item.restarts), Ink.CAUTION if item.restarts else Ink.PLAIN)),
+    )
+
+
+def _main_figures(item: WatchedDeployment) -> tuple[Line, ...]:
+    first, gap = item.figures.first_token, item.figures.gap
+    return (
+        line_of(Piece(f"{_now(item)} tokens/s", Ink.STRONG)),
+        line_of(_count(item)),
+        field("first", f"{words.duration(first.p50_s)}, {words.duration(first.p95_s)}"),
+        field("gap", f"{words.duration(gap.p50_s)}, {words.duration(gap.p95_s)}"),
+        _kv(item),
+        field("drafts", words.percents(item.figures.accepted)) if item.figures.accepted else (),
+        field("restarts", str(item.restarts)) if item.restarts else (),
+    )
+
+
+def _count(item: WatchedDeployment) -> str:
+    running, waiting = words.number(item.figures.running), words.number(item.figures.waiting)
+    return f"{running} running, {waiting} waiting"
+
+
+def _requests(item: WatchedDeployment) -> Line:
+    a_minute = item.figures.requests_a_minute
+    told = "" if a_minute is None else f", {a_minute:,.0f} a minute"
+    return field("requests", f"{_count(item)}{told}")
+
+
+def _kv(item: WatchedDeployment) -> Line:
+    usage = item.figures.kv_usage
+    ink = Ink.CAUTION if usage is not None and usage > 0.9 else Ink.PLAIN
+    return field("KV cache", Piece(words.percent(usage), ink))
+
+
+def _row(item: WatchedDeployment, now: datetime, columns: int) -> Line:
+    name = line_of(Piece(f"{clipped(item.name, NAME_COLUMNS):<{NAME_COLUMNS}}", Ink.STRONG))
+    if item.life is not Standing.SERVING:
+        return fitted((name, line_of(_state(item, now))), columns)
+    return fitted((name, *_main_figures(item)), columns)
+
+
+def _node_lines(scene: Scene, columns: int) -> tuple[Line, ...]:
+    lines: list[Line] = [()] if scene.nodes else []
+    for node in scene.nodes:
+        lines += _node(node, scene.at, columns)
+    return tuple(lines)
+
+
+def _node(node: WatchedNode, now: datetime, columns: int) -> tuple[Line, ...]:
+    name = line_of(Piece(clipped(node.name, NAME_COLUMNS), Ink.STRONG))
+    if node.gone_since is not None:
+        since = f"gone since {words.clock(node.gone_since)} ({words.ago(node.gone_since, now)})"
+        head = fitted((name, line_of(Piece(since, Ink.BAD))), columns)
+        room = columns - len(plain_text(head)) - 2
+        why = clipped(node.problem, room) if room > 10 else ""
+        return ((*head, Piece(f"  {why}", Ink.QUIET)),)
+    return flow((name, *_machine(node)), columns, "")
+
+
+def _machine(node: WatchedNode) -> tuple[Line, ...]:
+    available, total = words.gib(node.available_bytes), words.gib(node.total_bytes)
+    floor = "" if node.floor_bytes is None else f", floor {words.gib(node.floor_bytes)}"
+    memory = Piece(f"{available} of {total} GiB available{floor}", _memory_ink(node))
+    gpu = node.gpu
+    if gpu is None:
+        return (line_of(memory),)
+    return (
+        line_of(memory),
+        line_of("" if gpu.power_w is None else f"{gpu.power_w:.0f} W"),
+        line_of("" if gpu.sm_clock_mhz is None else f"{gpu.sm_clock_mhz:.0f} MHz"),
+        line_of("" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"),
+    )
+
+
+def _memory_ink(node: WatchedNode) -> Ink:
+    if node.available_bytes is None or node.floor_bytes is None:
+        return Ink.PLAIN
+    if node.available_bytes < node.floor_bytes:
+        return Ink.BAD
+    is_close = node.available_bytes < node.floor_bytes + CLOSE_BYTES
+    return Ink.CAUTION if is_close else Ink.PLAIN

@@ -1,0 +1,156 @@
+"""`status --watch`: the loop that shows once a second what the readers saw."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy.console import console
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.monitor.draw import screen_of
+from sparkdeploy.monitor.layout import BLOCKS, LETTERS
+from sparkdeploy.monitor.readers import END_S, EngineReader, NodeReader
+from sparkdeploy.monitor.scene import scene_of
+from sparkdeploy.monitor.told import scene_as_dict, scene_lines
+from sparkdeploy.paper import draws_on
+from sparkdeploy.screen import END_OF_INPUT, FullScreen
+from sparkdeploy.terminal import beneath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TextIO
+
+    from sparkdeploy.monitor.scene import Scene
+    from sparkdeploy.settings import Settings
+
+FRAME_S = 1.0
+AFTER_LOOKS_S = 0.3
+"""Readers look on the full second; by then most have their answer."""
+PLAIN_EVERY_S = 10.0
+LEAVING = frozenset({"q", "Q", END_OF_INPUT})
+
+
+class Shown(Enum):
+    """How a watch is told."""
+
+    LINES = "for people: a full screen on a terminal, plain lines elsewhere"
+    JSON = "a line of JSON a second"
+
+
+class Lookout:
+    """All readers of a watch, in a block, and what they see together."""
+
+    def __init__(self, names: tuple[str, ...], settings: Settings) -> None:
+        self._names = names
+        self._settings = settings
+        self._nodes: dict[str, NodeReader] = {}
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Lookout:
+        with contextlib.ExitStack() as opening:
+            host = opening.enter_context(connect(self._settings))
+            self._engine = EngineReader(host, self._names, self._settings)
+            self._open = opening.pop_all()
+        self._engine.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        readers = (self._engine, *self._nodes.values())
+        for reader in readers:
+            reader.end()
+        deadline_s = time.monotonic() + END_S
+        for reader in readers:
+            reader.join(max(deadline_s - time.monotonic(), 0.0))
+        self._open.close()
+
+    def scene(self) -> Scene:
+        seen = self._engine.look
+        self._keep_nodes()
+        for reader in (self._engine, *self._engine.servers.values(), *self._nodes.values()):
+            if reader.failure is not None:
+                raise reader.failure
+        return scene_of(
+            datetime.now(UTC),
+            seen.deployments,
+            {name: reader.look for name, reader in self._engine.servers.items()},
+            [reader.seen() for reader in self._nodes.values()],
+            seen.problem,
+        )
+
+    def _keep_nodes(self) -> None:
+        """Have a reader for this machine, and for each other one that serves a part from here."""
+        facts = [look.found.current for look in self._engine.look.deployments]
+        heads = [fact for fact in facts if not fact.rank and fact.nodes]
+        # config.yaml may call this machine otherwise by now.
+        here = heads[0].nodes[0] if heads else self._settings.node_name
+        if not self._nodes:
+            self._add(here, None)
+        for name in (name for fact in heads for name in fact.nodes[1:]):
+            if name not in self._nodes:
+                self._add(name, name)
+
+    def _add(self, shown_name: str, name: str | None) -> None:
+        self._nodes[shown_name] = NodeReader(shown_name, name, self._settings)
+        self._nodes[shown_name].start()
+
+
+def watch(names: tuple[str, ...], settings: Settings, shown: Shown) -> None:
+    """Show the named deployments, or all, until somebody leaves. NodeError for an unknown name."""
+    with Lookout(names, settings) as lookout, contextlib.suppress(KeyboardInterrupt):
+        # Who watches leaves so: nothing is interrupted by it.
+        if shown is Shown.JSON:
+            _tell(lookout, FRAME_S, _json_lines)
+            return
+        stream = beneath(sys.stdout)
+        if draws_on(stream):
+            _draw(lookout, stream)
+        else:
+            _tell(lookout, PLAIN_EVERY_S, scene_lines)
+
+
+def _json_lines(scene: Scene) -> Iterator[str]:
+    yield json.dumps(scene_as_dict(scene), sort_keys=True)
+
+
+def _tell(lookout: Lookout, every_s: float, lines_of: Callable[[Scene], Iterator[str]]) -> None:
+    while not console.has_no_reader:
+        time.sleep(_until_next_frame_s())
+        for line in lines_of(lookout.scene()):
+            console.answer(line)
+        time.sleep(every_s - FRAME_S)
+
+
+def _draw(lookout: Lookout, stream: TextIO) -> None:
+    is_unicode = (stream.encoding or "").lower().replace("-", "") == "utf8"
+    ramp = BLOCKS if is_unicode else LETTERS
+    with nothing_beside(), FullScreen(stream, sys.stdin) as screen:
+        lookout.scene()
+        while True:
+            screen.show(screen_of(lookout.scene(), screen.columns, screen.rows, ramp))
+            if LEAVING & set(screen.wait(_until_next_frame_s())):
+                return
+
+
+@contextlib.contextmanager
+def nothing_beside() -> Iterator[None]:
+    """Keep a terminal's screen from what is said beside it, such as the programs that `-v` names.
+
+    An error ends the block, and is told after it. What goes into a file goes on.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - closed by the block
+    with nowhere, contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def _until_next_frame_s() -> float:
+    return FRAME_S - (time.monotonic() - AFTER_LOOKS_S) % FRAME_S

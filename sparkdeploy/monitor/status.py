@@ -1,0 +1,204 @@
+"""`status` and `logs`: what runs, and what it writes."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.deployments import (
+    deployments_in,
+    find_deployment,
+    inspect_deployment,
+    no_deployment,
+    nodes_with,
+    require_deployment,
+)
+from sparkdeploy.deploy.removal import warn_of_foreign_containers
+from sparkdeploy.deploy.serving import answers
+from sparkdeploy.deploy.status import (
+    HALF_REPLACED,
+    OTHER_LAUNCH,
+    RUNNING,
+    STOPPED,
+    MemberRow,
+    StatusRow,
+    status_row,
+)
+from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.export.boot import failed_starts, with_failed_starts
+from sparkdeploy.node.cluster import open_nodes, this_node
+from sparkdeploy.node.node import at_once, named
+from sparkdeploy.server.nccl import without_nccl_info
+from sparkdeploy.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.deploy.deployments import Inspected
+    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.settings import Settings
+
+CHATTER_LINES = 2000
+"""More than NCCL writes at a start, so that the last lines asked for are found behind it."""
+NO_CONTAINER = "no container"
+NOT_CONFIGURED = "not in config.yaml"
+
+
+def current_rows() -> tuple[StatusRow, ...]:
+    settings = load_settings()
+    record = ClusterRecord.below(settings.state_dir)
+    with this_node(settings) as nodes:
+        here, host = nodes.here, nodes.here.docker
+        listed = deployments_in(here.listing).values()
+        inspected = (inspect_deployment(host, it) for it in listed)
+        found = {it.name: it for it in inspected if it is not None}
+        warn_of_foreign_containers(here.listing)
+        names = dict.fromkeys((*found, *record.deployments()))
+        may_have = {name: nodes_with(found.get(name), record.nodes(name)) for name in names}
+        # Another machine that heads a deployment knows its other nodes.
+        headed = {name for name, it in found.items() if it.is_of_another_head}
+        asked = {name: it for name, it in may_have.items() if it and name not in headed}
+        members = _members(asked, found, settings, here)
+        rows = [
+            status_row(host, it, settings, answers, members.get(name, ()))
+            for name, it in found.items()
+        ]
+    left = (_left_over(name, members.get(name, ())) for name in asked if name not in found)
+    seen = (*rows, *(row for row in left if row.members))
+    return with_failed_starts(seen, failed_starts(), settings.crashes_dir)
+
+
+def rows_of(names: Collection[str], rows: Sequence[StatusRow]) -> tuple[StatusRow, ...]:
+    """Return the rows of the named deployments; NodeError for a name that none of them has."""
+    known = [row.name for row in rows]
+    for name in names:
+        if name not in known:
+            raise no_deployment(name, known)
+    return tuple(row for row in rows if row.name in names)
+
+
+def _members(
+    nodes: Mapping[str, tuple[str, ...]],
+    heads: Mapping[str, Inspected],
+    settings: Settings,
+    here: Node,
+) -> dict[str, tuple[MemberRow, ...]]:
+    """Return what the other nodes of each deployment say; without any, no node is asked."""
+    asked = frozenset(name for names in nodes.values() for name in names)
+    if not asked:
+        return {}
+    try:
+        with open_nodes(settings, asked, here) as opened:
+            return {name: _ask(opened, name, found, heads) for name, found in nodes.items()}
+    except (NodeError, RecipeError) as error:
+        # Such as nodes that have gone from config.yaml: other deployments are shown all the same.
+        return {name: (MemberRow("cluster", error.message),) for name in nodes}
+
+
+def _ask(
+    opened: Nodes, name: str, nodes: tuple[str, ...], heads: Mapping[str, Inspected]
+) -> tuple[MemberRow, ...]:
+    head = heads.get(name)
+    needed = head.current.nodes if head is not None else ()
+    # The head is this machine also where config.yaml calls it otherwise by now.
+    own = {opened.here.name, *needed[:1]}
+    others = [node for node in nodes if node not in own]
+    states = at_once(partial(_state_on, opened, name, head), others)
+    return tuple(
+        MemberRow(other, state)
+        for other, state in zip(others, states, strict=True)
+        if state != NO_CONTAINER or other in needed
+    )
+
+
+def _state_on(nodes: Nodes, deployment: str, head: Inspected | None, name: str) -> str:
+    if not _is_configured(nodes, name):
+        return NOT_CONFIGURED
+    try:
+        node = nodes.node(name)
+        with named(node):
+            found = find_deployment(node.docker, deployment)
+    except NodeError as error:
+        return f"does not answer ({error.message})"
+    fact = found.serving if found is not None else None
+    if found is not None and found.is_half_replaced:
+        return HALF_REPLACED
+    if fact is None or fact.nodes[:1] != (nodes.here.name,):
+        return NO_CONTAINER
+    if not fact.is_running:
+        # One may die of its head's end before it is told to stop.
+        serving = head.serving if head is not None else None
+        with_head = serving is not None and serving.is_stopped and serving.launch == fact.launch
+        is_stopped = fact.is_stopped or with_head
+        return STOPPED if is_stopped else f"exited ({fact.exit_code})"
+    is_of_this_start = head is None or fact.launch == head.current.launch
+    return RUNNING if is_of_this_start else OTHER_LAUNCH
+
+
+def _is_configured(nodes: Nodes, name: str) -> bool:
+    return nodes.config is not None and name in nodes.config.names
+
+
+def _left_over(name: str, members: tuple[MemberRow, ...]) -> StatusRow:
+    """Return the row of what `down` could not reach: nothing is here, something may be there."""
+    is_gone = all(member.state == NOT_CONFIGURED for member in members)
+    does = "forgets it" if is_gone else "removes what is left when the node is back"
+    return StatusRow(
+        name=name,
+        recipe="",
+        state="left over",
+        half_done=f"`sparkdeploy down {name}` {does}",
+        members=members,
+    )
+
+
+def read_quiet_log(
+    name: str, *, node: str | None = None, follow: bool, tail: int | None
+) -> Iterator[str]:
+    """As `read_log`, without the hundreds of lines in which NCCL tells what it does."""
+
+    if not tail:
+        return without_nccl_info(read_log(name, node=node, follow=follow, tail=tail))
+    asked: int | None = tail + CHATTER_LINES
+    raw = _lines(read_log(name, node=node, follow=False, tail=asked))
+    found = _lines(without_nccl_info(raw))
+    if len(found) < tail and len(raw) == asked:
+        # There is more, and NCCL has said more than it usually does.
+        asked = None
+        found = _lines(without_nccl_info(read_log(name, node=node, follow=False, tail=asked)))
+    if not follow:
+        return iter(found[-tail:])
+    coming = without_nccl_info(read_log(name, node=node, follow=True, tail=asked))
+    return _without_first(max(len(found) - tail, 0), coming)
+
+
+def _lines(pieces: Iterable[str]) -> list[str]:
+    return list(io.StringIO("".join(pieces), newline="\n"))
+
+
+def _without_first(count: int, pieces: Iterator[str]) -> Iterator[str]:
+    """Leave out as many lines; a piece has one at most."""
+    for piece in pieces:
+        if count == 0:
+            yield piece
+        elif piece.endswith("\n"):
+            count -= 1
+
+
+def read_log(
+    name: str, *, node: str | None = None, follow: bool, tail: int | None
+) -> Iterator[str]:
+    """Yield a deployment's log as text, on a cluster that of `node` or of its head."""
+    settings = load_settings()
+    opened = this_node(settings) if node is None else open_nodes(settings, frozenset({node}))
+    with opened as nodes:
+        where = nodes.here if node is None else nodes.node(node)
+        # A chunk may end in the middle of a character.
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        with named(where):
+            current = require_deployment(where.docker, name).current
+            for chunk in where.docker.logs(current.container_id, follow=follow, tail=tail):
+                yield decoder.decode(chunk)

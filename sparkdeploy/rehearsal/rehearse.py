@@ -1,0 +1,393 @@
+"""A recipe in miniature, served for real on any machine, and held against itself."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparkdeploy.agenda import Awaited
+from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
+from sparkdeploy.checkpoint.published import PublishedConfig, published_config
+from sparkdeploy.checkpoint.twin.build import build_twin
+from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.verify import is_qwen35_moe
+from sparkdeploy.console import console
+from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.lock import announced_lock, defer_signals
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.removal import down
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.serving import require_listener
+from sparkdeploy.deploy.up import Outcome, up
+from sparkdeploy.deploy.watch import start_title
+from sparkdeploy.errors import CheckpointError, RecipeError, UnhealthyError
+from sparkdeploy.node.cluster import this_node
+from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.formation import for_cluster
+from sparkdeploy.rehearsal import reference
+from sparkdeploy.rehearsal.cpu_engine import by_nearness, newest_first
+from sparkdeploy.rehearsal.engine import rehearsal_engine
+from sparkdeploy.rehearsal.miniature import (
+    Miniature,
+    count_twin,
+    make_drafter,
+    miniature_of,
+    miniature_of_stand_in,
+    port_of,
+    twin_to_serve,
+    with_fp8_twin,
+    without_speculation,
+)
+from sparkdeploy.rehearsal.neighbours import ports_of_others, refuse_to_replace
+from sparkdeploy.rehearsal.reference import Answer
+from sparkdeploy.rehearsal.requests import ANSWERED, Asked, ask_conversation, ask_sampled
+from sparkdeploy.rehearsal.stand_in import make_stand_in
+from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.pooling import CHAT, route_to_try
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sparkdeploy.plan.container import Deployment
+    from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Recipe
+    from sparkdeploy.server.metrics import Speculation
+    from sparkdeploy.settings import Settings
+
+DEPLOYMENT = "rehearsal"
+TURBOQUANT = "TURBOQUANT"
+"""What a layer's attention is called in the log of an engine that has such a cache."""
+MOE_OF_QWEN = re.compile(r"Qwen3\.[5-9]-\d+B-A\d+B", re.IGNORECASE)
+"""Repositories of Qwen3.5-MoE, where nobody can be asked for the config.json."""
+QUESTIONS = "sampling, a conversation"
+TWIN_SEED = 20261121
+TWIN_SHAPE = TwinShape()
+MAX_TOKENS = 32
+RECORDED_EARLIER = "identical to what an earlier rehearsal of these images and this twin recorded"
+SERVED_BEFORE = "identical to what was served just before, without a drafter"
+NOT_COMPARED = "dummy weights: it was compared with nothing"
+MADE_DRAFTER = "how many drafts of the real drafter are accepted (this one was made for the twin)"
+FIRST_OF_ITS_KIND = "this is the first of its kind: recorded, to compare the next ones with"
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):",
+    '{"employees": [{"name":',
+    "Once upon a time, in a data centre far away,",
+)
+
+
+class ReferencePolicy(Enum):
+    RECORDED = "use the recorded one"
+    FRESH = "make it anew"
+
+
+class Afterwards(Enum):
+    TAKE_DOWN = "take it down"
+    KEEP = "leave it running"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    recipe: str
+    changes: tuple[str, ...]
+    startup_s: float | None
+    answers: tuple[Answer, ...]
+    speculation: Speculation | None
+    fp8_layers: int | None
+    lm_head: str | None
+    shared_int4_layers: int | None
+    """Of the shared experts; None where they stay as they are, or are FP8."""
+    draft_head_rows: int | None
+    """Rows of the draft model's own head; None when it has none."""
+    draft_int4_layers: int | None
+    """Of the draft layer; None where it stays as it is."""
+    draft_fp8_layers: int | None
+    reference: str
+    """Where the text without speculation came from."""
+    base_url: str
+    endpoint: str
+    """The route that may be tried."""
+    model: str
+    """As requests name it."""
+    is_kept: bool
+    deployment: str
+    asked: tuple[Asked, ...]
+    """What it was asked beside greedy text."""
+    proved: tuple[str, ...]
+    not_proved: str
+    is_compared: bool
+    """Whether the text was held against another one."""
+
+    @property
+    def tokens_a_second(self) -> float:
+        """Return all tokens over all seconds, prefill included; 0 where no text is written."""
+        duration_s = sum(a.duration_s for a in self.answers)
+        return sum(a.tokens for a in self.answers) / duration_s if duration_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    outcome: Outcome
+    answers: tuple[Answer, ...]
+    speculation: Speculation | None
+    asked: tuple[Asked, ...] = ()
+
+
+def rehearse(
+    request: Request,
+    settings: Settings,
+    *,
+    policy: ReferencePolicy,
+    afterwards: Afterwards,
+    consent: Callable[[str], bool],
+) -> Report:
+    """Serve a recipe's miniature, and ask it what its users will ask.
+
+    Of Qwen3.5-MoE the greedy text is compared with the text without speculation; of other models
+    nothing is said of the text, for their weights are dummies.
+
+    Raises UnhealthyError when a server does not start or answer, when texts differ, when nothing
+    was drafted although the recipe speculates, or when the plugin converted something else than
+    the recipe asks for; NodeError when a rehearsal of this name runs and may not be replaced.
+    """
+    cluster, name = request.cluster, request.deployment.name
+    command = f"sparkdeploy rehearse {request.recipe}"
+    lock = announced_lock(settings.lock_dir, f"{settings.node_name}-{name}", command)
+    with lock, console.steps():
+        refuse_to_replace(name, settings, consent)
+        # What the recipe says of several nodes is for its miniature.
+        small = _miniature(replace(request, cluster=False), settings)
+        if cluster:
+            small = replace(small, resolved=for_cluster(small.resolved))
+        for note in small.dropped:
+            console.info(f"  changed for the rehearsal: {note}")
+        venue = Venue(request.deployment, cluster, settings)
+        if small.stand_in is None:
+            return _rehearse(small, venue, policy=policy, afterwards=afterwards)
+        return _rehearse_stand_in(small, venue, afterwards=afterwards)
+
+
+@dataclass(frozen=True, slots=True)
+class Venue:
+    """Where a rehearsal runs, and under which name."""
+
+    deployment: Deployment
+    cluster: bool
+    settings: Settings
+
+
+def _rehearse_stand_in(small: Miniature, venue: Venue, *, afterwards: Afterwards) -> Report:
+    with _tidied(venue.deployment.name, afterwards):
+        run = _serve(small.resolved, venue)
+        if small.resolved.recipe.serve.speculative is not None:
+            _check_drafting(small.resolved, run.speculation)
+    return _report(small, run, NOT_COMPARED, is_kept=afterwards is Afterwards.KEEP)
+
+
+def _rehearse(
+    small: Miniature, venue: Venue, *, policy: ReferencePolicy, afterwards: Afterwards
+) -> Report:
+    with _tidied(venue.deployment.name, afterwards):
+        file = _reference_file(small.resolved, venue)
+        texts, source = _texts_without_speculation(small.resolved, venue, policy, file)
+        run = _serve(small.resolved, venue)
+        if texts is None:
+            reference.write_reference(file, run.answers)
+        else:
+            reference.compare_with_reference(run.answers, texts)
+        _check_drafting(small.resolved, run.speculation)
+    return _report(small, run, source, is_kept=afterwards is Afterwards.KEEP)
+
+
+@contextlib.contextmanager
+def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
+    """Take the rehearsal down after the block; an interrupted one is never kept."""
+    is_interrupted = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
+    finally:
+        if is_interrupted or afterwards is Afterwards.TAKE_DOWN:
+            # A second Ctrl-C is heard when nothing of it is left.
+            with defer_signals():
+                down(name, missing_ok=True)
+                if is_interrupted:
+                    console.info(f"{name} is taken down: it was interrupted")
+
+
+def _miniature(request: Request, settings: Settings) -> Miniature:
+    resolved = resolve(request, settings)
+    port = port_of(resolved, ports_of_others(request.deployment.name, settings))
+    published = _published(resolved, settings)
+    if published is None or is_qwen35_moe(published.config):
+        engine = rehearsal_engine(resolved, settings, by_nearness)
+        return _miniature_of_twin(resolved, engine, port, settings)
+    engine = rehearsal_engine(resolved, settings, newest_first)
+    folder = settings.data_dir / "stand-ins" / request.deployment.name
+    try:
+        stand_in = make_stand_in(folder, published, resolved.recipe.model.source)
+    except UnknownArchitectureError as error:
+        raise RecipeError(
+            f"{resolved.recipe.name} cannot be rehearsed: not known is {error}",
+            hint="`sparkdeploy plan` holds its flags and parsers against the release all the same",
+        ) from error
+    return miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=port)
+
+
+def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None:
+    """Return the model's config.json; None for one of Qwen3.5-MoE that is known by its name."""
+    try:
+        return published_config(resolved.recipe.model, settings)
+    except CheckpointError:
+        if not MOE_OF_QWEN.search(resolved.recipe.model.known_as):
+            raise
+        return None
+
+
+def _miniature_of_twin(
+    resolved: Resolved, engine: Engine, port: int, settings: Settings
+) -> Miniature:
+    twin = settings.data_dir / "twins" / f"twin-{TWIN_SEED}"
+    with console.step("twin checkpoint"):
+        build_twin(twin, TWIN_SHAPE, seed=TWIN_SEED)
+    twin = twin_to_serve(resolved, twin)
+    resolved = with_fp8_twin(resolved, twin)
+    count_twin(resolved, twin, settings)
+    make_drafter(resolved, twin, TWIN_SHAPE, seed=TWIN_SEED)
+    return miniature_of(resolved, engine=engine, twin=twin, port=port)
+
+
+def _texts_without_speculation(
+    resolved: Resolved, venue: Venue, policy: ReferencePolicy, file: Path
+) -> tuple[dict[str, str] | None, str]:
+    """Return the texts and where they came from; None means: this run's own are the reference."""
+    known = reference.read_reference(file) if policy is ReferencePolicy.RECORDED else None
+    if known is not None:
+        return known, RECORDED_EARLIER
+    if resolved.recipe.serve.speculative is None:
+        return None, FIRST_OF_ITS_KIND
+    console.info("the text without speculation is not recorded yet: serving that first")
+    run = _serve(without_speculation(resolved), replace(venue, cluster=False))
+    reference.write_reference(file, run.answers)
+    return {item.prompt: item.text for item in run.answers}, SERVED_BEFORE
+
+
+def _reference_file(resolved: Resolved, venue: Venue) -> Path:
+    settings = venue.settings
+    asked = {"seed": TWIN_SEED, **asdict(TWIN_SHAPE), "prompts": PROMPTS, "tokens": MAX_TOKENS}
+    with this_node(settings) as nodes:
+        plan = draft_plan(resolved, settings, nodes, venue.deployment)
+    return reference.reference_path(plan, asked, settings.state_dir)
+
+
+def _serve(resolved: Resolved, venue: Venue) -> _Run:
+    name = resolved.recipe.name
+    request = Request(name, (), venue.deployment, venue.cluster, is_rehearsal=True)
+    console.expect(Awaited(start_title(venue.deployment.name)), Awaited(QUESTIONS))
+    outcome = up(resolved, request, venue.settings, confirm=lambda _question: True)
+    recipe = resolved.recipe
+    with ServedModel(
+        outcome.plan.base_url,
+        model=recipe.model.served_names[0],
+        require_listener=partial(_require_own_listener, venue),
+    ) as model:
+        if model.pooling_endpoint() is not None:
+            done = model.pool(PROMPTS[0])
+            pooled = Asked(f"a text to {done.path}", ANSWERED)
+            return _Run(outcome, (), None, (pooled,))
+        before = model.speculation()
+        with console.drawn_step(f"{len(PROMPTS)} texts"):
+            answers = tuple(_ask(model, prompt) for prompt in PROMPTS)
+        after = model.speculation()
+        with console.step(QUESTIONS):
+            asked = (*ask_sampled(model), *ask_conversation(model, recipe))
+    drafted = after.since(before) if after is not None and before is not None else after
+    return _Run(outcome, answers, drafted, asked)
+
+
+def _require_own_listener(venue: Venue) -> None:
+    """UnhealthyError where another program than the rehearsal's container listens."""
+    with connect(venue.settings) as host:
+        require_listener(require_deployment(host, venue.deployment.name).current)
+
+
+def _ask(model: ServedModel, prompt: str) -> Answer:
+    done = model.complete(prompt, MAX_TOKENS, extra={"ignore_eos": True})
+    return Answer(prompt, done.text, done.completion_tokens, done.duration_s)
+
+
+def _check_drafting(resolved: Resolved, drafted: Speculation | None) -> None:
+    wanted = resolved.recipe.serve.speculative
+    if wanted is None:
+        return
+    seen = drafted.tokens_a_draft if drafted is not None else None
+    if seen is None or round(seen) != wanted.tokens:
+        raise UnhealthyError(
+            f"the recipe drafts {wanted.tokens} tokens a step, and the server drafted "
+            f"{'none' if seen is None else f'{seen:.2f}'}"
+        )
+
+
+def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Report:
+    readiness = run.outcome.readiness
+    facts = readiness.facts if readiness else None
+    return Report(
+        recipe=small.resolved.recipe.name,
+        changes=small.dropped,
+        startup_s=readiness.startup_s if readiness else None,
+        answers=run.answers,
+        speculation=run.speculation,
+        fp8_layers=facts.fp8_layers if facts else None,
+        lm_head=facts.lm_head if facts else None,
+        shared_int4_layers=facts.shared_int4_layers if facts else None,
+        draft_head_rows=facts.draft_head_rows if facts else None,
+        draft_int4_layers=facts.draft_int4_layers if facts else None,
+        draft_fp8_layers=facts.draft_fp8_layers if facts else None,
+        reference=source,
+        base_url=run.outcome.plan.base_url,
+        endpoint=route_to_try(readiness.answer.path) if readiness else CHAT,
+        model=small.resolved.recipe.model.served_names[0],
+        is_kept=is_kept,
+        deployment=run.outcome.plan.deployment.name,
+        asked=run.asked,
+        proved=tuple(_proved(small.resolved.recipe, run)),
+        not_proved=_not_proved(small),
+        is_compared=source in {RECORDED_EARLIER, SERVED_BEFORE},
+    )
+
+
+def _proved(recipe: Recipe, run: _Run) -> Iterator[str]:
+    yield "container"
+    yield "flags"
+    yield "start"
+    serve = recipe.serve
+    parsers = [it for it in (serve.reasoning_parser, serve.tool_call_parser) if it is not None]
+    if parsers:
+        yield f"parsers ({', '.join(parsers)})"
+    readiness = run.outcome.readiness
+    if readiness is not None and readiness.facts.attention_backend == TURBOQUANT:
+        yield f"a {serve.kv_cache_dtype} cache"
+    for item in run.asked:
+        if item.is_answered:
+            yield item.what
+    if run.speculation is not None and run.speculation.drafts:
+        yield "drafts"
+
+
+def _not_proved(small: Miniature) -> str:
+    drafting = small.resolved.recipe.serve.speculative
+    if small.stand_in is None and drafting is not None and drafting.drafter is not None:
+        return f"{MADE_DRAFTER}, the real weights, and everything that only a GPU computes"
+    if small.stand_in is None:
+        return "the real weights, and everything that only a GPU computes"
+    if small.stand_in.has_own_tokenizer:
+        return "weights, text, and everything that only a GPU computes"
+    return "weights, text, the model's own tokenizer and template, and what only a GPU computes"

@@ -1,0 +1,1 @@
+"""What keeps a machine in order: setup, clean, diagnose, images, checkpoints, cluster."""

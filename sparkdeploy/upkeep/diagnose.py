@@ -1,0 +1,174 @@
+"""`diagnose`: everything a bug report needs, in one file and without secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkdeploy import atomic_files
+from sparkdeploy.console import console
+from sparkdeploy.deploy import names
+from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.doctor import doctor_report
+from sparkdeploy.deploy.evidence import (
+    ROOT_CAUSE,
+    known_secrets,
+    newest_crash,
+    write_evidence,
+)
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.image.context import ContextFile, write_tar
+from sparkdeploy.monitor.status import current_rows
+from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
+from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal import visible, visible_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.settings import Settings
+
+FILE_MODE = 0o600
+MAX_FILE_BYTES = 16 << 20
+"""Of each file, so that a bundle can be attached to an issue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    path: Path
+    root_cause: str
+    files: dict[str, int]
+    """Names in the archive, with their sizes in bytes."""
+
+
+def diagnose(subject: str | None, output: Path | None) -> Bundle:
+    """Pack a crash folder, or what is known of a deployment: its newest crash and how it is now.
+
+    `subject` is a deployment's name or a folder of evidence; None is the only deployment, or where
+    there is none, the newest crash. The file is a tar.gz, readable by its
+    owner only. Raises SparkdeployError when nothing is known of the subject or the file cannot be
+    written.
+    """
+    settings = load_settings()
+    subject = subject if subject is not None else _only_subject(settings)
+    keys = known_secrets([settings.state_dir / "keys"]) + environment_secrets()
+    with tempfile.TemporaryDirectory(prefix="sparkdeploy-") as scratch:
+        found = _collect(subject, Path(scratch), settings, keys)
+        if not found:
+            raise SparkdeployError(
+                f"nothing is known of {subject}: it is no deployment, no folder, and left no crash",
+                hint=f"`sparkdeploy status`, or a folder below {settings.crashes_dir}",
+            )
+        found |= dict(_surroundings(settings))
+        contents = {
+            visible_line(name): visible(text_without_secrets(text, keys)).encode()
+            for name, text in sorted(found.items())
+        }
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = output or Path(f"sparkdeploy-{Path(subject).name}-{now}.tar.gz")
+    _pack(path, contents)
+    sizes = {name: len(content) for name, content in contents.items()}
+    cause = found.get(f"crash/{ROOT_CAUSE}") or found.get(f"now/{ROOT_CAUSE}") or "unknown"
+    return Bundle(path, cause.strip(), sizes)
+
+
+def _only_subject(settings: Settings) -> str:
+    """Raises UsageError where there are several deployments."""
+    try:
+        return names.said(None, ("diagnose",))
+    except NodeError:
+        # Nothing is deployed, or the Docker Engine itself is what has failed.
+        folders = [path for path in settings.crashes_dir.glob("*") if path.is_dir()]
+        if not folders:
+            raise
+        return str(max(folders, key=lambda path: path.stat().st_mtime))
+
+
+def _collect(
+    subject: str, scratch: Path, settings: Settings, keys: tuple[str, ...]
+) -> dict[str, str]:
+    if (folder := _named_folder(subject, settings)) is not None:
+        return _read_folder(folder, "crash")
+    newest = newest_crash(settings.crashes_dir, subject)
+    found = {} if newest is None else _read_folder(newest, "crash")
+    try:
+        with connect(settings) as host:
+            if (deployment := find_deployment(host, subject)) is not None:
+                container_id = deployment.current.container_id
+                write_evidence(host, container_id, scratch, details={}, keys=keys)
+                found |= _read_folder(scratch, "now")
+    except NodeError as error:
+        if not found:
+            raise
+        console.warn(f"how it is now is not in the file: {error.message}")
+    return found
+
+
+def _named_folder(subject: str, settings: Settings) -> Path | None:
+    """Return the folder of evidence that is meant, not one that is called like a deployment.
+
+    A bug report is public, and a folder of the present directory may be anything.
+    """
+    folder = Path(subject)
+    kept = settings.crashes_dir / subject
+    # What no file system takes for a path is no folder: too long, or with a NUL in it.
+    with contextlib.suppress(OSError, ValueError):
+        if folder.is_dir() and (os.sep in subject or (folder / ROOT_CAUSE).is_file()):
+            return folder
+        return kept if kept.is_dir() else None
+    return None
+
+
+def _read_folder(folder: Path, place: str) -> dict[str, str]:
+    files = (path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+    return {f"{place}/{path.name}": _end_of(path) for path in files}
+
+
+def _end_of(path: Path) -> str:
+    """Return a file's text, of a very long log its end: that is where the failure stands."""
+    with path.open("rb") as file:
+        left_out = max(os.fstat(file.fileno()).st_size - MAX_FILE_BYTES, 0)
+        file.seek(left_out)
+        text = file.read(MAX_FILE_BYTES).decode(errors="replace")
+    return f"({left_out} bytes before this are left out)\n{text}" if left_out else text
+
+
+def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield what holds for the whole machine: doctor, deployments, settings, the last bug."""
+
+    def doctor() -> object:
+        return doctor_report(load_recipe(library(settings), settings.default_recipe), settings)
+
+    def status() -> object:
+        return [asdict(row) for row in current_rows()]
+
+    for name, look in (("doctor.json", doctor), ("status.json", status)):
+        try:
+            seen = look()
+        except SparkdeployError as error:
+            # What cannot be seen may be the very fault that is reported.
+            seen = {"not_seen": error.message}
+        yield name, json.dumps(seen, indent=2, sort_keys=True, default=str) + "\n"
+    for path in (settings.config_dir / "config.yaml", settings.state_dir / "crash.log"):
+        if path.is_file():
+            yield path.name, _end_of(path)
+
+
+def _pack(path: Path, contents: dict[str, bytes]) -> None:
+    """Write beside the target and rename: half an archive is none."""
+    archive = io.BytesIO()
+    write_tar((ContextFile(*item, FILE_MODE) for item in contents.items()), archive)
+    try:
+        atomic_files.write_bytes(path, gzip.compress(archive.getvalue()), FILE_MODE)
+    except OSError as error:
+        raise SparkdeployError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,179 @@
+"""`new`: a recipe from what a model's owner publishes, with a comment at each guess."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import yaml_text
+from sparkdeploy.plan.observe import locate_model
+from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.settings import load_settings
+from tests.unit.authoring.new_models import folder_of, made
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.program import Run
+
+
+def observed_unfit(recipe: str, *settings: str) -> tuple[str, ...]:
+    """What `plan` would refuse of a recipe's treatment."""
+    read = load_settings()
+    fact = locate_model(load_recipe(library(read), recipe, settings).recipe, read).fact
+    return fact.unfit
+
+
+def test_a_known_model_gets_parsers_engine_and_the_context_that_fits(run: Run) -> None:
+    recipe = made(run, "--model", "openai/gpt-oss-120b")
+    assert recipe["engine"] == "cuda-0.25"
+    assert recipe["model"] == {"repo": "openai/gpt-oss-120b"}
+    assert recipe["serve"] == {
+        "max_model_len": 131072,
+        "gpu_memory_utilization": 0.85,
+        "reasoning_parser": "openai_gptoss",
+        "tool_call_parser": "openai",
+        "enable_auto_tool_choice": True,
+    }
+    guesses = [line for line in str(recipe["text"]).splitlines() if "# guess: " in line]
+    assert len(guesses) == 6
+    assert str(recipe["verdict"]).startswith("fits on NVIDIA DGX Spark")
+    assert run("show", "mine").returncode == 0
+    assert recipe["path"] == str(load_settings().config_dir / "recipes" / "mine.yaml")
+
+
+def test_a_model_that_is_too_large_is_for_several_machines(run: Run) -> None:
+    recipe = made(run, "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
+    nodes = yaml_text.load("{tensor_parallel: 4, min_nodes: 4}", "x")
+    assert recipe["cluster"] == nodes
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning", "tools"),
+    [
+        ("Qwen3-8B", "qwen3", "hermes"),
+        ("Qwen3-30B-A3B-FP8", "qwen3", "hermes"),
+        ("qwen3-4b-thinking-2507-awq", "qwen3", "hermes"),
+        ("Qwen3-30B-A3B-Instruct-2507", None, "hermes"),
+        ("Qwen3-Coder-30B-A3B-Instruct", None, "qwen3_coder"),
+        ("DeepSeek-R1-0528-Qwen3-8B", "deepseek_r1", None),
+        # These have none, or others, and the same architecture.
+        ("Qwen3-8B-Base", None, None),
+        ("Qwen3-Embedding-8B", None, None),
+        ("Qwen3-8B-my-own", None, None),
+    ],
+)
+def test_parsers_of_a_qwen3_are_those_of_its_variant(
+    run: Run, tmp_path: Path, name: str, reasoning: str | None, tools: str | None
+) -> None:
+    folder = folder_of(tmp_path, "llama", architectures=["Qwen3ForCausalLM"])
+    recipe = made(run, "--model", str(folder.rename(tmp_path / name)))
+    serve = recipe["serve"]
+    assert isinstance(serve, dict)
+    assert (serve.get("reasoning_parser"), serve.get("tool_call_parser")) == (reasoning, tools)
+    assert "most recipes of Qwen3" not in str(recipe["text"])
+
+
+def test_a_recipe_from_another_one_says_what_differs_alone(run: Run) -> None:
+    recipe = made(run, "--model", "Qwen/Qwen3.6-27B-FP8", "--from", "qwen3.6-35b")
+    assert recipe["extends"] == "qwen3.6-35b"
+    assert set(yaml_text.load(str(recipe["text"]), "x")) == {
+        *("schema", "name", "title", "extends", "model", "serve")
+    }
+    assert run.answer("show", "mine", "--json")["serve"]["tool_call_parser"] == "qwen3_coder"
+
+
+@pytest.mark.parametrize(
+    ("base", "family", "names"),
+    [
+        ("v2", "qwen3-dense", ["fp8_dense", "lm_head", "mtp"]),
+        ("v2-hub", "llama", ["fp8_dense", "mtp"]),
+        ("v2", "qwen3-next", []),
+        ("baseline", "qwen3-dense", []),
+    ],
+)
+def test_what_a_model_cannot_have_of_its_base_is_switched_off(
+    run: Run, tmp_path: Path, base: str, family: str, names: list[str]
+) -> None:
+    folder = folder_of(tmp_path, family)
+    done = run("new", "mine", "--model", str(folder), "--from", base)
+    assert done.returncode == 0, done.stderr
+    *_, last = done.stdout.splitlines()
+    told = [line for line in done.stdout.splitlines() if line.startswith("# switched off")]
+    assert [line.partition(f"have {base}'s checkpoint.")[2].split(":")[0] for line in told] == names
+    text = (load_settings().config_dir / "recipes" / "mine.yaml").read_text()
+    assert text.count("# this model cannot have it: ") == len(names) + ("mtp" in names)
+    assert "written to" in last
+    found = observed_unfit("mine")
+    assert found == ()
+    assert bool(names) == bool(observed_unfit(base, f"model.path={folder}"))
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_the_next_step_is_a_command_that_works(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    (work / "there").mkdir(parents=True)
+    monkeypatch.chdir(work)
+    folder = folder_of(tmp_path, "llama")
+    beside = folder.rename(work / "model")
+    for path, consent in (("./my own", ""), ("there/mine.yaml", " --allow-unsafe")):
+        told = run.answer("new", "mine", "--model", str(beside), "-o", path, "--json")
+        name = shlex.quote(f"./{path.removeprefix('./')}")
+        assert told["next_step"] == f"sparkdeploy plan {name}{consent}"
+        done = run(*shlex.split(told["next_step"])[1:])
+        # A machine without a GPU, and a folder without weights.
+        assert done.returncode == 4, done.stderr
+        assert "mine: model" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("Bad Name", "--model", "a/b"), 2),
+        (("mine", "--model", "no model"), 2),
+        (("mine", "--model", "un/known", "--offline"), 6),
+        (("mine", "--model", "openai/gpt-oss-120b", "--from", "absent"), 3),
+    ],
+)
+def test_what_cannot_be_made_leaves_no_file(run: Run, words: tuple[str, ...], code: int) -> None:
+    done = run("new", *words)
+    assert (done.returncode, done.stderr.count("error:")) == (code, 1)
+    assert not (load_settings().config_dir / "recipes").exists()
+
+
+def test_a_recipe_of_ones_own_that_hides_a_shipped_one_is_marked(run: Run) -> None:
+    own = load_settings().config_dir / "recipes"
+    own.mkdir(parents=True)
+    (own / "v2.yaml").write_text("schema: 1\nname: v2\ntitle: My own\nextends: mtp-2\n")
+    (own / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: Other\nextends: v2\n")
+    marked = [line for line in run("list").stdout.splitlines() if "(yours" in line]
+    assert [line.partition("My own")[2] for line in marked] == [
+        " (yours, instead of the shipped one)"
+    ]
+    rows = {row["name"]: row for row in run.answer("list", "--json")["recipes"]}
+    assert [name for name, row in rows.items() if row["replaces_shipped"]] == ["v2"]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"architectures": ["x\nengine: evil"]},
+        {"max_position_embeddings": 10**30},
+        {"architectures": 7, "model_type": ["\x1b[31m"]},
+        {"max_position_embeddings": "many"},
+    ],
+)
+def test_a_hostile_configuration_writes_nothing_but_comments(
+    run: Run, tmp_path: Path, hostile: dict[str, object]
+) -> None:
+    folder = folder_of(tmp_path, "llama", **hostile)
+    done = run("new", "mine", "--model", str(folder), "--json")
+    assert done.returncode in (0, 6)
+    if done.returncode == 0:
+        content = yaml_text.load(json.loads(done.stdout)["text"], "x")
+        assert content["engine"] in ("cuda-0.25", "cuda-0.33")

@@ -1,1 +1,0 @@
-"""What `status --watch` sees and shows."""

@@ -1,0 +1,200 @@
+"""`stop`, `start` and `restart` over one, two and three machines, interrupted and killed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.deploy import again, lifecycle
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.ink import plain_text
+from sparkdeploy.monitor.status_words import status_lines
+from sparkdeploy.node.lock import node_lock
+from sparkdeploy.settings import load_settings
+from sparkdeploy.table import laid_out
+from tests.fakes.machines import NEW, Killed, Lab, build, dies, interrupts, launches
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
+    from sparkdeploy.server.health import Readiness
+
+OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
+
+
+@pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Lab:
+    monkeypatch.setattr(lifecycle, "is_port_free", lambda _port: True)
+    lab = build(monkeypatch, shipped, request.param)
+    lab.up(OLD)
+    return lab
+
+
+def ids(lab: Lab) -> list[str]:
+    """The container of each machine under the deployment's name."""
+    found = (engine.find_container(NEW) for engine in lab.engines)
+    return [fact.container_id if fact is not None else "" for fact in found]
+
+
+def check_serves(lab: Lab, text: str) -> None:
+    assert lab.running() == [text] * lab.count
+    assert len(launches(lab)) == 1
+    assert lab.record.is_unsettled("main", ids(lab)[0]) is False
+
+
+def told(lab: Lab) -> str:
+    return "\n".join(plain_text(line) for line in laid_out(status_lines([lab.status()]), None))
+
+
+def test_what_was_stopped_starts_again_as_the_very_same(lab: Lab) -> None:
+    before, waits = ids(lab), lab.waits
+    assert len(lab.stop()) == lab.count
+    assert lab.running() == [None] * lab.count
+    started = lab.start()
+    assert (started.changed, ids(lab), lab.waits) == (True, before, waits + 1)
+    assert started.base_url == "http://127.0.0.1:8000"
+    check_serves(lab, "1")
+
+
+@pytest.mark.parametrize("command", ["stop", "start"])
+def test_nothing_stops_or_starts_while_another_command_changes_the_machine(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    if command == "start":
+        lab.stop()
+    before = lab.running()
+    monkeypatch.setattr("sparkdeploy.deploy.lock.LOCK_WAIT_S", 0.0)
+    settings = load_settings()
+    with (
+        node_lock(settings.lock_dir, settings.node_name, command="sparkdeploy up v2"),
+        pytest.raises(NodeError, match=r"is being changed by .*up v2"),
+    ):
+        getattr(lab, command)()
+    assert lab.running() == before
+
+
+def test_status_says_since_when_and_how_to_start(lab: Lab) -> None:
+    lab.stop()
+    row = lab.status()
+    assert row.state == "stopped"
+    assert row.stopped_at
+    assert {member.state for member in row.members} <= {"stopped"}
+    assert "ago): `sparkdeploy start main` starts it again" in told(lab)
+    assert "shows why" not in told(lab)
+
+
+def test_another_recipe_keeps_the_stopped_one_and_rollback_brings_it_back(lab: Lab) -> None:
+    before = ids(lab)
+    lab.stop()
+    lab.up(LATER)
+    assert lab.names() == [[NEW, f"{NEW}-kept-1"]] * lab.count
+    check_serves(lab, "2")
+    assert lab.roll_back() == "returned"
+    assert ids(lab) == before
+    check_serves(lab, "1")
+
+
+def test_a_start_that_fails_stays_stopped(lab: Lab) -> None:
+    before = ids(lab)
+    lab.stop()
+    lab.wait = dies
+    with pytest.raises(UnhealthyError, match=r"^it died; evidence"):
+        lab.start()
+    assert (ids(lab), lab.running()) == (before, [None] * lab.count)
+    lab.wait = lab._answer
+    assert lab.start().changed
+    check_serves(lab, "1")
+
+
+def test_without_room_nothing_is_started(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.stop()
+
+    def refuses(*_: Any, **_options: Any) -> None:
+        raise NodeError("memory: 3 GiB needed")
+
+    monkeypatch.setattr(again, "make_room_for", refuses)
+    with pytest.raises(NodeError, match="3 GiB needed"):
+        lab.start()
+    assert lab.status().state == "stopped"
+
+
+def test_ctrl_c_while_it_is_waited_for_lets_it_go_on(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.stop()
+    lab.wait = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        lab.start()
+    assert "main goes on starting" in capsys.readouterr().err
+    assert lab.running() == ["1"] * lab.count
+    lab.wait = lab._answer
+    assert lab.start().changed is False, "the next one waits for it"
+    check_serves(lab, "1")
+
+
+def test_stop_gives_a_replacement_up_and_stops_what_served_before(lab: Lab) -> None:
+    from sparkdeploy.deploy.up import Extent
+
+    before = ids(lab)
+    lab.is_answering = False
+    lab.up(LATER, extent=Extent.DETACH)
+    lab.stop()
+    assert (ids(lab), lab.running()) == (before, [None] * lab.count)
+    assert lab.names() == [[NEW]] * lab.count
+
+
+def test_stop_while_an_up_waits_leaves_what_it_started(lab: Lab) -> None:
+    lab.down()
+
+    def stopped_meanwhile(_parts: Any) -> Readiness:
+        lab.stop()
+        return dies(_parts)
+
+    lab.wait = stopped_meanwhile
+    with pytest.raises(UnhealthyError, match="stopped or replaced by another command"):
+        lab.up(OLD)
+    assert lab.status().state == "stopped"
+    lab.wait = lab._answer
+    lab.start()
+    check_serves(lab, "1")
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_kill_at_any_change_is_repaired(lab: Lab, at: int) -> None:
+    """Of `stop`, `start` and `up` of another recipe on a stopped one."""
+    for doing in (lab.stop, lab.start, lab.stop, lambda: lab.up(LATER)):
+        lab.kill_at = at
+        try:
+            doing()
+        except Killed:
+            lab.is_answering = False
+        lab.kill_at = 0
+    lab.stop() if any(ids(lab)) else None
+    assert lab.running() == [None] * lab.count
+    lab.up(LATER)
+    check_serves(lab, "2")
+
+
+def test_a_part_that_cannot_be_reached_is_named(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    lab = build(monkeypatch, shipped, 2)
+    lab.up(OLD)
+    lab.gone = {"spark-2"}
+    with pytest.raises(NodeError, match="its part may go on where nobody answers: spark-2"):
+        lab.stop()
+    assert lab.running() == [None, "1"]
+    lab.gone = set()
+    lab.stop()
+    assert lab.running() == [None, None]
+
+
+def test_a_port_that_somebody_has_taken_is_said(
+    monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    lab = build(monkeypatch, shipped, 1)
+    lab.up(OLD)
+    lab.stop()
+    monkeypatch.setattr(lifecycle, "is_port_free", lambda _port: False)
+    with pytest.raises(NodeError, match="port 8000 of main is in use by"):
+        lab.start()

@@ -1,0 +1,300 @@
+"""The readers against real servers, real programs and an engine without Docker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.errors import NodeError
+from sparkdeploy.monitor import readers
+from sparkdeploy.monitor.readers import EngineReader, NodeReader, ServerReader, heard
+from sparkdeploy.monitor.scene import (
+    NodeLook,
+    Scene,
+    ServerLook,
+    Standing,
+    scene_of,
+)
+from sparkdeploy.monitor.told import scene_as_dict
+from sparkdeploy.node.node import Node, Nodes
+from sparkdeploy.settings import load_settings
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.http_server import TableServer, serving
+from tests.unit.monitor.scenes import NOW
+from tests.unit.monitor.scenes import scene as made_scene
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sparkdeploy import shell
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.settings import Settings
+
+pytestmark = pytest.mark.outside
+LIMITS = json.dumps({"limits": {"memory_floor_gib": 4.0}})
+
+
+def counts(server: TableServer, tokens: int, status: int = 200) -> None:
+    """Let the server answer /metrics with that many tokens."""
+    server.answers["/metrics"] = (status, f"vllm:generation_tokens_total {tokens}\n")
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[TableServer]:
+    made = TableServer()
+    counts(made, 5)
+    with serving(made):
+        yield made
+
+
+@pytest.fixture
+def server() -> Iterator[TableServer]:
+    with counting() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (readers.Reader, ServerReader, EngineReader, readers.PartsReader):
+        monkeypatch.setattr(kind, "every_s", 0.02)
+    monkeypatch.setattr(readers, "RETRY_S", 0.02)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return load_settings()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def deployed(name: str, port: str = "1", **labels: str) -> ContainerFact:
+    fact = container(
+        f"sparkdeploy-{name}", deployment=name, port=port, recipe_values=LIMITS, **labels
+    )
+    return replace(fact, started_at="2026-11-25T11:00:00Z")
+
+
+@contextlib.contextmanager
+def watching(
+    engine: FakeContainers, settings: Settings, *names: str
+) -> Iterator[Callable[[], Scene]]:
+    reader = EngineReader(engine.host, names, settings)
+    reader.start()
+
+    def scene() -> Scene:
+        servers = {name: server.look for name, server in reader.servers.items()}
+        return scene_of(NOW, reader.look.deployments, servers, (), reader.look.problem)
+
+    try:
+        yield scene
+    finally:
+        reader.end()
+        reader.join(5)
+        for server in reader.servers.values():
+            server.join(10)
+
+
+def tells(scene: Callable[[], Scene], generated_tokens: int) -> bool:
+    return scene().deployments[0].figures.generated_tokens == generated_tokens
+
+
+def life(scene: Scene, name: str = "main") -> Standing | None:
+    return next((item.life for item in scene.deployments if item.name == name), None)
+
+
+def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
+    server: TableServer, settings: Settings
+) -> None:
+    counts(server, 5, status=503)
+    engine = FakeContainers.of(deployed("main", str(server.port)))
+    with watching(engine, settings) as scene:
+        assert life(scene()) is Standing.STARTING
+        counts(server, 5)
+        until(lambda: life(scene()) is Standing.SERVING)
+        assert scene().deployments[0].figures.generated_tokens == 5
+        counts(server, 5, status=500)
+        until(lambda: life(scene()) is Standing.SILENT)
+        silent = scene().deployments[0]
+        assert silent.since is not None
+        assert "answered 500" in silent.last_error
+        assert silent.figures.generated_tokens == 5, "the last figures stay"
+        engine.stop("sparkdeploy-main")
+        until(lambda: life(scene()) is Standing.STOPPED)
+        engine.remove("sparkdeploy-main")
+        until(lambda: life(scene()) is Standing.REMOVED)
+        engine.facts["again"] = replace(deployed("main", str(server.port)), container_id="again")
+        counts(server, 5)
+        until(lambda: life(scene()) is Standing.SERVING)
+        engine.breaks_with = NodeError("docker: the Docker Engine does not answer")
+        until(lambda: scene().problem)
+        assert life(scene()) is Standing.SERVING, "what serves goes on"
+
+
+def test_a_server_that_hangs_delays_no_other(server: TableServer, settings: Settings) -> None:
+    with counting() as slow:
+        slow.go_on.clear()
+        engine = FakeContainers.of(
+            deployed("fast", str(server.port)),
+            replace(deployed("slow", str(slow.port)), container_id="s"),
+        )
+        with watching(engine, settings) as scene:
+            until(lambda: life(scene(), "fast") is Standing.SERVING)
+            for count in (6, 7, 8):
+                counts(server, count)
+                until(partial(tells, scene, count))
+            assert life(scene(), "slow") is Standing.STARTING
+            slow.go_on.set()
+            until(lambda: life(scene(), "slow") is Standing.SERVING)
+
+
+def counted(scene: Scene) -> dict[str, float | None]:
+    return {item.name: item.figures.generated_tokens for item in scene.deployments}
+
+
+def test_another_server_on_the_port_of_a_removed_one_is_not_it(
+    server: TableServer, settings: Settings
+) -> None:
+    engine = FakeContainers.of(deployed("main", str(server.port)))
+    with watching(engine, settings) as scene:
+        until(lambda: life(scene()) is Standing.SERVING)
+        engine.facts = {"other": replace(deployed("other", str(server.port)), container_id="other")}
+        until(lambda: life(scene(), "main") is Standing.REMOVED)
+        counts(server, 99)
+        until(lambda: counted(scene()).get("other") == 99)
+        figures = counted(scene())
+        assert figures == {"main": 5, "other": 99}
+
+
+def test_only_named_ones_are_watched_and_a_name_has_to_be_there(settings: Settings) -> None:
+    engine = FakeContainers.of(deployed("main"), replace(deployed("b"), container_id="b"))
+    with watching(engine, settings, "b") as scene:
+        assert [item.name for item in scene().deployments] == ["b"]
+    with pytest.raises(NodeError, match="no deployment named c"):
+        EngineReader(engine.host, ("c",), settings)
+
+
+def test_this_machine_tells_its_memory(settings: Settings) -> None:
+    reader = NodeReader("here", None, settings)
+    reader.start()
+    until(lambda: reader.seen().available_bytes)
+    look = reader.seen()
+    assert look.gone_since is None
+    assert look.total_bytes is not None
+    assert look.available_bytes is not None
+    assert 0 < look.available_bytes < look.total_bytes
+    reader.end()
+    reader.join(5)
+    assert not reader.is_alive()
+
+
+def test_a_node_that_goes_away_is_gone_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    script = "echo MemAvailable: 1024 kB; echo 2411, 63, 61.4; exec cat"
+    monkeypatch.setattr(readers, "TELLING", script)
+    unreachable: dict[str, NodeError] = {}
+    opened: list[Node] = []
+
+    @contextlib.contextmanager
+    def open_nodes(_settings: Settings, names: frozenset[str]) -> Iterator[Nodes]:
+        (name,) = names
+        opened.append(Node(name))
+        opened[-1]._docker = FakeContainers.of(deployed("main")).host
+        yield Nodes(Node("here"), () if unreachable else (opened[-1],), unreachable)
+
+    # The program there is one of ours here, of which the test knows how to end it.
+    programs: list[shell.Running] = []
+    start = Node.start
+
+    def remembered(node: Node, text: str) -> shell.Running:
+        programs.append(start(node, text))
+        return programs[-1]
+
+    monkeypatch.setattr(Node, "start", remembered)
+    monkeypatch.setattr(readers, "open_nodes", open_nodes)
+    reader = NodeReader("spark-2", "spark-2", settings)
+    reader.start()
+    until(lambda: reader.seen().available_bytes)
+    assert reader.seen().available_bytes == 1 << 20
+    assert reader.seen().gpu is not None
+    unreachable["spark-2"] = NodeError("spark-2: nothing listens for ssh")
+    programs[-1].end()
+    until(lambda: "nothing listens" in reader.seen().problem)
+    gone = reader.seen()
+    assert gone.gone_since is not None
+    assert gone.available_bytes == 1 << 20
+    time.sleep(0.1)
+    assert reader.seen().gone_since == gone.gone_since, "it stays the moment at which it went"
+    unreachable.clear()
+    until(lambda: reader.seen().gone_since is None)
+    reader.end()
+    reader.join(5)
+
+
+def test_a_node_that_sends_a_line_without_an_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    monkeypatch.setattr(readers, "TELLING", "exec cat /dev/zero")
+    monkeypatch.setattr(readers, "RETRY_S", 0.0)
+    reader = NodeReader("here", None, settings)
+    reader.look_once()
+    assert "here sends a line without an end" in reader.seen().problem
+
+
+def test_what_a_node_tells_is_read_line_by_line() -> None:
+    look = heard(
+        NodeLook("a"), ["MemTotal: 2048 kB", "MemAvailable: 1024 kB", "2411, 63, 61.4"], {}
+    )
+    assert (look.total_bytes, look.available_bytes) == (2 << 20, 1 << 20)
+    assert look.gpu is not None
+    assert (look.gpu.sm_clock_mhz, look.gpu.temperature_c, look.gpu.power_w) == (2411, 63, 61.4)
+    later = heard(look, ["MemAvailable: 512 kB"], None)
+    assert (later.total_bytes, later.available_bytes, later.gpu) == (2 << 20, 512 << 10, look.gpu)
+    assert heard(look, ["[N/A], 63, [N/A]"], None).gpu.power_w is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("node", "expected", "note"),
+    [
+        (NodeLook("spark-2", parts={"main": "running"}), Standing.SERVING, ""),
+        (NodeLook("spark-2"), Standing.SERVING, ""),
+        (NodeLook("spark-2", parts={"main": "exited"}), Standing.BROKEN, "spark-2: exited"),
+        (NodeLook("spark-2", parts={}), Standing.BROKEN, "spark-2: no container"),
+        (NodeLook("spark-2", gone_since=NOW), Standing.BROKEN, "spark-2 is gone"),
+    ],
+)
+def test_a_cluster_that_lost_a_node_is_broken(
+    node: NodeLook, expected: Standing, note: str
+) -> None:
+    fact = deployed("main", nodes="spark-1,spark-2", rank="0")
+    reader = EngineReader(FakeContainers.of(fact).host, (), load_settings())
+    for server in reader.servers.values():
+        server.end()
+    looks = {"main": ServerLook(is_answering=True, has_answered=True)}
+    here = NodeLook("spark-1", available_bytes=1)
+    shown = scene_of(NOW, reader.look.deployments, looks, (here, node))
+    assert shown.deployments[0].life is expected
+    assert shown.deployments[0].note == note
+    assert [item.floor_bytes for item in shown.nodes] == [4 << 30, 4 << 30]
+
+
+def test_a_line_of_json_has_every_figure() -> None:
+    told = json.loads(json.dumps(scene_as_dict(made_scene())))
+    row, node = told["deployments"][0], told["nodes"][0]
+    assert row["tokens_per_s"] == 1234.5
+    assert row["first_token"] == {"p50_s": 12.345, "p95_s": 99.99}
+    assert len(row["accepted"]) == 12
+    assert "rates" not in row
+    assert row["uptime_s"] == 76 * 3600
+    assert (node["memory_floor_bytes"], node["power_w"]) == (4 << 30, 61.4)

@@ -1,0 +1,157 @@
+"""What `status` says of each deployment, at the widths that terminals have."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.deploy.status import MemberRow, StatusRow
+from sparkdeploy.moment import clock_words, stamp
+from sparkdeploy.monitor import status as operate
+from sparkdeploy.monitor.status_words import status_lines
+from sparkdeploy.server.metrics import read_metrics
+from tests.fakes.containers import FakeContainers, container
+from tests.fakes.http_server import TableServer, serving
+from tests.fakes.machines import reached_alone
+from tests.unit.conftest import REPOSITORY
+from tests.unit.plain import plain_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+MAIN = StatusRow(
+    name="main",
+    recipe="v2",
+    state="healthy",
+    port=8000,
+    uptime_s=7502.0,
+    memory_bytes=94_600_000_000,
+    restarts=2,
+    last_cause="CUDA error: an illegal memory access was encountered",
+    url="http://127.0.0.1:8000/v1",
+    model="qwen",
+    exposure="loopback",
+    since="2026-11-20T12:02:00+00:00",
+    requests=12_804,
+    requests_a_minute=102.4,
+)
+ROWS = (
+    MAIN,
+    replace(
+        MAIN,
+        name="coder",
+        recipe="qwen3-coder-next",
+        model="Qwen/Qwen3-Coder-Next-FP8",
+        state="broken",
+        url="http://127.0.0.1:8001/v1",
+        port=8001,
+        restarts=0,
+        last_cause="",
+        exposure="public",
+        requests=None,
+        requests_a_minute=None,
+        nodes=("spark-a", "spark-b"),
+        members=(MemberRow("spark-b", "exited (137)"),),
+    ),
+    StatusRow(name="old", recipe="mtp-2", state="exited (1)", exit_code=1, kept=1, port=8002),
+)
+FIGURES = ("8000", "12,804", "102.4", "88.1 GiB", "(2h05m)", "exited (137)", "exited (1)")
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_status_fits_the_widths_of_terminals(width: int) -> None:
+    assert all(len(line) <= width for line in plain_lines(status_lines(ROWS), width))
+
+
+@pytest.mark.parametrize("width", [40, 61, 80, 99, 120, 150, 200, None])
+def test_no_figure_of_a_status_is_lost(width: int | None) -> None:
+    text = "\n".join(plain_lines(status_lines(ROWS), width))
+    assert [figure for figure in FIGURES if figure not in text] == []
+
+
+def test_a_moment_is_as_short_as_tells_it() -> None:
+    now = datetime(2026, 11, 20, 14, 30, tzinfo=UTC)
+    assert clock_words(now - timedelta(hours=2), now) == "12:30"
+    assert clock_words(now - timedelta(days=1), now) == "Thu 14:30"
+    assert clock_words(now - timedelta(days=7), now) == "2026-11-13 14:30"
+    assert clock_words(now + timedelta(days=2), now) == "2026-11-22 14:30"
+    assert (stamp(now), stamp(None)) == ("2026-11-20T14:30:00+00:00", "")
+
+
+COUNTED = """
+vllm:request_success_total{finished_reason="stop",model_name="qwen"} 40.0
+vllm:request_success_total{finished_reason="length",model_name="qwen"} 20.0
+process_start_time_seconds 1000.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "finished", "a_minute"),
+    [
+        (COUNTED, 60, 6.0),
+        (COUNTED.replace("1000.0", "1599.0"), 60, None),
+        (COUNTED.replace("1000.0", "9999.0"), 60, None),
+        (COUNTED.replace("1000.0", "NaN"), 60, None),
+        (COUNTED + 'process_start_time_seconds{pid="2"} 1300.0', 60, 12.0),
+        ("vllm:request_success_total 0.0", 0, None),
+        (COUNTED.replace("40.0", "+Inf"), None, None),
+        (COUNTED.replace("40.0", "-90"), None, None),
+    ],
+)
+def test_requests_a_minute_are_the_mean_since_the_server_began(
+    text: str, finished: int | None, a_minute: float | None
+) -> None:
+    found = read_metrics(text)
+    assert found is not None
+    assert (found.finished, found.finished_a_minute(1600.0)) == (finished, a_minute)
+
+
+class Remembering(FakeContainers):
+    def memory_bytes(self, _key: str) -> int:
+        return 0
+
+    def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
+        return ()
+
+
+@pytest.mark.outside
+def test_a_row_comes_from_the_container_and_from_its_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(TableServer()) as server:
+        text = COUNTED.replace("1000.0", str(time.time() - 600))
+        server.answers["/metrics"] = (200, text)
+        port = server.port
+        fact = container("sparkdeploy-main", port=str(port))
+        fact = replace(
+            fact,
+            labels={**fact.labels, labels.SERVED_NAME: "qwen", labels.EXPOSURE: "loopback"},
+            started_at="2026-11-20T12:02:00.123456789Z",
+        )
+        reached_alone(monkeypatch, Remembering.of(fact))
+        monkeypatch.setattr(operate, "answers", lambda _fact: True)
+        (row,) = operate.current_rows()
+    assert (row.url, row.model) == (f"http://127.0.0.1:{port}/v1", "qwen")
+    assert (row.since, row.exposure) == ("2026-11-20T12:02:00+00:00", "loopback")
+    assert row.requests == 60
+    assert row.requests_a_minute == pytest.approx(6.0, rel=0.1)
+
+
+def test_the_docs_show_what_is_printed() -> None:
+    page = (REPOSITORY / "docs" / "tables.md").read_text()
+    assert "\n".join(plain_lines(status_lines(ROWS), 80)) in page

@@ -1,0 +1,71 @@
+"""Ctrl-C during a rehearsal: nothing of it stays, also with --keep and with a second Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.rehearsal import rehearse
+from sparkdeploy.rehearsal.miniature import Miniature
+from sparkdeploy.rehearsal.rehearse import Afterwards, ReferencePolicy, Venue
+from sparkdeploy.settings import load_settings
+from tests.fakes.machines import build, interrupts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.recipe.load import Library
+    from tests.fakes.machines import Lab
+
+KEEP_OR_NOT = list(Afterwards)
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch, shipped: Library, tmp_path: Path) -> Lab:
+    """One machine where the text without speculation was recorded earlier."""
+    monkeypatch.setattr(rehearse, "_reference_file", lambda *_: tmp_path / "reference.json")
+    monkeypatch.setattr(rehearse, "_texts_without_speculation", lambda *_: ({}, "recorded"))
+    return build(monkeypatch, shipped, 1)
+
+
+def rehearsed(lab: Lab, afterwards: Afterwards) -> None:
+    lab.steps = 0
+    rehearse._rehearse(
+        Miniature(load_recipe(lab.shipped, "v2"), ()),
+        Venue(Deployment(rehearse.DEPLOYMENT), False, load_settings()),
+        policy=ReferencePolicy.RECORDED,
+        afterwards=afterwards,
+    )
+
+
+@pytest.mark.parametrize("afterwards", KEEP_OR_NOT)
+@pytest.mark.parametrize("second", [None, 3, 4])
+def test_an_interrupted_rehearsal_is_taken_down(
+    lab: Lab, capsys: pytest.CaptureFixture[str], afterwards: Afterwards, second: int | None
+) -> None:
+    # It is made and started; then it is stopped and removed, which a second Ctrl-C does not stop.
+    lab.wait = interrupts
+    lab.interrupt_at = (second,) if second else ()
+    with pytest.raises(KeyboardInterrupt):
+        rehearsed(lab, afterwards)
+    assert lab.names() == [[]]
+    assert capsys.readouterr().err.endswith("rehearsal is taken down: it was interrupted\n")
+
+
+@pytest.mark.parametrize("afterwards", KEEP_OR_NOT)
+def test_ctrl_c_while_it_is_asked_leaves_none(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, afterwards: Afterwards
+) -> None:
+    @contextlib.contextmanager
+    def asked(*_: Any, **_options: Any) -> Any:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(rehearse, "ServedModel", asked)
+    with pytest.raises(KeyboardInterrupt):
+        rehearsed(lab, afterwards)
+    assert lab.names() == [[]]

@@ -1,0 +1,129 @@
+"""What `clean` finds: our own, old, unused things and nothing else."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy import labels
+from sparkdeploy.node.container import ContainerFact, ImageFact
+from sparkdeploy.settings import load_settings
+from sparkdeploy.upkeep.clean import WantedImages, clean, find_leftovers, old_images
+from tests.fakes.plans import DOCKER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.upkeep.clean import Leftover
+
+NOW_S = 1_800_000_000.0
+
+
+def image(stage: str, tag: str, *, below: str = "", engine: str = "cuda-0.25") -> ImageFact:
+    known = {labels.STAGE: stage, labels.ENGINE: engine, labels.FINGERPRINT: tag * 8}
+    return ImageFact(f"sha256:{tag}", (tag,), known | ({labels.BELOW: below} if below else {}), 10)
+
+
+BASE, ENGINE, PLUGIN = (
+    image("base", "b1"),
+    image("engine", "e1", below="b1"),
+    image("plugin", "p1", below="e1"),
+)
+OLD_PLUGIN = image("plugin", "p0", below="e1")
+OLD_ENGINE = image("engine", "e0", below="b1")
+STAND_IN = ImageFact("sha256:s", ("s",), {labels.STAGE: "stand-in"}, 10)
+ADOPTED = image("plugin", "x1", engine="image")
+ALL = (BASE, ENGINE, PLUGIN, OLD_PLUGIN, OLD_ENGINE, STAND_IN, ADOPTED)
+WANTED = WantedImages(frozenset({"p1"}), frozenset(), frozenset({"image"}))
+
+
+def test_what_this_version_would_use_stays_with_what_it_stands_on() -> None:
+    assert old_images(ALL, set(), WANTED) == (OLD_PLUGIN, OLD_ENGINE)
+
+
+def test_what_a_deployment_runs_from_stays() -> None:
+    assert old_images(ALL, {"sha256:p0"}, WANTED) == (OLD_ENGINE,)
+    nothing = WantedImages(frozenset(), frozenset(), frozenset({"image"}))
+    assert old_images(ALL, {"sha256:e0"}, nothing) == (PLUGIN, OLD_PLUGIN, ENGINE)
+
+
+class _Engine:
+    """A Docker Engine with one old image of ours and one that a deployment uses."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+
+    def info(self) -> EngineInfo:
+        return DOCKER
+
+    def own_images(self) -> tuple[ImageFact, ...]:
+        return (OLD_ENGINE, PLUGIN)
+
+    def ended_checks(self) -> tuple[str, ...]:
+        return ()
+
+    def images_in_use(self) -> set[str]:
+        return {"sha256:p1"}
+
+    def own_containers(self) -> tuple[ContainerFact, ...]:
+        return ()
+
+    def measured(self, image: ImageFact) -> ImageFact:
+        return image
+
+    def remove_image(self, tag: str) -> None:
+        self.removed.append(tag)
+
+
+@pytest.fixture
+def left_behind(tmp_path: Path) -> dict[str, Path]:
+    """A crash folder of 15 and one of 13 days, a dead and a living cache, and something foreign."""
+    made = {
+        "old": tmp_path / "state" / "crashes" / "main-old",
+        "young": tmp_path / "state" / "crashes" / "main-young",
+        "dead": tmp_path / "cache" / "engines" / ("e0" * 8),
+        "living": tmp_path / "cache" / "engines" / ("p1" * 8),
+        "foreign": tmp_path / "data",
+    }
+    for folder in made.values():
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"12345")
+    for name, days in (("old", 15), ("young", 13)):
+        at = NOW_S - days * 86400
+        os.utime(made[name], (at, at))
+    return made
+
+
+def test_old_crash_folders_and_dead_caches_are_found_with_their_size(
+    left_behind: dict[str, Path],
+) -> None:
+    found = find_leftovers(load_settings(), _Engine(), now_s=NOW_S)  # type: ignore[arg-type]
+    assert {(item.kind, item.name, item.size_bytes) for item in found} == {
+        ("image", "e0", 10),
+        ("crash folder", str(left_behind["old"]), 5),
+        ("cache", str(left_behind["dead"]), 5),
+    }
+
+
+def test_nothing_goes_without_consent_and_what_was_shown_goes_with_it(
+    left_behind: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    engine = _Engine()
+    shown: list[Sequence[Leftover]] = []
+
+    def refuse(found: Sequence[Leftover]) -> bool:
+        shown.append(found)
+        return False
+
+    assert clean(load_settings(), engine, agrees=refuse) == ()  # type: ignore[arg-type]
+    assert all(folder.is_dir() for folder in left_behind.values())
+    removed = clean(load_settings(), engine, agrees=lambda _: True)  # type: ignore[arg-type]
+    assert list(removed) == list(shown[0])
+    assert engine.removed == ["e0"]
+    gone = {name for name, folder in left_behind.items() if not folder.exists()}
+    assert gone == {"old", "dead"}

@@ -1,0 +1,157 @@
+"""`image build`: which stages are built, for which platform, and what is refused before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sparkdeploy.errors import BuildError, NodeError
+from sparkdeploy.image.stages import stages_of
+from sparkdeploy.node.reports import RegistryImage
+from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.settled import ImageContents, ImageLock
+from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.upkeep import image_build as room
+from tests.fakes.plans import DOCKER, built
+
+if TYPE_CHECKING:
+    from sparkdeploy.image.stages import Stage
+    from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.node.reports import EngineInfo
+    from sparkdeploy.recipe.load import Library
+
+
+class _Engine:
+    """A Docker Engine of a laptop, which makes an image of whatever stage it is given."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, ImageFact] = {}
+        self.asked: list[Stage] = []
+        self.digest: str | None = "sha256:0"
+
+    def __enter__(self) -> _Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def info(self) -> EngineInfo:
+        return replace(DOCKER, architecture="x86_64")
+
+    def own_images(self) -> tuple[ImageFact, ...]:
+        return tuple(self.images.values())
+
+    def find_image(self, reference: str) -> ImageFact | None:
+        return self.images.get(reference)
+
+    def registry_digest(self, _reference: str) -> str | None:
+        return self.digest
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> _Engine:
+    """A laptop's engine, on a laptop that emulates everything."""
+    made = _Engine()
+
+    def build_stage(_host: object, stage: Stage, *_: object) -> ImageFact:
+        made.asked.append(stage)
+        made.images[stage.tag] = built(stage)
+        return made.images[stage.tag]
+
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(room, "connect", lambda _settings: made)
+    monkeypatch.setattr(room, "refuse_without_emulation", lambda _wanted: None)
+    monkeypatch.setattr("sparkdeploy.deploy.prepare.build_stage", build_stage)
+    return made
+
+
+def stages(shipped: Library, name: str, architecture: Any, source: Any) -> tuple[Stage, ...]:
+    return stages_of(
+        load_engine(shipped, name),
+        base_source=source,
+        architecture=architecture,
+        resources=resources(),
+    )
+
+
+@pytest.mark.parametrize(("name", "by"), [("cuda-0.25", "engine"), ("v2", "recipe")])
+def test_every_stage_is_built_for_the_docker_engines_own_platform(
+    shipped: Library, engine: _Engine, name: str, by: str
+) -> None:
+    wanted = room.engine_meant(name, (), load_settings()).name
+    images = room.build_engine(name, (), None, load_settings())
+    assert engine.asked == list(stages(shipped, wanted, "x86_64", "registry")), by
+    assert [image.platform for image in images] == ["linux/amd64"] * 3
+    assert all(image.was_built for image in images)
+    again = room.build_engine(name, (), None, load_settings())
+    assert [image.tag for image in again] == [image.tag for image in images]
+    assert not any(image.was_built for image in again)
+
+
+@pytest.mark.parametrize(("digest", "source"), [("sha256:0", "registry"), (None, "debian")])
+def test_what_is_built_for_a_spark_is_what_a_spark_would_look_for(
+    shipped: Library, engine: _Engine, digest: str | None, source: str
+) -> None:
+    engine.digest = digest
+    images = room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
+    there = stages(shipped, "cuda-0.25", "aarch64", source)
+    assert [(it.tag, it.fingerprint) for it in images] == [(it.tag, it.fingerprint) for it in there]
+    assert [stage.platform for stage in engine.asked] == ["linux/arm64"] * 3
+    assert [stage.labels() for stage in engine.asked] == [stage.labels() for stage in there]
+
+
+def test_what_cannot_be_emulated_or_known_is_refused(
+    engine: _Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BuildError, match=r"cuda-0\.19 compiles vLLM"):
+        room.build_engine("cuda-0.19", (), "linux/arm64", load_settings())
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(NodeError, match="the Docker Engine is for x86_64 and this machine is"):
+        room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize("platform", ["linux/arm64", "linux/amd64"])
+def test_what_an_image_holds_is_kept_for_this_machines_platform_alone(
+    engine: _Engine, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    settings, tag = load_settings(), "lab.example/vllm:v1"
+    told = RegistryImage("sha256:" + "a" * 64, ("arm64", "amd64"))
+    contents = ImageContents("0.33.0", "2.14.0", "13.0", ["sm_121a"], {}, None)
+    looked: list[str | None] = []
+
+    def build_stage(_host: object, stage: Stage, *_: object) -> ImageFact:
+        looked.append(stage.platform)
+        return built(stage)
+
+    monkeypatch.setattr(_Engine, "registry_image", lambda *_: told, raising=False)
+    monkeypatch.setattr(_Engine, "pull", lambda *_: iter(()), raising=False)
+    monkeypatch.setattr("sparkdeploy.image.settle.build_stage", build_stage)
+    monkeypatch.setattr("sparkdeploy.image.proof.contents_of", lambda *_: contents)
+    images = room.build_engine("baseline", ("engine=image", f"image={tag}"), platform, settings)
+    assert [(image.stage, image.platform) for image in images] == [
+        ("engine", platform),
+        ("guard", platform),
+    ]
+    is_own = platform == "linux/amd64"
+    assert looked == [None if is_own else platform]
+    lock = ImageLock(settings.state_dir)
+    assert (lock.settled(tag) is not None) is is_own
+    assert (lock.contents(f"lab.example/vllm@{told.digest}") is not None) is is_own
+
+
+def test_an_engine_alone_without_a_digest_is_told_what_works(engine: _Engine) -> None:
+    settings = load_settings()
+    with pytest.raises(BuildError, match="names no image") as caught:
+        room.build_engine("image", (), None, settings)
+    assert "`sparkdeploy image build RECIPE --set engine=image" in (caught.value.hint or "")
+    folder = settings.config_dir / "recipes" / "engines"
+    folder.mkdir(parents=True)
+    text = "schema: 1\nname: mine\ntitle: t\nkind: image\nvllm: 0.33.0\nimage: a/b:c\n"
+    (folder / "mine.yaml").write_text(text)
+    with pytest.raises(BuildError, match="stands on the tag a/b:c") as caught:
+        room.build_engine("mine", (), None, settings)
+    assert "RECIPE --set engine=mine" in (caught.value.hint or "")
+    assert engine.asked == []
