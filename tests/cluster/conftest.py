@@ -18,6 +18,7 @@ import yaml
 
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.node.connection import NotInDockerError
 from sparkdeploy.node.host import DockerHost
 from tests.cluster.lending import lend
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
@@ -282,12 +283,16 @@ def start_loading(program: Program, worker: Machine) -> subprocess.Popen[str]:
 
         def is_loading() -> bool:
             assert process.poll() is None, program.finish(process).stderr
-            return any(
-                b"Loading weights" in b"".join(host.logs(fact.container_id))
-                for fact in host.own_containers()
-                if fact.name == "sparkdeploy-main"
-                and f"STAND_IN_LOAD_S={SLOW_S}" in host.inspect(fact.container_id)["Config"]["Env"]
-            )
+            with contextlib.suppress(NotInDockerError):  # It was removed since it was listed.
+                return any(
+                    b"Loading weights" in b"".join(host.logs(fact.container_id))
+                    for fact in host.own_containers()
+                    if fact.name == "sparkdeploy-main" and loads_slowly(fact.container_id)
+                )
+            return False
+
+        def loads_slowly(container_id: str) -> bool:
+            return f"STAND_IN_LOAD_S={SLOW_S}" in host.inspect(container_id)["Config"]["Env"]
 
         until(is_loading, timeout_s=300)
     return process

@@ -67,6 +67,7 @@ REVIEWED = {
     "deploy/recovery.py": {"deployment"},
     "deploy/removal.py": {"name"},
     "deploy/replace.py": {"deployment", "name", "old.deployment"},
+    "deploy/status.py": {"name"},
     "deploy/up.py": {"name"},
     "deploy/use_note.py": {"launch.command"},
     "export/neighbour.py": {"text"},
