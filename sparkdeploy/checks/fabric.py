@@ -23,10 +23,8 @@ TOOLS = {"rsync": "rsync", "ping": "iputils-ping", "sha256sum": "coreutils"}
 
 def unreachable_checks(unreachable: Mapping[str, NodeError]) -> Iterator[Finding]:
     for node, error in unreachable.items():
-        value = error.message.removeprefix(f"{node}: ")
-        yield node_finding(
-            "reachable", node, "reachable", False, value, "ssh and docker answer", error.hint or ""
-        )
+        seen = f"reachable: {error.message.removeprefix(f'{node}: ')}"
+        yield node_finding("reachable", node, False, seen, "ssh and docker answer", error.hint)
 
 
 def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
@@ -41,7 +39,7 @@ def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) ->
         yield from _subnets(node, fact.fabric)
         yield from _rdma(node, fact.fabric)
         free = format_gib(fact.memory_available_bytes or 0)
-        yield node_finding("memory", node.name, "free memory", True, free)
+        yield node_finding("memory", node.name, True, f"free memory: {free}")
 
 
 def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
@@ -61,80 +59,74 @@ def _architectures(found: Mapping[str, str]) -> Iterator[Finding]:
     for node, own in found.items():
         if node == like:
             continue
-        value = own if own == common else f"{own}, and {like} is {common}"
+        seen = f"architecture: {own if own == common else f'{own}, and {like} is {common}'}"
         expected = "one kind, for one image serves all nodes"
         fix = f"leave {node} out: take it from `cluster:` in config.yaml, or serve on one node "
         fix += "alone (without --cluster)"
-        yield node_finding(
-            "architecture", node, "architecture", own == common, value, expected, fix
-        )
+        yield node_finding("architecture", node, own == common, seen, expected, fix)
 
 
 def version_checks(versions: Mapping[str, str]) -> Iterator[Finding]:
     """Yield each node's Docker version; another major one is worth a warning."""
     first = next(iter(versions.values()), "")
     for node, version in versions.items():
-        is_same = version.split(".")[0] == first.split(".")[0]
-        yield node_finding(
-            "docker", node, "docker", is_same, version, f"like {first}", otherwise=Verdict.WARN
-        )
+        verdict = version.split(".")[0] == first.split(".")[0] or Verdict.WARN
+        yield node_finding("docker", node, verdict, f"docker: {version}", f"like {first}")
 
 
 def packet_checks(packets: Sequence[Packet]) -> Iterator[Finding]:
     """Yield whether full-size packets arrive: small ones may pass where those of a model hang."""
-    for packet in packets:
-        subject = f"path MTU to {packet.target} over {packet.interface}"
-        value = f"{packet.mtu} bytes {'pass' if packet.arrived else 'do not pass'}"
-        expected = f"{packet.mtu} bytes to pass"
-        fix = f"on both nodes: sudo ip link set {packet.interface} mtu {packet.mtu}; a switch "
+    for it in packets:
+        seen = f"path MTU to {it.target} over {it.interface}: {it.mtu} bytes "
+        seen += "pass" if it.arrived else "do not pass"
+        fix = f"on both nodes: sudo ip link set {it.interface} mtu {it.mtu}; a switch "
         fix += "between them must allow jumbo frames"
-        yield node_finding("path_mtu", packet.source, subject, packet.arrived, value, expected, fix)
+        expected = f"{it.mtu} bytes to pass"
+        yield node_finding("path_mtu", it.source, it.arrived, seen, expected, fix)
 
 
 def connection_checks(connections: Sequence[Connection]) -> Iterator[Finding]:
-    for item in connections:
-        port = str(item.port) if item.port else "any free port"
-        subject = f"TCP to {item.target} at {item.address}, {port}"
-        value = item.error or "connects"
-        subnet = ipaddress.ip_network(f"{item.address}/24", strict=False)
-        fix = f"on {item.target}, let the fabric through its firewall: sudo ufw allow from {subnet}"
-        yield node_finding(
-            "connection", item.source, subject, not item.error, value, "a connection", fix
-        )
+    for it in connections:
+        seen = f"TCP to {it.target} at {it.address}, {it.port or 'any free port'}: "
+        seen += it.error or "connects"
+        subnet = ipaddress.ip_network(f"{it.address}/24", strict=False)
+        fix = f"on {it.target}, let the fabric through its firewall: sudo ufw allow from {subnet}"
+        yield node_finding("connection", it.source, not it.error, seen, "a connection", fix)
 
 
 def _clock(node: ClusterNode, skew_s: float) -> Finding:
-    good = abs(skew_s) <= CLOCK_TOLERANCE_S
-    value, expected = f"{skew_s:+.1f} s from this machine's", f"within {CLOCK_TOLERANCE_S:g} s"
+    seen, expected = (
+        f"clock: {skew_s:+.1f} s from this machine's",
+        f"within {CLOCK_TOLERANCE_S:g} s",
+    )
     fix = "on both nodes: sudo timedatectl set-ntp true"
-    return node_finding("clock", node.name, "clock", good, value, expected, fix)
+    is_good = abs(skew_s) <= CLOCK_TOLERANCE_S
+    return node_finding("clock", node.name, is_good, seen, expected, fix)
 
 
 def _tools(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     for tool, package in TOOLS.items():
         if tool not in facts.tools:
-            fix = f"on {node.name}: sudo apt-get install {package}"
-            yield node_finding("tools", node.name, tool, False, "not installed", "installed", fix)
+            seen, fix = f"{tool}: not installed", f"on {node.name}: sudo apt-get install {package}"
+            yield node_finding("tools", node.name, False, seen, "installed", fix)
 
 
 def _interface(node: ClusterNode, port: FabricPort, facts: FabricFact) -> Iterator[Finding]:
-    found = facts.interface(port.interface)
+    found, name = facts.interface(port.interface), port.interface
     if found is None:
-        there = "one of: " + ", ".join(item.name for item in facts.interfaces)
+        expected = "one of: " + ", ".join(item.name for item in facts.interfaces)
         fix = "correct `fabric:` in config.yaml; `sparkdeploy cluster discover` shows them"
-        yield node_finding(
-            "link", node.name, port.interface, False, "no such interface", there, fix
-        )
+        yield node_finding("link", node.name, False, f"{name}: no such interface", expected, fix)
         return
-    subject, value = f"{port.interface} link", "up" if found.is_up else "down"
+    seen = f"{name} link: {'up' if found.is_up else 'down'}"
     fix = f"is the cable in the same port of both nodes? on {node.name}: "
-    fix += f"sudo ip link set {port.interface} up"
-    yield node_finding("link", node.name, subject, found.is_up, value, "up", fix)
-    subject, value = f"{port.interface} address", ", ".join(found.addresses) or "none"
-    fix = f"on {node.name}: sudo ip address add {port.address} dev {port.interface} "
+    fix += f"sudo ip link set {name} up"
+    yield node_finding("link", node.name, found.is_up, seen, "up", fix)
+    seen = f"{name} address: {', '.join(found.addresses) or 'none'}"
+    fix = f"on {node.name}: sudo ip address add {port.address} dev {name} "
     fix += "(for good: netplan, docs/cluster.md)"
-    good = port.address in found.addresses
-    yield node_finding("address", node.name, subject, good, value, port.address, fix)
+    is_good = port.address in found.addresses
+    yield node_finding("address", node.name, is_good, seen, port.address, fix)
 
 
 def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
@@ -145,29 +137,32 @@ def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
         for subnet in found.networks if found else (port.subnet,):
             other = used.setdefault(subnet, port.interface)
             if other != port.interface:
-                value = f"{other} and {port.interface} are both in {subnet}"
+                seen = f"subnets: {other} and {port.interface} are both in {subnet}"
                 fix = f"give {port.interface} an address in another subnet on every node "
                 fix += "(netplan, docs/cluster.md)"
-                wanted = "a subnet of its own for each"
-                yield node_finding("subnets", node.name, "subnets", False, value, wanted, fix)
+                expected = "a subnet of its own for each"
+                yield node_finding("subnets", node.name, False, seen, expected, fix)
 
 
 def _rdma(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     for port in node.fabric:
         if port.rdma is None:
             continue
-        found, subject = facts.rdma_device(port.rdma), f"RDMA {port.rdma}"
+        found = facts.rdma_device(port.rdma)
         if found is None:
-            there = ", ".join(item.name for item in facts.rdma) or "none"
-            value = f"not there; there is: {there}"
+            others = ", ".join(item.name for item in facts.rdma) or "none"
+            seen = f"RDMA {port.rdma}: not there; there is: {others}"
             fix = "correct `rdma:` in config.yaml; on the node: rdma link"
-            yield node_finding("rdma", node.name, subject, False, value, "an RDMA device", fix)
+            yield node_finding("rdma", node.name, False, seen, "an RDMA device", fix)
             continue
-        good = found.is_active and found.interface == port.interface
-        value = f"{'active' if found.is_active else 'not active'} on {found.interface}"
+        state = "active" if found.is_active else "not active"
+        seen, expected = (
+            f"RDMA {port.rdma}: {state} on {found.interface}",
+            f"active on {port.interface}",
+        )
         fix = "correct `rdma:` in config.yaml, or see to the cable; on the node: rdma link"
-        expected = f"active on {port.interface}"
-        yield node_finding("rdma", node.name, subject, good, value, expected, fix)
+        is_good = found.is_active and found.interface == port.interface
+        yield node_finding("rdma", node.name, is_good, seen, expected, fix)
     yield from _forgotten_twin(node, facts)
 
 
@@ -177,18 +172,9 @@ def _forgotten_twin(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     keys = {twin_key(name) for name in used} - {None}
     for item in facts.interfaces:
         if item.name not in used and twin_key(item.name) in keys and item.is_up:
-            value = f"{item.name} is up and not in config.yaml"
-            fix = f"add {item.name} to `fabric:` of {node.name}"
-            yield node_finding(
-                "twins",
-                node.name,
-                "twins",
-                False,
-                value,
-                "both twins of the port",
-                fix,
-                otherwise=Verdict.WARN,
-            )
+            seen = f"twins: {item.name} is up and not in config.yaml"
+            expected, fix = "both twins of the port", f"add {item.name} to `fabric:` of {node.name}"
+            yield node_finding("twins", node.name, Verdict.WARN, seen, expected, fix)
 
 
 def _same_mtu(
@@ -200,25 +186,15 @@ def _same_mtu(
         here, there = ours.interface(own_port.interface), theirs.interface(first_port.interface)
         if here is None or there is None:
             continue
-        subject, expected = f"{own_port.interface} MTU", f"{there.mtu}, as on {first.name}"
+        seen, expected = f"{own_port.interface} MTU: {here.mtu}", f"{there.mtu}, as on {first.name}"
         fix = f"on {node.name}: sudo ip link set {own_port.interface} mtu {there.mtu}"
-        yield node_finding(
-            "mtu", node.name, subject, here.mtu == there.mtu, str(here.mtu), expected, fix
-        )
+        yield node_finding("mtu", node.name, here.mtu == there.mtu, seen, expected, fix)
 
 
 def _same_driver(
     first: ClusterNode, node: ClusterNode, ours: NodeFact, theirs: NodeFact
 ) -> Finding:
     own, other = (fact.gpu.driver_version if fact.gpu else None for fact in (ours, theirs))
-    wanted, fix = f"{other or 'none'}, as on {first.name}", "install the same driver on both"
-    return node_finding(
-        "driver",
-        node.name,
-        "GPU driver",
-        own == other,
-        own or "none",
-        wanted,
-        fix,
-        otherwise=Verdict.WARN,
-    )
+    seen, expected = f"GPU driver: {own or 'none'}", f"{other or 'none'}, as on {first.name}"
+    fix = "install the same driver on both"
+    return node_finding("driver", node.name, own == other or Verdict.WARN, seen, expected, fix)

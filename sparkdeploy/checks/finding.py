@@ -53,19 +53,20 @@ def not_seen(check: str, why: str) -> Finding:
     return Finding(check, Verdict.NOT_SEEN, why)
 
 
-def node_finding(  # noqa: PLR0913, PLR0917 - one row of a report
+def node_finding(
     check: str,
     node: str,
-    subject: str,
-    is_good: bool,
-    value: str,
+    result: bool | Verdict,
+    seen: str,
     expected: str = "",
-    fix: str = "",
-    *,
-    otherwise: Verdict = Verdict.FAIL,
+    fix: str | None = None,
 ) -> Finding:
-    """Return what a check of one node among several saw; `check` is its name in the group."""
-    seen, verdict = f"{node}: {subject}: {value}", Verdict.OK if is_good else otherwise
-    if not is_good and expected:
-        seen += f", expected {expected}"
-    return Finding(f"cluster.{check}", verdict, seen, None if is_good else fix or None, node=node)
+    """Return what a check of one node among several saw; `check` is its name in the group.
+
+    A `result` of False is a failure; any other that is not good is given as its verdict.
+    """
+    verdict = result if isinstance(result, Verdict) else Verdict.OK if result else Verdict.FAIL
+    if verdict is Verdict.OK:
+        return Finding(f"cluster.{check}", verdict, f"{node}: {seen}", node=node)
+    wanted = f", expected {expected}" if expected else ""
+    return Finding(f"cluster.{check}", verdict, f"{node}: {seen}{wanted}", fix or None, node=node)

@@ -23,7 +23,7 @@ FULL_MTU_BYTES = 4096
 """The largest of an RDMA packet; an interface with an MTU of 9000 allows it."""
 _DEVICE = re.compile(r"^hca_id:[ \t]+(\S+)", re.MULTILINE)
 _PORT = re.compile(r"^[ \t]+port:[ \t]+\d+", re.MULTILINE)
-_SAYS_OF_NONE = ("No IB devices found", "Failed to open device")
+_NO_ADAPTERS = ("No IB devices found", "Failed to open device")
 _STATE = re.compile(r"^[ \t]+state:[ \t]+(\w+)", re.MULTILINE)
 _MTU = re.compile(r"^[ \t]+active_mtu:[ \t]+(\d+)", re.MULTILINE)
 _LINK = re.compile(r"^[ \t]+link_layer:[ \t]+(\w+)", re.MULTILINE)
@@ -39,7 +39,7 @@ class Gid:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Port 1 of an RDMA device, as ibv_devinfo tells of it."""
+    """Port 1 of an RDMA device, by ibv_devinfo."""
 
     name: str
     state: str
@@ -51,7 +51,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class RdmaFact:
-    """What a program inside the container told (image/inside/rdma.py)."""
+    """The answer of a program inside the container (image/inside/rdma.py)."""
 
     user: str
     """uid:gid."""
@@ -74,13 +74,13 @@ def read_rdma(text: str) -> RdmaFact | None:
 
 
 def _unread(devinfo: str | None) -> str:
-    """Return why ibv_devinfo told of no adapter, where that says nothing of the adapters."""
+    """Return why ibv_devinfo lists no adapter, where that says nothing about the adapters."""
     if devinfo is None:
         return "no ibv_devinfo in it"
     lines = [line.strip() for line in devinfo.splitlines() if line.strip()]
-    if any(line in _SAYS_OF_NONE for line in lines):
+    if any(line in _NO_ADAPTERS for line in lines):
         return ""
-    return lines[-1] if lines else "ibv_devinfo said nothing"
+    return lines[-1] if lines else "ibv_devinfo printed nothing"
 
 
 def read_devinfo(text: str) -> tuple[Adapter, ...]:
@@ -109,10 +109,10 @@ def chosen_adapters(env: Mapping[str, str], own: Iterable[str]) -> tuple[str, ..
     what is named. A port may follow each name. What is named and none of the node's own stays as
     it is: the container may see more.
     """
-    told = env.get("NCCL_IB_HCA", "").strip()
-    leaves_out, told = told.startswith("^"), told.removeprefix("^")
-    is_exact, told = told.startswith("="), told.removeprefix("=")
-    items = (item.strip().partition(":")[0] for item in told.split(","))
+    value = env.get("NCCL_IB_HCA", "").strip()
+    leaves_out, value = value.startswith("^"), value.removeprefix("^")
+    is_exact, value = value.startswith("="), value.removeprefix("=")
+    items = (item.strip().partition(":")[0] for item in value.split(","))
     named = tuple(item for item in items if item)
 
     def means(name: str, adapter: str) -> bool:
@@ -129,8 +129,8 @@ def chosen_adapters(env: Mapping[str, str], own: Iterable[str]) -> tuple[str, ..
 def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what keeps NCCL from the adapters, in the order in which it would meet it.
 
-    `env` is the container's: the adapters and the GID that NCCL is told to take. Without the
-    libraries nothing else can be seen.
+    `env` is the container's: the adapters and the GID that NCCL takes. Without the libraries
+    nothing else can be seen.
     """
     if fact.missing:
         yield _libraries(node, fact)
@@ -143,66 +143,56 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
     seen = {adapter.name: adapter for adapter in read_devinfo(fact.devinfo or "")}
     if not seen and (reason := _unread(fact.devinfo)):
         fix = f"that image needs {RDMA_PACKAGES[-1]}; on {node.name}: ibv_devinfo"
-        yield node_finding(
-            "adapters",
-            node.name,
-            "adapters in the image",
-            False,
-            reason,
-            fix=fix,
-            otherwise=Verdict.NOT_SEEN,
-        )
+        reason = f"adapters in the image: {reason}"
+        yield node_finding("adapters", node.name, Verdict.NOT_SEEN, reason, fix=fix)
         return
     chosen = chosen_adapters(env, [port.rdma for port in node.fabric if port.rdma])
     ports = [port for port in node.fabric if port.rdma in chosen]
     if not ports and not set(chosen_adapters(env, seen)) & set(seen):
         yield _none_chosen(node, env, seen)
-    index = env.get("NCCL_IB_GID_INDEX", "")
     for port in ports:
         yield from _adapter_checks(node, port, seen)
     # Without a number NCCL looks for one itself.
+    index = env.get("NCCL_IB_GID_INDEX", "")
     if index.isdecimal():
         yield from _gid_checks(node, ports, seen, int(index))
 
 
 def _none_chosen(node: ClusterNode, env: Mapping[str, str], seen: Iterable[str]) -> Finding:
-    told = env.get("NCCL_IB_HCA", "")
-    value = f"it means none of: {', '.join(seen) or 'nothing is there'}"
+    there = ", ".join(seen) or "nothing is there"
+    none = f"NCCL_IB_HCA={env.get('NCCL_IB_HCA', '')}: it means none of: {there}"
     fix = "correct serve.env.NCCL_IB_HCA in the recipe, or leave it out"
-    return node_finding(
-        "adapters", node.name, f"NCCL_IB_HCA={told}", False, value, "an adapter", fix
-    )
+    return node_finding("adapters", node.name, False, none, "an adapter", fix)
 
 
 def _libraries(node: ClusterNode, fact: RdmaFact) -> Finding:
     packages = ", ".join(RDMA_PACKAGES)
     fix = f"install {packages} in that image, or take an engine that sparkdeploy builds"
-    value, wanted = "; ".join(fact.missing.values()), "libibverbs and the provider of mlx5"
-    subject = "RDMA libraries of the image"
-    return node_finding("libraries", node.name, subject, False, value, wanted, fix)
+    seen = f"RDMA libraries of the image: {'; '.join(fact.missing.values())}"
+    expected = "libibverbs and the provider of mlx5"
+    return node_finding("libraries", node.name, False, seen, expected, fix)
 
 
 def _rights(node: ClusterNode, fact: RdmaFact) -> Finding:
-    subject, wanted = "/dev/infiniband in the container", f"user {fact.user} may open it"
-    if not fact.nodes:
-        fix = f"on {node.name}: sudo modprobe ib_uverbs mlx5_ib; ls -l /dev/infiniband"
-        return node_finding("devices", node.name, subject, False, "no adapter in it", wanted, fix)
+    subject, expected = "/dev/infiniband in the container", f"user {fact.user} may open it"
     refused = [f"{path}: {why}" for path, why in fact.nodes.items() if why]
-    if refused:
+    if not fact.nodes:
+        seen = "no adapter in it"
+        fix = f"on {node.name}: sudo modprobe ib_uverbs mlx5_ib; ls -l /dev/infiniband"
+    elif refused:
+        seen = f"user {fact.user} may not open {'; '.join(refused)}"
         fix = f"on {node.name}: sudo chmod a+rw /dev/infiniband/uverbs* (for good: docs/cluster.md)"
-        value = f"user {fact.user} may not open {'; '.join(refused)}"
-        return node_finding("devices", node.name, subject, False, value, wanted, fix)
-    value = f"user {fact.user} may open {len(fact.nodes)} of it"
-    return node_finding("devices", node.name, subject, True, value)
+    else:
+        seen, fix = f"user {fact.user} may open {len(fact.nodes)} of it", ""
+    is_good = bool(fact.nodes) and not refused
+    return node_finding("devices", node.name, is_good, f"{subject}: {seen}", expected, fix)
 
 
 def _memlock(node: ClusterNode, fact: RdmaFact) -> Finding:
-    subject = "memory that may be locked"
-    if fact.memlock_bytes is None:
-        return node_finding("memlock", node.name, subject, True, "unlimited")
+    limit = fact.memlock_bytes
+    seen = f"memory that may be locked: {'unlimited' if limit is None else format_bytes(limit)}"
     fix = f"on {node.name}: LimitMEMLOCK=infinity for docker.service; rootless Docker cannot"
-    value = format_bytes(fact.memlock_bytes)
-    return node_finding("memlock", node.name, subject, False, value, "unlimited", fix)
+    return node_finding("memlock", node.name, limit is None, seen, "unlimited", fix)
 
 
 def _adapter_checks(
@@ -210,30 +200,25 @@ def _adapter_checks(
 ) -> Iterator[Finding]:
     adapter, subject = seen.get(port.rdma or ""), f"{port.rdma} in the container"
     if adapter is None:
-        value = f"not seen; it sees: {', '.join(seen) or 'none'}"
+        state, expected = f"not seen; it sees: {', '.join(seen) or 'none'}", "an adapter"
         fix = f"correct `rdma:` in config.yaml; on {node.name}: rdma link; ibv_devinfo"
-        yield node_finding("adapters", node.name, subject, False, value, "an adapter", fix)
-        return
-    if adapter.link != ETHERNET:
+    elif adapter.link != ETHERNET:
+        state, expected = adapter.link, ETHERNET
         fix = "set the port to Ethernet (mlxconfig, LINK_TYPE_P1=2), as RoCE needs it"
-        yield node_finding("adapters", node.name, subject, False, adapter.link, ETHERNET, fix)
-        return
-    if adapter.state != ACTIVE:
+    else:
+        state, expected = adapter.state, ACTIVE
         fix = f"is the cable in? on {node.name}: sudo ip link set {port.interface} up; rdma link"
-        yield node_finding("adapters", node.name, subject, False, adapter.state, ACTIVE, fix)
-        return
-    yield node_finding("adapters", node.name, subject, True, ACTIVE)
-    yield _mtu(node, port, adapter)
+    yield node_finding("adapters", node.name, state == ACTIVE, f"{subject}: {state}", expected, fix)
+    if adapter is not None and state == ACTIVE:
+        yield _mtu(node, port, adapter)
 
 
 def _mtu(node: ClusterNode, port: FabricPort, adapter: Adapter) -> Finding:
     is_full = adapter.mtu_bytes is None or adapter.mtu_bytes >= FULL_MTU_BYTES
-    value, expected = f"{adapter.mtu_bytes or 'unknown'} bytes", f"{FULL_MTU_BYTES} bytes"
+    seen = f"{port.rdma} packets: {adapter.mtu_bytes or 'unknown'} bytes"
     fix = f"on every node: sudo ip link set {port.interface} mtu 9000 (for good: netplan)"
-    subject, worst = f"{port.rdma} packets", Verdict.WARN
-    return node_finding(
-        "rdma_mtu", node.name, subject, is_full, value, expected, fix, otherwise=worst
-    )
+    result, expected = is_full or Verdict.WARN, f"{FULL_MTU_BYTES} bytes"
+    return node_finding("rdma_mtu", node.name, result, seen, expected, fix)
 
 
 def _gid_checks(
@@ -249,13 +234,13 @@ def _gid_checks(
     # NCCL takes one number for all adapters.
     common = set.intersection(*right) if right else set()
     for (port, adapter), fitting in zip(active.items(), right, strict=True):
-        subject, wanted = f"{port.rdma} GID {index}", f"{ROCE_V2} of {port.ip}"
+        subject, expected = f"{port.rdma} GID {index}", f"{ROCE_V2} of {port.ip}"
         if index in fitting:
-            yield node_finding("gid", node.name, subject, True, wanted)
+            yield node_finding("gid", node.name, True, f"{subject}: {expected}")
             continue
         if adapter.gids and not any(gid.kind for gid in adapter.gids.values()):
-            value = "ibv_devinfo of that image does not tell the kinds of GIDs"
-            yield node_finding("gid", node.name, subject, False, value, otherwise=Verdict.NOT_SEEN)
+            unknown = f"{subject}: ibv_devinfo of that image does not say the kinds of GIDs"
+            yield node_finding("gid", node.name, Verdict.NOT_SEEN, unknown)
             continue
         gid = adapter.gids.get(index)
         value = f"{gid.kind} of {_ipv4(gid.address) or gid.address}" if gid else "not set"
@@ -263,7 +248,7 @@ def _gid_checks(
         if common:
             setting = f"serve.env.NCCL_IB_GID_INDEX='{min(common)}'"
             fix += f'; or, if it fits every node: --set "{setting}"'
-        yield node_finding("gid", node.name, subject, False, value, wanted, fix)
+        yield node_finding("gid", node.name, False, f"{subject}: {value}", expected, fix)
 
 
 def _right_gids(port: FabricPort, adapter: Adapter) -> set[int]:

@@ -125,9 +125,8 @@ def _look(plan: Plan, part: Part, node: Node) -> Iterator[Finding]:
     except DockerRefusedError as error:
         # Such as a device that the machine does not have, or a limit that its user may not raise.
         fix = f"on {part.node}: ls -l /dev/infiniband"
-        yield node_finding(
-            "container", part.node, subject, False, error.message, "one that starts", fix
-        )
+        seen = f"{subject}: {error.message}"
+        yield node_finding("container", part.node, False, seen, "one that starts", fix)
         return
     except NodeError as error:
         yield _unseen(part.node, subject, error.message, error.hint)
@@ -200,17 +199,15 @@ def _read_sum(text: str) -> _Added | None:
 
 
 def _sum_finding(node: str, verdict: Verdict, value: str) -> Finding:
-    return Finding("cluster.all_reduce", verdict, f"{node}: {SUBJECT}: {value}", node=node)
+    return node_finding("all_reduce", node, verdict, f"{SUBJECT}: {value}")
 
 
 def _no_sum(node: str, value: str, fix: str | None, *, expected: str = "a sum") -> Finding:
-    return node_finding("all_reduce", node, SUBJECT, False, value, expected, fix or "")
+    return node_finding("all_reduce", node, False, f"{SUBJECT}: {value}", expected, fix)
 
 
 def _unseen(node: str, subject: str, why: str, fix: str | None = None) -> Finding:
-    return Finding(
-        "cluster.container", Verdict.NOT_SEEN, f"{node}: {subject}: {why}", fix, node=node
-    )
+    return node_finding("container", node, Verdict.NOT_SEEN, f"{subject}: {why}", fix=fix)
 
 
 def _why_no_sum(part: Part, code: int, said: str) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
-from sparkdeploy.checks.finding import Finding, Verdict
+from sparkdeploy.checks.finding import Verdict, node_finding
 from sparkdeploy.checks.survey import compare, probe, survey
 from sparkdeploy.console import console
 from sparkdeploy.deploy.inside import add_up, look_inside
@@ -28,6 +28,7 @@ from sparkdeploy.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.checks.survey import Survey
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.cluster import ClusterConfig
@@ -89,9 +90,9 @@ def _check_inside(
         plan = decide(resolved, settings, seen, deployment, form(resolved, nodes, seen))
         inside = look_inside(plan, nodes)
     except SparkdeployError as error:
+        reason = f"containers of {request.recipe} were not checked: {error.message}"
         here = nodes.here.name
-        reason = f"{here}: containers of {request.recipe} were not checked: {error.message}"
-        return (Finding("cluster.engine", Verdict.NOT_SEEN, reason, error.hint, node=here),)
+        return (node_finding("engine", here, Verdict.NOT_SEEN, reason, fix=error.hint),)
     if any(check.verdict is Verdict.FAIL for check in inside):
         return inside
     return (*inside, *add_up(plan, nodes))

@@ -159,7 +159,7 @@ def test_an_adapter_that_the_recipe_leaves_out_is_not_looked_at() -> None:
     ("devinfo", "value"),
     [
         (None, "no ibv_devinfo in it"),
-        ("\n", "ibv_devinfo said nothing"),
+        ("\n", "ibv_devinfo printed nothing"),
         ("a\nibv_devinfo did not end within 10 s\n", "ibv_devinfo did not end within 10 s"),
     ],
 )
