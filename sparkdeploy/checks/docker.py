@@ -1,4 +1,4 @@
-"""The Docker Engine and our containers: does it answer, reach the GPU, what runs already."""
+"""The Docker Engine and sparkdeploy's containers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOW_DISK_BYTES = 20 * 10**9
 
 
 def check_engine(info: EngineInfo | None, failure: str, fix: str | None) -> Finding:
-    """Say whether the engine answers; `failure` and `fix` are the connection's own words."""
+    """Check that the engine answers; `failure` and `fix` are the connection's message and hint."""
     if info is None:
         return fail("docker.engine", failure or "docker does not answer", fix or "start docker")
     seen = f"Docker Engine {info.version} on {info.architecture}"
@@ -34,7 +34,7 @@ def check_engine(info: EngineInfo | None, failure: str, fix: str | None) -> Find
 
 
 def check_architecture(engine: str, processor: str | None) -> Finding:
-    """Say whether the engine's images are for this machine's own processor, both in our words."""
+    """Check that the engine's images are for this machine's own processor."""
     check = "docker.architecture"
     if processor is None:
         return not_seen(check, "`uname -m` did not answer")
@@ -44,7 +44,7 @@ def check_architecture(engine: str, processor: str | None) -> Finding:
         check,
         f"the Docker Engine is for {engine} and this machine is {processor}: images are built for"
         f" {engine}",
-        "if that is not meant, `docker_host` in config.yaml or DOCKER_HOST names another engine",
+        "if that is not intended, `docker_host` in config.yaml or DOCKER_HOST names another engine",
     )
 
 
@@ -52,21 +52,22 @@ def check_nvidia_runtime(*, has_runtime: bool) -> Finding:
     check = "docker.nvidia_runtime"
     if has_runtime:
         return ok(check, "containers reach the GPU by the nvidia runtime")
-    missing = "docker has no nvidia runtime, so containers cannot reach the GPU"
-    return fail(check, missing, INSTALL_RUNTIME)
+    return fail(
+        check, "docker has no nvidia runtime, so containers cannot reach the GPU", INSTALL_RUNTIME
+    )
 
 
 def check_low_disk(info: EngineInfo, free_bytes: int) -> Finding:
-    """Say whether Docker's own disk is nearly full; the plan knows what a build takes."""
+    """Check that Docker's own disk is not nearly full; the plan knows what a build takes."""
     check = "docker.disk"
     seen = f"{format_bytes(free_bytes)} free under {info.root_dir}"
     if free_bytes >= LOW_DISK_BYTES:
         return ok(check, seen)
-    return warn(check, seen, "sparkdeploy clean, or `docker system df` to see what could go")
+    return warn(check, seen, "sparkdeploy clean, or `docker system df` to see what can be removed")
 
 
 def check_endless_restarts(names: Sequence[str]) -> Finding:
-    """Name GPU containers that come back for ever: each death leaks unified memory.
+    """Name GPU containers that restart for ever: each death leaks unified memory.
 
     After about 35 restarts a Spark no longer took ssh (eugr/spark-vllm-docker#257).
     """
@@ -84,7 +85,7 @@ def deployment_findings(
     booting: frozenset[str],
     attended: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Yield what our own containers say of themselves; those that do not run were inspected.
+    """Yield the findings of sparkdeploy's containers; those that do not run were inspected.
 
     `booting` have a systemd unit; `attended` are deployments with the command that waits for them.
     """
@@ -97,7 +98,7 @@ def deployment_findings(
 
 def _check_state(containers: Sequence[ListedContainer], attended: Mapping[str, str]) -> Finding:
     check = "deployments.state"
-    # A kept one is stopped because it is kept.
+    # Kept containers are stopped.
     current = [item for item in containers if KEPT_MARK not in item.name]
     replaced = {item.deployment for item in current if item.name.endswith(REPLACED_SUFFIX)}
     halves = sorted(replaced - attended.keys())
@@ -108,17 +109,15 @@ def _check_state(containers: Sequence[ListedContainer], attended: Mapping[str, s
             "interrupted or detached; the same `up` waits again)",
             f"{_on_its_head(halves[0], current)}sparkdeploy rollback {halves[0]}",
         )
-    settled = [item for item in current if item.deployment not in replaced]
-    ended = [it for it in settled if isinstance(it, ContainerFact) and not it.is_running]
+    stable = [item for item in current if item.deployment not in replaced]
+    ended = [it for it in stable if isinstance(it, ContainerFact) and not it.is_running]
     dead = [item for item in ended if not item.is_stopped]
     if dead:
         named = ", ".join(f"{item.deployment} ({item.state} {item.exit_code})" for item in dead)
         return warn(check, f"not running: {named}", f"sparkdeploy logs {dead[0].deployment}")
-    told = [f"{it.deployment} {'runs' if it.is_running else 'is stopped'}" for it in settled]
-    told += [
-        f"{name} is being replaced: {attended[name]} waits for it" for name in sorted(replaced)
-    ]
-    return ok(check, ", ".join(told) or "nothing is deployed")
+    states = [f"{it.deployment} {'runs' if it.is_running else 'is stopped'}" for it in stable]
+    states += [f"{it} is being replaced: {attended[it]} waits for it" for it in sorted(replaced)]
+    return ok(check, ", ".join(states) or "nothing is deployed")
 
 
 def _on_its_head(deployment: str, containers: Sequence[ListedContainer]) -> str:

@@ -1,4 +1,4 @@
-"""Drivers, kernels and firmware that are known to fail on a Spark: known_bad.yaml, read."""
+"""Drivers, kernels and firmware that are known to fail on a Spark (known_bad.yaml)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checks.finding import Finding
 
-FILE = Path(__file__).with_name("known_bad.yaml")
-
 
 @dataclass(frozen=True, slots=True)
 class KnownBad:
@@ -27,7 +25,7 @@ class KnownBad:
     fix: str
     source: str
     unless: str | None = None
-    """An option with which the kernel was started, and which mends it."""
+    """A kernel option that avoids the fault."""
 
     def describe(self) -> str:
         return f"{self.why} ({self.source})"
@@ -35,7 +33,9 @@ class KnownBad:
 
 @functools.cache
 def known_bad() -> tuple[KnownBad, ...]:
-    return tuple(KnownBad(**row) for row in yaml_text.load_file(FILE))
+    return tuple(
+        KnownBad(**row) for row in yaml_text.load_file(Path(__file__).with_name("known_bad.yaml"))
+    )
 
 
 def failing(
@@ -45,13 +45,13 @@ def failing(
     rows: tuple[KnownBad, ...] | None = None,
 ) -> KnownBad | None:
     """Return the row that a version falls under; `options` are the running kernel's."""
-    told = known_bad() if rows is None else rows
-    return next((row for row in told if _means(row, part, version, options)), None)
+    known = known_bad() if rows is None else rows
+    return next((row for row in known if _matches(row, part, version, options)), None)
 
 
-def _means(row: KnownBad, part: str, version: str, options: Container[str]) -> bool:
+def _matches(row: KnownBad, part: str, version: str, options: Container[str]) -> bool:
     rest = version.removeprefix(row.version)
-    # 590 is not meant by 59, nor 7.0.0-1019 by 7.0.0-101.
+    # 59 does not match 590, nor 7.0.0-101 match 7.0.0-1019.
     is_version = version == row.version or (rest != version and not rest[0].isalnum())
     return row.part == part and is_version and row.unless not in options
 

@@ -1,4 +1,4 @@
-"""One machine: its processor and GPU, its memory, and the folders that we write to."""
+"""One machine: its processor and GPU, its memory, and sparkdeploy's folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.checks.surroundings import Folder
+    from sparkdeploy.checks.host_facts import Folder
     from sparkdeploy.node.facts import GpuFact, GpuProcess
 
 SPARK_CAPABILITY = "12.1"
@@ -51,25 +51,19 @@ def check_system(name: str | None) -> Finding:
 def check_gpu(
     gpu: GpuFact | None, failure: str | None, *, node: str, engine: str, rehearsed: str | None
 ) -> Finding:
-    """Say whether there is a GPU at all; `failure` is nvidia-smi's own word when there is none.
+    """Check that there is a GPU at all; `failure` is nvidia-smi's message when there is none.
 
-    `rehearsed` is the recipe, where a rehearsal with an engine of ours would say something of it.
+    `rehearsed` is the recipe, where a rehearsal with an engine of sparkdeploy would test it.
     """
     check = "machine.gpu"
     if gpu is not None:
         return ok(check, gpu.name)
     if failure is None or "not installed" in failure:
         small = f", or try the recipe in miniature: sparkdeploy rehearse {rehearsed}"
-        return fail(
-            check,
-            f"GPU: none was found on {node}, and engine {engine} needs one",
-            f"run this on the Spark{small if rehearsed else ''}",
-        )
-    return fail(
-        check,
-        f"GPU: none was found on {node}, nvidia-smi says: {failure}",
-        REVIVE_DRIVER,
-    )
+        fix = f"run this on the Spark{small if rehearsed else ''}"
+        return fail(check, f"GPU: none was found on {node}, and engine {engine} needs one", fix)
+    seen = f"GPU: none was found on {node}, nvidia-smi says: {failure}"
+    return fail(check, seen, REVIVE_DRIVER)
 
 
 def gpu_findings(gpu: GpuFact) -> Iterator[Finding]:
@@ -100,19 +94,18 @@ def _check_driver(gpu: GpuFact) -> Finding:
     if gpu.driver_version is None:
         return not_seen(check, "nvidia-smi does not name the driver's version")
     seen = f"driver {gpu.driver_version}"
-    branch = int(gpu.driver_version.partition(".")[0])
-    install = f"sudo apt-get install nvidia-driver-{OLDEST_DRIVER}-open"
     row = failing("driver", gpu.driver_version)
     if row is not None:
         return warn(check, f"{seen}: {row.describe()}", row.fix)
-    if branch < OLDEST_DRIVER:
+    if int(gpu.driver_version.partition(".")[0]) < OLDEST_DRIVER:
         too_old = f"{seen} is too old for CUDA 13, which needs {OLDEST_DRIVER}"
-        return fail(check, too_old, f"{install} && sudo reboot")
+        install = f"sudo apt-get install nvidia-driver-{OLDEST_DRIVER}-open && sudo reboot"
+        return fail(check, too_old, install)
     return ok(check, seen)
 
 
 def _check_clocks(gpu: GpuFact) -> Finding:
-    """Say whether a busy GPU runs far under its clock; an idle one is slow by right."""
+    """Check that a busy GPU does not run far under its clock; an idle one may."""
     check = "machine.clocks"
     clock, highest = gpu.sm_clock_mhz, gpu.max_sm_clock_mhz
     if clock is None or not highest or gpu.utilization_percent is None:
@@ -140,7 +133,7 @@ def _describe(process: GpuProcess) -> str:
 
 
 def check_swap(meminfo: Mapping[str, int]) -> Finding:
-    """Say whether programs have been pushed out: the slow way into a freeze."""
+    """Check that little is swapped out: swapping ends in a freeze."""
     check = "machine.swap"
     if "SwapTotal" not in meminfo or "SwapFree" not in meminfo:
         return not_seen(check, "the kernel does not say how much swap there is")
@@ -156,7 +149,7 @@ def check_swap(meminfo: Mapping[str, int]) -> Finding:
 
 
 def check_page_cache(meminfo: Mapping[str, int], needed_bytes: int | None) -> Finding:
-    """Say whether CUDA will see the memory that the kernel would give back.
+    """Check that CUDA sees the memory that the kernel would give back.
 
     On unified memory CUDA counts the page cache as taken, and vLLM refuses to start although
     MemAvailable is enough.
@@ -189,19 +182,18 @@ def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[F
     for folder in folders:
         check = f"folders.{folder.role}"
         if folder.owner_uid is None:
-            yield ok(check, f"{folder.path} is not there yet; it is made when it is needed")
+            yield ok(check, f"{folder.path} does not exist yet; it is created when needed")
         elif folder.role == "lock":
             yield _check_lock(check, folder, folder.owner_uid, caller_uid)
         elif folder.is_writable:
             yield ok(check, folder.path)
         else:
-            seen = f"{folder.path} belongs to uid {folder.owner_uid} and cannot be written by "
-            seen += f"uid {caller_uid}"
+            seen = f"uid {caller_uid} cannot write {folder.path} of uid {folder.owner_uid}"
             yield fail(check, seen, f"sudo chown -R {caller_uid} {shlex.quote(folder.path)}")
 
 
 def _check_lock(check: str, folder: Folder, owner_uid: int, caller_uid: int) -> Finding:
-    """All users share it, so a folder of one of them is refused by the others' commands."""
+    """All users share it: other users' commands refuse a folder that one of them owns."""
     owned, mend = f"{folder.path} belongs to {user_name(owner_uid)}", made_anew(Path(folder.path))
     if owner_uid not in {ROOT_UID, caller_uid}:
         return fail(check, f"{owned}, and all users share it", mend)
@@ -213,10 +205,7 @@ def _check_lock(check: str, folder: Folder, owner_uid: int, caller_uid: int) -> 
 def check_duplicates(copies: Sequence[str], hub_cache: str) -> Finding:
     check = "folders.duplicates"
     if not copies:
-        return ok(check, "the model lies in no second cache")
-    seen = f"the model lies in {', '.join(copies)} too, and {hub_cache} is the cache in use"
-    return warn(
-        check,
-        seen,
-        f"keep one: point HF_HUB_CACHE at it, and remove the other (ls {shlex.quote(copies[0])})",
-    )
+        return ok(check, "the model is in no second cache")
+    seen = f"the model is in {', '.join(copies)} too, and {hub_cache} is the cache in use"
+    fix = f"keep one: set HF_HUB_CACHE to it, and remove the other (ls {shlex.quote(copies[0])})"
+    return warn(check, seen, fix)

@@ -1,4 +1,4 @@
-"""The network: what has to be reached, who may reach this machine, the fabric of two Sparks."""
+"""The network: needed hosts, open ports, the fabric of two Sparks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparkdeploy.checks.finding import Finding, not_seen, ok, warn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.checks.surroundings import NeededHost
+    from sparkdeploy.checks.host_facts import NeededHost
     from sparkdeploy.node.fabric import Interface
 
 NEEDED_FOR = {
@@ -26,13 +26,13 @@ NEEDED_FOR = {
         "set `container_registry` to a mirror; without one the base is made from Debian packages",
     ),
 }
-"""Of each host: what fails without it, and what helps."""
+"""For each host: what fails without it, and the fix."""
 KNOWN_PORTS = {
     6379: "Ray's store",
     8265: "Ray's dashboard, which runs any job it is sent",
     11434: "Ollama",
 }
-"""Ports of this field's programs that answer anyone when they are left open."""
+"""Ports of model servers that answer anyone when they are left open."""
 FABRIC_TWINS = (("enp1s0f0np0", "enP2p1s0f0np0"), ("enp1s0f1np1", "enP2p1s0f1np1"))
 """A Spark's two QSFP ports, each seen as two interfaces (docs/cluster.md)."""
 
@@ -49,7 +49,7 @@ def reach_findings(reached: Mapping[NeededHost, bool]) -> Iterator[Finding]:
 
 
 def check_localhost(addresses: Sequence[str]) -> Finding:
-    """Say which address `localhost` means: a server on 127.0.0.1 is not on ::1."""
+    """Check the address of `localhost`: a server on 127.0.0.1 is not on ::1."""
     check = "network.localhost"
     if not addresses:
         return not_seen(check, "localhost cannot be looked up")
@@ -80,7 +80,7 @@ def check_open_ports(open_ports: frozenset[int] | None) -> Finding:
 
 
 def check_fabric(interfaces: Sequence[Interface] | None) -> Finding:
-    """Say whether the ports between two Sparks are set up as they must be; one needs none."""
+    """Check the ports between two Sparks; one Spark needs none."""
     check = "network.fabric"
     if interfaces is None:
         return not_seen(check, "`ip -json addr` did not answer")

@@ -1,4 +1,4 @@
-"""Programs of others that serve models on this machine, and how each is stopped. Pure."""
+"""Other programs that serve models on this machine, and how each is stopped."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelServer:
-    """How a program is known: by its container's name or image, or by its process."""
+    """A program, recognised by its container's name or image, or by its process."""
 
     title: str
     stop: str
-    """What stops it; {name} is the container's."""
+    """The command that stops it; {name} is the container's."""
     name: str = r"(?!)"
     image: str = r"(?!)"
     program: str = r"(?!)"
@@ -51,29 +51,30 @@ SERVERS = (
     ModelServer("llama-swap", "stop llama-swap, which starts models anew", program=r"^llama-swap"),
     ModelServer("llama.cpp", "stop llama-server", program=r"^llama-server"),
 )
-"""The first that knows a container has it: sparkrun also runs images of spark-vllm-docker."""
+"""The first that matches a container counts: sparkrun also runs spark-vllm-docker's images."""
 
 
 def check_other_servers(
     neighbours: Sequence[NeighbourFact] | None, programs: Iterable[str]
 ) -> Finding:
-    """Name those that run: they take memory when somebody asks them, so also idle ones count.
+    """Name those that run; idle ones take memory with the next request, so they count too.
 
-    `neighbours` is None where Docker did not tell in time; without any program nobody told them.
+    `neighbours` is None where Docker did not answer in time; no program at all means that the
+    process list could not be read.
     """
     check = "gpu.other_servers"
-    # Containers come first: their processes are seen from outside, too.
+    # Containers first: their processes are in the process list, too.
     found: dict[str, tuple[str, str]] = {}
     running = sorted(programs)
     for title, seen, stop in _running(neighbours or (), running):
         found.setdefault(title, (seen, stop))
     if not found and (neighbours is None or not running):
-        return not_seen(check, "not every container and program was told")
+        return not_seen(check, "the containers or the processes could not be listed")
     if not found:
         return ok(check, "no other program that serves models was found")
-    told = ", ".join(seen for seen, _ in found.values())
+    names = ", ".join(seen for seen, _ in found.values())
     first = next(iter(found.values()))[1]
-    return warn(check, f"also here: {told}; memory is shared with them", first)
+    return warn(check, f"also here: {names}; memory is shared with them", first)
 
 
 def _running(

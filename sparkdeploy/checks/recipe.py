@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.schema import Recipe
 
 MAX_LISTED = 8
-"""Of what was consented to; `show` and `plan --show mods` have the rest."""
+"""Of the settings with consent; `show` and `plan --show mods` have the rest."""
 DELTA_NET_CACHING = (0, 20, 0)
 """The first release whose prefix cache of DeltaNet states was not reported to crash."""
 MEASURED = "qwen3.5-122b-a10b"
-"""The model of which others reported how much faster it is with one and two drafted tokens."""
+"""The model for which speeds with one and two drafted tokens were reported."""
 
 
 def recipe_findings(recipe: Recipe, engine: Engine) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def recipe_findings(recipe: Recipe, engine: Engine) -> Iterator[Finding]:
 
 
 def trust_findings(resolved: Resolved) -> Iterator[Finding]:
-    """Yield what code of others the recipe lets run; every plan shows it."""
+    """Yield the foreign code that the recipe may run; every plan shows it."""
     check, recipe = "recipe.remote_code", resolved.recipe
     if recipe.serve.trust_remote_code:
         yield warn(
@@ -49,19 +49,19 @@ def _check_consent(resolved: Resolved) -> Finding:
     check = "recipe.unsafe"
     if not resolved.recipe.allow_unsafe:
         return ok(check, "no setting that loads code or moves files comes from a foreign recipe")
-    # A value may be a secret, and a crash folder holds this.
+    # A value may be a secret, and a crash folder has this finding.
     allowed = [shown(".".join(map(str, it.path))) for it in dict.fromkeys(resolved.allowed)]
     if not allowed:
         unused = "--allow-unsafe is given, and nothing of this recipe needs it"
         return warn(check, unused, "leave --allow-unsafe out")
     more = [f"and {len(allowed) - MAX_LISTED} more"] if len(allowed) > MAX_LISTED else []
-    said = ", ".join([*allowed[:MAX_LISTED], *more])
-    # There is nothing to mend: without consent the recipe is refused.
-    return Finding(check, Verdict.WARN, f"allowed by --allow-unsafe: {said}")
+    listed = ", ".join([*allowed[:MAX_LISTED], *more])
+    # There is no fix: without consent the recipe is refused.
+    return Finding(check, Verdict.WARN, f"allowed by --allow-unsafe: {listed}")
 
 
 def argument_findings(warnings: Iterable[str]) -> Iterator[Finding]:
-    """Yield what an image's vLLM may refuse; only a near release's parser could be asked."""
+    """Yield arguments that an image's vLLM may refuse, by the nearest release's parser."""
     for warning in warnings:
         yield warn(
             "recipe.arguments",
@@ -119,6 +119,6 @@ def _check_reasoning(recipe: Recipe) -> Finding:
     check = "recipe.reasoning"
     parser = recipe.serve.reasoning_parser
     if parser is None:
-        return ok(check, "thoughts and answer come as one text")
-    until = "`content` is null until the thoughts in `reasoning` end; raise max_tokens"
+        return ok(check, "reasoning and answer are one text")
+    until = "`content` is null until the reasoning in `reasoning` ends; raise max_tokens"
     return ok(check, f"{parser}: {until}")

@@ -1,4 +1,4 @@
-"""Findings as lines for a person and as plain values for a program or a crash folder."""
+"""Findings as printed lines and as JSON values."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ GROUPS = (
     "deployments",
     "recipe",
 )
-"""In the order in which they are shown; one that is not among them comes last."""
+"""In the order in which they are shown."""
 SIGNS = {Verdict.OK: "=", Verdict.WARN: "!", Verdict.FAIL: "x", Verdict.NOT_SEEN: "?"}
 SIGN_INKS = {"=": Ink.GOOD, "!": Ink.CAUTION, "x": Ink.BAD, "?": Ink.CAUTION}
 MEANINGS = {
-    "=": "well, nothing to do",
+    "=": "ok, nothing to do",
     "+": "build",
     "v": "download",
     "*": "prepare",
     ">": "start",
     "~": "replace",
     "!": "warning",
-    "x": "stands in the way",
+    "x": "blocks the start",
     "?": "not seen",
 }
-"""Of each sign that a printed report may begin a line with; a sign means the same in all."""
+"""The meaning of each sign that may begin a line of a report."""
 
 
 def legend(signs: Iterable[str]) -> str:
@@ -84,8 +84,8 @@ def lines(findings: Sequence[Finding]) -> Iterator[Block]:
     yield TextTable((TextColumn(), TextColumn("", Fill.WORDS)), tuple(rows), indent=2)
     yield legend(SIGNS[item.verdict] for item in findings)
     failed, warned = failures(findings), sum(item.verdict is Verdict.WARN for item in findings)
-    counts = [f"{failed} failed"] * bool(failed) + [f"{warned} to look at"] * bool(warned)
-    yield f"{len(findings)} checks: {', '.join(counts) or 'all well'}"
+    counts = [f"{failed} failed"] * bool(failed) + [f"{warned} with a warning"] * bool(warned)
+    yield f"{len(findings)} checks: {', '.join(counts) or 'all ok'}"
 
 
 def _row(item: Finding) -> TextRow:
@@ -96,7 +96,7 @@ def _row(item: Finding) -> TextRow:
 
 
 def signed(sign: str) -> Piece:
-    """Return a sign in the ink of what it means."""
+    """Return a sign in the colour of its meaning."""
     return Piece(sign, SIGN_INKS.get(sign, Ink.PLAIN))
 
 
@@ -105,11 +105,5 @@ def failures(findings: Sequence[Finding]) -> int:
 
 
 def _in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """By group; within a group in the order in which they came."""
-    places = {group: place for place, group in enumerate(GROUPS)}
-    # By name among those without a place, so that each group still stands together.
-    return sorted(findings, key=lambda it: (places.get(it.group, len(GROUPS)), _unknown(it.group)))
-
-
-def _unknown(group: str) -> str:
-    return "" if group in GROUPS else group
+    """Return them by group; within a group the order stays."""
+    return sorted(findings, key=lambda finding: GROUPS.index(finding.group))

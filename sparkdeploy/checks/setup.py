@@ -1,4 +1,4 @@
-"""What a machine lacks before sparkdeploy can work on it, with all that mends it."""
+"""What sparkdeploy needs on a machine, and the commands that install it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checks import docker, machine
 from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
 from sparkdeploy.console import format_gib
+from sparkdeploy.errors import NodeError
 from sparkdeploy.node.shared_files import ROOT_UID, user_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.checks.surroundings import Folder
-    from sparkdeploy.errors import NodeError
+    from sparkdeploy.checks.host_facts import Folder
     from sparkdeploy.node.facts import GpuReading
     from sparkdeploy.node.reports import EngineInfo
 
 GIB = 2**30
-ENGINE_PACKAGES = ("docker.io", "iptables", "ca-certificates", "xz-utils")
-"""Recommendations of the first are not installed: what it cannot run without stands here."""
+ENGINE_PACKAGES: tuple[str, ...] = ("docker.io", "iptables", "ca-certificates", "xz-utils")
+"""The engine and what it cannot run without: recommended packages are not installed."""
 ENGINE_LOG = "/var/log/sparkdeploy-dockerd.log"
 LOCK_ENTRY = "/etc/tmpfiles.d/sparkdeploy.conf"
-MORE_DISK = "docker system df, to see what could go; or move Docker's data-root to a larger disk"
+MORE_DISK = (
+    "docker system df, to see what can be removed; or move Docker's data-root to a larger disk"
+)
 
 
 class Purpose(Enum):
-    """What a machine is for, with the disk that its images take."""
+    """The use of a machine, with the disk that its images take."""
 
     SERVING = 30 * GIB
     REHEARSAL = 10 * GIB
 
 
 class Remedy(Enum):
-    """What root may do about a need beside installing packages."""
+    """What root may do about a need besides installing packages."""
 
     START_ENGINE = "start the Docker Engine"
     SHARE_LOCK = "make the lock folder of all users"
@@ -61,7 +63,7 @@ class EngineFact:
 
 @dataclass(frozen=True, slots=True)
 class SystemFact:
-    """What decides how packages and services come to a machine."""
+    """How packages and services are installed on a machine."""
 
     has_apt: bool = True
     has_systemd: bool = True
@@ -81,11 +83,11 @@ class SetupFact:
     base_packages: Sequence[str]
     """Packages that are missing for a base image made without a registry."""
     has_registry: bool
-    """A container registry answers; not looked for where nothing else is missing."""
+    """A container registry answers; not asked where nothing else is missing."""
     folders: Sequence[Folder]
     lock_dir: str
     lock_entry: str
-    """The line that makes it at each boot, as it stands there; empty where there is none."""
+    """The tmpfiles.d line that creates it at each boot; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Need:
 
 
 def needs_of(fact: SetupFact, purpose: Purpose) -> tuple[Need, ...]:
-    """Return what every look found, good and bad."""
+    """Return the result of every check, good and bad."""
     serves = purpose is Purpose.SERVING and bool(fact.gpu.gpus)
     needs = (
         _check_gpu(fact.gpu),
@@ -113,11 +115,11 @@ def needs_of(fact: SetupFact, purpose: Purpose) -> tuple[Need, ...]:
         *map(Need, machine.folder_findings(fact.folders, caller_uid=fact.uid)),
         _check_lock(fact),
     )
-    return tuple(_for_root(need) if fact.uid == ROOT_UID else need for need in needs)
+    return tuple(_without_sudo(need) if fact.uid == ROOT_UID else need for need in needs)
 
 
 def can_be_mended(needs: Sequence[Need]) -> bool:
-    """Say whether root has something to do after which nothing stands in the way."""
+    """Say whether root can fix something, and nothing then fails any more."""
     failed = [need for need in needs if need.finding.verdict is Verdict.FAIL]
     return all(need.can_be_mended for need in failed) and any(it.can_be_mended for it in needs)
 
@@ -127,14 +129,12 @@ def packages_of(needs: Iterable[Need]) -> tuple[str, ...]:
 
 
 def commands_of(needs: Sequence[Need]) -> Iterator[str]:
-    """Yield what to type, in this order; all packages come by one command."""
-    asked = [need.finding.fix or "" for need in needs if need.packages]
-    if asked:
+    """Yield the commands to type, in this order; one command installs all packages."""
+    fixes = [need.finding.fix or "" for need in needs if need.packages]
+    if fixes:
         install = _install(packages_of(needs))
-        yield install if asked[0].startswith("sudo ") else _without_sudo(install)
-    for need in needs:
-        if need.finding.fix and not need.packages:
-            yield need.finding.fix
+        yield install if fixes[0].startswith("sudo ") else install.replace("sudo ", "")
+    yield from (it.finding.fix for it in needs if it.finding.fix and not it.packages)
 
 
 def start_engine_command(system: SystemFact) -> str:
@@ -144,7 +144,7 @@ def start_engine_command(system: SystemFact) -> str:
 
 
 def lock_entry(lock_dir: str) -> str:
-    """Return what systemd-tmpfiles has to be told; nothing of a path that it could not read."""
+    """Return the line for systemd-tmpfiles; empty for a path that it could not read."""
     return "" if any(map(str.isspace, lock_dir)) else f"d {lock_dir} 1777 root root -\n"
 
 
@@ -168,27 +168,22 @@ def _check_engine(fact: SetupFact) -> Need:
         seen = "the group docker has this user only from the next login on"
         return Need(fail(check, seen, "log out and in again, or here: newgrp docker"))
     if engine.info is not None or not engine.is_local:
-        said = engine.failure
-        hint = said.hint if said is not None else None
-        return Need(docker.check_engine(engine.info, said.message if said else "", hint))
+        failure = engine.failure or NodeError("")
+        return Need(docker.check_engine(engine.info, failure.message, failure.hint))
     if engine.is_installed:
         start = start_engine_command(fact.system)
         return Need(fail(check, "the Docker Engine does not run", start), (), Remedy.START_ENGINE)
-    packages = tuple(_engine_packages(fact.system))
+    packages = ENGINE_PACKAGES
+    if fact.system.has_apparmor:
+        packages += ("apparmor",)
+    if not fact.system.has_systemd and not fact.system.has_cgroups:
+        packages += ("cgroupfs-mount",)
     missing = "there is no Docker Engine"
-    return _lacking(check, missing, packages, fact.system, Remedy.START_ENGINE)
-
-
-def _engine_packages(system: SystemFact) -> Iterator[str]:
-    yield from ENGINE_PACKAGES
-    if system.has_apparmor:
-        yield "apparmor"
-    if not system.has_systemd and not system.has_cgroups:
-        yield "cgroupfs-mount"
+    return _missing(check, missing, packages, fact.system, Remedy.START_ENGINE)
 
 
 def _check_runtime(fact: SetupFact) -> Need:
-    """The engine tells it; before there is one, whether the toolkit is installed."""
+    """Without an engine the installed toolkit counts."""
     info = fact.engine.info
     has_runtime = fact.has_gpu_toolkit if info is None else info.has_nvidia_runtime
     return Need(docker.check_nvidia_runtime(has_runtime=has_runtime))
@@ -197,7 +192,7 @@ def _check_runtime(fact: SetupFact) -> Need:
 def _check_disk(fact: SetupFact, purpose: Purpose) -> Need:
     check, wanted = "docker.disk", format_gib(purpose.value)
     if fact.images_free_bytes is None:
-        return Need(not_seen(check, f"nobody knows what is free under {fact.images_folder}"))
+        return Need(not_seen(check, f"the free space under {fact.images_folder} is unknown"))
     seen = f"{format_gib(fact.images_free_bytes)} free under {fact.images_folder}"
     if fact.images_free_bytes >= purpose.value:
         return Need(ok(check, seen))
@@ -211,26 +206,20 @@ def _check_base(fact: SetupFact) -> Need:
     if fact.has_registry:
         return Need(ok(check, "the container registry answers"))
     seen = f"no container registry answers, and to make it {', '.join(fact.base_packages)} is"
-    return _lacking(check, f"{seen} missing", tuple(fact.base_packages), fact.system)
+    return _missing(check, f"{seen} missing", tuple(fact.base_packages), fact.system)
 
 
 def _check_lock(fact: SetupFact) -> Need:
     check, wanted = "folders.lock_at_boot", lock_entry(fact.lock_dir)
     if not wanted or fact.lock_entry == wanted:
         return Need(ok(check, f"{fact.lock_dir}, from each boot on" if wanted else fact.lock_dir))
-    told = f"printf '{wanted.rstrip()}\\n' | sudo tee {LOCK_ENTRY}"
-    return Need(
-        warn(
-            check,
-            f"{fact.lock_dir} belongs to whichever user comes first after a boot",
-            f"{told} && sudo systemd-tmpfiles --create {LOCK_ENTRY}",
-        ),
-        (),
-        Remedy.SHARE_LOCK,
-    )
+    fix = f"printf '{wanted.rstrip()}\\n' | sudo tee {LOCK_ENTRY}"
+    fix += f" && sudo systemd-tmpfiles --create {LOCK_ENTRY}"
+    seen = f"{fact.lock_dir} belongs to the first user of sparkdeploy after a boot"
+    return Need(warn(check, seen, fix), remedy=Remedy.SHARE_LOCK)
 
 
-def _lacking(
+def _missing(
     check: str,
     seen: str,
     packages: tuple[str, ...],
@@ -248,10 +237,6 @@ def _install(packages: Sequence[str]) -> str:
     return f"sudo apt-get update && sudo apt-get install -y {' '.join(packages)}"
 
 
-def _for_root(need: Need) -> Need:
-    fix = need.finding.fix
-    return replace(need, finding=replace(need.finding, fix=_without_sudo(fix) if fix else fix))
-
-
-def _without_sudo(command: str) -> str:
-    return command.replace("sudo ", "")
+def _without_sudo(need: Need) -> Need:
+    fix = need.finding.fix and need.finding.fix.replace("sudo ", "")
+    return replace(need, finding=replace(need.finding, fix=fix))

@@ -1,4 +1,4 @@
-"""Look at every node, hold the answers against each other, and try the ways between them."""
+"""Survey all nodes, compare their facts, and test the connections between them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.reports import EngineInfo
 
-TALKS_TO_ALL = 0
-"""Any port: whether a firewall lets the fabric through at all."""
+ANY_PORT = 0
+"""Tests whether a firewall lets the fabric through at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was seen of the nodes, by name, and why others did not answer."""
+    """The facts of the nodes by name, and why others did not answer."""
 
     seen: Mapping[str, NodeFact]
     failures: Mapping[str, NodeError] = field(default_factory=dict)
@@ -47,21 +47,23 @@ class Survey:
 
 
 def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey:
-    """Ask all nodes at once; `models` is where models lie on this one.
+    """Read the facts of all nodes in parallel; `models` is this node's model folder.
 
-    `machine` answers in the place of the one this command runs on. Among several nodes one whose
-    Docker Engine does not answer has failed; a machine alone is seen without it.
+    `machine` stands for the one this command runs on. Among several nodes one whose Docker Engine
+    does not answer has failed; a single machine is surveyed without it.
     """
     is_alone = nodes.config is None
 
-    def look(node: Node) -> NodeFact | NodeError:
+    def survey_node(node: Node) -> NodeFact | NodeError:
         try:
             with named(node):
-                return _look(node, models, machine if node.is_here else None, is_alone=is_alone)
+                return _node_facts(
+                    node, models, machine if node.is_here else None, is_alone=is_alone
+                )
         except NodeError as error:
             return error
 
-    answers = dict(zip((node.name for node in nodes), at_once(look, nodes), strict=True))
+    answers = dict(zip((node.name for node in nodes), at_once(survey_node, nodes), strict=True))
     return Survey(
         {name: item for name, item in answers.items() if isinstance(item, NodeFact)},
         {
@@ -71,7 +73,7 @@ def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey
     )
 
 
-def _look(node: Node, models: Path, machine: Machine | None, *, is_alone: bool) -> NodeFact:
+def _node_facts(node: Node, models: Path, machine: Machine | None, *, is_alone: bool) -> NodeFact:
     docker: EngineInfo | None = None
     try:
         docker = node.docker.info()
@@ -83,7 +85,7 @@ def _look(node: Node, models: Path, machine: Machine | None, *, is_alone: bool) 
 
 
 def compare(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
-    """Return what the answers say; nothing for one machine alone."""
+    """Return the checks of the nodes' facts; nothing for one machine alone."""
     if nodes.config is None:
         return ()
     wanted = {*found.seen, *found.failures}
@@ -110,10 +112,10 @@ def probe(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
 
 
 def connections(nodes: Nodes, workers: Sequence[Node]) -> list[Connection]:
-    """Try every connection that a launch needs, all at once: silence costs its time only once."""
+    """Try every connection that a launch needs in parallel: a timeout costs its time only once."""
     if nodes.config is None:
         return []
-    ports = (nodes.config.master_port, nodes.config.ray_port, TALKS_TO_ALL)
+    ports = (nodes.config.master_port, nodes.config.ray_port, ANY_PORT)
 
     def connect(end: int | Node) -> list[Connection]:
         if isinstance(end, int):

@@ -1,4 +1,4 @@
-"""Troubles that grow slowly, of memory and of the GPU. Pure; node/symptoms.py looks."""
+"""Faults of memory and GPU that grow slowly, from what node/symptoms.py reads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from sparkdeploy.node.symptoms import GpuStrain, SymptomFact
 
 STRAY_CMA_BYTES = 2**26
-"""The two are counted at different moments; KHO's part was 900 MiB and more."""
+"""The two are counted at different times; KHO's part was 900 MiB and more."""
 JUDGED_FREE_BYTES = 8 * 2**30
-"""With less free the large blocks are used up by right."""
+"""With less free, few large blocks are normal."""
 LARGE_SHARE = 0.05
 """Of free memory in the two largest sizes of block: 0.4 % where starts failed, 40 % after a reboot
 of the same machines (FujitsuPolycom/sparkring#173)."""
@@ -29,15 +29,15 @@ STALLED_PERCENT = 5.0
 IDLE_POWER_W = 30.0
 """A GB10 that serves takes 45 W and more, one that spins or hangs under 30 W at 95 % utilisation
 (eugr/spark-vllm-docker#260)."""
-COOL_DOWN = "give it air and its own power supply; nvidia-smi -q -d PERFORMANCE tells more"
-LOOK_ON = "sparkdeploy status says whether tokens come; where none do: sparkdeploy diagnose"
+COOL_DOWN = "give it air and its own power supply; nvidia-smi -q -d PERFORMANCE shows more"
+WATCH_TOKENS = "sparkdeploy status --watch shows tokens/s; if there are none: sparkdeploy diagnose"
 SLOWDOWNS = {
     0x08: "hardware slowdown",
     0x20: "too hot (software)",
     0x40: "too hot (hardware)",
     0x80: "power brake",
 }
-"""NVML's bits of clocks_event_reasons that are no choice of anybody's."""
+"""NVML's bits of clocks_event_reasons that no user sets."""
 XID = re.compile(r"NVRM: Xid \([^)]*\): ([0-9]+)", re.ASCII)
 XID_MEANINGS = {
     8: "a channel did not end in time",
@@ -54,7 +54,7 @@ XID_MEANINGS = {
 }
 """After NVIDIA's list of Xids (docs.nvidia.com/deploy/xid-errors)."""
 OF_PROGRAMS = frozenset({13, 31, 43, 45})
-"""Made by the program that computes; the GPU goes on."""
+"""Xids that the computing program causes; the GPU goes on."""
 NO_MEMORY = "NV_ERR_NO_MEMORY"
 _COMPLAINT = re.compile(r"\bNV_ERR_|\bfail(?:ed|ure)\b|\berror\b", re.IGNORECASE)
 
@@ -73,7 +73,7 @@ def gpu_symptoms(seen: SymptomFact) -> Iterator[Finding]:
 
 
 def check_kho(meminfo: Mapping[str, int]) -> Finding:
-    """Say whether KHO, which hands memory over to a next kernel, keeps some from being pinned.
+    """Check that KHO, which hands memory over to a next kernel, keeps none from being pinned.
 
     Its blocks count as free CMA memory and belong to no CMA area (NVIDIA/NV-Kernels#590).
     """
@@ -92,7 +92,7 @@ def check_kho(meminfo: Mapping[str, int]) -> Finding:
 
 
 def check_fragmentation(free_blocks: Sequence[int], page_bytes: int | None) -> Finding:
-    """Say whether much memory is free and hardly any of it in large blocks."""
+    """Check that not only small blocks of memory are free."""
     check = "machine.fragmentation"
     if not free_blocks or not page_bytes:
         return not_seen(check, "/proc/buddyinfo cannot be read")
@@ -113,30 +113,30 @@ def check_fragmentation(free_blocks: Sequence[int], page_bytes: int | None) -> F
 
 
 def check_swapping(seen: SymptomFact) -> Finding:
-    """Say whether memory goes to the disk and comes back right now, or programs wait for it."""
+    """Check that memory is not swapped right now, and that no program waits for it."""
     check = "machine.swapping"
     rates = _swap_rates(seen)
     stalled = seen.stalled_percent
     if rates is None and stalled is None:
-        return not_seen(check, "the kernel tells neither of swapping nor of waiting for memory")
-    told = []
+        return not_seen(check, "the kernel reports neither swapping nor waiting for memory")
+    seen_rates = []
     if rates is not None:
         from_swap, to_swap = (f"{format_bytes(int(rate))}/s" for rate in rates)
-        told.append(f"{from_swap} from swap, {to_swap} to it")
+        seen_rates.append(f"{from_swap} from swap, {to_swap} to it")
     if stalled is not None:
-        told.append(f"all programs waited for memory {stalled:g} % of the last 10 s")
+        seen_rates.append(f"all programs waited for memory {stalled:g} % of the last 10 s")
     is_thrashing = rates is not None and min(rates) > SWAP_BYTES_S
     if not is_thrashing and (stalled or 0.0) < STALLED_PERCENT:
-        return ok(check, ", ".join(told))
+        return ok(check, ", ".join(seen_rates))
     return warn(
         check,
-        f"{', '.join(told)}: the machine is about to freeze",
+        f"{', '.join(seen_rates)}: the machine is about to freeze",
         "stop what is large now (`sparkdeploy down NAME`, or `ps aux --sort=-rss | head`)",
     )
 
 
 def _swap_rates(seen: SymptomFact) -> tuple[float, float] | None:
-    """Return bytes a second from swap and to it, between the two looks."""
+    """Return bytes a second from swap and to it, between the two readings."""
     if len(seen.glances) != 2 or not seen.page_bytes:
         return None
     first, last = seen.glances
@@ -153,11 +153,11 @@ def _grown(before: int | None, after: int | None) -> int | None:
 
 
 def check_strain(strains: Sequence[GpuStrain | None]) -> Finding:
-    """Say whether a GPU that calls itself busy works, by two looks: one alone may be a pause."""
+    """Check that a GPU that reports load works, by two readings: one alone may be a pause."""
     check = "gpu.strain"
     known = [item for item in strains if item is not None and item.utilization_percent is not None]
     if len(known) < 2:
-        return not_seen(check, "nvidia-smi did not tell twice how hard the GPU works")
+        return not_seen(check, "nvidia-smi did not report the GPU's load twice")
     last = known[-1]
     power = "" if last.power_w is None else f", {last.power_w:g} W"
     clock = "" if last.sm_clock_mhz is None else f" at {last.sm_clock_mhz:g} MHz"
@@ -167,11 +167,13 @@ def check_strain(strains: Sequence[GpuStrain | None]) -> Finding:
     bits = known[0].slowdown_bits & last.slowdown_bits
     slowed = [word for bit, word in SLOWDOWNS.items() if bits & bit]
     if slowed:
-        return warn(check, f"{seen}, held down: {', '.join(slowed)}", COOL_DOWN)
+        return warn(check, f"{seen}, slowed down: {', '.join(slowed)}", COOL_DOWN)
     if all(map(_is_slow, known)):
         return warn(check, f"{seen}, of {last.max_sm_clock_mhz:g} MHz: stuck low", UNSTICK)
     if all(map(_does_nothing, known)):
-        return warn(check, f"{seen}: a GB10 that works takes more, an engine may hang", LOOK_ON)
+        return warn(
+            check, f"{seen}: a GB10 that works takes more, an engine may hang", WATCH_TOKENS
+        )
     return ok(check, seen)
 
 
@@ -192,10 +194,10 @@ def check_xids(log: Sequence[str] | None) -> Finding:
     counts = Counter(int(match[1]) for line in log for match in XID.finditer(line))
     if not counts:
         return ok(check, "the driver reported no error of the GPU since the start")
-    told = ", ".join(_describe(number, count) for number, count in counts.most_common())
+    errors = ", ".join(_describe(number, count) for number, count in counts.most_common())
     is_mild = counts.keys() <= OF_PROGRAMS
     fix = "sparkdeploy diagnose: the engine made it" if is_mild else "sudo reboot"
-    return warn(check, f"since the start: {told}", fix)
+    return warn(check, f"since the start: {errors}", fix)
 
 
 def _describe(number: int, count: int) -> str:
@@ -204,7 +206,7 @@ def _describe(number: int, count: int) -> str:
 
 
 def check_driver_log(log: Sequence[str] | None) -> Finding:
-    """Say what the driver complained of beside Xids: memory that it did not get comes first."""
+    """Report the driver's errors beside Xids: failed allocations first."""
     check = "gpu.driver_log"
     if log is None:
         return not_seen(check, "this user may not read the kernel's log: sudo dmesg | grep NVRM")
@@ -213,12 +215,12 @@ def check_driver_log(log: Sequence[str] | None) -> Finding:
     if starved:
         return warn(
             check,
-            f"the driver got no memory {starved} times since the start ({NO_MEMORY}): a Spark "
+            f"{starved} allocations of the driver failed since the start ({NO_MEMORY}): a Spark "
             "froze soon after",
             "leave more free (serve.gpu_memory_utilization, limits); then: sudo reboot",
         )
     if complaints:
         last = complaints[-1].partition("NVRM:")[2].strip()
-        seen = f"{len(complaints)} complaints since the start, the last: {last[:160]}"
+        seen = f"{len(complaints)} errors since the start, the last: {last[:160]}"
         return warn(check, seen, "sudo dmesg | grep NVRM; if it goes on: sudo reboot")
-    return ok(check, "the driver complained of nothing since the start")
+    return ok(check, "the driver reported no other error since the start")

@@ -13,15 +13,15 @@ from urllib.parse import urlsplit
 from sparkdeploy.checks import docker, network, report
 from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
+from sparkdeploy.checks.host_facts import (
+    HostTargets,
+    NeededHost,
+    TimeLimitedMachine,
+    own_folders,
+    read_host_facts,
+)
 from sparkdeploy.checks.others import check_other_servers
 from sparkdeploy.checks.recipe import recipe_findings
-from sparkdeploy.checks.surroundings import (
-    HurriedMachine,
-    NeededHost,
-    Places,
-    own_folders,
-    read_surroundings,
-)
 from sparkdeploy.checks.survey import survey
 from sparkdeploy.checks.symptoms import gpu_symptoms, machine_symptoms
 from sparkdeploy.deploy.nodes import connect
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.checks.surroundings import Surroundings, TargetName
+    from sparkdeploy.checks.host_facts import HostFacts, TargetName
     from sparkdeploy.node.container import ListedContainer, NeighbourFact
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.host import DockerHost
@@ -106,21 +106,21 @@ def examine(
         if plan is not None and not plan.formation.is_alone:
             return plan
         nodes, assumed = Nodes(node_behind(settings.node_name, host)), Registry.ASSUMED
-        found = survey(nodes, settings.hub_cache, hurried)
+        found = survey(nodes, settings.hub_cache, limited)
         observed = observe(resolved, settings, nodes, deployment, found=found, registry=assumed)
         if host is not None:
             observed = _with_ends(observed, host)
         return decide(resolved, settings, observed, deployment)
 
-    hurried = HurriedMachine(machine)
+    limited = TimeLimitedMachine(machine)
     started_s = time.monotonic()
     connection = _Task(lambda: connect(settings))
     host = connection.wait(started_s + CONNECTION_DEADLINE_S)
     draft = _Task(make)
     restarts = _Task(host.endless_gpu_containers if host is not None else tuple)
     neighbours = _Task(host.neighbours if host is not None else tuple)
-    look = _Task(lambda: look_for_symptoms(hurried))
-    seen = read_surroundings(hurried, _places(resolved, settings))
+    look = _Task(lambda: look_for_symptoms(limited))
+    seen = read_host_facts(limited, _host_targets(resolved, settings))
     seen_plan = draft.wait(started_s + DEADLINE_S)
     endless = restarts.wait(started_s + DEADLINE_S)
     beside = neighbours.wait(started_s + DEADLINE_S)
@@ -135,7 +135,7 @@ def examine(
         *_plan_findings(draft, seen_plan, seen, settings),
         *machine_symptoms(symptoms),
         *(_on_gpu(symptoms, beside) if resolved.engine.runs_on != "cpu" else ()),
-        *_surroundings_findings(seen),
+        *_host_findings(seen),
         *recipe_findings(resolved.recipe, resolved.engine),
     )
     if host is not None and seen_plan is not None and endless is not None:
@@ -174,7 +174,7 @@ def _on_gpu(seen: SymptomFact, beside: Sequence[NeighbourFact] | None) -> Iterat
     yield check_other_servers(beside, seen.programs)
 
 
-def _architecture_findings(plan: Plan | None, seen: Surroundings) -> Iterator[Finding]:
+def _architecture_findings(plan: Plan | None, seen: HostFacts) -> Iterator[Finding]:
     node = plan.observed.head.facts if plan is not None else None
     if node is not None and node.docker is not None:
         processor = spelled(seen.architecture or "") or seen.architecture
@@ -182,7 +182,7 @@ def _architecture_findings(plan: Plan | None, seen: Surroundings) -> Iterator[Fi
 
 
 def _plan_findings(
-    draft: _Task[Plan], plan: Plan | None, seen: Surroundings, settings: Settings
+    draft: _Task[Plan], plan: Plan | None, seen: HostFacts, settings: Settings
 ) -> Iterator[Finding]:
     if plan is not None:
         yield from plan_findings(plan)
@@ -206,7 +206,7 @@ def _attended(containers: Sequence[ListedContainer], settings: Settings) -> dict
     return {name: attendant.describe() for name, attendant in found if attendant is not None}
 
 
-def _surroundings_findings(seen: Surroundings) -> Iterator[Finding]:
+def _host_findings(seen: HostFacts) -> Iterator[Finding]:
     yield from machine_checks.folder_findings(seen.folders, caller_uid=current_uid())
     hub_cache = next((item.path for item in seen.folders if item.role == "hub_cache"), "")
     yield machine_checks.check_duplicates(seen.duplicates, hub_cache)
@@ -216,10 +216,10 @@ def _surroundings_findings(seen: Surroundings) -> Iterator[Finding]:
     yield network.check_fabric(seen.interfaces)
 
 
-def _places(resolved: Resolved, settings: Settings) -> Places:
+def _host_targets(resolved: Resolved, settings: Settings) -> HostTargets:
     usual = [Path("~/.cache/huggingface/hub").expanduser(), Path("/root/.cache/huggingface/hub")]
     others = dict.fromkeys(str(item) for item in usual if item != settings.hub_cache)
-    return Places(
+    return HostTargets(
         folders=own_folders(settings),
         other_hub_caches=tuple(others),
         model_folder="models--" + resolved.recipe.model.known_as.replace("/", "--"),

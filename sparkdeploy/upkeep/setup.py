@@ -14,6 +14,7 @@ import requests
 
 from sparkdeploy import atomic_files, shell
 from sparkdeploy.bounded_http import BoundedSession
+from sparkdeploy.checks.host_facts import HostTargets, own_folders, read_host_facts
 from sparkdeploy.checks.setup import (
     ENGINE_LOG,
     LOCK_ENTRY,
@@ -30,7 +31,6 @@ from sparkdeploy.checks.setup import (
     packages_of,
     start_engine_command,
 )
-from sparkdeploy.checks.surroundings import Places, own_folders, read_surroundings
 from sparkdeploy.console import console
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, SparkdeployError
@@ -77,7 +77,7 @@ def look(settings: Settings, purpose: Purpose) -> SetupFact:
     images = Path(engine.info.root_dir) if engine.info is not None else DOCKER_FOLDER
     # Whoever calls through sudo will work without it.
     base = missing_packages(int(os.environ.get("SUDO_UID", facts.current_uid())))
-    seen = read_surroundings(THIS_MACHINE, Places(own_folders(settings)))
+    seen = read_host_facts(THIS_MACHINE, HostTargets(own_folders(settings)))
     return SetupFact(
         uid=facts.current_uid(),
         system=_system(),

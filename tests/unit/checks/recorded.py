@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sparkdeploy import labels
-from sparkdeploy.checks.surroundings import KNOCK
+from sparkdeploy.checks.host_facts import TCP_CONNECT
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, NeighbourFact
 from sparkdeploy.node.reports import EngineInfo, read_engine_info
@@ -41,7 +41,7 @@ class Recording:
 
     def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
         """Answer like the machine; a program that was not recorded is not installed."""
-        line = " ".join(argv).replace(f"bash -c {KNOCK}", "{knock}")
+        line = " ".join(argv).replace(f"bash -c {TCP_CONNECT}", "{knock}")
         line = line.replace(f"sh -c {SCRIPT}", "{symptoms}")
         if line not in self.commands:
             raise NodeError(f"{argv[0]} is not installed")

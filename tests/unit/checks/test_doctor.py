@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checks import docker, machine, network, report, surroundings
+from sparkdeploy.checks import docker, host_facts, machine, network, report
 from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
+from sparkdeploy.checks.host_facts import READ_TIMEOUT_S, TimeLimitedMachine, read_host_facts
 from sparkdeploy.checks.recipe import recipe_findings
-from sparkdeploy.checks.surroundings import READ_TIMEOUT_S, HurriedMachine, read_surroundings
 from sparkdeploy.deploy import doctor as room
 from sparkdeploy.deploy.up import _details
 from sparkdeploy.errors import NodeError
@@ -347,8 +347,10 @@ def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
         def run(self, argv: Sequence[str], *, timeout_s: float) -> Any:
             return type("Done", (), {"exit_code": 0, "stdout": second, "stderr": first})()
 
-    places = surroundings.Places({"state": "/x"}, targets=(surroundings.NeededHost("hub", "h", 1),))
-    read_surroundings(HurriedMachine(Strange()), places)
+    targets = host_facts.HostTargets(
+        {"state": "/x"}, targets=(host_facts.NeededHost("hub", "h", 1),)
+    )
+    read_host_facts(TimeLimitedMachine(Strange()), targets)
     parse_gpus(second)
     parse_gpu_processes(second)
 
@@ -456,7 +458,7 @@ def test_speeds_of_the_122b_are_told_of_no_other_model(shipped: Library) -> None
 def test_a_lock_folder_of_another_user_fails_with_what_mends_it(
     owner_uid: int, is_writable: bool, verdict: Verdict, place: str, fix: str
 ) -> None:
-    shared = surroundings.Folder("lock", place, owner_uid, is_writable)
+    shared = host_facts.Folder("lock", place, owner_uid, is_writable)
     found = list(machine.folder_findings([shared], caller_uid=1000))
     assert [item.verdict for item in found] == [verdict]
     assert found[0].fix == (None if verdict is Verdict.OK else fix)
@@ -468,12 +470,12 @@ def test_the_report_is_worst_first_and_groups_stay_together() -> None:
     assert content["verdict"] == "fail"
     assert [item["check"] for item in content["checks"]] == ["machine.swap", "gpu.a", "docker.disk"]
     lines = plain_lines(report.lines(findings))
-    assert lines[-1] == "3 checks: 1 failed, 1 to look at"
+    assert lines[-1] == "3 checks: 1 failed, 1 with a warning"
     assert report.as_dict([])["verdict"] == "ok"
 
 
 def test_a_report_says_what_its_signs_mean_and_no_others() -> None:
     findings = [ok("docker.disk", "much"), warn("machine.swap", "3", "x"), ok("gpu.a", "b")]
-    assert plain_lines(report.lines(findings))[-2] == "= well, nothing to do  ! warning"
+    assert plain_lines(report.lines(findings))[-2] == "= ok, nothing to do  ! warning"
     assert set(report.SIGNS.values()) <= set(report.MEANINGS)
     assert len(set(report.MEANINGS.values())) == len(report.MEANINGS)

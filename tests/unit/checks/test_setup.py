@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.host_facts import Folder
 from sparkdeploy.checks.setup import (
     ENGINE_PACKAGES,
     Admission,
@@ -21,7 +22,6 @@ from sparkdeploy.checks.setup import (
     lock_entry,
     needs_of,
 )
-from sparkdeploy.checks.surroundings import Folder
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.facts import GpuFact, GpuReading
 from sparkdeploy.node.reports import EngineInfo

@@ -120,7 +120,7 @@ def test_no_answer_is_too_strange(text: str) -> None:
 
 def test_words_say_what_was_seen() -> None:
     found = told_of("spark-in-trouble")
-    assert "2 times" in found["gpu.driver_log"].seen
+    assert "2 allocations" in found["gpu.driver_log"].seen
     assert "Xid 31 (a kernel read or wrote where it may not) 2 times" in found["gpu.xids"].seen
     assert found["gpu.xids"].fix == "sudo reboot"
     assert "0.4 GiB of 19.5 GiB free are in blocks of 16 MiB" in found["machine.fragmentation"].seen
@@ -241,7 +241,7 @@ def test_what_a_program_did_wrong_needs_no_reboot() -> None:
 def test_the_drivers_complaints_are_told_and_its_greeting_is_none() -> None:
     assert symptoms.check_driver_log([LOADING]).verdict is Verdict.OK
     starved = symptoms.check_driver_log([LOADING, NO_MEMORY, NO_MEMORY])
-    assert "no memory 2 times" in starved.seen
+    assert "2 allocations of the driver failed" in starved.seen
     other = symptoms.check_driver_log(
         ["kernel: NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62)"]
     )

@@ -1,4 +1,4 @@
-"""What the doctor looks at beside the facts of a plan: read all at once, nothing for long."""
+"""Facts of a machine that the doctor reads beside those of a plan: all at once, within seconds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 READ_TIMEOUT_S = 2.0
 WORKERS = 16
 UNITS = "/etc/systemd/system"
-KNOCK = ': <>"/dev/tcp/$0/$1"'
-"""Bash connects by itself, so that nothing need be installed; $0 and $1 are host and port."""
+TCP_CONNECT = ': <>"/dev/tcp/$0/$1"'
+"""A bash command, so that nothing need be installed; $0 and $1 are host and port."""
 LISTENING = "0A"
 SOCKET = re.compile(
     r"^ *\d+: (?P<address>[0-9A-F]{8,32}):(?P<port>[0-9A-F]{4}) [0-9A-F:]+ (?P<state>[0-9A-F]{2}) ",
@@ -44,11 +44,11 @@ class NeededHost:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class HostTargets:
     folders: Mapping[str, str]
-    """Our own by role: hub_cache, state, cache, data; lock, which all users share."""
+    """By role: hub_cache, state, cache, data; lock, which all users share."""
     other_hub_caches: tuple[str, ...] = ()
-    """Where the same models may lie a second time."""
+    """Other caches, which may have the same models."""
     model_folder: str = ""
     """The recipe's model in a hub cache: `models--ORG--NAME`."""
     targets: tuple[NeededHost, ...] = ()
@@ -67,7 +67,7 @@ def own_folders(settings: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of ours; without an owner it is not there yet."""
+    """A folder of sparkdeploy; without an owner it does not exist yet."""
 
     role: str
     path: str
@@ -76,8 +76,8 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Everything that was read; None or an empty tuple where nothing could be."""
+class HostFacts:
+    """The facts; None or an empty tuple for what cannot be read."""
 
     architecture: str | None = None
     system: str | None = None
@@ -86,7 +86,7 @@ class Surroundings:
     duplicates: tuple[str, ...] = ()
     """Further copies of the recipe's model in other hub caches."""
     open_ports: frozenset[int] | None = None
-    """Ports on which someone listens on every address."""
+    """Ports with a listener on every address."""
     reached: Mapping[NeededHost, bool] = field(default_factory=dict)
     interfaces: tuple[Interface, ...] | None = None
     localhost: tuple[str, ...] = ()
@@ -96,8 +96,8 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class HurriedMachine:
-    """A machine whose commands may not take longer than a doctor's patient waits."""
+class TimeLimitedMachine:
+    """A machine whose commands end after `timeout_s`."""
 
     machine: Machine
     timeout_s: float = READ_TIMEOUT_S
@@ -109,33 +109,35 @@ class HurriedMachine:
         return self.machine.run(argv, timeout_s=min(timeout_s, self.timeout_s))
 
 
-def read_surroundings(machine: Machine, places: Places) -> Surroundings:
-    """Read everything at once; what cannot be read is left out, and nothing raises."""
+def read_host_facts(machine: Machine, targets: HostTargets) -> HostFacts:
+    """Read everything in parallel; what cannot be read is left out, and nothing raises."""
     with ThreadPoolExecutor(WORKERS) as pool:
         folders = [
-            pool.submit(_folder, machine, role, path) for role, path in places.folders.items()
+            pool.submit(_folder, machine, role, path) for role, path in targets.folders.items()
         ]
         copies = {
             path: pool.submit(_output, machine, "test", "-d", path)
-            for cache in places.other_hub_caches
-            if places.model_folder and (path := f"{cache}/{places.model_folder}")
+            for cache in targets.other_hub_caches
+            if targets.model_folder and (path := f"{cache}/{targets.model_folder}")
         }
-        knocks = {
-            item: pool.submit(_output, machine, "bash", "-c", KNOCK, item.host, str(item.port))
-            for item in places.targets
+        connections = {
+            item: pool.submit(
+                _output, machine, "bash", "-c", TCP_CONNECT, item.host, str(item.port)
+            )
+            for item in targets.targets
         }
         interfaces = pool.submit(_interfaces, machine)
         localhost = pool.submit(_output, machine, "getent", "ahosts", "localhost")
         architecture = pool.submit(_output, machine, "uname", "-m")
         tables = [read_or_none(machine, f"/proc/net/{name}") for name in ("tcp", "tcp6")]
-        return Surroundings(
+        return HostFacts(
             architecture=(architecture.result() or "").strip() or None,
             system=_system_name(machine),
             vmstat=read_or_none(machine, "/proc/vmstat"),
             folders=tuple(item.result() for item in folders),
             duplicates=tuple(path for path, item in copies.items() if item.result() is not None),
             open_ports=_open_ports(*filter(None, tables)) if any(tables) else None,
-            reached={target: item.result() is not None for target, item in knocks.items()},
+            reached={target: item.result() is not None for target, item in connections.items()},
             interfaces=interfaces.result(),
             localhost=_first_words(localhost.result() or ""),
             booting=frozenset(UNIT.findall(_output(machine, "ls", UNITS) or "")),
