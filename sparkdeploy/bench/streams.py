@@ -23,7 +23,7 @@ from sparkdeploy.bench.wire import (
     request_bytes,
 )
 from sparkdeploy.server.pooling import CHAT
-from sparkdeploy.server.trust import connection_words, ssl_context
+from sparkdeploy.server.trust import connection_error, ssl_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,7 +209,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
                     lambda: _Receiver(request, self._clock), self._host, self._port, ssl=self._ssl
                 )
         except (OSError, TimeoutError) as error:
-            words = connection_words(error) or f"no connection within {CONNECT_S:g} s"
+            words = connection_error(error) or f"no connection within {CONNECT_S:g} s"
             failure = Failure(FailureKind.UNREACHABLE, words)
             return TimedBytes(began_s, self._clock(), failure=failure)
         try:

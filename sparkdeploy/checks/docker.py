@@ -58,7 +58,7 @@ def check_nvidia_runtime(*, has_runtime: bool) -> Finding:
 
 
 def check_low_disk(info: EngineInfo, free_bytes: int) -> Finding:
-    """Check that Docker's own disk is not nearly full; the plan knows what a build takes."""
+    """Check that Docker's own disk is not nearly full; the plan checks the size of a build."""
     check = "docker.disk"
     seen = f"{format_bytes(free_bytes)} free under {info.root_dir}"
     if free_bytes >= LOW_DISK_BYTES:

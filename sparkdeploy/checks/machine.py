@@ -194,11 +194,11 @@ def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[F
 
 def _check_lock(check: str, folder: Folder, owner_uid: int, caller_uid: int) -> Finding:
     """All users share it: other users' commands refuse a folder that one of them owns."""
-    owned, mend = f"{folder.path} belongs to {user_name(owner_uid)}", made_anew(Path(folder.path))
+    owned, fix = f"{folder.path} belongs to {user_name(owner_uid)}", made_anew(Path(folder.path))
     if owner_uid not in {ROOT_UID, caller_uid}:
-        return fail(check, f"{owned}, and all users share it", mend)
+        return fail(check, f"{owned}, and all users share it", fix)
     if not folder.is_writable:
-        return fail(check, f"{owned} and cannot be written", mend)
+        return fail(check, f"{owned} and cannot be written", fix)
     return ok(check, folder.path)
 
 

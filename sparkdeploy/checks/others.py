@@ -48,7 +48,7 @@ SERVERS = (
     ModelServer(
         "Ollama", "`ollama stop MODEL` frees memory; sudo systemctl stop ollama", program=r"^ollama"
     ),
-    ModelServer("llama-swap", "stop llama-swap, which starts models anew", program=r"^llama-swap"),
+    ModelServer("llama-swap", "stop llama-swap, which restarts models", program=r"^llama-swap"),
     ModelServer("llama.cpp", "stop llama-server", program=r"^llama-server"),
 )
 """The first that matches a container counts: sparkrun also runs spark-vllm-docker's images."""

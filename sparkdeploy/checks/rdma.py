@@ -84,7 +84,7 @@ def _unread(devinfo: str | None) -> str:
 
 
 def read_devinfo(text: str) -> tuple[Adapter, ...]:
-    """Read `ibv_devinfo -v`; of several ports the first counts, as NCCL is told devices alone."""
+    """Read `ibv_devinfo -v`; of several ports the first counts, as NCCL takes device names only."""
     _, *parts = _DEVICE.split(text)
     return tuple(map(_adapter, parts[::2], parts[1::2]))
 
@@ -105,7 +105,7 @@ def _adapter(name: str, text: str) -> Adapter:
 def chosen_adapters(env: Mapping[str, str], own: Iterable[str]) -> tuple[str, ...]:
     """Return which adapters NCCL takes by its variable NCCL_IB_HCA: of a node's own, and others.
 
-    A name counts for all that begin with it, unless `=` stands before the first; `^` leaves out
+    A name counts for all that begin with it, unless `=` precedes the first; `^` leaves out
     what is named. A port may follow each name. What is named and none of the node's own stays as
     it is: the container may see more.
     """
@@ -260,7 +260,7 @@ def _right_gids(port: FabricPort, adapter: Adapter) -> set[int]:
 
 
 def _ipv4(address: str) -> str | None:
-    """Return the IPv4 address that a GID stands for; None for a link-local one."""
+    """Return a GID's IPv4 address; None for a link-local one."""
     try:
         mapped = ipaddress.IPv6Address(address).ipv4_mapped
     except ValueError:

@@ -1,4 +1,4 @@
-"""The recipe: settings that are valid and known to disappoint."""
+"""The recipe: settings that are valid and known to fail or be slow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trust_findings(resolved: Resolved) -> Iterator[Finding]:
 def _check_consent(resolved: Resolved) -> Finding:
     check = "recipe.unsafe"
     if not resolved.recipe.allow_unsafe:
-        return ok(check, "no setting that loads code or moves files comes from a foreign recipe")
+        return ok(check, "no setting of a foreign recipe loads code or moves files")
     # A value may be a secret, and a crash folder has this finding.
     allowed = [shown(".".join(map(str, it.path))) for it in dict.fromkeys(resolved.allowed)]
     if not allowed:

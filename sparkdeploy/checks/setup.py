@@ -99,7 +99,7 @@ class Need:
     remedy: Remedy | None = None
 
     @property
-    def can_be_mended(self) -> bool:
+    def is_fixable(self) -> bool:
         return bool(self.packages) or self.remedy is not None
 
 
@@ -118,10 +118,10 @@ def needs_of(fact: SetupFact, purpose: Purpose) -> tuple[Need, ...]:
     return tuple(_without_sudo(need) if fact.uid == ROOT_UID else need for need in needs)
 
 
-def can_be_mended(needs: Sequence[Need]) -> bool:
+def is_fixable(needs: Sequence[Need]) -> bool:
     """Say whether root can fix something, and nothing then fails any more."""
     failed = [need for need in needs if need.finding.verdict is Verdict.FAIL]
-    return all(need.can_be_mended for need in failed) and any(it.can_be_mended for it in needs)
+    return all(need.is_fixable for need in failed) and any(it.is_fixable for it in needs)
 
 
 def packages_of(needs: Iterable[Need]) -> tuple[str, ...]:

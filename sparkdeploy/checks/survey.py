@@ -49,7 +49,7 @@ class Survey:
 def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey:
     """Read the facts of all nodes in parallel; `models` is this node's model folder.
 
-    `machine` stands for the one this command runs on. Among several nodes one whose Docker Engine
+    `machine` replaces the one this command runs on. Among several nodes one whose Docker Engine
     does not answer has failed; a single machine is surveyed without it.
     """
     is_alone = nodes.config is None
@@ -102,7 +102,7 @@ def compare(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
 
 
 def probe(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
-    """Send full-size packets both ways over each pair of ports, and open connections."""
+    """Send full-size packets both ways between each pair of ports, and open connections."""
     ready = [node for node in nodes if node.name in found.seen]
     if nodes.config is None or len(ready) < 2:
         return ()

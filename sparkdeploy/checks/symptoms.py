@@ -100,7 +100,7 @@ def check_fragmentation(free_blocks: Sequence[int], page_bytes: int | None) -> F
     free_bytes, large_bytes = sum(sizes), sum(sizes[-2:])
     block_mib = (page_bytes << max(len(sizes) - 2, 0)) / 2**20
     if free_bytes < JUDGED_FREE_BYTES:
-        return not_seen(check, f"{format_gib(free_bytes)} are free, too few to tell")
+        return not_seen(check, f"{format_gib(free_bytes)} are free, too few to judge")
     seen = f"{format_gib(large_bytes)} of {format_gib(free_bytes)} free are in blocks of "
     seen += f"{block_mib:g} MiB"
     if large_bytes >= LARGE_SHARE * free_bytes:

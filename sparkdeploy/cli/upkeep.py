@@ -29,7 +29,7 @@ def setup(
 ) -> None:
     """Look for all that this machine lacks; as root, install it after a question."""
     from sparkdeploy.checks import report
-    from sparkdeploy.checks.setup import Need, Purpose, can_be_mended, commands_of, packages_of
+    from sparkdeploy.checks.setup import Need, Purpose, commands_of, is_fixable, packages_of
     from sparkdeploy.upkeep.setup import set_up
 
     def agrees(needs: Sequence[Need]) -> bool:
@@ -42,7 +42,7 @@ def setup(
     console.answer_blocks([*report.lines(findings), *_to_type(list(commands_of(needs)))])
     if failed := report.failures(findings):
         by_itself = f"sudo {Path(sys.argv[0]).absolute()} setup --yes"
-        hint = f"`{by_itself}` does it, or the commands above" if can_be_mended(needs) else None
+        hint = f"`{by_itself}` does it, or the commands above" if is_fixable(needs) else None
         raise NodeError(f"{failed} missing", hint=hint or "the commands above, then this again")
 
 

@@ -36,7 +36,7 @@ from sparkdeploy.plan.problems import (
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, awaited_preparation, plan_as_dict
 from sparkdeploy.recipe.report import values_to_show
-from sparkdeploy.server.phases import SPARK_COLD_START_S, TWIN_START_S
+from sparkdeploy.server.phases import SPARK_COLD_START_S, TINY_MODEL_START_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -332,7 +332,7 @@ def _watch(plan: Plan, launch: Launch, containers: dict[Node, str]) -> Watch:
         pace=plan_pace(plan),
         parts=containers,
         settings=launch.settings,
-        usual_s=TWIN_START_S if on_cpu else SPARK_COLD_START_S,
+        usual_s=TINY_MODEL_START_S if on_cpu else SPARK_COLD_START_S,
         clock_skews_s=skews,
     )
 

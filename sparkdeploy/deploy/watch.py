@@ -24,9 +24,9 @@ from sparkdeploy.server.phases import (
     SPARK_COLD_START_S,
     UNITS,
     PhaseTracker,
-    recall_durations,
-    recall_similar,
-    remember_durations,
+    load_durations,
+    save_durations,
+    similar_start_s,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def plan_pace(plan: Plan) -> str:
 
 def last_start_s(pace: str, settings: Settings) -> float | None:
     """Return what such a start took here last time; None where there was none."""
-    known_s = recall_durations(settings.state_dir, pace, otherwise={})
+    known_s = load_durations(settings.state_dir, pace, otherwise={})
     return sum(known_s.values()) if known_s else None
 
 
@@ -86,7 +86,7 @@ def expected_downtime(pace: str, settings: Settings) -> str:
     last_s = last_start_s(pace, settings)
     if last_s is not None:
         return f"about {format_seconds(last_s)}, as its last start here took"
-    similar_s = recall_similar(settings.state_dir, pace)
+    similar_s = similar_start_s(settings.state_dir, pace)
     if similar_s is not None:
         return f"about {format_seconds(similar_s)}, as a start of it took here on another image"
     return NOT_KNOWN
@@ -117,7 +117,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         state_dir = self.settings.state_dir
-        recalled_s = recall_durations(state_dir, self.pace, otherwise=self.usual_s)
+        recalled_s = load_durations(state_dir, self.pace, otherwise=self.usual_s)
         self.tracker = PhaseTracker(typical_s=recalled_s)
 
     def wait(self) -> Readiness:
@@ -137,7 +137,7 @@ class Watch:
                 if first is None:
                     raise
                 raise first.error() from error
-        remember_durations(self.settings.state_dir, self.pace, readiness.phases_s)
+        save_durations(self.settings.state_dir, self.pace, readiness.phases_s)
         console.info(f"  answered after {format_seconds(readiness.startup_s)}")
         return readiness
 
@@ -202,7 +202,7 @@ class Watch:
 
     def _recalled_stages(self) -> dict[str, Awaited]:
         """Return the phases to come, with what they took last time; nothing is said of the rest."""
-        known_s = recall_durations(self.settings.state_dir, self.pace, otherwise={})
+        known_s = load_durations(self.settings.state_dir, self.pace, otherwise={})
         names = known_s or {name for name in self.usual_s if name != "draft"}
         phases = [phase for phase in PHASES if phase.name in names]
         return {phase.name: Awaited(phase.title, known_s.get(phase.name)) for phase in phases}

@@ -33,7 +33,7 @@ from sparkdeploy.export.socket_units import (
 from sparkdeploy.export.systemd_unit import Again, Unit, unit_name, unit_text
 from sparkdeploy.plan.make import unsettled
 from sparkdeploy.recipe.harmless import lists
-from sparkdeploy.server.phases import recall_similar
+from sparkdeploy.server.phases import similar_start_s
 from sparkdeploy.shell import AS_MODULE
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
         else "it never stops by itself: --set limits.idle_stop_s=1800 lets it, after half an hour"
     )
     # The image of its next start is not known here: the newest start of the recipe tells.
-    known_s = recall_similar(settings.state_dir, f"any {recipe.name}")
+    known_s = similar_start_s(settings.state_dir, f"any {recipe.name}")
     waits = (
         f"about {format_seconds(known_s)}, as its last start here took"
         if known_s is not None

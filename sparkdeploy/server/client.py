@@ -1,4 +1,4 @@
-"""A served model, asked over HTTP."""
+"""The HTTP client of a served model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
 from sparkdeploy.server.pooling import CHAT, COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
 from sparkdeploy.server.streaming import error_message
-from sparkdeploy.server.trust import CA_HINT, connection_words, is_untrusted
+from sparkdeploy.server.trust import CA_HINT, connection_error, is_untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,16 +38,16 @@ _NO_ROUTE = '{"detail":"Not Found"}'
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A text the model produced, and what it took."""
+    """A text from the model, with its tokens and duration."""
 
     text: str
     prompt_tokens: int
     completion_tokens: int
     duration_s: float
     reasoning: str = ""
-    """What a reasoning parser split off; a chat answer may hold nothing else."""
+    """Split off by a reasoning parser; a chat answer may have nothing else."""
     path: str = COMPLETIONS
-    """The route that was asked."""
+    """The route of the request."""
 
 
 class NoSuchRouteError(UnhealthyError):
@@ -58,7 +58,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     """The OpenAI-style server at a base URL such as `http://127.0.0.1:8000`; a context manager.
 
     Proxies of the environment are never used, and no redirect is followed: vLLM sends none. Every
-    failure is an UnhealthyError that carries the server's own words.
+    failure is an UnhealthyError with the server's own message.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     ) -> None:
         """Ask for `model` (the served name); without one for the first that the server names.
 
-        `ca_file` holds the certificates to trust; without one the usual ones are.
+        `ca_file` has the certificates to trust; without one the system's are.
         `require_listener` is called before a key or a prompt is sent, and raises UnhealthyError
-        where somebody else would get it.
+        where another program would get it.
         """
         self.base_url = base_url.rstrip("/")
         self.api_key = api_key
@@ -176,15 +176,15 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     @contextlib.contextmanager
     def streamed(
-        self, path: str, body: Mapping[str, Any], *, silence_s: float = ANSWER_TIMEOUT_S
+        self, path: str, body: Mapping[str, Any], *, read_timeout_s: float = ANSWER_TIMEOUT_S
     ) -> Iterator[Iterator[bytes]]:
-        """Post a request and yield what comes, as it comes; leaving the block ends the answer.
+        """Post a request and yield the answer's bytes; leaving the block ends the answer.
 
-        The server stops work on an answer whose connection is closed. `silence_s` is how long
-        nothing may come.
+        The server stops work on an answer whose connection is closed. `read_timeout_s` is the
+        longest pause between two pieces.
         """
         response = self._call(
-            path, timeout_s=silence_s, body={**body, "model": self.name}, is_streamed=True
+            path, timeout_s=read_timeout_s, body={**body, "model": self.name}, is_streamed=True
         )
         with contextlib.closing(response):
             yield _chunks(response)
@@ -289,24 +289,24 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
 
 def _chunks(response: requests.Response) -> Iterator[bytes]:
-    """Yield bytes as they come; UnhealthyError when the connection ends before the answer."""
-    # Of what is not sent in chunks requests waits for as many bytes as it is asked for.
+    """Yield bytes as received; UnhealthyError when the connection ends before the answer."""
+    # Without chunked encoding requests waits until it has all bytes that it is asked for.
     is_chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
     try:
         yield from chunks(response, MAX_STREAM_BYTES, None if is_chunked else 1)
     except AnswerTooLargeError as error:
         raise UnhealthyError(f"{response.url} cannot be read: {error}") from error
     except requests.RequestException as error:
-        words = connection_words(error) or "the connection ended"
-        raise UnhealthyError(f"{response.url} ended its answer early: {words}") from error
+        reason = connection_error(error) or "the connection ended"
+        raise UnhealthyError(f"{response.url} ended its answer early: {reason}") from error
 
 
 def _no_connection(url: str, error: requests.RequestException) -> UnhealthyError:
-    words = connection_words(error)
-    if not words:
+    reason = connection_error(error)
+    if not reason:
         return UnhealthyError(f"{url} is not reachable", detail=str(error))
     hint = CA_HINT if is_untrusted(error) else None
-    return UnhealthyError(f"{url} is not reachable: {words}", hint=hint)
+    return UnhealthyError(f"{url} is not reachable: {reason}", hint=hint)
 
 
 def _refusal(url: str, response: requests.Response) -> UnhealthyError:

@@ -40,14 +40,14 @@ _EXIT_MEANINGS = {
     136: "an arithmetic fault ended it (SIGFPE)",
     137: "something killed it (SIGKILL)",
     139: "it crashed in native code (SIGSEGV)",
-    143: "it was told to stop (SIGTERM)",
+    143: "it was stopped (SIGTERM)",
 }
 _SIGNAL_EXITS = {code for code in _EXIT_MEANINGS if code > 128}
 """Deaths that leave no traceback: one found in the log is of something else, survived."""
 _EXIT_HINTS = {
     132: "this engine's wheel needs newer instructions (AVX-512 or AVX2); use another machine",
     135: "its shared memory is full, or a mapped model file was cut; verify the checkpoint",
-    137: "if nobody stopped it, the kernel did: `sudo dmesg | grep -i oom`",
+    137: "if no user stopped it, the kernel did: `sudo dmesg | grep -i oom`",
 }
 _MAX_TRACEBACK_LINES = 200
 _START = "Traceback (most recent call last):"
@@ -190,7 +190,7 @@ def restarts_in(log: str) -> Restarts:
     reports = _reports_of(log, "restart")
     if not reports:
         return Restarts()
-    # The guard counts them itself: earlier ones may stand above the part of the log that is read.
+    # The guard counts them itself: earlier ones may be above the part of the log that is read.
     number = reports[-1].get("restart")
     count = number if isinstance(number, int) else 0
     return Restarts(max(count, len(reports)), end_before_restart(log).cause)

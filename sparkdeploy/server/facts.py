@@ -34,7 +34,7 @@ class EngineFacts:
     """Modules of shared experts that became INT4: three for a layer."""
     draft_head_rows: int | None = None
     draft_int4_layers: int | None = None
-    """Of the draft layer: layers of experts that became INT4."""
+    """Expert layers of the draft layer that became INT4."""
     draft_fp8_layers: int | None = None
     kv_cache_tokens: int | None = None
     kv_cache_gib: float | None = None

@@ -75,7 +75,7 @@ def guard_payload(text: str) -> str | None:
     """Return the guard's JSON on a line, or None when the line is not the guard's.
 
     Its lines begin with its mark. The mark anywhere else is a quotation, such as a prompt that
-    vLLM logs, and what carries a process's name or a level came from a logger of vLLM's. vLLM
+    vLLM logs, and a line with a process's name or a level is from a logger of vLLM's. vLLM
     shares the guard's output and could write the mark as well: lines explain, they decide nothing.
     """
     return text.removeprefix(GUARD_MARK) if text.startswith(GUARD_MARK) else None

@@ -29,7 +29,7 @@ _INTERFACES = re.compile(r"NET/Socket : Using (.*)")
 _ADAPTER = re.compile(r"\[\d{1,6}\] ?([^:\s{}=,]{1,64}):\d{1,6}/")
 _INTERFACE = re.compile(r"\[\d{1,6}\]([^:\s]{1,64}):")
 _ENDS_OF_ADAPTERS = ("[RO]", "OOB ")
-"""What follows the last adapter. Under Ray a line may come in two pieces, each read as a line."""
+"""The text after the last adapter. Ray may split a line in two, each read as a line."""
 _NETWORKS = ("IB", "Socket")
 
 
@@ -98,7 +98,7 @@ def is_from_nccl(text: str) -> bool:
 
 def is_nccl_info(text: str) -> bool:
     """Say whether a line is one of NCCL's that warn of nothing; a start has hundreds."""
-    # A bar without an end may stand before it.
+    # A progress bar without a line end may precede it.
     line = _LINE.match(message_of(without_codes(text.rstrip("\r").rpartition("\r")[2])))
     return line is not None and line["level"] != "WARN"
 
@@ -110,7 +110,7 @@ def without_nccl_info(pieces: Iterable[str]) -> Iterator[str]:
         *lines, rest = (rest + piece).split("\n")
         yield from (f"{line}\n" for line in lines if not is_nccl_info(line))
         if "\r" in rest.rstrip("\r"):
-            # A bar that is still being drawn: NCCL draws none.
+            # An unfinished progress bar is not NCCL's.
             yield rest
             rest = ""
     if not is_nccl_info(rest):

@@ -49,14 +49,14 @@ PHASES = (
     Phase("answering", "asking for a first answer", 2),
 )
 SPARK_COLD_START_S: Mapping[str, float] = {phase.name: phase.spark_s for phase in PHASES}
-TWIN_START_S: Mapping[str, float] = {
+TINY_MODEL_START_S: Mapping[str, float] = {
     "starting": 10,
     "configuring": 22,
     "engine": 12,
     "warming": 4,
     "api": 2,
 }
-"""A twin on two cores: 50 s in all, `sparkdeploy rehearse v2` on an x86-64 machine."""
+"""A tiny model on two cores: 50 s in all, `sparkdeploy rehearse v2` on an x86-64 machine."""
 _INDEX = {phase.name: index for index, phase in enumerate(PHASES)}
 
 _MARKERS = tuple(
@@ -193,7 +193,7 @@ def read_whole(log: Iterable[bytes]) -> PhaseTracker:
     return tracker
 
 
-def recall_durations(
+def load_durations(
     state_dir: Path, key: str, *, otherwise: Mapping[str, float] = SPARK_COLD_START_S
 ) -> Mapping[str, float]:
     """Return seconds a phase from the last start of this key, or else the table given."""
@@ -201,7 +201,7 @@ def recall_durations(
     return otherwise if known is None else known
 
 
-def recall_similar(state_dir: Path, key: str) -> float | None:
+def similar_start_s(state_dir: Path, key: str) -> float | None:
     """Return the seconds of the newest start of the same recipe on another image; None for none."""
     recipe = re.sub(r"[^\w.-]", "_", key.partition(" ")[2])
     files = [
@@ -214,7 +214,7 @@ def recall_similar(state_dir: Path, key: str) -> float | None:
     return next((sum(found.values()) for found in known if found is not None), None)
 
 
-def remember_durations(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> None:
+def save_durations(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> None:
     """Keep what a successful start took; `key` names image, recipe and hardware."""
     rounded = {name: round(value, 2) for name, value in phases_s.items()}
     # A full disk costs the next start its estimate, and this one nothing.

@@ -1,6 +1,6 @@
 """Endpoints of models that write no text: embeddings, scores, classes.
 
-vLLM has those routes alone that its model can serve, so the first that is there is the model's.
+vLLM has only the routes that its model can serve, so the first that exists is the model's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MEASURE_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class PoolingEndpoint:
-    """A route, and what it calls the texts that it is given."""
+    """A route, and the names of its fields."""
 
     path: str
     key: str
-    """Of the body: the text, or the texts, that are looked at."""
+    """The field of the body with the text or texts."""
     constant: tuple[tuple[str, str], ...] = ()
-    """What stands beside them."""
+    """The other fields of the body."""
 
     def body(self, texts: Sequence[str]) -> dict[str, Any]:
         return {**dict(self.constant), self.key: list(texts)}

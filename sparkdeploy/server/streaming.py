@@ -16,12 +16,12 @@ _DATA = b"data:"
 _DONE = b"[DONE]"
 LOGS_HINT = "`sparkdeploy status` and `sparkdeploy logs` show what the server does"
 _MAX_LINE_BYTES = 8 << 20
-"""No event of an answer is so long; what is no stream of events may be."""
+"""No event of an answer is so long; another program's answer may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """What one event brought; most bring text or thought."""
+    """The content of one event; most have text or reasoning."""
 
     text: str = ""
     thought: str = ""
@@ -32,7 +32,7 @@ class AnswerPiece:
 
 @dataclass(slots=True)
 class AnswerSoFar:
-    """An answer put together from its pieces, with the clock of who asked."""
+    """An answer built from its pieces, with times by the client's clock."""
 
     clock: Callable[[], float] = time.perf_counter
     text: str = ""
@@ -61,14 +61,14 @@ class AnswerSoFar:
 
     @property
     def first_token_s(self) -> float | None:
-        """Return how long the first piece took; None before it came."""
+        """Return the time to the first piece; None before it."""
         return None if self.first_s is None else self.first_s - self.asked_s
 
     @property
     def tokens_per_s(self) -> float | None:
         """Return the rate after the first token; None for fewer than two, or without their count.
 
-        An answer that was ended early has no count: the server tells it with its last event.
+        An answer that was ended early has no count: the server sends it with its last event.
         """
         if self.first_s is None or self.last_s is None or (self.completion_tokens or 0) < 2:
             return None

@@ -1,6 +1,4 @@
-"""Whose certificates are trusted: the system's, or those of a file that a person or a variable
-names.
-"""
+"""Trusted certificates (the system's, or those of a file) and connection errors."""
 
 from __future__ import annotations
 
@@ -23,43 +21,43 @@ CA_HINT = (
 
 def ca_file(named: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file of trusted certificates, None for the system's; UsageError for a bad one."""
-    told = (Path(value) for name in CA_VARIABLES if (value := environment.get(name)))
-    path = named or next(told, None)
+    variables = (Path(value) for name in CA_VARIABLES if (value := environment.get(name)))
+    path = named or next(variables, None)
     if path is not None:
         ssl_context(path)
     return path
 
 
 def ssl_context(path: Path | None) -> ssl.SSLContext:
-    """Return what checks a server's certificate; UsageError for a file without certificates."""
+    """Return a TLS context; UsageError for a file without certificates."""
     try:
         return ssl.create_default_context(cafile=path)
     except OSError as error:  # an SSLError is one, too
-        words = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
-        raise UsageError(f"the certificates {path} cannot be read: {words}") from error
+        reason = "it has no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise UsageError(f"the certificates {path} cannot be read: {reason}") from error
 
 
-def connection_words(error: BaseException) -> str:
-    """Return in plain words why there is no connection; empty where nobody knows."""
+def connection_error(error: BaseException) -> str:
+    """Return why there is no connection; empty where that is unknown."""
     seen: set[int] = set()
-    found = ""
+    reason = ""
     pending: list[object] = [error]
     while pending:
         cause = pending.pop()
         if not isinstance(cause, BaseException) or id(cause) in seen:
             continue
         seen.add(id(cause))
-        found = _words(cause) or found
+        reason = _reason(cause) or reason
         # Libraries put the cause into the arguments, a field or the chain.
         pending += [*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__]
-    return found
+    return reason
 
 
 def is_untrusted(error: BaseException) -> bool:
-    return "certificate is not trusted" in connection_words(error)
+    return "certificate is not trusted" in connection_error(error)
 
 
-def _words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

@@ -25,7 +25,7 @@ from sparkdeploy.checks.setup import (
     Remedy,
     SetupFact,
     SystemFact,
-    can_be_mended,
+    is_fixable,
     lock_entry,
     needs_of,
     packages_of,
@@ -65,7 +65,7 @@ def set_up(
     package cannot be installed, and NodeError when the engine does not start.
     """
     needs = needs_of(look(settings, purpose), purpose)
-    if facts.current_uid() != 0 or not can_be_mended(needs) or not agrees(needs):
+    if facts.current_uid() != 0 or not is_fixable(needs) or not agrees(needs):
         return needs
     mend(needs, settings)
     return needs_of(look(settings, purpose), purpose)

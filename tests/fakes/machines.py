@@ -326,8 +326,8 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(again, "make_room_for", lambda *_, **_options: None)
     monkeypatch.setattr(again, "ranks_lock", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
-    monkeypatch.setattr("sparkdeploy.deploy.watch.recall_durations", lambda *_a, **_k: {})
-    monkeypatch.setattr("sparkdeploy.deploy.watch.remember_durations", lambda *_: None)
+    monkeypatch.setattr("sparkdeploy.deploy.watch.load_durations", lambda *_a, **_k: {})
+    monkeypatch.setattr("sparkdeploy.deploy.watch.save_durations", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.watch.POLL_S", 0.001)
 
     def begin(

@@ -139,7 +139,7 @@ def ask_model(ask: Callable[[ServedModel], object]) -> Callable[[str, Path], Non
 
 
 def stream(model: ServedModel) -> None:
-    with model.streamed("/v1/chat/completions", {}, silence_s=LIMIT_S) as pieces:
+    with model.streamed("/v1/chat/completions", {}, read_timeout_s=LIMIT_S) as pieces:
         for _ in pieces:
             pass
 

@@ -19,7 +19,7 @@ from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.quality.capture import Capture
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.rehearsal.reference import read_reference
-from sparkdeploy.server.phases import recall_durations
+from sparkdeploy.server.phases import load_durations
 from sparkdeploy.stored_json import MAX_BYTES, MAX_VALUES
 from tests.examples import examples
 from tests.fakes.bench_runs import cell, sample_run
@@ -204,7 +204,7 @@ def test_what_is_no_record_at_all_is_named_at_once(run: Run, tmp_path: Path, kin
     assert read_reference(file) is None
     (tmp_path / "starts").mkdir()
     file.rename(tmp_path / "starts" / "key.json")
-    assert recall_durations(tmp_path, "key", otherwise=notes) == notes
+    assert load_durations(tmp_path, "key", otherwise=notes) == notes
     assert time.monotonic() - begun_s < 10
 
 

@@ -17,8 +17,8 @@ from sparkdeploy.checks.setup import (
     Remedy,
     SetupFact,
     SystemFact,
-    can_be_mended,
     commands_of,
+    is_fixable,
     lock_entry,
     needs_of,
 )
@@ -64,7 +64,7 @@ def test_a_spark_that_lacks_nothing_has_nothing_to_type() -> None:
     needs = needs_of(WELL, Purpose.SERVING)
     assert {need.finding.verdict for need in needs} == {Verdict.OK}
     assert typed(WELL) == []
-    assert not can_be_mended(needs)
+    assert not is_fixable(needs)
 
 
 def test_all_that_is_missing_is_named_at_once_and_packages_come_by_one_command() -> None:
@@ -102,7 +102,7 @@ def test_a_stopped_engine_is_started_as_the_machine_starts_services() -> None:
 def test_an_engine_elsewhere_is_never_installed_here() -> None:
     elsewhere = EngineFact(failure=NodeError("no answer", hint="is it up?"), is_local=False)
     need = failed(replace(WELL, engine=elsewhere))["docker.engine"]
-    assert (need.finding.fix, need.can_be_mended) == ("is it up?", False)
+    assert (need.finding.fix, need.is_fixable) == ("is it up?", False)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_user_outside_the_group_is_told_how_to_join(admission: Admission, word
     refused = EngineFact(failure=REFUSED, admission=admission, is_installed=True)
     need = failed(replace(WELL, engine=refused))["docker.engine"]
     assert words in (need.finding.fix or "")
-    assert not need.can_be_mended
+    assert not need.is_fixable
 
 
 def test_a_gpu_is_asked_for_where_one_serves() -> None:
@@ -146,14 +146,14 @@ def test_packages_for_a_base_are_asked_for_where_no_registry_answers() -> None:
 def test_without_apt_nothing_is_installed_and_all_is_named() -> None:
     other = replace(WELL, engine=NO_ENGINE, system=SystemFact(has_apt=False))
     need = failed(other)["docker.engine"]
-    assert not need.can_be_mended
+    assert not need.is_fixable
     assert "docker.io" in (need.finding.fix or "")
 
 
 def test_nothing_is_mended_where_something_would_stay_in_the_way() -> None:
     fixable = replace(WELL, engine=NO_ENGINE)
-    assert can_be_mended(needs_of(fixable, Purpose.SERVING))
-    assert not can_be_mended(needs_of(replace(fixable, images_free_bytes=GIB), Purpose.SERVING))
+    assert is_fixable(needs_of(fixable, Purpose.SERVING))
+    assert not is_fixable(needs_of(replace(fixable, images_free_bytes=GIB), Purpose.SERVING))
 
 
 def test_an_engine_gets_what_it_cannot_run_without() -> None:

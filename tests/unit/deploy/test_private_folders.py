@@ -13,7 +13,7 @@ from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.node.private_folder import keep_private
 from sparkdeploy.node.tree import Entry, Ledger
-from sparkdeploy.server.phases import remember_durations
+from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ WRITERS: dict[str, Callable[[Settings], object]] = {
     "a pin": lambda settings: HubLock(settings.state_dir).set(
         "a/b", "main", RevisionPin("0" * 40, "")
     ),
-    "a start": lambda settings: remember_durations(settings.state_dir, "x", {"load": 1.0}),
+    "a start": lambda settings: save_durations(settings.state_dir, "x", {"load": 1.0}),
     "a cluster": lambda settings: ClusterRecord.below(settings.state_dir).note("m", ("a", "b")),
     "hashes": note_hashes,
     "a bug": lambda _settings: program._write_crash_log(),

@@ -13,7 +13,7 @@ from sparkdeploy.deploy.switch import Address, address_of, at_address
 from sparkdeploy.deploy.watch import NOT_KNOWN, expected_downtime
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.server.phases import remember_durations
+from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import Lab, build
@@ -74,16 +74,16 @@ def test_the_silence_is_that_of_earlier_starts() -> None:
     pace = f"sparkdeploy/plugin:{'a' * 16} v2"
     assert expected_downtime(pace, settings) == NOT_KNOWN
     for other, seconds in (("b", 600.0), ("c", 60.0)):
-        remember_durations(
+        save_durations(
             settings.state_dir, f"sparkdeploy/guard:{other * 16} v2", {"weights": seconds}
         )
     newest = max((settings.state_dir / "starts").iterdir(), key=lambda path: path.name)
     os.utime(newest, (2e9, 2e9))
     assert "as a start of it took here on another image" in expected_downtime(pace, settings)
     for key in (f"sparkdeploy/plugin:{'d' * 16} other-v2", "no-key v2"):
-        remember_durations(settings.state_dir, key, {"weights": 5.0})
+        save_durations(settings.state_dir, key, {"weights": 5.0})
     assert "1m" in expected_downtime(pace, settings)
-    remember_durations(settings.state_dir, pace, {"weights": 20.0, "warmup": 10.0})
+    save_durations(settings.state_dir, pace, {"weights": 20.0, "warmup": 10.0})
     assert expected_downtime(pace, settings) == "about 30.0s, as its last start here took"
 
 

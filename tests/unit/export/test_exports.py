@@ -23,7 +23,7 @@ from sparkdeploy.export.socket_units import PROXY, proxy_text, server_port, sock
 from sparkdeploy.export.systemd_unit import MAX_STARTS, UNLESS_IT_ENDED, Again, Unit, unit_text
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
-from sparkdeploy.server.phases import remember_durations
+from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.fakes.plans import spec_of
@@ -116,7 +116,7 @@ def test_clients_keep_the_port_and_the_server_gets_another() -> None:
     assert "8123=" not in texts["sparkdeploy-main.service"]
     assert found.stops == "it stops after 30m00s without a request"
     assert found.first_wait.startswith("not known here")
-    remember_durations(settings.state_dir, f"sparkdeploy/plugin:{'a' * 16} v2", {"weights": 42.0})
+    save_durations(settings.state_dir, f"sparkdeploy/plugin:{'a' * 16} v2", {"weights": 42.0})
     assert export_socket(request, settings, {}).first_wait.startswith("about 42.0s")
 
 

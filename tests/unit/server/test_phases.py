@@ -13,9 +13,9 @@ from sparkdeploy.server.phases import (
     PHASES,
     SPARK_COLD_START_S,
     PhaseTracker,
+    load_durations,
     read_whole,
-    recall_durations,
-    remember_durations,
+    save_durations,
 )
 from tests.examples import examples
 from tests.unit.server.log_files import HEALTHY, recorded
@@ -217,8 +217,8 @@ def test_the_estimate_never_falls_below_the_phases_to_come() -> None:
 
 
 def test_the_last_start_is_remembered(tmp_path: Path) -> None:
-    assert recall_durations(tmp_path, "image:v2") == SPARK_COLD_START_S
+    assert load_durations(tmp_path, "image:v2") == SPARK_COLD_START_S
 
-    remember_durations(tmp_path, "image:v2", {"weights": 1.234})
+    save_durations(tmp_path, "image:v2", {"weights": 1.234})
 
-    assert recall_durations(tmp_path, "image:v2") == {"weights": 1.23}
+    assert load_durations(tmp_path, "image:v2") == {"weights": 1.23}
