@@ -40,21 +40,16 @@ def check_architecture(engine: str, processor: str | None) -> Finding:
         return not_seen(check, "`uname -m` did not answer")
     if engine == processor:
         return ok(check, f"images are for {engine}, like this machine")
-    return warn(
-        check,
-        f"the Docker Engine is for {engine} and this machine is {processor}: images are built for"
-        f" {engine}",
-        "if that is not intended, `docker_host` in config.yaml or DOCKER_HOST names another engine",
-    )
+    seen = f"the Docker Engine and its images are for {engine}, and this machine is {processor}"
+    fix = "if that is not intended, set `docker_host` in config.yaml or DOCKER_HOST"
+    return warn(check, seen, fix)
 
 
 def check_nvidia_runtime(*, has_runtime: bool) -> Finding:
     check = "docker.nvidia_runtime"
     if has_runtime:
         return ok(check, "containers reach the GPU by the nvidia runtime")
-    return fail(
-        check, "docker has no nvidia runtime, so containers cannot reach the GPU", INSTALL_RUNTIME
-    )
+    return fail(check, "docker has no nvidia runtime for containers with GPUs", INSTALL_RUNTIME)
 
 
 def check_low_disk(info: EngineInfo, free_bytes: int) -> Finding:

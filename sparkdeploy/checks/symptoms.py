@@ -168,21 +168,21 @@ def check_strain(strains: Sequence[GpuStrain | None]) -> Finding:
     slowed = [word for bit, word in SLOWDOWNS.items() if bits & bit]
     if slowed:
         return warn(check, f"{seen}, slowed down: {', '.join(slowed)}", COOL_DOWN)
-    if all(map(_is_slow, known)):
+    if all(map(_is_stuck, known)):
         return warn(check, f"{seen}, of {last.max_sm_clock_mhz:g} MHz: stuck low", UNSTICK)
-    if all(map(_does_nothing, known)):
+    if all(map(_draws_idle_power, known)):
         return warn(
             check, f"{seen}: a GB10 that works takes more, an engine may hang", WATCH_TOKENS
         )
     return ok(check, seen)
 
 
-def _is_slow(strain: GpuStrain) -> bool:
+def _is_stuck(strain: GpuStrain) -> bool:
     clock, highest = strain.sm_clock_mhz, strain.max_sm_clock_mhz
     return clock is not None and highest is not None and clock < STUCK_SHARE * highest
 
 
-def _does_nothing(strain: GpuStrain) -> bool:
+def _draws_idle_power(strain: GpuStrain) -> bool:
     is_gb10, power = "GB10" in strain.name, strain.power_w
     return is_gb10 and power is not None and power < IDLE_POWER_W
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.checks.report import legend, signed
+from sparkdeploy.checks.report import SIGNS, legend, signed
 from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.image.mods import SCRIPT
 from sparkdeploy.ink import Ink, Piece, line_of, plain_text
@@ -235,15 +235,10 @@ def _memory(size_bytes: int | None) -> str:
 
 def _remarks(plan: Plan) -> Iterator[Block]:
     checks = [check for check in plan.observed.checks if check.verdict is Verdict.WARN]
-    remarks = (
-        *(("x", problem.seen, problem.fix or "") for problem in plan.problems),
-        *(("!", finding.seen, finding.fix) for finding in plan.warnings),
-        *(("!", check.seen, check.fix) for check in checks),
-    )
-    for sign, seen, fix in remarks:
-        yield _remark(sign, seen)
-        if fix:
-            yield f"      fix: {fix}"
+    for finding in (*plan.problems, *plan.warnings, *checks):
+        yield _remark(SIGNS[finding.verdict], finding.seen)
+        if finding.fix:
+            yield f"      fix: {finding.fix}"
     for sentence in plan.observed.unobserved:
         yield _remark("?", sentence)
 

@@ -165,14 +165,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         """Post to a route that writes no text; what it took is what counts."""
         started_s = time.perf_counter()
         answer = self._call_json(path, timeout_s=timeout_s, body={**body, "model": self.name})
-        usage = answer.get("usage") or {}
-        return Completion(
-            text="",
-            prompt_tokens=int(usage.get("prompt_tokens") or usage.get("total_tokens") or 0),
-            completion_tokens=0,
-            duration_s=time.perf_counter() - started_s,
-            path=path,
-        )
+        return _completion(path, answer, time.perf_counter() - started_s)
 
     @contextlib.contextmanager
     def streamed(
@@ -199,17 +192,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         _ = self.name  # may take a request of its own, which does not count
         started_s = time.perf_counter()
         answer = self.ask(path, body, timeout_s=timeout_s)
-        duration_s = time.perf_counter() - started_s
-        choice, usage = answer["choices"][0], answer.get("usage") or {}
-        message = choice.get("message") or {}
-        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-        return Completion(
-            text=str(choice.get("text") or message.get("content") or ""),
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            completion_tokens=int(usage.get("completion_tokens") or 0),
-            duration_s=duration_s,
-            reasoning=str(reasoning),
-        )
+        return _completion(path, answer, time.perf_counter() - started_s)
 
     @property
     def name(self) -> str:
@@ -286,6 +269,21 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         if response.status_code != requests.codes.ok:
             raise _refusal(url, response)
         return response
+
+
+def _completion(path: str, answer: Mapping[str, Any], duration_s: float) -> Completion:
+    """Return the text of an answer's first choice; a route for embeddings or scores has none."""
+    choice, usage = (answer.get("choices") or [{}])[0], answer.get("usage") or {}
+    message = choice.get("message") or {}
+    reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+    return Completion(
+        text=str(choice.get("text") or message.get("content") or ""),
+        prompt_tokens=int(usage.get("prompt_tokens") or usage.get("total_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+        duration_s=duration_s,
+        reasoning=str(reasoning),
+        path=path,
+    )
 
 
 def _chunks(response: requests.Response) -> Iterator[bytes]:

@@ -196,7 +196,7 @@ def test_an_engine_for_other_processors_than_the_machines_is_worth_a_look(
     found = docker.check_architecture(engine, processor)
     assert found.verdict is verdict
     if verdict is Verdict.WARN:
-        assert f"for {engine} and this machine is {processor}" in found.seen
+        assert f"for {engine}, and this machine is {processor}" in found.seen
 
 
 def test_an_engine_that_answers_and_is_of_no_use_is_not_called_silent(

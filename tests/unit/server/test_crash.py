@@ -12,7 +12,7 @@ from sparkdeploy.server.crash import (
     signatures,
     tracebacks,
 )
-from sparkdeploy.server.log_lines import read_line
+from sparkdeploy.server.log_lines import GUARD_MARK, guard_payload, read_line
 from tests.unit.server.log_files import HEALTHY, healthy_logs, recorded, recorded_crashes
 
 EXIT_CODES = {"memory_floor": 86}
@@ -204,3 +204,14 @@ def test_every_signature_has_a_name_of_its_own_and_a_way_out() -> None:
 
 def test_the_tail_shows_the_last_lines_without_colours() -> None:
     assert log_tail("a\n\x1b[31mb\x1b[0m\n\nc\n", 2) == "b\nc"
+
+
+def test_a_line_of_the_guard_is_what_follows_its_mark() -> None:
+    assert guard_payload(GUARD_MARK + "{}") == "{}"
+
+
+@pytest.mark.parametrize(
+    "before", ["INFO 11-20 10:00:00 [logger.py:1] ", "(APIServer pid=7) ", "prompt: ", " "]
+)
+def test_the_mark_within_a_line_is_a_quotation(before: str) -> None:
+    assert guard_payload(f"{before}{GUARD_MARK}{{}}") is None
