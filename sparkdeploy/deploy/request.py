@@ -14,9 +14,9 @@ from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide, draft_plan
-from sparkdeploy.plan.expected import with_expected_models
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.observe import with_expected_models
 from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.library import library, of_source
 from sparkdeploy.recipe.load import load_recipe

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.settings import Settings
 
-MAX_VALUES_CHARACTERS = 1 << 20
 MAX_CONTEXT_TOKENS = 1 << 30
 _UNITS = (("h", 3600), ("m", 60), ("s", 1))
 _MODEL = re.compile(r"[\w./:][\w./:@-]{0,199}")
@@ -76,32 +75,29 @@ def stopped_because(fact: ContainerFact) -> str:
     """Say why it stopped itself: `idle for 30m`; empty for what was told to stop."""
     if fact.exit_code != EXIT_IDLE or not fact.is_stopped:
         return ""
-    told = _mapping(_values(fact).get("limits")).get("idle_stop_s")
-    if not isinstance(told, int | float) or not 0 < told < MAX_STARTUP_S:
+    idle_s = _mapping(_values(fact).get("limits")).get("idle_stop_s")
+    if not isinstance(idle_s, int | float) or not 0 < idle_s < MAX_STARTUP_S:
         return "idle"
-    unit, size_s = next(it for it in _UNITS if not told % it[1] or it[1] == 1)
-    return f"idle for {told / size_s:g}{unit}"
+    unit, size_s = next(it for it in _UNITS if not idle_s % it[1] or it[1] == 1)
+    return f"idle for {idle_s / size_s:g}{unit}"
 
 
 def _models(fact: ListedContainer, values: dict[str, Any]) -> tuple[str, ...]:
     first = fact.labels.get(labels.SERVED_NAME, "")
-    told = _mapping(values.get("model")).get("served_name")
-    others = told if isinstance(told, list) else ()
+    stated = _mapping(values.get("model")).get("served_name")
+    others = stated if isinstance(stated, list) else ()
     names = dict.fromkeys((first, *(name for name in others if isinstance(name, str))))
     return tuple(names) if all(_MODEL.fullmatch(name) for name in names) else ()
 
 
 def _context_tokens(serve: dict[str, Any]) -> int | None:
-    told = serve.get("max_model_len")
-    return told if isinstance(told, int) and 0 < told <= MAX_CONTEXT_TOKENS else None
+    tokens = serve.get("max_model_len")
+    return tokens if isinstance(tokens, int) and 0 < tokens <= MAX_CONTEXT_TOKENS else None
 
 
 def _values(fact: ListedContainer) -> dict[str, Any]:
-    """Anybody may write a label: what is longer than any recipe breaks off and is no JSON."""
     try:
-        return _mapping(
-            json.loads(fact.labels.get(labels.RECIPE_VALUES, "")[:MAX_VALUES_CHARACTERS])
-        )
+        return _mapping(json.loads(fact.labels.get(labels.RECIPE_VALUES, "")))
     except (ValueError, RecursionError):
         return {}
 

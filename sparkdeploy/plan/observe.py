@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder
 from sparkdeploy.checkpoint.draft_sample import draft_origin
 from sparkdeploy.checkpoint.family.demands import attention_demands
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
@@ -352,3 +353,41 @@ def _port_owner(
     if owner.deployment is None and ports.is_port_free(port, exposure.host):
         return None
     return owner
+
+
+def with_expected_models(observed: Observed, recipe: Recipe, settings: Settings) -> Observed:
+    """Return what was seen as if nothing were to be downloaded.
+
+    What is not known before a download stands in angle brackets: the commit of a branch that was
+    never resolved, and the hash of its files, in which an overlay's name ends.
+    """
+    model = observed.model
+    if isinstance(model, MissingModel):
+        is_treated = not treatment_of(recipe, settings).is_none
+        overlay = overlay_path(model.repo, "<fingerprint>", settings) if is_treated else None
+        model = _expected(model, overlay, observed.caller_uid, settings)
+    companions = tuple(
+        _expected(item, None, observed.caller_uid, settings)
+        if isinstance(item, MissingModel)
+        else item
+        for item in observed.companions
+    )
+    return replace(observed, model=model, companions=companions)
+
+
+def _expected(
+    missing: MissingModel, overlay: Path | None, uid: int, settings: Settings
+) -> ModelFact:
+    root = repo_folder(settings.hub_cache, missing.repo)
+    pin = HubLock(settings.state_dir).pin(missing.repo, missing.revision)
+    commit = pin.commit if pin is not None else f"<commit of {missing.revision}>"
+    return ModelFact(
+        name=root.name,
+        root=root,
+        files=f"{SNAPSHOTS}/{commit}",
+        revision=commit,
+        size_bytes=missing.size_bytes or 0,
+        owner_uid=uid,
+        owner_gid=facts.current_gid(),
+        overlay=OverlayFact(overlay, is_complete=False) if overlay is not None else None,
+    )
