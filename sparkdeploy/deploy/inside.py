@@ -24,7 +24,7 @@ from sparkdeploy.node.host import DockerRefusedError
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.ports import free_port
 from sparkdeploy.plan.backends import allows_sockets, planned_transport
-from sparkdeploy.plan.container import look_spec, wants_rdma
+from sparkdeploy.plan.container import probe_spec, wants_rdma
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.problems import refuse_to_start
 from sparkdeploy.server.backend_check import Match, compare_backends
@@ -103,7 +103,7 @@ def add_up(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
 
 def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpec:
     model = plan.observed.model
-    spec = look_spec(
+    spec = probe_spec(
         plan.resolved,
         plan.formation,
         part.seat,

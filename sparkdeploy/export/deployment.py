@@ -31,7 +31,7 @@ from sparkdeploy.export.socket_units import (
     socket_text,
 )
 from sparkdeploy.export.systemd_unit import Again, Unit, unit_name, unit_text
-from sparkdeploy.plan.make import unsettled
+from sparkdeploy.plan.make import unresolved_tag
 from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.server.phases import similar_start_s
 from sparkdeploy.shell import AS_MODULE
@@ -180,7 +180,7 @@ def export_compose(request: Request, settings: Settings) -> str:
             "the model is not here yet, so the container's user and mounts are unknown",
             hint=prepare,
         )
-    if tag := unsettled([step.stage for step in plan.images]):
+    if tag := unresolved_tag([step.stage for step in plan.images]):
         raise BuildError(f"nobody has asked yet what the image {tag} is", hint=prepare)
     own = [name for name in plan.resolved.recipe.serve.env if name not in lists().env]
     if own:

@@ -1,1 +1,1 @@
-"""The plan room: from a recipe and what was observed to the steps that would be done."""
+"""The plan package: from a recipe and what was observed to the steps that would be done."""

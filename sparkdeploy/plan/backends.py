@@ -26,7 +26,7 @@ class PlannedBackend:
 
 
 def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
-    """Return what is to be held against the log; on a CPU engine only what a CPU build tells.
+    """Return what is compared with the log; on a CPU engine only what a CPU build logs.
 
     Back ends, kernels and graphs of the recipe are those of a GPU.
     """
@@ -70,7 +70,7 @@ def over(network: str, names: Iterable[str]) -> str:
 
 
 def uses_sockets(env: Mapping[str, str]) -> bool:
-    """Say whether NCCL is told to do without the adapters, or to take somebody's plugin."""
+    """Say whether the environment makes NCCL do without the adapters, or take another plugin."""
     return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "IB").upper() != "IB"
 
 

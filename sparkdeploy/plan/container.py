@@ -1,4 +1,4 @@
-"""The one container shape: decided here, made by the node room."""
+"""The one container shape: decided here, made by the node package."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def part_spec(
     )
 
 
-def look_spec(
+def probe_spec(
     resolved: Resolved,
     formation: Formation,
     seat: Seat,

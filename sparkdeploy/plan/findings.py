@@ -21,7 +21,7 @@ from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
 from sparkdeploy.plan.container import container_user, has_adapters
 from sparkdeploy.plan.launch import fabric_env
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.room import room_finding
+from sparkdeploy.plan.part_budget import budget_finding
 from sparkdeploy.plan.steps import Action
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
         prefix = "" if plan.formation.is_alone else f"{part.node}: "
         for finding in (
             *_findings_of_node(plan.resolved, seen, part),
-            *room_finding(plan, part, seen),
+            *budget_finding(plan, part, seen),
         ):
             yield replace(finding, seen=prefix + finding.seen)
         if part.seat.is_head:
@@ -105,12 +105,12 @@ def _gpu_findings(resolved: Resolved, seen: ObservedNode) -> Iterator[Finding]:
 def plan_findings(plan: Plan) -> Iterator[Finding]:
     """Yield the machine's findings, every problem, and what is well, each check once."""
     yield from plan.findings
-    told = {item.check for item in plan.findings}
+    reported = {item.check for item in plan.findings}
     for problem in plan.problems:
-        if problem.check not in told:
-            told.add(problem.check)
+        if problem.check not in reported:
+            reported.add(problem.check)
             yield problem
-    yield from (item for item in _passed(plan) if item.check not in told)
+    yield from (item for item in _passed(plan) if item.check not in reported)
 
 
 def _passed(plan: Plan) -> Iterator[Finding]:

@@ -70,7 +70,7 @@ def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tup
 
     Nothing below a stage that is here is built: a worker that was sent the engine has no base.
     """
-    if unsettled(stages):
+    if unresolved_tag(stages):
         first, *above = stages
         asked = "a tag, resolved by `up`: it asks the registry, pulls that digest and keeps to it"
         reason = "once it is known what it stands on"
@@ -85,7 +85,7 @@ def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tup
     )
 
 
-def unsettled(stages: Sequence[Stage]) -> str | None:
+def unresolved_tag(stages: Sequence[Stage]) -> str | None:
     """Return the tag on which everything stands, as long as nobody knows what it is."""
     return next((stage.unsettled for stage in stages if stage.unsettled), None)
 
@@ -163,9 +163,9 @@ def _spec(plan: Plan, seat: Seat, place: Place, claim: MemoryClaim | None) -> Co
 
 
 def _image_name(plan: Plan) -> str:
-    """Return the uppermost stage's tag; the tag of what is not settled is nobody's name yet."""
+    """Return the uppermost stage's tag; the tag of an unresolved tag is not known yet."""
     top = plan.images[-1].stage
-    tag = unsettled([step.stage for step in plan.images])
+    tag = unresolved_tag([step.stage for step in plan.images])
     return top.tag if tag is None else f"<{top.name} on {tag}>"
 
 
@@ -201,7 +201,7 @@ def _stopped_whole(plan: Plan, parts: Sequence[Part]) -> list[ContainerFact] | N
             return None
         if fact.fingerprint != part.spec.fingerprint():
             return None
-        # The head decides: others may still run, or have died of its end before they were told.
+        # The head decides: others may still run, or have died before it stopped them.
         if not (fact.is_stopped or fact.rank):
             return None
         found.append(fact)

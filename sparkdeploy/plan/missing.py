@@ -44,13 +44,13 @@ def missing_model(
         size_bytes = shipped["size_bytes"]
         missing = replace(missing, size_bytes=size_bytes, weights_bytes=size_bytes)
         return _described(missing, shipped["config"], treatment)
-    told = ask_sizes(repo, revision, settings)
-    if told.listing is not None:
-        size_bytes, weights_bytes = told.listing.size_bytes, told.listing.weights_bytes
+    answer = ask_sizes(repo, revision, settings)
+    if answer.listing is not None:
+        size_bytes, weights_bytes = answer.listing.size_bytes, answer.listing.weights_bytes
         missing = replace(missing, size_bytes=size_bytes, weights_bytes=weights_bytes)
-    if told.config is None:
-        return replace(missing, unknown=told.failure)
-    return _described(missing, told.config, treatment)
+    if answer.config is None:
+        return replace(missing, unknown=answer.failure)
+    return _described(missing, answer.config, treatment)
 
 
 def _described(

@@ -30,7 +30,7 @@ from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.missing import layers_of, missing_model, unfit_for
 from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed, ObservedNode, OverlayFact
-from sparkdeploy.plan.place import Move, hold, trees_of
+from sparkdeploy.plan.place import Move, compare_tree, trees_of
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def observe(
     companions = tuple(_companion(weights, settings) for weights in recipe.companions)
     wanted = container_name(deployment.name)
     ready = [node for node in nodes if node.name in found.seen]
-    seen = at_once(lambda node: _look(node, found, wanted), ready)
+    seen = at_once(lambda node: _observe_node(node, found, wanted), ready)
     head = seen[0]
     return Observed(
         nodes=(
@@ -106,7 +106,7 @@ def observe(
     )
 
 
-def _look(node: Node, found: Survey, wanted: str) -> ObservedNode:
+def _observe_node(node: Node, found: Survey, wanted: str) -> ObservedNode:
     fact = found.seen[node.name]
     if fact.docker is None:
         return ObservedNode(fact)
@@ -138,13 +138,13 @@ def _with_weights(
     if head.facts.fabric is None or seen.facts.fabric is None:
         return seen
     move, node = Move(head.facts.fabric, seen.facts.fabric), nodes.node(seen.facts.name)
-    held = [hold(tree, nodes.here, node) for tree in trees_of(models, None, move)]
-    missing = sum(item.missing_bytes for item in held)
+    compared = [compare_tree(tree, nodes.here, node) for tree in trees_of(models, None, move)]
+    missing = sum(item.missing_bytes for item in compared)
     # What is still to be fetched is sent from the head afterwards, all of it.
     to_come = [model.size_bytes for model in models if isinstance(model, MissingModel)]
     known = [size_bytes for size_bytes in to_come if size_bytes is not None]
     whole = missing + sum(known) if len(known) == len(to_come) else None
-    shared = {item.root: item.shared for item in held}
+    shared = {item.root: item.shared for item in compared}
     return replace(seen, missing_bytes=whole, shared=shared)
 
 

@@ -79,7 +79,7 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
 
 
 def move_to(observed: Observed, node: str) -> Move | None:
-    """Return the way from the head to a node; None when either has not told of its user."""
+    """Return the way from the head to a node; None when the user of either is unknown."""
     seen, here = observed.node(node), observed.head.facts.fabric
     if seen is None or seen.facts.fabric is None or here is None:
         return None
@@ -110,7 +110,7 @@ def trees_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RemoteTree:
     """What another node has of a tree."""
 
     root: Path
@@ -120,8 +120,8 @@ class Held:
     """Files of its own shared store that paths of the tree lead to."""
 
 
-def hold(tree: Tree, head: Node, other: Node) -> Held:
-    """Hold another node's tree against ours, by sizes.
+def compare_tree(tree: Tree, head: Node, other: Node) -> RemoteTree:
+    """Compare another node's tree with ours, by sizes.
 
     Files of one size with other content are found when they are compared before they are sent.
     """
@@ -137,7 +137,7 @@ def hold(tree: Tree, head: Node, other: Node) -> Held:
         if path in theirs and theirs[path].is_shared
     }
     shared = {Path(os.path.normpath(path.parent / link)) for path, link in links.items()}
-    return Held(tree.there, missing_bytes, tuple(sorted(shared)))
+    return RemoteTree(tree.there, missing_bytes, tuple(sorted(shared)))
 
 
 def _used(root: Path, files: str) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LOAD_FACTOR = 2
 
 MOST_MACHINES = 8
-"""Nobody is told to buy more: what the design is for."""
+"""No message advises more: what the design is for."""
 
 
 def find_problems(plan: Plan) -> Iterator[Finding]:
@@ -323,5 +323,5 @@ def _refuse(plan: Plan, problems: Sequence[Finding], what: str) -> None:
     name, where = plan.resolved.recipe.name, ", ".join(plan.formation.nodes)
     count = "1 reason" if len(problems) == 1 else f"{len(problems)} reasons"
     lines = [line for item in problems for line in (item.seen, f"    fix: {item.fix}")]
-    told = Mistakes("\n".join(lines))
-    raise NodeError(f"{name} cannot {what} on {where}, for {count}", detail=told)
+    mistakes = Mistakes("\n".join(lines))
+    raise NodeError(f"{name} cannot {what} on {where}, for {count}", detail=mistakes)

@@ -12,8 +12,8 @@ from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.image.mods import SCRIPT
 from sparkdeploy.ink import Ink, Piece, line_of, plain_text
 from sparkdeploy.plan.images import mods_of
-from sparkdeploy.plan.make import unsettled
-from sparkdeploy.plan.room import CHECK as ROOM
+from sparkdeploy.plan.make import unresolved_tag
+from sparkdeploy.plan.part_budget import CHECK as BUDGET_CHECK
 from sparkdeploy.plan.typed import docker_run, typed
 from sparkdeploy.recipe import graphs, prefix_caching
 from sparkdeploy.recipe.foreign.report import short_lines
@@ -40,7 +40,7 @@ def plan_lines(plan: Plan) -> list[Block]:
     """Return the plan in words: recipe, steps, needs, problems, warnings, what was not seen."""
     translation = plan.resolved.translation
     said: list[Block] = [_steps(plan), *_division(plan), _needs(plan.head.needs)]
-    said += [*_room(plan), *_remarks(plan)]
+    said += [*_request_estimate(plan), *_remarks(plan)]
     if translation is not None:
         said += short_lines(translation)
     signs = (plain_text(line).split()[0] for line in laid_out(said, None))
@@ -52,7 +52,7 @@ def dockerfile_text(plan: Plan) -> str:
         f"# ---- stage {step.stage.name}: {step.stage.tag}\n{step.stage.dockerfile}"
         for step in plan.images
     )
-    if unsettled([step.stage for step in plan.images]) is None:
+    if unresolved_tag([step.stage for step in plan.images]) is None:
         return text
     for step in plan.images:
         # Fingerprints of what stands on a tag are nobody's yet.
@@ -109,7 +109,7 @@ def _title(plan: Plan) -> Iterator[str]:
 
 def _steps(plan: Plan) -> TextTable:
     rows: list[TextRow | Line] = []
-    tag = unsettled([step.stage for step in plan.images])
+    tag = unresolved_tag([step.stage for step in plan.images])
     for step in plan.images:
         # Fingerprints of what stands on a tag are nobody's yet.
         name = step.stage.unsettled or (step.stage.tag if tag is None else step.stage.name)
@@ -216,12 +216,12 @@ def _needs(needs: Needs) -> str:
     )
 
 
-def _room(plan: Plan) -> Iterator[Block]:
+def _request_estimate(plan: Plan) -> Iterator[Block]:
     """What a warning does not say already."""
     for finding in plan.findings:
-        if finding.check == ROOM and finding.verdict is Verdict.OK:
+        if finding.check == BUDGET_CHECK and finding.verdict is Verdict.OK:
             yield f"  {finding.seen}"
-        elif finding.check == ROOM and finding.verdict is Verdict.NOT_SEEN:
+        elif finding.check == BUDGET_CHECK and finding.verdict is Verdict.NOT_SEEN:
             yield _remark("?", finding.seen)
 
 

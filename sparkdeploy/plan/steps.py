@@ -109,7 +109,7 @@ class Plan:
     parts: tuple[Part, ...] = ()
     """One a node, by rank."""
     problems: tuple[Finding, ...] = ()
-    """What must be settled before it can be applied."""
+    """What must be solved before it can be applied."""
     findings: tuple[Finding, ...] = ()
     """What the doctor's checks say of the nodes, good and bad; the failing are problems too."""
 
@@ -206,9 +206,9 @@ def _image_as_dict(plan: Plan) -> dict[str, Any] | None:
     if name is None:
         return None
     contents = engine.contents if isinstance(engine, SettledEngine) else None
-    held = {} if contents is None else {**asdict(replace(contents, release=None))}
-    held.pop("release", None)
-    return {"name": name, "settled": None if is_tag(engine.image) else engine.image, "holds": held}
+    parts = {} if contents is None else asdict(replace(contents, release=None))
+    parts.pop("release", None)
+    return {"name": name, "settled": None if is_tag(engine.image) else engine.image, "holds": parts}
 
 
 def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:

@@ -84,7 +84,7 @@ REVIEWED = {
     "node/remote_command.py": {"__version__"},
     "plan/findings.py": {"step.stage.tag"},
     "plan/problems.py": {"name"},
-    "plan/room.py": {"_capacity_command(plan)", "cluster"},
+    "plan/part_budget.py": {"_capacity_command(plan)", "cluster"},
     "recipe/library.py": {"visible_line(name)"},
     "recipe/sources/shelf.py": {"name"},
     "recipe/unsafe.py": {"command", "name"},

@@ -22,7 +22,7 @@ from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.tree import Ledger, hashes, list_tree
-from sparkdeploy.plan.place import Move, Tree, hold, trees_of
+from sparkdeploy.plan.place import Move, Tree, compare_tree, trees_of
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.cluster import Host, section
 from tests.fakes.fabric import adapters_of, fabric_fact, spark, sparks
@@ -104,13 +104,13 @@ def test_weights_are_the_same_wherever_a_cache_keeps_them(
     tree = replace(tree, there=theirs)
     worker = Node("spark-2", spark(2))
     assert compare(tree, HERE, worker, load_settings()).paths == ()
-    held = hold(tree, HERE, worker)
+    held = compare_tree(tree, HERE, worker)
     stored = tmp_path / "there" / "blobs" / STORED
     assert (held.missing_bytes, held.shared) == (0, (stored,) if there else ())
     (stored if there else theirs / "blobs" / "etag").write_bytes(b"12")
     differs = compare(tree, HERE, worker, load_settings())
     assert (differs.changed, differs.size_bytes, differs.has_shared) == (("blobs/etag",), 3, here)
-    assert hold(tree, HERE, worker).missing_bytes == 3
+    assert compare_tree(tree, HERE, worker).missing_bytes == 3
 
 
 def test_a_node_mounts_what_its_own_links_lead_to(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
-from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, look_spec, part_spec
+from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, part_spec, probe_spec
 from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe import flags
@@ -204,12 +204,12 @@ def test_a_container_that_looks_is_like_the_one_of_the_launch(shipped: Library) 
         serving = part_spec(
             resolved, formation, seat, image=IMAGE, deployment=Deployment("main"), place=PLACE
         )
-        looking = look_spec(
+        looking = probe_spec(
             resolved, formation, seat, image=IMAGE, model=PLACE.model, command=("-c", "1")
         )
         differs = {key for key, value in asdict(serving).items() if value != asdict(looking)[key]}
         assert differs == {"name", "entrypoint", "command", "mounts", "labels"}
-        without = look_spec(resolved, formation, seat, image=IMAGE, model=None, command=())
+        without = probe_spec(resolved, formation, seat, image=IMAGE, model=None, command=())
         assert without.user == "65532:65532"
 
 

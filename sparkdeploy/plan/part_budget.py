@@ -1,4 +1,4 @@
-"""What room a part has beside its weights: an estimate of what is known before a start."""
+"""The memory that a part has for requests beside its weights, estimated before a start."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ CHECK = "machine.room"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PartBudget:
     """The budget of one part; None where something it needs is not known, which `unknown` says."""
 
     budget: Budget | None
     unknown: str = ""
 
 
-def room_of(plan: Plan, part: Part, seen: ObservedNode) -> Room:
+def budget_of(plan: Plan, part: Part, seen: ObservedNode) -> PartBudget:
     """Count weights and cache against what vLLM may take of a node."""
     model, memory_bytes = plan.observed.model, seen.facts.memory_total_bytes
     weights_bytes = part.needs.weights_bytes
     if isinstance(model, ModelFact) and not model.has_weights:
-        return Room(None, "its files hold no weights")
-    if model is None or weights_bytes is None:
-        return Room(None, model.unknown if model is not None else "the model was not looked for")
+        return PartBudget(None, "its files hold no weights")
+    if model is None:
+        return PartBudget(None, "the model was not looked for")
+    if weights_bytes is None:
+        return PartBudget(None, model.unknown)
     if memory_bytes is None:
-        return Room(None, "the memory of this machine")
+        return PartBudget(None, "the memory of this machine")
     gpu = seen.facts.gpu
     own_bytes = gpu.memory_bytes if gpu is not None else None
     hardware = Hardware(
@@ -61,24 +63,24 @@ def room_of(plan: Plan, part: Part, seen: ObservedNode) -> Room:
         stages=plan.formation.pipeline_parallel,
     )
     budget = make_budget(plan.resolved, facts, hardware)
-    return Room(budget, budget.unknown)
+    return PartBudget(budget, budget.unknown)
 
 
-def room_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
+def budget_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
     """Say how many requests fit by estimate; a model whose size nobody knows is never passed."""
     if plan.resolved.engine.runs_on == "cpu":
         return
     claim, weights_bytes = part.claim, part.needs.weights_bytes
     if claim is not None and weights_bytes is not None and weights_bytes > claim.needed_bytes:
         return  # no context is short enough, and what to do is said by what refuses it
-    room = room_of(plan, part, seen)
-    if room.budget is None:
-        yield not_checked(plan, room.unknown)
+    estimate = budget_of(plan, part, seen)
+    if estimate.budget is None:
+        yield not_checked(plan, estimate.unknown)
         return
-    row, weights = room.budget.longest, format_gib(room.budget.weight_bytes)
-    if room.unknown:
+    row, weights = estimate.budget.longest, format_gib(estimate.budget.weight_bytes)
+    if estimate.unknown:
         yield ok(
-            CHECK, f"weights take {weights}; what a request takes is not known: {room.unknown}"
+            CHECK, f"weights take {weights}; what a request takes is not known: {estimate.unknown}"
         )
     elif row is not None and row.concurrency < 1:
         yield warn(
