@@ -10,7 +10,7 @@ from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import parts_elsewhere
 from sparkdeploy.deploy.lock import ranks_lock
-from sparkdeploy.deploy.memory import make_room_for
+from sparkdeploy.deploy.memory import require_memory_on
 from sparkdeploy.deploy.watch import Watch, start_pace
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import own_tags
@@ -39,8 +39,10 @@ def start_again(
     parts = parts_of(nodes, head)
     claims = {node.name: _claim(node, fact) for node, fact in parts}
 
-    def make_room(node: Node) -> None:
-        make_room_for(node, launch.deployment, claims[node.name], drop_page_cache=drop_page_cache)
+    def require_memory(node: Node) -> None:
+        require_memory_on(
+            node, launch.deployment, claims[node.name], drop_page_cache=drop_page_cache
+        )
 
     with ranks_lock([node for node, _ in parts], launch.command):
         for node in nodes:
@@ -48,7 +50,7 @@ def start_again(
         for node, _ in parts:
             _refuse_others(node, nodes.here.name)
         needed = [node.name for node, _ in parts]
-        launch.start(parts, make_room, parts_elsewhere(nodes, launch.deployment, needed))
+        launch.start(parts, require_memory, parts_elsewhere(nodes, launch.deployment, needed))
 
 
 def parts_of(nodes: Nodes, head: ListedContainer) -> Parts:

@@ -1,6 +1,6 @@
-"""Which nodes a deployment may have containers on, and whether its start was held to its plan.
+"""Which nodes a deployment may have containers on, and whether its start was verified.
 
-Labels tell the same, but not of a node that does not answer: what is left there is kept here
+Labels say the same, but not of a node that does not answer: what is left there is kept here
 until the node is back and has been cleaned.
 """
 
@@ -52,23 +52,23 @@ class ClusterRecord:
         else:
             file.unlink(missing_ok=True)
 
-    def unsettle(self, deployment: str, container_id: str) -> None:
-        """Keep that a container was started and has not been held against its plan yet."""
+    def mark_unverified(self, deployment: str, container_id: str) -> None:
+        """Keep that a container was started and has not been checked against its plan yet."""
         if is_name(deployment):
-            write_private(self._unsettled(deployment), container_id)
+            write_private(self._unverified(deployment), container_id)
 
-    def settle(self, deployment: str) -> None:
+    def clear_unverified(self, deployment: str) -> None:
         if is_name(deployment):
-            self._unsettled(deployment).unlink(missing_ok=True)
+            self._unverified(deployment).unlink(missing_ok=True)
 
-    def is_unsettled(self, deployment: str, container_id: str) -> bool:
+    def is_unverified(self, deployment: str, container_id: str) -> bool:
         try:
-            known = self._unsettled(deployment).read_text(encoding="utf-8", errors="replace")
+            known = self._unverified(deployment).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return False
         return is_name(deployment) and known == container_id
 
-    def _unsettled(self, deployment: str) -> Path:
+    def _unverified(self, deployment: str) -> Path:
         return self.folder.parent / "unsettled" / deployment
 
     def _file(self, deployment: str) -> Path:

@@ -119,12 +119,12 @@ def examine(
     draft = _Task(make)
     restarts = _Task(host.endless_gpu_containers if host is not None else tuple)
     neighbours = _Task(host.neighbours if host is not None else tuple)
-    look = _Task(lambda: look_for_symptoms(limited))
+    symptom_task = _Task(lambda: look_for_symptoms(limited))
     seen = read_host_facts(limited, _host_targets(resolved, settings))
     seen_plan = draft.wait(started_s + DEADLINE_S)
     endless = restarts.wait(started_s + DEADLINE_S)
     beside = neighbours.wait(started_s + DEADLINE_S)
-    symptoms = look.wait(started_s + DEADLINE_S) or SymptomFact()
+    symptoms = symptom_task.wait(started_s + DEADLINE_S) or SymptomFact()
     findings = (
         machine_checks.check_architecture(seen.architecture),
         machine_checks.check_system(seen.system),

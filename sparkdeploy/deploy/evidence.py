@@ -105,9 +105,9 @@ def write_evidence(
 
 def _headline(record: Mapping[str, Any], log: str, details: Mapping[str, Any]) -> str:
     """Say what it died of: as whoever waited found it, or from the log and how it ended."""
-    told = details.get("cause")
-    if isinstance(told, dict):
-        words = [str(told[part]) for part in ("name", "meaning", "line") if told.get(part)]
+    cause = details.get("cause")
+    if isinstance(cause, dict):
+        words = [str(cause[part]) for part in ("name", "meaning", "line") if cause.get(part)]
         return ": ".join(words) + "\n"
     state = record.get("State") or {}
     if state.get("Running"):

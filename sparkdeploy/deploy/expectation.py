@@ -1,4 +1,4 @@
-"""What a start is held against, also when its plan is long gone: it travels on the container."""
+"""What a start is checked against: kept on the container, which outlives its plan."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ class Expectation:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def hold(node: Node, fact: ContainerFact, told: EngineFacts | None = None) -> None:
-    """Hold a part's log against what its container was made with; UnhealthyError names the node.
+def verify_part(node: Node, fact: ContainerFact, facts: EngineFacts | None = None) -> None:
+    """Compare a part's log with what its container was made with; UnhealthyError names the node.
 
-    The log is read unless `told` has what it says. A container of an earlier version was made with
+    The log is read unless `facts` has what it says. A container of an earlier version was made with
     no expectation, and is believed.
     """
     expected = expectation_on(fact)
     if expected is None:
         return
-    if told is None:
+    if facts is None:
         with named(node):
-            told = read_whole(node.docker.logs(fact.container_id, this_run=fact)).facts
-    if not (node.is_here or told.has_plugin_line):
+            facts = read_whole(node.docker.logs(fact.container_id, this_run=fact)).facts
+    if not (node.is_here or facts.has_plugin_line):
         # A worker's log may say nothing of the plugin, as under Ray.
         expected = replace(expected, treatment=None)
     try:
-        check_backends(expected, told)
+        check_backends(expected, facts)
     except UnhealthyError as error:
         if not node.is_here:
             error.message = f"{node.name}: {error.message}"
@@ -96,8 +96,8 @@ def expectation_of(plan: Plan, part: Part) -> Expectation:
 
 def _adapters(plan: Plan, part: Part) -> tuple[str, ...]:
     """Return the adapters that each process whose words stand in a part's log has to take."""
-    told = plan.parts if plan.formation.backend == "ray" and part is plan.head else (part,)
-    chosen = [chosen_adapters(it.spec.env, it.seat.rdma) for it in told if it.spec is not None]
+    logged = plan.parts if plan.formation.backend == "ray" and part is plan.head else (part,)
+    chosen = [chosen_adapters(it.spec.env, it.seat.rdma) for it in logged if it.spec is not None]
     return tuple(name for name in chosen[0] if all(name in names for names in chosen))
 
 
@@ -177,11 +177,11 @@ def _check_treatment(expected: ExpectedTreatment, facts: EngineFacts) -> None:
         )
     layer, made = expected.draft_layer, (facts.draft_int4_layers, facts.draft_fp8_layers)
     if layer is not None and made != (layer.int4_layers, layer.fp8_layers):
-        told = (
+        made_text = (
             "said nothing of it" if made == (None, None) else f"made int4={made[0]}, fp8={made[1]}"
         )
         raise UnhealthyError(
             f"the recipe asks for a draft layer of int4={layer.int4_layers} layers of experts and "
-            f"fp8={layer.fp8_layers} layers, and the plugin {told}",
+            f"fp8={layer.fp8_layers} layers, and the plugin {made_text}",
             hint=fault,
         )

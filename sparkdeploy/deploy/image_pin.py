@@ -1,4 +1,4 @@
-"""Pin the tag of an image that others made to its digest, and look into that image."""
+"""Pin the tag of an image that others made to its digest, and inspect that image."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def with_known_image(
     plan: Plan, request: Request, settings: Settings, host: DockerHost, *, update: bool
 ) -> Resolved:
-    """Pin a plan's image and look into it; return the recipe for what the image holds.
+    """Pin a plan's image and inspect it; return the recipe for what the image holds.
 
     Returns the plan's own recipe where nothing is to be found out. Raises BuildError for an image
     that cannot be had, and RecipeError where the recipe does not fit what was found. `update` asks
@@ -68,7 +68,7 @@ def pin_image(
     pin = before
     if is_tag(name) and (asks or before is None):
         pin = settling.ask(name) if asks else settling.settle(name)
-    known = _looked_into(reload, settling, name, before, pin)
+    known = _inspected(reload, settling, name, before, pin)
     if pin is not None and pin != before and settling.platform is None:
         if before is not None:
             _print_changes(name, before, known, settings)
@@ -76,7 +76,7 @@ def pin_image(
     return known
 
 
-def _looked_into(
+def _inspected(
     reload: Callable[[ImageLock], Resolved],
     settling: Settling,
     name: str,
@@ -89,7 +89,7 @@ def _looked_into(
     if isinstance(known.engine, SettledEngine):
         return known
     stages = stages_for(known, base_source="registry", architecture=settling.architecture)
-    # A hint to ask the registry again is of no use for what it answered a moment ago.
+    # A hint to ask the registry again is of no use for what it has just answered.
     first = stages[0] if pin is before else replace(stages[0], settled_tag="")
     contents = settling.look_into(known.engine, first)
     return reload(replace(images, found={known.engine.image or "": contents}))

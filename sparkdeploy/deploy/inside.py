@@ -54,7 +54,7 @@ def refuse_blind(plan: Plan, nodes: Nodes) -> None:
 
     What keeps it from nothing, or could not be seen, is a warning.
     """
-    checks = look_inside(plan, nodes)
+    checks = probe_containers(plan, nodes)
     failed = tuple(check for check in checks if check.verdict is Verdict.FAIL)
     refuse_to_start(replace(plan, problems=failed))
     for check in checks:
@@ -62,17 +62,17 @@ def refuse_blind(plan: Plan, nodes: Nodes) -> None:
             console.warn(check.seen)
 
 
-def look_inside(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
+def probe_containers(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
     """Look into the engine image on every node whose part uses RDMA; none on machines without.
 
     Nothing fails for a recipe that puts up with sockets.
     """
 
-    def look(part: Part) -> list[Finding]:
-        return list(_look(plan, part, nodes.node(part.node)))
+    def probe(part: Part) -> list[Finding]:
+        return list(_probe(plan, part, nodes.node(part.node)))
 
     parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.formation, it.seat)]
-    found = [check for checks in at_once(look, parts) for check in checks]
+    found = [check for checks in at_once(probe, parts) for check in checks]
     if allows_sockets(plan.resolved):
         found = [_softened(check) for check in found]
     return tuple(found)
@@ -82,7 +82,7 @@ def _softened(check: Finding) -> Finding:
     return replace(check, verdict=Verdict.WARN) if check.verdict is Verdict.FAIL else check
 
 
-def add_up(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
+def check_all_reduce(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
     """Let NCCL add a tensor up over all nodes of the plan, in containers like those of a launch.
 
     Not beside a deployment: both would take from the same memory, and the guard ends what serves.
@@ -114,10 +114,10 @@ def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpe
     return replace(spec, name=f"{NAME_START}look-{uuid4().hex[:8]}")
 
 
-def _look(plan: Plan, part: Part, node: Node) -> Iterator[Finding]:
+def _probe(plan: Plan, part: Part, node: Node) -> Iterator[Finding]:
     spec = replace(_spec(plan, part, rdma.__file__), gpus="none")
     if not _has_image(node, spec.image):
-        yield _image_to_come(plan, part)
+        yield _image_missing(plan, part)
         return
     subject = "container with /dev/infiniband"
     try:
@@ -131,7 +131,7 @@ def _look(plan: Plan, part: Part, node: Node) -> Iterator[Finding]:
     except NodeError as error:
         yield _unseen(part.node, subject, error.message, error.hint)
         return
-    fact = read_rdma(_told(said, rdma.MARK))
+    fact = read_rdma(_after_mark(said, rdma.MARK))
     if code != 0 or fact is None:
         yield _unseen(part.node, subject, _last_line(said))
         return
@@ -166,7 +166,7 @@ def _add(plan: Plan, part: Part, node: Node, port: int) -> Finding:
         code, said = node.docker.run_to_end(spec, timeout_s=SUM_TIMEOUT_S)
     except NodeError as error:
         return _no_sum(part.node, error.message, error.hint)
-    added = _read_sum(_told(said, all_reduce.MARK))
+    added = _read_sum(_after_mark(said, all_reduce.MARK))
     if code != 0 or added is None:
         return _why_no_sum(part, code, said)
     if added.sum != count:
@@ -224,14 +224,14 @@ def _has_image(node: Node, tag: str) -> bool:
         return node.docker.find_image(tag) is not None
 
 
-def _image_to_come(plan: Plan, part: Part) -> Finding:
+def _image_missing(plan: Plan, part: Part) -> Finding:
     recipe = plan.resolved.recipe.name
     value = f"the image of {recipe} is not on {part.node} yet"
     fix = f"sparkdeploy up {plan.resolved.called} --cluster --prepare"
     return _unseen(part.node, "engine image", value, fix)
 
 
-def _told(said: str, mark: str) -> str:
+def _after_mark(said: str, mark: str) -> str:
     """Return what stands behind the last mark of a line, wherever others' words end before it."""
     _, _, text = said.rpartition(mark)
     return text.partition("\n")[0]

@@ -1,6 +1,6 @@
 """The containers of one `up`, on one node or several: started, waited for, kept or put back.
 
-The containers of a launch are replaced one after the other (see `replace`), and settled together:
+The containers of a launch are replaced one after the other (see `replace`), and committed together:
 all of them stay, or all of them go and what was there before is there again. The head decides:
 whatever a command that died left half done on other nodes follows what the head has (`recovery`).
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Launch:
-    """One attempt to let a deployment run; it knows at any moment what has been begun."""
+    """One attempt to let a deployment run; it always knows what has been begun."""
 
     deployment: str
     settings: Settings
@@ -47,7 +47,7 @@ class Launch:
     """What was typed, for who waits for the lock: `up v2 --name main`."""
     begun: list[tuple[Node, Replacement]] = field(default_factory=list)
     """In the order in which they were begun; each knows how far it has come."""
-    is_settled: bool = False
+    is_finished: bool = False
     noted_before: tuple[str, ...] = ()
     answered_s: float | None = None
 
@@ -146,17 +146,17 @@ class Launch:
         fate = "; the previous deployment is starting again" if self.replaces else ""
         error.message += fate + "".join(f"; evidence: {folder}" for folder in folders)
 
-    def settle_after(self, error: SparkdeployError, settle: Callable[[], object]) -> None:
-        """Settle under the lock what failed; the error stays the one that the user reads."""
+    def recover_after(self, error: SparkdeployError, recover: Callable[[], object]) -> None:
+        """Recover a failed start under the lock; the error stays the one that the user reads."""
         try:
             with defer_signals(), self.lock():
-                settle()
-        except SparkdeployError as unsettled:
-            error.message += f"; what was there before is not back yet: {unsettled.message}"
+                recover()
+        except SparkdeployError as failure:
+            error.message += f"; what was there before is not back yet: {failure.message}"
 
     def undo(self, details: Callable[[], Mapping[str, Any]] = dict) -> None:
         """Bring the old ones back after an interruption; new ones without old ones go on."""
-        if self.is_settled or not self.replaces:
+        if self.is_finished or not self.replaces:
             return
         with defer_signals(), self.lock():
             if self._is_in_place():
@@ -164,11 +164,11 @@ class Launch:
 
     def commit(self) -> None:
         """Let the new containers stay, the head's first: from then on the others follow it."""
-        self.is_settled = True
+        self.is_finished = True
         noted = [name for name in self.noted_before if name not in {n.name for n, _ in self.begun}]
         is_old_whole = self._is_old_whole()
         for node, replacement in self._by_rank():
-            with _told(node, "what it replaced may remain there"):
+            with _warn_on_failure(node, "what it replaced may remain there"):
                 if not is_old_whole:
                     replacement.remove_old()
                 replacement.commit()
@@ -177,14 +177,14 @@ class Launch:
             noted.append(node.name)
         here = {node.name for node, _ in self.begun if node.is_here}
         self.record.note(self.deployment, () if set(noted) <= here else tuple(noted))
-        self.record.settle(self.deployment)
+        self.record.clear_unverified(self.deployment)
 
     def revert(self, details: Mapping[str, Any] | None = None) -> list[Path]:
         """Save evidence of the new containers, put them away, bring the old ones back.
 
         Returns the folders of the evidence. A node that does not answer is named, and stays noted.
         """
-        self.is_settled = True
+        self.is_finished = True
         folders: list[Path] = []
         left: list[str] = []
         # The head first: from then on whoever goes on after a kill lets the others follow it.
@@ -200,7 +200,7 @@ class Launch:
                 folders.append(folder)
         if len(self.begun) > 1 or self.noted_before:
             self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *left))))
-        self.record.settle(self.deployment)
+        self.record.clear_unverified(self.deployment)
         return folders
 
     def _begin(self, node: Node, bring: Callable[..., None]) -> None:
@@ -212,7 +212,7 @@ class Launch:
             with named(node):
                 bring(replacement, found=deployments_in(node.listing).get(self.deployment))
             if node.is_here and replacement.new_id is not None:
-                self.record.unsettle(self.deployment, replacement.new_id)
+                self.record.mark_unverified(self.deployment, replacement.new_id)
         except BaseException:
             with defer_signals():
                 self.revert()
@@ -241,13 +241,13 @@ class Launch:
         head = self.head
         fact = head.host.find_container(head.container_id)
         is_stopped = fact is not None and fact.is_stopped
-        if is_stopped and not self.record.is_unsettled(self.deployment, head.container_id):
-            self.is_settled = True
+        if is_stopped and not self.record.is_unverified(self.deployment, head.container_id):
+            self.is_finished = True
             raise TakenAwayError(self.deployment) from cause
 
     def _require_in_place(self, cause: SparkdeployError | None) -> None:
         if not self._is_in_place():
-            self.is_settled = True
+            self.is_finished = True
             raise TakenAwayError(self.deployment) from cause
 
 
@@ -257,7 +257,7 @@ def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> li
     for node in nodes.others:
         if node.name in needed:
             continue
-        with _told(node, "its container of the old deployment remains there"):
+        with _warn_on_failure(node, "its container of the old deployment remains there"):
             known = deployments_in(node.listing).get(deployment)
             fact = known.serving if known is not None else None
             if fact is not None and fact.nodes[:1] == (nodes.here.name,):
@@ -266,7 +266,7 @@ def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> li
 
 
 @contextlib.contextmanager
-def _told(node: Node, remains: str) -> Iterator[None]:
+def _warn_on_failure(node: Node, remains: str) -> Iterator[None]:
     """The head has decided: what cannot be done on another node now is done by a later command."""
     try:
         with named(node):

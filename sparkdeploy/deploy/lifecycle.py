@@ -74,7 +74,7 @@ def stop_locked(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
         found = _require_own(nodes, name)
     with defer_signals(), console.step(f"stop of {name}"):
         # Whoever waits for its first answer then knows that it is to stay, stopped.
-        ClusterRecord.below(settings.state_dir).settle(name)
+        ClusterRecord.below(settings.state_dir).clear_unverified(name)
         return _stop_everywhere(nodes, found, settings)
 
 
@@ -103,7 +103,7 @@ def start(name: str, *, drop_page_cache: bool = False) -> Started:
         try:
             return _start(nodes, launch, drop_page_cache=drop_page_cache)
         except KeyboardInterrupt:
-            if launch.begun and launch.begun[-1][1].new_id is not None and not launch.is_settled:
+            if launch.begun and launch.begun[-1][1].new_id is not None and not launch.is_finished:
                 console.warn(f"{name} goes on starting; `sparkdeploy status` shows it")
             raise
 
@@ -138,7 +138,7 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
                 refuse_as_worker(found)
                 reason = "`rollback` gave it up"
                 done = end_start(nodes, name, found, settings, reason=reason)
-                if done.action in {"nothing", "held"} and found is not None and found.kept:
+                if done.action in {"nothing", "verified"} and found is not None and found.kept:
                     start_again(nodes, launch, found.kept[0], drop_page_cache=drop_page_cache)
                 elif done.action == "reverted":
                     _start_missing_ranks(nodes, launch, drop_page_cache)
@@ -147,7 +147,7 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
         except KeyboardInterrupt:
             launch.undo()
             raise
-    if done.action not in {"nothing", "held"}:
+    if done.action not in {"nothing", "verified"}:
         return done
     if not launch.begun:
         return Recovery("nothing", f"nothing to do: no earlier container of {name} is kept")
@@ -214,21 +214,21 @@ def wait_for_running(nodes: Nodes, launch: Launch, watch: Watch) -> Readiness:
     """Wait for what runs already, and then finish or revert what an `up --detach` left."""
     name, settings = launch.deployment, launch.settings
 
-    def settle() -> None:
+    def finish() -> None:
         recover(nodes, name, look_again(nodes.here, name), settings)
 
     try:
         readiness = watch.wait()
     except ContainerDiedError as error:
-        # The guard may have started it again, and it would look as if it came up.
+        # The guard may have started it again, and it would seem to serve.
         reason = error.message
-        launch.settle_after(error, lambda: abandon(nodes, name, settings, reason=reason))
+        launch.recover_after(error, lambda: abandon(nodes, name, settings, reason=reason))
         raise
     except SparkdeployError as error:
-        launch.settle_after(error, settle)
+        launch.recover_after(error, finish)
         raise
     with defer_signals(), launch.lock():
-        settle()
+        finish()
     return readiness
 
 

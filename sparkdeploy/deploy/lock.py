@@ -29,7 +29,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Deferral:
-    """The signals that are deferred at the moment; blocks may lie within each other."""
+    """The signals that are deferred now; blocks may lie within each other."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -46,7 +46,7 @@ class _Deferral:
                 self.handlers[number] = signal.signal(number, self._note)
 
     def end(self) -> None:
-        """Give the handlers back; raise KeyboardInterrupt when a signal came meanwhile."""
+        """Give the handlers back; raise KeyboardInterrupt when a signal arrived meanwhile."""
         self.depth -= 1
         if self.depth:
             return

@@ -1,4 +1,4 @@
-"""Memory for a start: what was planned to be taken against what is free at that moment."""
+"""Memory for a start: what was planned to be taken against what is free then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node
 
 RETURN_TIMEOUT_S = 20.0
-"""A driver may give memory back some seconds after the process that held it has ended."""
+"""A driver may give memory back some seconds after the process that used it has ended."""
 POLL_S = 0.5
 UNKNOWN_BYTES = 1 << 62
 DROP_CACHES = "/proc/sys/vm/drop_caches"
@@ -27,7 +27,7 @@ DROP_COMMAND = f"sync && echo 1 | sudo tee {DROP_CACHES}"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a look at a node's memory needs; other clocks are for tests."""
+    """What reading a node's memory needs; other clocks are for tests."""
 
     meminfo: Callable[[], Mapping[str, int]]
     drop_page_cache: Callable[[], None]
@@ -38,10 +38,10 @@ class Memory:
     sleep: Callable[[float], None] = time.sleep
 
 
-def make_room_for(
+def require_memory_on(
     node: Node, deployment: str, claim: MemoryClaim | None, *, drop_page_cache: bool
 ) -> None:
-    """Make room beside all other deployments of a node; raises what `make_room` does.
+    """Require memory beside all other deployments of a node; raises what `require_memory` does.
 
     Its containers were listed under the lock, so that no other start is missing from them.
 
@@ -58,17 +58,17 @@ def make_room_for(
 
     memory = Memory(meminfo, drop, "" if node.is_here else f"{node.name}: ")
     others_bytes = promised_bytes(filter(lambda it: it.is_own, node.listing), deployment)
-    make_room(claim, memory, others_bytes=others_bytes, drop_page_cache=drop_page_cache)
+    require_memory(claim, memory, others_bytes=others_bytes, drop_page_cache=drop_page_cache)
 
 
-def make_room(
+def require_memory(
     claim: MemoryClaim | None,
     memory: Memory,
     *,
     others_bytes: int = 0,
     drop_page_cache: bool = False,
 ) -> None:
-    """Hold a claim against the memory that is free now, when nothing of the deployment runs.
+    """Compare a claim with the memory that is free now, when nothing of the deployment runs.
 
     `others_bytes` is what the other deployments were planned to take. Waits for memory that a
     stopped container still gives back. Where CUDA counts only what is really free, a page cache in
@@ -97,14 +97,14 @@ def _clear_page_cache(needed_bytes: int, memory: Memory, *, drop: bool) -> None:
     missing_bytes = needed_bytes - memory.meminfo().get("MemFree", needed_bytes)
     if missing_bytes <= 0:
         return
-    told = (
+    warning = (
         f"{memory.prefix}the page cache holds {format_gib(missing_bytes)} that CUDA will not count "
         "as free"
     )
-    if not drop and not console.confirm(f"{told}. Drop it?"):
-        console.warn(f"{told}; if the start fails: {DROP_COMMAND}")
+    if not drop and not console.confirm(f"{warning}. Drop it?"):
+        console.warn(f"{warning}; if the start fails: {DROP_COMMAND}")
         return
     try:
         memory.drop_page_cache()
     except NodeError as error:
-        console.warn(f"{told}, and it cannot be dropped ({error.message}): {DROP_COMMAND}")
+        console.warn(f"{warning}, and it cannot be dropped ({error.message}): {DROP_COMMAND}")

@@ -15,7 +15,7 @@ from sparkdeploy.deploy.deployments import (
     may_still_start,
     nodes_with,
 )
-from sparkdeploy.deploy.expectation import hold
+from sparkdeploy.deploy.expectation import verify_part
 from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.deploy.replace import Origin, Replacement
 from sparkdeploy.deploy.serving import answers
@@ -43,8 +43,8 @@ ALONE = "alone"
 class Recovery:
     """What was found half done, and what became of it."""
 
-    action: Literal["nothing", "held", "waiting", "finished", "reverted", "returned"]
-    """held: a start that nobody had looked at is what was planned; returned: by `rollback`."""
+    action: Literal["nothing", "verified", "waiting", "finished", "reverted", "returned"]
+    """verified: a start not checked before is what was planned; returned: by `rollback`."""
     text: str = ""
 
     @property
@@ -65,8 +65,8 @@ def is_half_done(nodes: Nodes, deployment: str, settings: Settings) -> bool:
     if found is None or found.is_of_another_head:
         return False
     serving = found.serving
-    is_unsettled = serving is not None and record.is_unsettled(deployment, serving.container_id)
-    return found.is_half_replaced or len(found.kept) > 1 or is_unsettled
+    is_unverified = serving is not None and record.is_unverified(deployment, serving.container_id)
+    return found.is_half_replaced or len(found.kept) > 1 or is_unverified
 
 
 def recover(nodes: Nodes, deployment: str, found: Inspected | None, settings: Settings) -> Recovery:
@@ -83,12 +83,12 @@ def recover(nodes: Nodes, deployment: str, found: Inspected | None, settings: Se
             found,
             crashes_dir=settings.crashes_dir,
             is_answering=answers,
-            check=lambda fact: _hold_all(nodes, deployment, fact),
+            check=lambda fact: _verify_parts(nodes, deployment, fact),
         )
         if done.action == "nothing":
-            done = _hold_first_start(nodes, found, settings)
-        if done.action in {"finished", "reverted", "held"}:
-            record.settle(deployment)
+            done = _verify_first_start(nodes, found, settings)
+        if done.action in {"finished", "reverted", "verified"}:
+            record.clear_unverified(deployment)
         if done.text:
             console.warn(done.text)
         if done.action == "waiting":
@@ -109,16 +109,16 @@ def end_start(
         return _let_others_follow(nodes, deployment, found, settings, done)
 
 
-def _hold_all(nodes: Nodes, deployment: str, head: ContainerFact) -> None:
+def _verify_parts(nodes: Nodes, deployment: str, head: ContainerFact) -> None:
     """Hold all parts against their plan: a head answers without a rank, and hangs when asked."""
-    hold(nodes.here, head)
+    verify_part(nodes.here, head)
     for name in head.nodes[1:]:
         node = nodes.node(name)
         with named(node):
             fact = node.docker.find_container(container_name(deployment))
         if fact is None or not fact.is_running or fact.launch != head.launch:
             raise UnhealthyError(f"{name}: its part of {deployment} does not run")
-        hold(node, fact)
+        verify_part(node, fact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _let_others_follow(
             noted.append(name)
             continue
         try:
-            settled, has_something = _settle(nodes.node(name), head, deployment, settings)
+            outcome, has_something = _recover_node(nodes.node(name), head, deployment, settings)
         except NodeError as error:
             noted.append(name)
             console.warn(
@@ -170,10 +170,10 @@ def _let_others_follow(
             )
             continue
         noted += [name] if has_something else []
-        if settled.text:
-            console.warn(f"{name}: {settled.text}")
-        if done.action in {"nothing", "held"}:
-            done = settled
+        if outcome.text:
+            console.warn(f"{name}: {outcome.text}")
+        if done.action in {"nothing", "verified"}:
+            done = outcome
     record.note(deployment, tuple(dict.fromkeys(noted)))
     return done
 
@@ -186,8 +186,10 @@ def _as_it_is_now(here: Node, found: Inspected | None, done: Recovery) -> Inspec
     return look_again(here, found.name) if found is not None else None
 
 
-def _settle(node: Node, head: Head, deployment: str, settings: Settings) -> tuple[Recovery, bool]:
-    """Return what became of another node, and whether it still has a container of this head."""
+def _recover_node(
+    node: Node, head: Head, deployment: str, settings: Settings
+) -> tuple[Recovery, bool]:
+    """Return the outcome on another node, and whether it still has a container of this head."""
     with named(node):
         done = follow(node.docker, deployment, head=head, crashes_dir=settings.crashes_dir)
         node.forget_listing()
@@ -230,21 +232,21 @@ def recover_here(
     return _reverted(half_done, "the command that started it ended before it answered")
 
 
-def _hold_first_start(nodes: Nodes, found: Inspected | None, settings: Settings) -> Recovery:
-    """Hold what took nobody's place against its plan, once: the `up` was detached, or died."""
+def _verify_first_start(nodes: Nodes, found: Inspected | None, settings: Settings) -> Recovery:
+    """Check a first start against its plan, once: the `up` was detached, or died."""
     host, record = nodes.here.docker, ClusterRecord.below(settings.state_dir)
     fact = found.serving if found is not None else None
     deployment = fact.deployment if fact is not None else ""
-    if fact is None or not record.is_unsettled(deployment, fact.container_id) or not answers(fact):
+    if fact is None or not record.is_unverified(deployment, fact.container_id) or not answers(fact):
         return Recovery("nothing")
     try:
-        _hold_all(nodes, deployment, fact)
+        _verify_parts(nodes, deployment, fact)
     except UnhealthyError as error:
         started = Replacement(host, deployment, settings.crashes_dir, new_id=fact.container_id)
         # One that has ended before was started again, and stays, stopped.
         started.origin = Origin.ENDED if parse_time(fact.finished_at) else Origin.MADE
         return _reverted(started, error.message)
-    return Recovery("held")
+    return Recovery("verified")
 
 
 def abandon(nodes: Nodes, deployment: str, settings: Settings, *, reason: str) -> Recovery:
@@ -299,7 +301,7 @@ def _reverted(started: Replacement, reason: str) -> Recovery:
 def _half_done(host: DockerHost, found: Inspected, crashes_dir: Path) -> Replacement:
     """Return what a command that died had begun, as far as the containers tell."""
     new, old = found.serving, found.replaced
-    # A rollback is told from an upgrade: a container that comes back is older than the other. One
+    # A rollback differs from an upgrade: a container that comes back is older than the other. One
     # of which no time is known was made.
     was_kept = new is not None and old is not None and "" < new.created_at < old.created_at
     replacement = Replacement(
@@ -309,8 +311,8 @@ def _half_done(host: DockerHost, found: Inspected, crashes_dir: Path) -> Replace
         old=old,
         new_id=new.container_id if new is not None else None,
         origin=Origin.KEPT if was_kept else Origin.MADE,
-        # Nobody knows whether the command that died had told it to stop: it may end any moment.
-        is_old_told_to_stop=old is not None and old.is_running,
+        # Nobody knows whether the command that died had stopped it: it may end at any time.
+        is_old_stopping=old is not None and old.is_running,
     )
     replacement.knows(found.kept)
     return replacement

@@ -151,8 +151,8 @@ def warn_of_foreign_containers(listing: Iterable[ListedContainer]) -> None:
     more = len(names) - NAMED_FOREIGN
     rest = f" and {more} more" if more > 0 else ""
     shown = ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_FOREIGN])
-    told = "left alone, for they carry sparkdeploy's labels and other names"
-    console.warn(f"{told}: {shown}{rest}")
+    reason = "left alone, for they carry sparkdeploy's labels and other names"
+    console.warn(f"{reason}: {shown}{rest}")
 
 
 def require_known(nodes: Nodes, name: str, settings: Settings) -> None:

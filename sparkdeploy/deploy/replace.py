@@ -9,7 +9,7 @@ can be followed by `recovery.recover`:
     NAME, which has ended           stopped, or dead: `start` and `up` start or replace it
     NAME-kept-N                     an earlier one, stopped, for `rollback`: the highest N counts
 
-The node's lock is held while containers change, and not while the new one is waited for: `down`
+The node's lock is kept while containers change, and not while the new one is waited for: `down`
 and `rollback` may end a start. Whoever waited then finds its container gone and says so.
 """
 
@@ -75,9 +75,9 @@ class Replacement:
     stopped_id: str | None = None
     """What stood stopped under the name, and is kept from now on as an earlier one."""
     told_to_stop_s: float | None = None
-    """When this command told the old one to stop, by the clock that only goes on."""
-    is_old_told_to_stop: bool = False
-    """From then on the old one may end at any moment, although it still runs."""
+    """When this command stopped the old one, by the clock that only goes on."""
+    is_old_stopping: bool = False
+    """From then on the old one may end at any time, although it still runs."""
     kept: dict[int, str] = field(default_factory=dict)
     """The ids of the earlier containers, by number."""
 
@@ -134,7 +134,7 @@ class Replacement:
             self.host.rename(stopped.container_id, container_name(self.deployment))
         if self.old_id is None:
             return folder
-        if self.is_old_told_to_stop:
+        if self.is_old_stopping:
             self.host.stop(self.old_id)
         old = self._find(self.old_id)
         if old is None:
@@ -168,7 +168,7 @@ class Replacement:
         if current.is_running:
             self.old = current
             self.host.rename(current.container_id, replaced_name(self.deployment))
-            self.is_old_told_to_stop = True
+            self.is_old_stopping = True
             self.told_to_stop_s = time.monotonic()
             self.host.stop(current.container_id)
             return
@@ -291,7 +291,7 @@ def _refuse_half_done(replacement: Replacement, found: Listed | Inspected | None
 
 
 def _refuse_anothers(old: ListedContainer, marks: Mapping[str, str]) -> None:
-    """Another machine's part is never replaced, also when it came a moment ago."""
+    """Another machine's part is never replaced, also when it has just come up."""
     head, rank = marks.get(labels.NODES, "").partition(",")[0], marks.get(labels.RANK, "0")
     owner = old.nodes[0] if old.nodes else "this node itself"
     if (rank == "0") != (old.rank == 0) or (rank != "0" and owner != head):

@@ -72,7 +72,7 @@ def served_by(fact: ListedContainer, settings: Settings) -> ServedDeployment:
 
 
 def stopped_because(fact: ContainerFact) -> str:
-    """Say why it stopped itself: `idle for 30m`; empty for what was told to stop."""
+    """Say why it stopped itself: `idle for 30m`; empty for what was stopped by a command."""
     if fact.exit_code != EXIT_IDLE or not fact.is_stopped:
         return ""
     idle_s = _mapping(_values(fact).get("limits")).get("idle_stop_s")

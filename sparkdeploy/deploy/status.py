@@ -95,7 +95,7 @@ class StatusRow:
     stopped_at: str = ""
     """When it was stopped, in UTC; empty for what runs, failed, or is only kept for a rollback."""
     stopped_because: str = ""
-    """Why it stopped itself: `idle for 30m`; empty where somebody told it to."""
+    """Why it stopped itself: `idle for 30m`; empty where a command stopped it."""
     requests: int | None = None
     """Finished since vLLM was started, by its own count; None where it tells nothing."""
     requests_a_minute: float | None = None

@@ -50,20 +50,20 @@ def stay_with(deployment: str) -> None:
 
     Raises UnhealthyError when a part of it died; the others are stopped then.
     """
-    tell_systemd("READY=1")
+    notify_systemd("READY=1")
     settings = load_settings()
     stay(partial(connect_nodes, settings, deployment), deployment, settings)
     console.info(f"{deployment} was stopped")
 
 
-def tell_systemd(state: str) -> None:
+def notify_systemd(state: str) -> None:
     """Send one word of sd_notify(3); nothing where nobody asked for it."""
     address = os.environ.get(NOTIFY, "")
     if not address.startswith(("/", "@")):
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
         # An abstract address begins with a zero byte.
-        told.sendto(state.encode(), address.replace("@", "\0", 1))
+        notifier.sendto(state.encode(), address.replace("@", "\0", 1))
 
 
 class Ends:
@@ -83,7 +83,7 @@ class Ends:
         self._waited_for.discard(self._ended.get())
 
     def _wait_for(self, node: Node, container_id: str) -> None:
-        # Why nobody answers is seen at the next look.
+        # Why nobody answers is seen the next time.
         with contextlib.suppress(NodeError):
             node.docker.wait(container_id)
         self._ended.put(container_id)
@@ -110,7 +110,7 @@ def stay(
     while True:
         with contextlib.suppress(NodeError), connect() as nodes:
             ends = make_ends()
-            while (parts := _look(nodes, deployment, is_attended)) is not None:
+            while (parts := _running_parts(nodes, deployment, is_attended)) is not None:
                 if parts:
                     ends.wait(parts)
                 else:
@@ -120,7 +120,9 @@ def stay(
         sleep(CONNECT_EVERY_S)
 
 
-def _look(nodes: Nodes, deployment: str, is_attended: Callable[[], bool]) -> list[Part] | None:
+def _running_parts(
+    nodes: Nodes, deployment: str, is_attended: Callable[[], bool]
+) -> list[Part] | None:
     """Return the parts when all of them run, none during a change, None when it was stopped.
 
     Raises NodeError where not all was seen, and nothing seen ends it.

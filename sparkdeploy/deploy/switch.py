@@ -71,7 +71,7 @@ def at_address(request: Request, address: Address, settings: Settings) -> Reques
     """Return the request as one that answers there; what it sets itself goes before.
 
     The new model keeps its own name and gets the aliases: a client that asks for the old model by
-    its name is told that it is not there, and never answered by another one.
+    its name learns that it is not there, and never answered by another one.
     """
     given = [item for item in request.assignments if item]
     taken: list[str] = []

@@ -83,7 +83,7 @@ def _send_image(engine: Stage, head: Node, worker: Node) -> int:
     if image is None:
         raise NodeError(f"{head.name}: {engine.tag} is not there")
     with named(worker):
-        _require_image_room(worker, image)
+        _require_image_disk(worker, image)
     stream = _Compressed(head.docker.save_images([engine.tag]))
     try:
         with named(worker), console.step(f"image engine to {worker.name}") as step:
@@ -124,7 +124,7 @@ class _Compressed:
             packed = packer.compress(chunk)
             self.sent_bytes += len(packed)
             if self.read_bytes * 100 > total_bytes:
-                # The engine packs for a while before the archive flows: no rate can be told yet.
+                # The engine packs for a while before the archive flows: no rate is known yet.
                 step.progress(self.read_bytes, max(total_bytes, self.read_bytes))
             if packed:
                 yield packed
@@ -140,8 +140,8 @@ class _Compressed:
             raise
 
 
-def _require_image_room(worker: Node, image: ImageFact) -> None:
-    free_bytes, root = _docker_room(worker)
+def _require_image_disk(worker: Node, image: ImageFact) -> None:
+    free_bytes, root = _docker_free_disk(worker)
     needed_bytes = LOAD_FACTOR * image.size_bytes
     if free_bytes is not None and free_bytes < needed_bytes:
         raise NodeError(
@@ -151,7 +151,7 @@ def _require_image_room(worker: Node, image: ImageFact) -> None:
         )
 
 
-def _docker_room(node: Node) -> tuple[int | None, str]:
+def _docker_free_disk(node: Node) -> tuple[int | None, str]:
     """Return the free bytes of the disk that a node's engine keeps its images on, and where."""
     root = node.docker.info().root_dir
     return free_bytes_on(node, Path(root)), root
@@ -160,7 +160,7 @@ def _docker_room(node: Node) -> tuple[int | None, str]:
 def _explained(error: NodeError, worker: Node, image: ImageFact, read_bytes: int) -> NodeError:
     """Say `disk full` where that is why an engine hung up in the middle of an archive."""
     try:
-        free_bytes, root = _docker_room(worker)
+        free_bytes, root = _docker_free_disk(worker)
     except NodeError:
         return error
     left_bytes = max(image.size_bytes - read_bytes, 0) + image.size_bytes // 20
@@ -219,7 +219,7 @@ def same_tree(tree: Tree, head: Node, worker: Node, settings: Settings) -> int:
         return 0
     for path in difference.changed[:SHOWN_FILES]:
         console.warn(f"{worker.name}: {tree.there / path} differs from {head.name}'s; sent again")
-    _require_weights_room(tree, difference, worker)
+    _require_weights_disk(tree, difference, worker)
     sent_bytes = _send_files(tree, difference, worker)
     left = compare(tree, head, worker, settings)
     if left.paths:
@@ -234,14 +234,14 @@ def same_tree(tree: Tree, head: Node, worker: Node, settings: Settings) -> int:
 def compare(tree: Tree, head: Node, worker: Node, settings: Settings) -> Difference:
     """Hold a worker's files against ours, by sha256; unchanged files are not read again."""
 
-    def look(node: Node) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
+    def list_and_hash(node: Node) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
         root = tree.here if node is head else tree.there
         found = list_tree(node, root)
         used = {path: found[path] for path in tree.paths if path in found}
         return used, hashes(node, root, used, Ledger(settings.state_dir, node.name))
 
     with console.step(f"comparing {tree.here.name} with {worker.name}"):
-        (ours, our_hashes), (theirs, their_hashes) = at_once(look, (head, worker))
+        (ours, our_hashes), (theirs, their_hashes) = at_once(list_and_hash, (head, worker))
     missing = tuple(path for path in ours if path not in theirs)
     changed = tuple(
         path
@@ -259,7 +259,7 @@ def _said(entry: Entry, digest: str | None) -> tuple[str, str | None]:
     return entry.kind, entry.link if entry.kind == "l" else digest
 
 
-def _require_weights_room(tree: Tree, difference: Difference, worker: Node) -> None:
+def _require_weights_disk(tree: Tree, difference: Difference, worker: Node) -> None:
     folder = shlex.quote(str(tree.there))
     done = worker.script(f"mkdir -p {folder} && df -B1 --output=avail {folder} | tail -n 1")
     if done.exit_code != 0:

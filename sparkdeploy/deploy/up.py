@@ -18,7 +18,7 @@ from sparkdeploy.deploy.image_pin import with_known_image
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
-from sparkdeploy.deploy.memory import make_room_for
+from sparkdeploy.deploy.memory import require_memory_on
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
 from sparkdeploy.deploy.serving import answers
@@ -106,7 +106,7 @@ def up(
     options = options or UpOptions()
     name = request.deployment.name
     needed = needed_nodes(resolved, settings) if request.cluster else frozenset()
-    # Made before anything is begun: whatever interrupts finds here how far it came.
+    # Made before anything is begun: whatever interrupts finds here how far it got.
     launch = Launch(name, settings, _command(request))
     with connect_nodes(settings, name, needed) as nodes, console.steps():
         ranks = nodes.only(needed) if request.cluster else nodes.alone()
@@ -224,12 +224,12 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
     ]
     claims = {part.node: part.claim for part in plan.parts}
 
-    def make_room(node: Node) -> None:
+    def require_memory(node: Node) -> None:
         drop = options.drop_page_cache
-        make_room_for(node, launch.deployment, claims[node.name], drop_page_cache=drop)
+        require_memory_on(node, launch.deployment, claims[node.name], drop_page_cache=drop)
 
     with launch.lock(), ranks_lock(ranks, launch.command):
-        # Memory is promised to other deployments meanwhile: the one list that a lock is held for.
+        # Memory is promised to other deployments meanwhile: the one list that needs the lock.
         for node in nodes:
             node.forget_listing()
         _require_unchanged(plan, ranks)
@@ -240,7 +240,7 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
         leaving = parts_elsewhere(nodes, launch.deployment, plan.formation.nodes)
         is_again = plan.head.stopped is not None
         with console.drawn_step(_STARTS_AGAIN if is_again else _DOING[plan.head.action]):
-            launch.start(parts, make_room, leaving)
+            launch.start(parts, require_memory, leaving)
 
 
 def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
@@ -370,8 +370,8 @@ def _fate(nodes: Nodes, launch: Launch, options: UpOptions) -> str:
         return f"{name} was not replaced: the deployment that was there is starting again"
     if _stop_if_wanted(nodes, launch, options):
         return f"{name} was stopped before it answered"
-    look = f"`sparkdeploy status` and `sparkdeploy logs {name}`"
-    return f"{name} goes on starting; {look} show it"
+    commands = f"`sparkdeploy status` and `sparkdeploy logs {name}`"
+    return f"{name} goes on starting; {commands} show it"
 
 
 def _stop_if_wanted(nodes: Nodes, launch: Launch, options: UpOptions) -> bool:

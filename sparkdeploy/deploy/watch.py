@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkdeploy.agenda import Awaited
 from sparkdeploy.console import console, format_gib, format_seconds
-from sparkdeploy.deploy.expectation import hold
+from sparkdeploy.deploy.expectation import verify_part
 from sparkdeploy.deploy.serving import served_model
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY_S = 1.0
 SAMPLE_OTHERS_EVERY_S = 5.0
-"""A look at another node's memory takes a command over ssh."""
+"""Reading another node's memory takes a command over ssh."""
 POLL_S = 0.5
 LOST_AFTER_S = 5.0
 """How long a node may not answer before its container counts as lost."""
@@ -123,15 +123,15 @@ class Watch:
     def wait(self) -> Readiness:
         """Return when the model has answered and every part is what was planned.
 
-        Raises what `wait_until_answering` and `hold` do; among several nodes the error is that of
-        the container that ended first, with its node's name.
+        Raises what `wait_until_answering` and `verify_part` do; among several nodes the error is
+        that of the container that ended first, with its node's name.
         """
         with GroupWatch(self._members()) as group:
             try:
                 readiness = self._wait_for_head()
                 for node, container_id in self.parts.items():
-                    told = readiness.facts if node.is_here else None
-                    hold(node, _found(node, container_id), told)
+                    facts = readiness.facts if node.is_here else None
+                    verify_part(node, _found(node, container_id), facts)
             except SparkdeployError as error:
                 first = group.find_first()
                 if first is None:
@@ -246,8 +246,8 @@ class End:
 
     def ended_at(self) -> datetime | None:
         """Return when, by our clock."""
-        moment = parse_time(self.fact.finished_at) if self.fact else None
-        return moment - timedelta(seconds=self.member.clock_skew_s) if moment else None
+        finished_at = parse_time(self.fact.finished_at) if self.fact else None
+        return finished_at - timedelta(seconds=self.member.clock_skew_s) if finished_at else None
 
     def error(self) -> SparkdeployError:
         node = self.member.node
@@ -326,6 +326,6 @@ def _ends(members: Iterable[Member]) -> list[End]:
 
 
 def earliest(ends: Sequence[End]) -> End:
-    """Return the end that came first; one without a time only when none has one."""
-    timed = [(moment, end) for end in ends if (moment := end.ended_at()) is not None]
+    """Return the first end; one without a time only when none has one."""
+    timed = [(ended_at, end) for end in ends if (ended_at := end.ended_at()) is not None]
     return min(timed, key=lambda item: item[0])[1] if timed else ends[0]

@@ -11,7 +11,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.checks.finding import Verdict, node_finding
 from sparkdeploy.checks.survey import compare, probe, survey
 from sparkdeploy.console import console
-from sparkdeploy.deploy.inside import add_up, look_inside
+from sparkdeploy.deploy.inside import check_all_reduce, probe_containers
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
@@ -88,14 +88,14 @@ def _check_inside(
         deployment, assumed = request.deployment, Registry.ASSUMED
         seen = observe(resolved, settings, nodes, deployment, found=found, registry=assumed)
         plan = decide(resolved, settings, seen, deployment, form(resolved, nodes, seen))
-        inside = look_inside(plan, nodes)
+        inside = probe_containers(plan, nodes)
     except SparkdeployError as error:
         reason = f"containers of {request.recipe} were not checked: {error.message}"
         here = nodes.here.name
         return (node_finding("engine", here, Verdict.NOT_SEEN, reason, fix=error.hint),)
     if any(check.verdict is Verdict.FAIL for check in inside):
         return inside
-    return (*inside, *add_up(plan, nodes))
+    return (*inside, *check_all_reduce(plan, nodes))
 
 
 @dataclass(frozen=True, slots=True)

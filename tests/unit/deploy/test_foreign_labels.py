@@ -19,7 +19,7 @@ from sparkdeploy.bench import origin as bench_origin
 from sparkdeploy.checks.docker import deployment_findings
 from sparkdeploy.deploy import lifecycle, removal
 from sparkdeploy.deploy.expectation import expectation_on
-from sparkdeploy.deploy.memory import Memory, make_room
+from sparkdeploy.deploy.memory import Memory, require_memory
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.monitor import status as operating
@@ -222,7 +222,7 @@ def test_what_is_reckoned_from_labels_is_never_a_crash(facts: list[ContainerFact
                 lambda: {"MemTotal": 1 << 62}, lambda: None, "", clock, lambda _s: None
             )
             with contextlib.suppress(SparkdeployError):
-                make_room(expected.memory, machine, others_bytes=promised)
+                require_memory(expected.memory, machine, others_bytes=promised)
 
     assert promised >= 0
     assert len(found) == 3

@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.survey import Survey
 from sparkdeploy.deploy import expectation
-from sparkdeploy.deploy.inside import SUBJECT, add_up, look_inside
+from sparkdeploy.deploy.inside import SUBJECT, check_all_reduce, probe_containers
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
@@ -63,7 +63,7 @@ def planned(lab: Lab) -> tuple[Finding, ...]:
     """Every check that is made inside, of the plan that was applied last."""
     nodes = lab.nodes(BOTH)
     plan = lab.planned[-1]
-    return (*look_inside(plan, nodes), *add_up(plan, nodes))
+    return (*probe_containers(plan, nodes), *check_all_reduce(plan, nodes))
 
 
 class Answers:
@@ -205,7 +205,7 @@ def test_a_container_that_docker_cannot_start_is_a_check_that_failed(
         raise DockerRefusedError(f"run {spec.name}: no such device /dev/infiniband")
 
     monkeypatch.setattr(Engine, "run_to_end", refuse)
-    found = look_inside(lab.planned[-1], lab.nodes(BOTH))
+    found = probe_containers(lab.planned[-1], lab.nodes(BOTH))
     assert [check.verdict for check in found] == [Verdict.FAIL, Verdict.FAIL]
     assert "no such device /dev/infiniband" in found[0].seen
     assert "ls -l /dev/infiniband" in (found[0].fix or "")

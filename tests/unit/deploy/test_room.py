@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, Memory, make_room
+from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, Memory, require_memory
 from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -68,7 +68,7 @@ def clocked(tmp_path: Path) -> Clocked:
 def test_memory_of_a_stopped_container_is_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
     clocked.back_at_s = 7
 
-    make_room(claim, clocked.machine())
+    require_memory(claim, clocked.machine())
 
     assert 7 <= clocked.now_s < 8
 
@@ -77,7 +77,7 @@ def test_memory_that_does_not_come_back_is_an_error(claim: MemoryClaim, clocked:
     clocked.back_at_s = RETURN_TIMEOUT_S + 60
 
     with pytest.raises(NodeError, match=r"but only 20\.0 GiB are available"):
-        make_room(claim, clocked.machine(), drop_page_cache=True)
+        require_memory(claim, clocked.machine(), drop_page_cache=True)
 
 
 def test_a_page_cache_in_the_way_is_told_and_left_alone(
@@ -85,7 +85,7 @@ def test_a_page_cache_in_the_way_is_told_and_left_alone(
 ) -> None:
     clocked.free = 30 * GIB
 
-    make_room(claim, clocked.machine())
+    require_memory(claim, clocked.machine())
 
     assert "the page cache holds" in capsys.readouterr().err
     assert not clocked.drop_caches.exists()
@@ -96,7 +96,7 @@ def test_a_page_cache_in_the_way_is_dropped_with_consent(
 ) -> None:
     clocked.free = 30 * GIB
 
-    make_room(claim, clocked.machine(), drop_page_cache=True)
+    require_memory(claim, clocked.machine(), drop_page_cache=True)
 
     assert clocked.drop_caches.read_text() == "1\n"
 
@@ -106,7 +106,9 @@ def test_memory_that_other_deployments_take_is_not_waited_for(
     claim: MemoryClaim, clocked: Clocked, others_gib: int, said: str
 ) -> None:
     with pytest.raises(NodeError, match=f"only {re.escape(said)} GiB are available"):
-        make_room(claim, clocked.machine(), others_bytes=others_gib * GIB, drop_page_cache=True)
+        require_memory(
+            claim, clocked.machine(), others_bytes=others_gib * GIB, drop_page_cache=True
+        )
 
     assert clocked.now_s == 0
 
@@ -114,7 +116,7 @@ def test_memory_that_other_deployments_take_is_not_waited_for(
 def test_a_machine_whose_memory_nobody_knows_is_not_refused(
     claim: MemoryClaim, clocked: Clocked
 ) -> None:
-    make_room(claim, replace(clocked.machine(), meminfo=dict))
-    make_room(None, clocked.machine())
+    require_memory(claim, replace(clocked.machine(), meminfo=dict))
+    require_memory(None, clocked.machine())
 
     assert clocked.now_s == 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from sparkdeploy.deploy import lifecycle, staying
-from sparkdeploy.deploy.staying import NoMemoryLeftError, stay_with, tell_systemd
+from sparkdeploy.deploy.staying import NoMemoryLeftError, notify_systemd, stay_with
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, watching
 from sparkdeploy.settings import load_settings
@@ -175,10 +175,10 @@ def test_an_interrupt_ends_a_first_start_that_somebody_was_to_stay_with(
 def test_systemd_is_told_when_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool
 ) -> None:
-    tell_systemd("READY=1")
+    notify_systemd("READY=1")
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listens:
         listens.bind(f"\0{path}" if is_abstract else path)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{path}" if is_abstract else path)
-        tell_systemd("READY=1")
+        notify_systemd("READY=1")
         assert listens.recv(64) == b"READY=1"

@@ -39,7 +39,7 @@ def ids(lab: Lab) -> list[str]:
 def check_serves(lab: Lab, text: str) -> None:
     assert lab.running() == [text] * lab.count
     assert len(launches(lab)) == 1
-    assert lab.record.is_unsettled("main", ids(lab)[0]) is False
+    assert lab.record.is_unverified("main", ids(lab)[0]) is False
 
 
 def told(lab: Lab) -> str:
@@ -112,7 +112,7 @@ def test_without_room_nothing_is_started(lab: Lab, monkeypatch: pytest.MonkeyPat
     def refuses(*_: Any, **_options: Any) -> None:
         raise NodeError("memory: 3 GiB needed")
 
-    monkeypatch.setattr(again, "make_room_for", refuses)
+    monkeypatch.setattr(again, "require_memory_on", refuses)
     with pytest.raises(NodeError, match="3 GiB needed"):
         lab.start()
     assert lab.status().state == "stopped"

@@ -82,7 +82,7 @@ def test_a_detached_start_that_is_not_what_was_planned_is_reverted(
     def fell_back(*_: object) -> None:
         raise UnhealthyError("planned off, runs mtp 2")
 
-    monkeypatch.setattr("sparkdeploy.deploy.recovery.hold", fell_back)
+    monkeypatch.setattr("sparkdeploy.deploy.recovery.verify_part", fell_back)
     assert lab.roll_back() == "reverted"
     check_whole(lab, "1")
 
@@ -187,11 +187,11 @@ def test_a_part_that_fell_back_ends_the_launch(lab: Lab, monkeypatch: pytest.Mon
     deployed(lab)
     last = f"spark-{lab.count}"
 
-    def hold(node: Node, _fact: object, _told: object) -> None:
+    def verify_part(node: Node, _fact: object, _facts: object) -> None:
         if node.name == last:
             raise UnhealthyError(f"{node.name}: attention: planned FLASHINFER, runs TRITON")
 
-    monkeypatch.setattr("sparkdeploy.deploy.watch.hold", hold)
+    monkeypatch.setattr("sparkdeploy.deploy.watch.verify_part", verify_part)
     with pytest.raises(UnhealthyError, match=f"{last}: attention: planned FLASHINFER"):
         lab.up(LATER)
     check_whole(lab, "1")

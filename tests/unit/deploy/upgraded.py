@@ -29,7 +29,7 @@ def upgraded(monkeypatch: pytest.MonkeyPatch, shipped: Library, scene: str) -> L
     lab.record.note("main", tuple(recorded["note"]))
     # What these containers log was not recorded.
     for module in ("recovery", "watch"):
-        monkeypatch.setattr(f"sparkdeploy.deploy.{module}.hold", lambda *_: None)
+        monkeypatch.setattr(f"sparkdeploy.deploy.{module}.verify_part", lambda *_: None)
     return lab
 
 
