@@ -50,7 +50,7 @@ def interrupts_are_heard() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def avx512_is_hidden() -> Iterator[None]:
     """Where the run asks for it, engines' containers find no AVX-512."""
     with narrowed_engines() if hides_avx512() else contextlib.nullcontext():

@@ -1,15 +1,16 @@
-"""Makes torch answer that the processor has no AVX-512; Python in an engine image imports this."""
+"""Makes torch answer as on a processor with AVX2 alone; Python in an engine image imports this."""
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-ASKED = "_is_avx512"
+ASKED = ("_is_avx512", "_is_vnni", "_is_amx")
+"""What has AMX has AVX-512: vLLM's build for AVX2 has no operators for it."""
 
 
 class _Narrow:
-    """Load torch.cpu as ever, then replace what it answers of AVX-512."""
+    """Load torch.cpu as ever, then replace what it answers of wider vectors and tiles."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
