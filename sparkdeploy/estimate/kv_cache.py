@@ -7,7 +7,6 @@ against logs of real vLLMs.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -327,8 +326,3 @@ def _group_layers(counts: Sequence[int]) -> int:
     """The smaller number of layers, or the larger one when it is not half as large again."""
     least, most = min(counts), max(counts)
     return most if 2 * most < 3 * least else least
-
-
-def count_kinds(layout: CacheLayout) -> Counter[str]:
-    """Return how many layers each kind of cache has."""
-    return Counter(kind for it in layout.groups for kind in [it.cache.kind] * len(it.layers))

@@ -122,10 +122,6 @@ def read_packages(text: str) -> tuple[LockedPackage, ...]:
     )
 
 
-def read_pins(text: str) -> tuple[PackagePin, ...]:
-    return tuple(package.pin for package in read_packages(text))
-
-
 def unverified(architecture: str, packages: Iterable[LockedPackage]) -> str:
     """Return the warning about packages without a hash; empty where each has one."""
     pins = [package.pin for package in packages if not package.hashes]

@@ -99,10 +99,6 @@ class EngineAlone:
     engine: Engine
 
 
-def engine_meant(name: str, assignments: Sequence[str], settings: Settings) -> Engine:
-    return what_is_meant(name, assignments, settings).engine
-
-
 def what_is_meant(
     name: str, assignments: Sequence[str], settings: Settings
 ) -> EngineAlone | Resolved:

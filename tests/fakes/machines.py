@@ -23,7 +23,7 @@ from sparkdeploy.deploy.up import Extent, Outcome, UpOptions
 from sparkdeploy.deploy.watch import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
 from sparkdeploy.image.stages import stages_of
-from sparkdeploy.monitor import status as operate
+from sparkdeploy.monitor import status
 from sparkdeploy.node.container import ContainerSpec, ImageFact
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
@@ -222,7 +222,7 @@ class Lab:
         return removal.down("main", missing_ok=missing_ok)
 
     def status(self) -> Any:
-        (row,) = operate.current_rows()
+        (row,) = status.current_rows()
         return row
 
     def running(self) -> list[str | None]:
@@ -309,9 +309,9 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         done: Readiness = lab.wait(watch.parts)
         return done
 
-    for module in (deploy_nodes, operate):
+    for module in (deploy_nodes, status):
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (deploy_nodes, operate, removal):
+    for module in (deploy_nodes, status, removal):
         monkeypatch.setattr(module, "this_node", this_node)
     monkeypatch.setattr(deploy_nodes, "configured", lambda _settings: sparks(max(count, 2)))
     monkeypatch.setattr(deploy_nodes, "name_here", lambda _config: "spark-1")
@@ -339,7 +339,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         begin_for_real(replacement, part=part, found=found, before_start=before_start)
 
     monkeypatch.setattr(deploy_launch, "begin", begin)
-    for module in (deploy_up, recovery, operate, lifecycle):
+    for module in (deploy_up, recovery, status, lifecycle):
         monkeypatch.setattr(module, "answers", lambda fact: fact.is_running and lab.is_answering)
     return lab
 
@@ -358,9 +358,9 @@ def reached_alone(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> No
         raise RecipeError("config.yaml names no nodes")
         yield
 
-    for module in (deploy_nodes, operate):
+    for module in (deploy_nodes, status):
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (deploy_nodes, operate, removal):
+    for module in (deploy_nodes, status, removal):
         monkeypatch.setattr(module, "this_node", this_node)
 
 

@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.deploy import removal
 from sparkdeploy.errors import NodeError, RecipeError
-from sparkdeploy.monitor import status as operate
+from sparkdeploy.monitor import status
 from tests.fakes.machines import NEW, Lab, build
 from tests.fakes.two_nodes import part
 
@@ -66,7 +66,7 @@ def test_one_machine_alone_stays_healthy_when_the_cluster_has_gone_from_the_file
     lab.up(LATER, size=1)
     if leaves == "a note":
         lab.record.note("main", ("spark-2",))
-    monkeypatch.setattr(operate, "open_nodes", no_cluster)
+    monkeypatch.setattr(status, "open_nodes", no_cluster)
     row = lab.status()
     assert (row.state, row.nodes) == ("healthy", ())
     assert [member.node for member in row.members] == ["cluster"]
@@ -76,7 +76,7 @@ def test_a_cluster_whose_nodes_cannot_be_asked_is_not_called_healthy(
     labs: Labs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = deployed(labs(2))
-    monkeypatch.setattr(operate, "open_nodes", no_cluster)
+    monkeypatch.setattr(status, "open_nodes", no_cluster)
     assert lab.status().state == "broken"
 
 
@@ -97,7 +97,7 @@ def test_what_is_left_over_on_a_name_that_has_gone_is_forgotten_by_down(labs: La
     row = lab.status()
     assert (row.state, row.half_done) == ("left over", "`sparkdeploy down main` forgets it")
     assert lab.down() == ()
-    assert operate.current_rows() == ()
+    assert status.current_rows() == ()
 
 
 def test_up_does_not_send_to_a_node_that_is_not_there(labs: Labs) -> None:

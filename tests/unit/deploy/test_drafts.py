@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.deploy.serving import metrics_of
-from sparkdeploy.monitor import status as operate
+from sparkdeploy.monitor import status
 from sparkdeploy.monitor.status_words import status_lines
 from sparkdeploy.server.metrics import Metrics
 from sparkdeploy.settings import load_settings
@@ -53,8 +53,8 @@ def test_status_says_it_of_a_healthy_server_alone(
     monkeypatch: pytest.MonkeyPatch, server: TableServer, is_healthy: bool, is_asked: int
 ) -> None:
     reached_alone(monkeypatch, Remembering.of(served_by(server)))
-    monkeypatch.setattr(operate, "answers", lambda _fact: is_healthy)
-    (row,) = operate.current_rows()
+    monkeypatch.setattr(status, "answers", lambda _fact: is_healthy)
+    (row,) = status.current_rows()
     shown = [line for line in plain_lines(status_lines((row,))) if line.startswith("  ! ")]
     assert len(server.asked) == is_asked
     assert (SAID in row.drafting) is is_healthy

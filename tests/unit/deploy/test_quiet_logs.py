@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparkdeploy.cli.main import COMMANDS, program
-from sparkdeploy.monitor import status as operate
+from sparkdeploy.monitor import status
 from tests.unit.server.log_files import recorded
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> None:
         text = "".join(lines if tail is None else lines[-tail:] if tail else [])
         yield from (text[at : at + 100] for at in range(0, len(text), 100))
 
-    monkeypatch.setattr(operate, "read_log", read_log)
+    monkeypatch.setattr(status, "read_log", read_log)
 
 
 def shown(*words: str) -> list[str]:

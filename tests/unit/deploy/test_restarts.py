@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.monitor import status as operate
+from sparkdeploy.monitor import status
 from sparkdeploy.monitor.status_words import status_lines
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
@@ -50,8 +50,8 @@ def engine_with(log: str, state: str = "running") -> Logging:
 
 def row_of(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> StatusRow:
     reached_alone(monkeypatch, engine)
-    monkeypatch.setattr(operate, "answers", lambda _fact: True)
-    (row,) = operate.current_rows()
+    monkeypatch.setattr(status, "answers", lambda _fact: True)
+    (row,) = status.current_rows()
     return row
 
 

@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.errors import NodeError
-from sparkdeploy.monitor import status as operate
+from sparkdeploy.monitor import status
 from sparkdeploy.monitor.status_words import status_lines
 from tests.fakes.machines import NEW, build
 from tests.unit.deploy.upgraded import SCENES, upgraded
@@ -111,7 +111,7 @@ def test_down_ends_it(brings: Brings, scene: str) -> None:
     assert len(lab.down()) == there
     assert lab.names() == [[]] * lab.count
     assert lab.record.nodes("main") == ()
-    assert operate.current_rows() == ()
+    assert status.current_rows() == ()
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -199,7 +199,7 @@ def test_a_node_that_is_gone_is_shown_and_cleaned_when_it_is_back(
     assert lab.status().state == "left over"
     lab.gone = set()
     assert lab.down() == (f"spark-2:{NEW}",)
-    assert operate.current_rows() == ()
+    assert status.current_rows() == ()
 
 
 def test_a_worker_names_the_head(brings: Brings) -> None:

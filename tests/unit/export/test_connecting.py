@@ -12,7 +12,7 @@ import yaml
 
 from sparkdeploy.deploy import names
 from sparkdeploy.errors import UsageError
-from sparkdeploy.export import companions as neighbours
+from sparkdeploy.export import companions
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import client_settings
 from sparkdeploy.node.facts import own_name
@@ -41,7 +41,7 @@ def deployment(name: str, port: int = 8000, **more: str) -> ContainerFact:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers()
     reached_alone(monkeypatch, made)
-    for module in (names, neighbours):
+    for module in (names, companions):
         monkeypatch.setattr(module, "connect", lambda _settings: made)
     return made
 

@@ -26,7 +26,8 @@ WITHOUT_HASH = {
 def pins(engine: str, architecture: str, python: str = "3.11") -> dict[str, str]:
     name = f"{architecture}-py{python.replace('.', '')}.txt"
     path = resources() / "recipes/engines/locks" / engine / name
-    return {pin.name: pin.version for pin in lock.read_pins(path.read_text())}
+    locked = lock.read_packages(path.read_text())
+    return {package.pin.name: package.pin.version for package in locked}
 
 
 def test_a_wheel_with_another_hash_is_not_taken(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.deploy.status import MemberRow, StatusRow
 from sparkdeploy.moment import clock_words, stamp
-from sparkdeploy.monitor import status as operate
+from sparkdeploy.monitor import status
 from sparkdeploy.monitor.status_words import status_lines
 from sparkdeploy.server.metrics import read_metrics
 from tests.fakes.containers import FakeContainers, container
@@ -144,8 +144,8 @@ def test_a_row_comes_from_the_container_and_from_its_server(
             started_at="2026-11-20T12:02:00.123456789Z",
         )
         reached_alone(monkeypatch, Remembering.of(fact))
-        monkeypatch.setattr(operate, "answers", lambda _fact: True)
-        (row,) = operate.current_rows()
+        monkeypatch.setattr(status, "answers", lambda _fact: True)
+        (row,) = status.current_rows()
     assert (row.url, row.model) == (f"http://127.0.0.1:{port}/v1", "qwen")
     assert (row.since, row.exposure) == ("2026-11-20T12:02:00+00:00", "loopback")
     assert row.requests == 60

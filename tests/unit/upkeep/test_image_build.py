@@ -80,7 +80,7 @@ def stages(shipped: Library, name: str, architecture: Any, source: Any) -> tuple
 def test_every_stage_is_built_for_the_docker_engines_own_platform(
     shipped: Library, engine: _Engine, name: str, by: str
 ) -> None:
-    wanted = room.engine_meant(name, (), load_settings()).name
+    wanted = room.what_is_meant(name, (), load_settings()).engine.name
     images = room.build_engine(name, (), None, load_settings())
     assert engine.asked == list(stages(shipped, wanted, "x86_64", "registry")), by
     assert [image.platform for image in images] == ["linux/amd64"] * 3
