@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparkdeploy import atomic_files, yaml_text
 from sparkdeploy.bench.record import SCHEMA_VERSION, Run
-from sparkdeploy.errors import BenchError
+from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal import visible_json
@@ -82,9 +82,14 @@ def require_writable(path: Path) -> None:
 
 
 def read_content(path: Path, what: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return what a JSON file holds; BenchError says that it is no `what`."""
+    """Return what a JSON file holds; BenchError says that it is no `what`.
+
+    Raises UsageError where no file is.
+    """
     try:
         return read_json(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no file {path}") from error
     except OSError as error:
         raise BenchError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

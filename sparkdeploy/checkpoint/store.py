@@ -16,7 +16,7 @@ from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import shard_store
 from sparkdeploy.checkpoint.repo_files import printable, repo_and_revision, shown
 from sparkdeploy.checkpoint.source import fetch_command, find_in_hub_cache
-from sparkdeploy.errors import CheckpointError
+from sparkdeploy.errors import CheckpointError, UsageError
 from sparkdeploy.settings import Settings
 
 HINT = "`sparkdeploy checkpoint ls` shows what is"
@@ -84,11 +84,15 @@ def find_stored(name: str, settings: Settings) -> Stored:
 def find_folder(name: str, settings: Settings) -> Path:
     """A folder itself, or what a name of `stored` means; CheckpointError for no such.
 
+    Raises UsageError for a path where no folder is.
+
     Of a download that is the pinned commit, else the branch main, else the only snapshot there is.
     """
     named = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for ~nobody
     if _begins_like_one(named):
         return named.absolute()
+    if name.startswith(("/", "./", "../", "~")) and not os.path.lexists(named):
+        raise UsageError(f"there is no folder {shown(name)}")
     repo, revision = repo_and_revision(name)
     pin = HubLock(settings.state_dir).pin(repo, revision)
     snapshot = None if pin is None else snapshot_folder(settings.hub_cache, repo, pin.commit)

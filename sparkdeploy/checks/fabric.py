@@ -78,6 +78,10 @@ def packet_checks(packets: Sequence[Packet]) -> Iterator[Finding]:
     """Yield whether full-size packets arrive: small ones may pass where those of a model hang."""
     for it in packets:
         seen = f"path MTU to {it.target} over {it.interface}: {it.mtu} bytes "
+        if it.arrived is None:
+            seen += "could not be sent: ping does not run"
+            yield node_finding("path_mtu", it.source, Verdict.NOT_SEEN, seen)
+            continue
         seen += "pass" if it.arrived else "do not pass"
         fix = f"on both nodes: sudo ip link set {it.interface} mtu {it.mtu}; a switch "
         fix += "between them must allow jumbo frames"

@@ -205,7 +205,8 @@ class Packet:
     target: str
     interface: str
     mtu: int
-    arrived: bool
+    arrived: bool | None
+    """None where the source cannot run `ping`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,9 @@ def send_full_size(node: Node, peer: Node, port: int, mtu: int) -> Packet:
     ours, theirs = node.entry.fabric[port], peer.entry.fabric[port]
     size = mtu - IP_AND_ICMP_BYTES
     script = f"ping -M do -c 2 -i 0.2 -W 1 -s {size} -I {ours.ip} {theirs.ip}"
-    arrived = node.script(script).exit_code == 0
+    exit_code = node.script(script).exit_code
+    # 126 and 127 are the shell's own: it may not start the program, or finds none.
+    arrived = None if exit_code in {126, 127} else exit_code == 0
     return Packet(node.name, peer.name, ours.interface, mtu, arrived)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import folders
 from sparkdeploy.console import console
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.recipe.document import (
     Document,
     KeyPath,
@@ -108,7 +108,10 @@ def read_unchecked(library: Library) -> Iterator[tuple[str, Path, Mapping[str, A
 
 
 def locate(library: Library, wanted: str) -> Path:
-    """Return a recipe's file by SOURCE/RECIPE, path or name; RecipeError where there is none."""
+    """Return a recipe's file by SOURCE/RECIPE, path or name.
+
+    Raises UsageError for a path where no file is, RecipeError for a name that no recipe has.
+    """
     if found := of_source(library, wanted):
         return found
     if wanted.endswith((".yaml", ".yml")) or "/" in wanted:
@@ -116,9 +119,7 @@ def locate(library: Library, wanted: str) -> Path:
         path = Path(os.path.expanduser(wanted))  # noqa: PTH111
         if os.path.exists(path):  # noqa: PTH110
             return path
-        raise RecipeError(
-            f"there is no recipe file {visible_line(wanted)}", hint=_no_source(wanted)
-        )
+        raise UsageError(f"there is no recipe file {visible_line(wanted)}", hint=_no_source(wanted))
     return known_file(library.recipe_files(), wanted, "recipe")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,6 +11,9 @@ from sparkdeploy import settings
 from sparkdeploy.bench.endpoint import Access, server_at
 from sparkdeploy.checkpoint.answers import is_web_address
 from sparkdeploy.errors import RecipeError, UsageError
+
+if TYPE_CHECKING:
+    from tests.unit.program import Run
 
 
 @pytest.mark.parametrize("url", ["http://[x", "http://x:port", "http://x:99999"])
@@ -32,3 +36,22 @@ def test_a_configuration_folder_that_cannot_be_read_is_named(
     monkeypatch.setattr(Path, "lstat", refuse)
     with pytest.raises(RecipeError, match=r"config\.yaml cannot be read: Permission denied"):
         settings.load_settings({"SPARKDEPLOY_CONFIG_DIR": "/closed"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan {missing}.yaml",
+        "up {missing}.yaml",
+        "recipe import {missing}.yaml",
+        "checkpoint verify {missing}",
+        "bench compare {missing}.json {missing}.json",
+        "bench report {missing}.json",
+    ],
+)
+def test_a_missing_file_is_a_mistake_in_usage_everywhere(
+    run: Run, tmp_path: Path, line: str
+) -> None:
+    done = run(*line.format(missing=tmp_path / "missing").split())
+    assert done.returncode == 2
+    assert "there is no" in done.stderr

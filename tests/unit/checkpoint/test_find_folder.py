@@ -68,7 +68,6 @@ def test_a_changed_fp8_tensor_is_named(run: Run, stored: None) -> None:
     "name",
     [
         "nonsense",
-        "~nobody/x",
         "x" * 300,
         "a/b/c",
         "lab/none",
@@ -85,3 +84,9 @@ def test_nonsense_gets_one_clear_sentence(run: Run, stored: None, name: str) -> 
     (said,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert said.endswith("is no checkpoint on this machine.")
     assert said.isprintable()
+
+
+def test_a_path_that_nobody_has_is_a_mistake_in_usage(run: Run, stored: None) -> None:
+    done = run("checkpoint", "verify", "~nobody/x")
+    assert done.returncode == 2
+    assert done.stderr == "error: there is no folder '~nobody/x'\n"

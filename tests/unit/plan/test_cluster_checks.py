@@ -122,6 +122,8 @@ def test_packets_connections_and_silence_become_checks() -> None:
     (lost,) = checks.packet_checks([Packet("a", "b", "eth1", 9000, arrived=False)])
     assert lost.verdict is Verdict.FAIL
     assert ": 9000 bytes do not pass, expected" in lost.seen
+    (unknown,) = checks.packet_checks([Packet("a", "b", "eth1", 9000, arrived=None)])
+    assert unknown.verdict is Verdict.NOT_SEEN
     (refused,) = checks.connection_checks([Connection("b", "a", "10.0.0.1", 29501, "refused")])
     assert refused.verdict is Verdict.FAIL
     assert refused.seen.startswith("b: TCP to a at 10.0.0.1, 29501: refused")
