@@ -89,8 +89,8 @@ class _Receiver(asyncio.Protocol):
         self.left_bytes -= len(data)
         if self.left_bytes < 0:
             self._end()
-        # Reading costs time: a stream is read once it looks ended.
-        if self._ending.looks_ended(data) and has_ended(self.pieces):
+        # Nothing is parsed here: it would delay the moments of streams that end with this one.
+        if self._ending.is_reached(data):
             self._end()
 
     def look_in_a_pause(self) -> None:

@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 OK = 200
 _OK_STATUS = b" 200"
 _HEAD_END = b"\r\n\r\n"
-_LAST_CHUNK = b"\r\n0\r\n"
-"""Trailers may follow it."""
-_DONE = b"[DONE]"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 _DONE_LINE = re.compile(rb"^data: ?\[DONE\]\s*$", re.MULTILINE)
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r", re.IGNORECASE)
 _LONGEST_HEAD_BYTES = 1 << 16
-_TAIL_BYTES = 32
-"""As much of the last read as a mark that was cut in two may have lain in."""
 _GZIP_OR_ZLIB = 47
 """zlib's window bits for either kind of head."""
 
@@ -46,38 +42,33 @@ class Response:
 
 @dataclass(slots=True)
 class Ending:
-    """Says when an answer looks ended, at the price of a glance at each read.
+    """Notices an answer's last byte at the price of a glance at each read.
 
-    A server may keep the connection, send trailers after the last chunk, send its last chunk late
-    or never, or tell a length instead of sending chunks.
+    That is the last chunk without trailers, or the length that the head gives. Any other end is
+    found when nothing comes for a while: trailers, or a last chunk that never comes.
     """
 
     _tail: bytes = b""
     _head: bytes = b""
     _received_bytes: int = 0
     _whole_bytes: int | None = None
-    """Of head and body together, where the head tells the body's length."""
-    _is_ending: bool = False
+    """Of head and body together, where the head has the body's length."""
 
-    def looks_ended(self, data: bytes) -> bool:
-        seen = self._tail + data
-        self._tail = seen[-_TAIL_BYTES:]
+    def is_reached(self, data: bytes) -> bool:
+        self._tail = (self._tail + data)[-len(_LAST_CHUNK) :]
         self._received_bytes += len(data)
         if _HEAD_END not in self._head and len(self._head) < _LONGEST_HEAD_BYTES:
             self._read_head(data)
-        self._is_ending = self._is_ending or _LAST_CHUNK in seen or _DONE in seen
-        return self._is_ending or self._received_bytes >= (self._whole_bytes or float("inf"))
+        # An event's data is JSON, which has no line break: only the last chunk looks like this.
+        is_last_chunk = self._tail == _LAST_CHUNK
+        return is_last_chunk or self._received_bytes >= (self._whole_bytes or float("inf"))
 
     def _read_head(self, data: bytes) -> None:
         self._head += data
         head, end, _ = self._head.partition(_HEAD_END)
-        if not end:
-            return
-        # A refusal is short: each of its reads may be its last.
-        self._is_ending = head[8:12] != _OK_STATUS
-        told = _LENGTH.search(head + b"\r")
-        if told is not None:
-            self._whole_bytes = len(head) + len(end) + int(told[1])
+        length = _LENGTH.search(head + b"\r") if end else None
+        if length is not None:
+            self._whole_bytes = len(head) + len(end) + int(length[1])
 
 
 def request_bytes(*, host: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:

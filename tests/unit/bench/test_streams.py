@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import statistics
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from sparkdeploy.bench import streams
 from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import Measured, measure, round_result
 from sparkdeploy.bench.record import Counting, FailureKind
@@ -97,6 +98,18 @@ def test_every_quantile_of_many_streams_is_the_truth() -> None:
         assert got.count == len(values)
         assert (got.p50, got.p95, got.p99) == pytest.approx((cuts[49], cuts[94], cuts[98]))
         assert got.max == pytest.approx(max(values))
+
+
+def test_no_answer_is_parsed_while_others_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took milliseconds, by which the last arrivals of all others were stamped late."""
+
+    def fail(pieces: object) -> NoReturn:
+        raise AssertionError(pieces)
+
+    monkeypatch.setattr(streams, "has_ended", fail)
+    actions = [it for stream in range(8) for it in answer(stream, [(0.1, 1), (0.11, 1)])]
+    for measured in take(actions, 8):
+        assert measured.sample.duration_s == pytest.approx(0.11)
 
 
 def test_failed_requests_are_counted_and_never_averaged_in() -> None:
