@@ -212,13 +212,38 @@ has_older_place() {
     [ -d "$OWN_HOME/venv" ] && [ ! -L "$OWN_HOME/venv" ] && [ -O "$OWN_HOME/venv" ]
 }
 
+# Where a shell looks for completions of its user; zsh only where its fpath names the folder.
+completion_of() {
+  local data="${XDG_DATA_HOME:-${HOME:-}/.local/share}"
+  case "$1" in
+    bash) echo "${BASH_COMPLETION_USER_DIR:-$data/bash-completion}/completions/sparkdeploy" ;;
+    zsh) echo "$data/zsh/site-functions/_sparkdeploy" ;;
+    fish) echo "${XDG_CONFIG_HOME:-${HOME:-}/.config}/fish/completions/sparkdeploy.fish" ;;
+  esac
+}
+
 # Tab completes names in the user's login shell. Who cannot have it can do without. With sudo the
 # home may be another user's, and so would be what is written there.
 complete_names() {
-  case "${SHELL:-}" in
-    */bash | */zsh | */fish)
-      if [ -O "${HOME:-/}" ]; then "$VENV/bin/sparkdeploy" completion install "${SHELL##*/}" >&2 || true; fi ;;
-  esac
+  local shell="${SHELL:-}" file script
+  shell="${shell##*/}"
+  file="$(completion_of "$shell")"
+  if [ -z "$file" ] || [ ! -O "${HOME:-/}" ]; then return; fi
+  # zsh wants `#compdef` in the first line, and Typer's script begins with an empty one.
+  script="$(_SPARKDEPLOY_COMPLETE="source_$shell" "$VENV/bin/sparkdeploy" | grep .)" || return 0
+  if mkdir -p -- "${file%/*}" && printf '%s\n' "$script" >"$file"; then
+    say "Tab completes names in shells that are started from now on, by $file"
+    if [ "$shell" = zsh ]; then say "zsh finds it with this in ~/.zshrc, before compinit:  fpath+=(${file%/*})"; fi
+  fi
+}
+
+remove_completion() {
+  local shell file
+  if [ ! -O "${HOME:-/}" ]; then return; fi
+  for shell in bash zsh fish; do
+    file="$(completion_of "$shell")"
+    if [ -f "$file" ]; then remove "$file"; fi
+  done
 }
 
 # What is missing is told with all commands; root has it installed, and --yes lets sudo do so.
@@ -261,9 +286,7 @@ uninstall() {
     # This checkout's program, by whichever version's virtual environment is there.
     PYTHONPATH="$CHECKOUT" "$VENV/bin/python" -P -m sparkdeploy.uninstall --yes >&2
   fi
-  if [ -x "$VENV/bin/sparkdeploy" ] && [ -O "${HOME:-/}" ]; then
-    "$VENV/bin/sparkdeploy" completion remove >&2 || true
-  fi
+  remove_completion
   if [ -L "$LINK" ] && [ "$(readlink -- "$LINK")" = "$VENV/bin/sparkdeploy" ]; then remove "$LINK"; fi
   if [ -L "$OWN_HOME/venv" ] && [ "$(readlink -- "$OWN_HOME/venv")" = "$VENV" ]; then
     remove "$OWN_HOME/venv"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,8 @@ from sparkdeploy.cli.bench_options import (
 )
 from sparkdeploy.cli.bench_pair import pair
 from sparkdeploy.cli.bench_printing import print_finished, print_run
+from sparkdeploy.cli.names import completing
+from sparkdeploy.cli.names import runs as kept_names
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
@@ -40,10 +43,9 @@ MEASURE = "run"
 class _MeasuresByDefault(TyperGroup):
     """`bench [NAME]` measures; `bench ls` and its like are known by their names."""
 
-    default = MEASURE
-    """What completion takes it to mean, too."""
-
     def parse_args(self, ctx, args: list[str]) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001 - typer's own
+        if ctx.resilient_parsing and not args:
+            return super().parse_args(ctx, args)
         if not args or (args[0] not in self.commands and args[0] not in {"--help", "-h"}):
             args = [MEASURE, *args]
         beside = without_suite(args[1:]) if args[0] == MEASURE else None
@@ -113,11 +115,10 @@ def measure(
 
 def _refuse_misspelt(name: str) -> None:
     """Raise UsageError for what is no deployment, and almost one of the commands beside this."""
-    from sparkdeploy.cli.meant import near
     from sparkdeploy.deploy import names
 
-    meant = near(name, (command.name or "" for command in group.registered_commands))
-    if meant:
+    commands = (command.name or "" for command in group.registered_commands)
+    for meant in difflib.get_close_matches(name, commands, n=1):
         try:
             names.there(name)
         except NodeError as error:
@@ -145,7 +146,12 @@ def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
 
 
 def show_run(
-    run: Annotated[str, typer.Argument(help="An id, a label (its newest run) or a file.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="An id, a label (its newest run) or a file.", autocompletion=completing(kept_names)
+        ),
+    ],
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a line a cell, as CSV.")] = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
@@ -166,7 +172,11 @@ def show_run(
 def compare_runs(
     sides: Annotated[
         list[str],
-        typer.Argument(metavar="A B", help="Labels (all their runs), ids or files."),
+        typer.Argument(
+            metavar="A B",
+            help="Labels (all their runs), ids or files.",
+            autocompletion=completing(kept_names),
+        ),
     ],
     as_json: JsonOption = False,
     _on: OnOption = None,

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
+from sparkdeploy.cli.names import completing, deployments
 from sparkdeploy.errors import UsageError
 
 NameArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME]", help="The deployment's name; may be left out where there is one alone."
+        metavar="[NAME]",
+        help="The deployment's name; may be left out where there is one alone.",
+        autocompletion=completing(deployments),
     ),
 ]
 UrlOption = Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparkdeploy.cli.names import completing, nodes, recipes
 from sparkdeploy.cli.options import (
     ClusterOption,
     JsonOption,
@@ -106,7 +107,12 @@ def up(
 
 
 def switch(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Its name or file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="Its name or file.", autocompletion=completing(recipes)
+        ),
+    ],
     assignments: SetOption = None,
     name: Annotated[
         str | None,
@@ -189,7 +195,10 @@ def logs(
     name: NameArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on reading.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
-    node: Annotated[str | None, typer.Option(help="On a cluster: this node's log.")] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(help="On a cluster: this node's log.", autocompletion=completing(nodes)),
+    ] = None,
     nccl: Annotated[bool, typer.Option("--nccl", help="With what NCCL tells of itself.")] = False,
     _on: OnOption = None,
 ) -> None:

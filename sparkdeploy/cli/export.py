@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparkdeploy.cli.names import completing, deployments
 from sparkdeploy.cli.options import (
     KnownBadOption,
     NameOption,
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 
 NamesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="NAME", help="Deployments; all of yours when left out."),
+    typer.Argument(
+        metavar="NAME",
+        help="Deployments; all of yours when left out.",
+        autocompletion=completing(deployments),
+    ),
 ]
 FolderOption = Annotated[
     Path | None,

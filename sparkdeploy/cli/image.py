@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from sparkdeploy.cli.names import completing, engines, images
 from sparkdeploy.cli.options import (
     JsonOption,
     KnownBadOption,
@@ -31,14 +32,22 @@ group = typer.Typer(help="Engines and their images.", no_args_is_help=True, rich
 
 ImageArgument = Annotated[
     str,
-    typer.Argument(help="A tag, the start of an id or fingerprint, or an engine for its newest."),
+    typer.Argument(
+        help="A tag, the start of an id or fingerprint, or an engine for its newest.",
+        autocompletion=completing(images),
+    ),
 ]
 EngineArgument = Annotated[str, typer.Argument(help="An engine's name, as `list` shows it.")]
 
 
 @group.command()
 def build(
-    name: Annotated[str, typer.Argument(help="A recipe's name or file, or an engine's name.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name or file, or an engine's name.", autocompletion=completing(engines)
+        ),
+    ],
     platform: Annotated[
         Literal["linux/arm64", "linux/amd64"] | None,
         typer.Option(help="For which machines; a Spark is linux/arm64. Docker's own if left out."),
@@ -141,7 +150,12 @@ def show_image(image: ImageArgument, as_json: JsonOption = False, _on: OnOption 
 
 @group.command("rm")
 def remove_images(
-    images: Annotated[list[str], typer.Argument(help="Tags, ids, fingerprints or engines.")],
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            help="Tags, ids, fingerprints or engines.", autocompletion=completing(images)
+        ),
+    ],
     _on: OnOption = None,
 ) -> None:
     """Remove images that sparkdeploy made, and no others."""

@@ -161,15 +161,12 @@ COMMANDS = {
     "cluster": CommandEntry(
         "cluster", "group", "Two or more nodes: who they are, and whether they fit together."
     ),
-    "completion": CommandEntry(
-        "completion_commands",
-        "group",
-        "Commands, options and names complete in bash, zsh and fish.",
-    ),
 }
 # Typer has no public name for what all its errors about a command line are.
 _ERRORS = typer.BadParameter.__mro__
 NotAsTyped: type[Any] = next(it for it in _ERRORS if it.__name__ == "ClickException")
+COMPLETE = "_SPARKDEPLOY_COMPLETE"
+"""Set by a shell that completes a line, in the scripts that Typer prints."""
 BUG_EXIT_CODE = 70
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 NO_ROOM_HINT = "`df -h` says which disk is full; `sparkdeploy config` which folders are used"
@@ -217,6 +214,26 @@ def _not_loaded() -> None:
 def named_command(arguments: list[str]) -> list[str]:
     """Return the command among the arguments, which no option of the program itself can be."""
     return [word for word in arguments if not word.startswith("-")][:1]
+
+
+def _completed_line() -> list[str]:
+    """Return the words of the line that a shell asks to complete; Typer's scripts export it."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return line.split()[1:]
+
+
+def _complete() -> int:
+    """Let Typer answer a shell; nothing where that fails, for somebody is typing."""
+    from typer.completion import get_completion_inspect_parameters
+
+    command = typer.main.get_command(program(named_command(_completed_line())))
+    # It is what makes bash, zsh and fish known to Typer; its options are not wanted.
+    get_completion_inspect_parameters()
+    try:
+        command.main(prog_name="sparkdeploy")
+    except Exception:  # noqa: BLE001 - as above
+        return 1
+    return 0
 
 
 def _print_version(wanted: bool) -> None:
@@ -277,7 +294,9 @@ def _show(error: SparkdeployError) -> None:
 
 
 def _run() -> int:
-    """Run the command that was typed; UsageError names the one that was meant."""
+    """Run the command that was typed."""
+    if COMPLETE in os.environ:
+        return _complete()
     command = typer.main.get_command(program(named_command(sys.argv[1:])))
     try:
         # Typer's own call would make an exit code of a Ctrl-C, and lose what had failed before.
@@ -289,12 +308,6 @@ def _run() -> int:
         console.error("aborted")
         return 1
     except NotAsTyped as error:
-        from sparkdeploy.cli.completion.words import load_words
-        from sparkdeploy.cli.meant import corrected
-
-        meant = corrected(sys.argv[1:], load_words())
-        if meant is not None:
-            raise meant from error
         error.show()
         return int(error.exit_code)
     return code if isinstance(code, int) else 0

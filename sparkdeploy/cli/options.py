@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
+from sparkdeploy.cli.names import completing, deployments, nodes, recipes
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ class FitsHereByDefault(TyperCommand):
 
 def _run_there(context: typer.Context, node: str | None) -> None:
     """Run the same command on the machine that was named, or that an ssh `docker_host` names."""
-    from sparkdeploy.settings import ON_VARIABLE
-
     if context.resilient_parsing:
         return
+    from sparkdeploy.settings import ON_VARIABLE
+
     settings = current_settings()
     # Machines that share their configuration would hand it on for ever.
     is_there = ON_VARIABLE in os.environ
@@ -70,6 +71,7 @@ OnOption = Annotated[
         callback=_run_there,
         is_eager=True,
         help="Run on this node of config.yaml, or ssh destination, instead of here.",
+        autocompletion=completing(nodes),
     ),
 ]
 
@@ -87,7 +89,10 @@ OfflineOption = Annotated[
 ]
 RecipeArgument = Annotated[
     str | None,
-    typer.Argument(help="A recipe's name or file; the configured default when left out."),
+    typer.Argument(
+        help="A recipe's name or file; the configured default when left out.",
+        autocompletion=completing(recipes),
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -121,9 +126,15 @@ UnsafeOption = Annotated[
 ]
 NameArgument = Annotated[
     str | None,
-    typer.Argument(help="The deployment's name; may be left out where there is one alone."),
+    typer.Argument(
+        help="The deployment's name; may be left out where there is one alone.",
+        autocompletion=completing(deployments),
+    ),
 ]
-NameOption = Annotated[str, typer.Option("--name", help="The deployment's name.")]
+NameOption = Annotated[
+    str,
+    typer.Option("--name", help="The deployment's name.", autocompletion=completing(deployments)),
+]
 PublicOption = Annotated[
     bool,
     typer.Option("--public", help="Listen on every address; every request then needs the key."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkdeploy.cli.names import completing, sources
 from sparkdeploy.cli.options import FitsOption, JsonOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.console import console
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.sources.shelf import Snapshot
 
 group = typer.Typer(help="Repositories of recipes, each pinned to a commit.", no_args_is_help=True)
-SourceName = Annotated[str, typer.Argument(metavar="NAME", help="The source's name.")]
+SourceName = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The source's name.", autocompletion=completing(sources)),
+]
 SHORT_COMMIT = 12
 
 

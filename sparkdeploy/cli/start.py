@@ -1,4 +1,4 @@
-"""The program's entry: a shell that completes a name is answered before anything is loaded."""
+"""The program's entry, which hears Ctrl-C from its first moment on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMPLETE = "__complete"
-"""Only shells say it (the scripts beside completion/answer.py)."""
 INTERRUPTED_EXIT_CODE = 130
 JUST_NOW_S = 2.0
 AGAIN_S = 0.01
@@ -74,9 +72,6 @@ class Interruption:
 
 
 def main() -> None:
-    if sys.argv[1:2] == [COMPLETE]:
-        _complete(sys.argv[2:])
-        return
     try:
         Interruption.hear()
         with Interruption.loading():
@@ -87,16 +82,3 @@ def main() -> None:
         sys.stderr.write("error: interrupted\n")
         sys.exit(INTERRUPTED_EXIT_CODE)
     run()
-
-
-def _complete(arguments: list[str]) -> None:
-    """Print candidates; nothing where that fails, for a person is in the middle of a line."""
-    from sparkdeploy.cli.completion.answer import answer
-
-    try:
-        lines = list(answer(arguments))
-    except Exception:  # noqa: BLE001 - as above
-        return
-    # A name may hold bytes that are no text.
-    text = "".join(f"{line}\n" for line in lines)
-    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))

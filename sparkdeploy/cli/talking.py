@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sparkdeploy.cli.names import completing, deployments
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
 from sparkdeploy.console import console
 
@@ -55,7 +56,11 @@ def ask(
 
 def chat(
     name: Annotated[
-        str | None, typer.Argument(help="The deployment's name; the only one when left out.")
+        str | None,
+        typer.Argument(
+            help="The deployment's name; the only one when left out.",
+            autocompletion=completing(deployments),
+        ),
     ] = None,
     system: SystemOption = None,
     max_tokens: MaxTokensOption = None,

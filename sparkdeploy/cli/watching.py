@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
+from sparkdeploy.cli.names import completing, deployments
 from sparkdeploy.cli.options import current_settings
 
 WatchedArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="NAME", help="Only these deployments; all when left out."),
+    typer.Argument(
+        metavar="NAME",
+        help="Only these deployments; all when left out.",
+        autocompletion=completing(deployments),
+    ),
 ]
 WatchOption = Annotated[
     bool, typer.Option("--watch", "-w", help="Show speed, waiting and memory once a second.")

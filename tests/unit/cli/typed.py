@@ -8,25 +8,29 @@ import pty
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from sparkdeploy.cli.completion import shells
-from sparkdeploy.cli.start import COMPLETE
+from sparkdeploy.cli.main import COMPLETE
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.cli.completion.shells import Shell
 
 PATIENCE_S = 60
 STARTS = {"bash": ["--noprofile", "-i"], "zsh": ["-i"], "fish": ["-i"]}
+PLACES = {
+    "bash": "completion",
+    "zsh": "completion",
+    "fish": ".config/fish/completions/sparkdeploy.fish",
+}
 PROMPTS = {
-    "bash": (".bashrc", "PS1='READY> '\n"),
-    "zsh": (".zshrc", "PS1='READY> '\n"),
+    "bash": (".bashrc", ". ~/completion\nPS1='READY> '\n"),
+    "zsh": (".zshrc", "autoload -Uz compinit && compinit -u\n. ~/completion\nPS1='READY> '\n"),
     "fish": (
         ".config/fish/config.fish",
         "function fish_prompt; echo -n 'READY> '; end\nset -g fish_greeting\n",
@@ -35,7 +39,7 @@ PROMPTS = {
 # What it is called with is kept, and completions are answered as ever.
 PROGRAM = """#!{python}
 import json, os, sys
-if sys.argv[1:2] == [{complete!r}]:
+if {complete!r} in os.environ:
     os.environ["PYTHONPATH"] = {repository!r}
     os.execv(sys.executable, [sys.executable, "-m", "sparkdeploy", *sys.argv[1:]])
 with open({calls!r}, "a") as file:
@@ -47,7 +51,7 @@ with open({calls!r}, "a") as file:
 class Terminal:
     """An interactive shell with our completion installed, as its user would have it."""
 
-    shell: Shell
+    shell: str
     home: Path
     environment: dict[str, str] = field(default_factory=dict)
     shown: str = ""
@@ -103,7 +107,6 @@ class Terminal:
         path.write_text(text)
         # Or fish reads all manual pages of the machine when it is first started.
         (self.home / ".local" / "share" / "fish" / "generated_completions").mkdir(parents=True)
-        shells.install(self.shell, self._own())
         program = self.home / "bin" / "sparkdeploy"
         program.parent.mkdir()
         program.write_text(
@@ -115,6 +118,14 @@ class Terminal:
             )
         )
         program.chmod(0o755)
+        self._install_completion(program)
+
+    def _install_completion(self, program: Path) -> None:
+        asked = {**os.environ, COMPLETE: f"source_{self.shell}"}
+        script = subprocess.run([program], env=asked, capture_output=True, check=True).stdout
+        place = self.home / PLACES[self.shell]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(script)
 
     def _own(self) -> dict[str, str]:
         return {

@@ -39,6 +39,10 @@ exec "{python}" "$@"
 """
 TOOL_STUB = """#!/bin/sh
 [ "$1" = --version ] && exit 0
+if [ -n "${{_SPARKDEPLOY_COMPLETE:-}}" ]; then
+  printf '\n#%s\n' "$_SPARKDEPLOY_COMPLETE"
+  exit "$(cat "{root}/tool-exit-code")"
+fi
 if [ "$1" = setup ]; then
   echo "setup $*" >>"{root}/calls"
   exit "$(cat "{root}/setup-exit-code")"

@@ -213,22 +213,30 @@ def test_help_names_every_mode_and_needs_nothing(machine: Machine) -> None:
         assert flag in result.stdout
 
 
-def test_names_complete_in_the_users_login_shell(machine: Machine) -> None:
-    machine.environment["SHELL"] = "/usr/bin/zsh"
+COMPLETIONS = {
+    "bash": ".local/share/bash-completion/completions/sparkdeploy",
+    "zsh": ".local/share/zsh/site-functions/_sparkdeploy",
+    "fish": ".config/fish/completions/sparkdeploy.fish",
+}
+
+
+@pytest.mark.parametrize("shell", COMPLETIONS)
+def test_names_complete_in_the_users_login_shell(machine: Machine, shell: str) -> None:
+    machine.environment["SHELL"] = f"/usr/bin/{shell}"
+    script = machine.root / COMPLETIONS[shell]
     assert machine.run("--tool-only").returncode == 0
-    assert machine.calls("sparkdeploy") == ["sparkdeploy completion install zsh"]
+    assert script.read_text() == f"#source_{shell}\n"
     assert machine.run("--uninstall").returncode == 0
-    assert machine.calls("sparkdeploy")[1:] == ["sparkdeploy completion remove"]
+    assert not script.exists()
 
 
 def test_a_shell_or_a_home_without_completion_is_no_reason_to_fail(machine: Machine) -> None:
     machine.environment["SHELL"] = "/bin/dash"
     assert machine.run("--tool-only").returncode == 0
-    assert machine.calls("sparkdeploy") == []
     machine.environment["SHELL"] = "/bin/bash"
     machine.tool_ends_with(4)
     assert machine.run("--tool-only").returncode == 0
-    assert machine.calls("sparkdeploy") == ["sparkdeploy completion install bash"]
+    assert not (machine.root / COMPLETIONS["bash"]).exists()
 
 
 def test_uninstalling_nothing_is_fine(machine: Machine) -> None:
