@@ -304,8 +304,8 @@ def rehearse(
     report = stage.rehearse(
         requested(recipe, assignments, settings, name=name, cluster=cluster),
         settings,
-        policy=stage.ReferencePolicy.FRESH if fresh else stage.ReferencePolicy.RECORDED,
-        afterwards=stage.Afterwards.KEEP if keep else stage.Afterwards.TAKE_DOWN,
+        fresh=fresh,
+        keep=keep,
         consent=(lambda _question: True) if yes else console.confirm,
     )
     content = {**asdict(report), "tokens_a_second": report.tokens_a_second}

@@ -1,4 +1,9 @@
-"""The engine for CPUs that a rehearsal runs on."""
+"""The engine for CPUs that a rehearsal runs on.
+
+The tiny model is served by the nearest release: its drafts and conversions were shown on each. Of
+other models vLLM for CPUs learned one after the other (0.25.1 has no latent attention), so that
+they are served by the newest.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,14 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.network import has_torch_at_hand
 from sparkdeploy.image.stages import BASE_SOURCES, stages_of
 from sparkdeploy.node import facts
+from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.settled import is_unknown
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
@@ -28,9 +35,10 @@ if TYPE_CHECKING:
 def rehearsal_engine(
     resolved: Resolved,
     settings: Settings,
-    ordered: Callable[[Engine, Iterable[Engine]], list[Engine]],
+    *,
+    nearest: bool,
 ) -> Engine:
-    """Return the recipe's own engine for CPUs, the one in the settings, or the first in an order.
+    """Return the recipe's own engine for CPUs, the one in the settings, or the nearest or newest.
 
     One that cannot be had here is passed over: its image is not here, and neither is its build of
     torch nor the index that has it. That is said. Raises RecipeError for a setting that names no
@@ -41,7 +49,8 @@ def rehearsal_engine(
         return resolved.engine
     if settings.rehearsal_engine:
         return _named(shelf, settings)
-    first, *others = ordered(resolved.engine, _engines(shelf))
+    engines = _engines(shelf)
+    first, *others = by_nearness(resolved.engine, engines) if nearest else newest_first(engines)
     with connect(settings) as docker:
         found = next((it for it in (first, *others) if _is_at_hand(it, docker, settings)), None)
     if found is None:
@@ -53,6 +62,29 @@ def rehearsal_engine(
             "`torch_cpu_index` in config.yaml names another index"
         )
     return found
+
+
+def by_nearness(own: Engine, candidates: Iterable[Engine]) -> list[Engine]:
+    """Return the engines for CPUs among these, the one nearest to the recipe's own first.
+
+    Between two that are equally near the newer one goes first, and the newest of all where nobody
+    knows what release an image has.
+    """
+    engines = newest_first(candidates)
+    if is_unknown(own):
+        return engines
+    wanted = _number(own)
+    return sorted(engines, key=lambda engine: abs(_number(engine) - wanted))
+
+
+def newest_first(candidates: Iterable[Engine]) -> list[Engine]:
+    for_cpus = (engine for engine in candidates if engine.kind == "cpu")
+    return sorted(for_cpus, key=_number, reverse=True)
+
+
+def _number(engine: Engine) -> int:
+    major, minor, patch = parse_version(engine.vllm)
+    return (major * 1000 + minor) * 1000 + patch
 
 
 def _named(shelf: Library, settings: Settings) -> Engine:

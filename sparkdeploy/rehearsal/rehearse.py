@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,12 +23,11 @@ from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.serving import require_listener
 from sparkdeploy.deploy.up import Outcome, up
 from sparkdeploy.deploy.watch import start_title
-from sparkdeploy.errors import CheckpointError, RecipeError, UnhealthyError
+from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.rehearsal import reference
-from sparkdeploy.rehearsal.cpu_engine import by_nearness, newest_first
 from sparkdeploy.rehearsal.engine import rehearsal_engine
 from sparkdeploy.rehearsal.miniature import (
     Miniature,
@@ -42,7 +40,6 @@ from sparkdeploy.rehearsal.miniature import (
     with_fp8_twin,
     without_speculation,
 )
-from sparkdeploy.rehearsal.neighbours import ports_of_others, refuse_to_replace
 from sparkdeploy.rehearsal.reference import Answer
 from sparkdeploy.rehearsal.requests import ANSWERED, Asked, ask_conversation, ask_sampled
 from sparkdeploy.rehearsal.stand_in import make_stand_in
@@ -50,10 +47,10 @@ from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.pooling import CHAT, route_to_try
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from sparkdeploy.plan.container import Deployment
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
@@ -80,16 +77,6 @@ PROMPTS = (
     '{"employees": [{"name":',
     "Once upon a time, in a data centre far away,",
 )
-
-
-class ReferencePolicy(Enum):
-    RECORDED = "use the recorded one"
-    FRESH = "make it anew"
-
-
-class Afterwards(Enum):
-    TAKE_DOWN = "take it down"
-    KEEP = "leave it running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +130,8 @@ def rehearse(
     request: Request,
     settings: Settings,
     *,
-    policy: ReferencePolicy,
-    afterwards: Afterwards,
+    fresh: bool,
+    keep: bool,
     consent: Callable[[str], bool],
 ) -> Report:
     """Serve a recipe's miniature, and ask it what its users will ask.
@@ -152,61 +139,70 @@ def rehearse(
     Of Qwen3.5-MoE the greedy text is compared with the text without speculation; of other models
     nothing is said of the text, for their weights are dummies.
 
-    Raises UnhealthyError when a server does not start or answer, when texts differ, when nothing
+    `fresh` makes the text without speculation anew, `keep` leaves the server running. Raises
+    UnhealthyError when a server does not start or answer, when texts differ, when nothing
     was drafted although the recipe speculates, or when the plugin converted something else than
     the recipe asks for; NodeError when a rehearsal of this name runs and may not be replaced.
     """
-    cluster, name = request.cluster, request.deployment.name
+    name = request.deployment.name
     command = f"sparkdeploy rehearse {request.recipe}"
     lock = announced_lock(settings.lock_dir, f"{settings.node_name}-{name}", command)
     with lock, console.steps():
-        refuse_to_replace(name, settings, consent)
+        with connect(settings) as host:
+            containers = host.own_containers()
+        _refuse_to_replace(name, containers, consent)
+        # A deployment has its port from its start on, long before it listens.
+        taken = {it.port for it in containers if it.deployment != name}
         # What the recipe says of several nodes is for its miniature.
-        small = _miniature(replace(request, cluster=False), settings)
-        if cluster:
+        small = _miniature(replace(request, cluster=False), settings, taken)
+        if request.cluster:
             small = replace(small, resolved=for_cluster(small.resolved))
         for note in small.dropped:
             console.info(f"  changed for the rehearsal: {note}")
-        venue = Venue(request.deployment, cluster, settings)
-        if small.stand_in is None:
-            return _rehearse(small, venue, policy=policy, afterwards=afterwards)
-        return _rehearse_stand_in(small, venue, afterwards=afterwards)
+        served = replace(
+            request, recipe=small.resolved.recipe.name, assignments=(), is_rehearsal=True
+        )
+        with _tidied(name, keep=keep):
+            run, source = _serve_and_compare(small, served, settings, fresh=fresh)
+    return _report(small, run, source, is_kept=keep)
 
 
-@dataclass(frozen=True, slots=True)
-class Venue:
-    """Where a rehearsal runs, and under which name."""
-
-    deployment: Deployment
-    cluster: bool
-    settings: Settings
-
-
-def _rehearse_stand_in(small: Miniature, venue: Venue, *, afterwards: Afterwards) -> Report:
-    with _tidied(venue.deployment.name, afterwards):
-        run = _serve(small.resolved, venue)
-        if small.resolved.recipe.serve.speculative is not None:
-            _check_drafting(small.resolved, run.speculation)
-    return _report(small, run, NOT_COMPARED, is_kept=afterwards is Afterwards.KEEP)
+def _refuse_to_replace(
+    name: str, containers: Iterable[ListedContainer], consent: Callable[[str], bool]
+) -> None:
+    """Somebody may use what an earlier rehearsal left running."""
+    is_running = any(it.is_running for it in containers if it.deployment == name)
+    if is_running and not consent(f"{name} is running; end it and rehearse anew?"):
+        raise NodeError(
+            f"{name} is running and stays",
+            hint=f"--name NAME rehearses beside it, --yes replaces it, `sparkdeploy down {name}` "
+            "ends it",
+        )
 
 
-def _rehearse(
-    small: Miniature, venue: Venue, *, policy: ReferencePolicy, afterwards: Afterwards
-) -> Report:
-    with _tidied(venue.deployment.name, afterwards):
-        file = _reference_file(small.resolved, venue)
-        texts, source = _texts_without_speculation(small.resolved, venue, policy, file)
-        run = _serve(small.resolved, venue)
-        if texts is None:
-            reference.write_reference(file, run.answers)
-        else:
-            reference.compare_with_reference(run.answers, texts)
-        _check_drafting(small.resolved, run.speculation)
-    return _report(small, run, source, is_kept=afterwards is Afterwards.KEEP)
+def _serve_and_compare(
+    small: Miniature, request: Request, settings: Settings, *, fresh: bool
+) -> tuple[_Run, str]:
+    """Serve it, and say where the text came from that its own was compared with."""
+    resolved = small.resolved
+    if small.stand_in is not None:
+        run = _serve(resolved, request, settings)
+        if resolved.recipe.serve.speculative is not None:
+            _check_drafting(resolved, run.speculation)
+        return run, NOT_COMPARED
+    file = _reference_file(resolved, request, settings)
+    texts, source = _texts_without_speculation(resolved, request, settings, file, fresh=fresh)
+    run = _serve(resolved, request, settings)
+    if texts is None:
+        reference.write_reference(file, run.answers)
+    else:
+        reference.compare_with_reference(run.answers, texts)
+    _check_drafting(resolved, run.speculation)
+    return run, source
 
 
 @contextlib.contextmanager
-def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
+def _tidied(name: str, *, keep: bool) -> Iterator[None]:
     """Take the rehearsal down after the block; an interrupted one is never kept."""
     is_interrupted = False
     try:
@@ -215,7 +211,7 @@ def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
         is_interrupted = True
         raise
     finally:
-        if is_interrupted or afterwards is Afterwards.TAKE_DOWN:
+        if is_interrupted or not keep:
             # A second Ctrl-C is heard when nothing of it is left.
             with defer_signals():
                 down(name, missing_ok=True)
@@ -223,14 +219,14 @@ def _tidied(name: str, afterwards: Afterwards) -> Iterator[None]:
                     console.info(f"{name} is taken down: it was interrupted")
 
 
-def _miniature(request: Request, settings: Settings) -> Miniature:
+def _miniature(request: Request, settings: Settings, taken: set[int | None]) -> Miniature:
     resolved = resolve(request, settings)
-    port = port_of(resolved, ports_of_others(request.deployment.name, settings))
+    port = port_of(resolved, taken)
     published = _published(resolved, settings)
     if published is None or is_qwen35_moe(published.config):
-        engine = rehearsal_engine(resolved, settings, by_nearness)
+        engine = rehearsal_engine(resolved, settings, nearest=True)
         return _miniature_of_twin(resolved, engine, port, settings)
-    engine = rehearsal_engine(resolved, settings, newest_first)
+    engine = rehearsal_engine(resolved, settings, nearest=False)
     folder = settings.data_dir / "stand-ins" / request.deployment.name
     try:
         stand_in = make_stand_in(folder, published, resolved.recipe.model.source)
@@ -266,38 +262,35 @@ def _miniature_of_twin(
 
 
 def _texts_without_speculation(
-    resolved: Resolved, venue: Venue, policy: ReferencePolicy, file: Path
+    resolved: Resolved, request: Request, settings: Settings, file: Path, *, fresh: bool
 ) -> tuple[dict[str, str] | None, str]:
     """Return the texts and where they came from; None means: this run's own are the reference."""
-    known = reference.read_reference(file) if policy is ReferencePolicy.RECORDED else None
+    known = None if fresh else reference.read_reference(file)
     if known is not None:
         return known, RECORDED_EARLIER
     if resolved.recipe.serve.speculative is None:
         return None, FIRST_OF_ITS_KIND
     console.info("the text without speculation is not recorded yet: serving that first")
-    run = _serve(without_speculation(resolved), replace(venue, cluster=False))
+    run = _serve(without_speculation(resolved), replace(request, cluster=False), settings)
     reference.write_reference(file, run.answers)
     return {item.prompt: item.text for item in run.answers}, SERVED_BEFORE
 
 
-def _reference_file(resolved: Resolved, venue: Venue) -> Path:
-    settings = venue.settings
+def _reference_file(resolved: Resolved, request: Request, settings: Settings) -> Path:
     asked = {"seed": TWIN_SEED, **asdict(TWIN_SHAPE), "prompts": PROMPTS, "tokens": MAX_TOKENS}
     with this_node(settings) as nodes:
-        plan = draft_plan(resolved, settings, nodes, venue.deployment)
+        plan = draft_plan(resolved, settings, nodes, request.deployment)
     return reference.reference_path(plan, asked, settings.state_dir)
 
 
-def _serve(resolved: Resolved, venue: Venue) -> _Run:
-    name = resolved.recipe.name
-    request = Request(name, (), venue.deployment, venue.cluster, is_rehearsal=True)
-    console.expect(Awaited(start_title(venue.deployment.name)), Awaited(QUESTIONS))
-    outcome = up(resolved, request, venue.settings, confirm=lambda _question: True)
+def _serve(resolved: Resolved, request: Request, settings: Settings) -> _Run:
+    console.expect(Awaited(start_title(request.deployment.name)), Awaited(QUESTIONS))
+    outcome = up(resolved, request, settings, confirm=lambda _question: True)
     recipe = resolved.recipe
     with ServedModel(
         outcome.plan.base_url,
         model=recipe.model.served_names[0],
-        require_listener=partial(_require_own_listener, venue),
+        require_listener=partial(_require_own_listener, request.deployment.name, settings),
     ) as model:
         if model.pooling_endpoint() is not None:
             done = model.pool(PROMPTS[0])
@@ -313,10 +306,10 @@ def _serve(resolved: Resolved, venue: Venue) -> _Run:
     return _Run(outcome, answers, drafted, asked)
 
 
-def _require_own_listener(venue: Venue) -> None:
+def _require_own_listener(name: str, settings: Settings) -> None:
     """UnhealthyError where another program than the rehearsal's container listens."""
-    with connect(venue.settings) as host:
-        require_listener(require_deployment(host, venue.deployment.name).current)
+    with connect(settings) as host:
+        require_listener(require_deployment(host, name).current)
 
 
 def _ask(model: ServedModel, prompt: str) -> Answer:

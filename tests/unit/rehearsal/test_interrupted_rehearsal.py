@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.deploy.request import Request
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.rehearsal import rehearse
 from sparkdeploy.rehearsal.miniature import Miniature
-from sparkdeploy.rehearsal.rehearse import Afterwards, ReferencePolicy, Venue
 from sparkdeploy.settings import load_settings
 from tests.fakes.machines import build, interrupts
 
@@ -21,44 +21,46 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
     from tests.fakes.machines import Lab
 
-KEEP_OR_NOT = list(Afterwards)
+KEEP_OR_NOT = [True, False]
 
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch, shipped: Library, tmp_path: Path) -> Lab:
     """One machine where the text without speculation was recorded earlier."""
     monkeypatch.setattr(rehearse, "_reference_file", lambda *_: tmp_path / "reference.json")
-    monkeypatch.setattr(rehearse, "_texts_without_speculation", lambda *_: ({}, "recorded"))
-    return build(monkeypatch, shipped, 1)
+    monkeypatch.setattr(rehearse, "_texts_without_speculation", lambda *_, **__: ({}, "recorded"))
+    small = Miniature(load_recipe(shipped, "v2"), ())
+    monkeypatch.setattr(rehearse, "_miniature", lambda *_: small)
+    lab = build(monkeypatch, shipped, 1)
+    monkeypatch.setattr(rehearse, "connect", lambda _settings: lab.engines[0])
+    return lab
 
 
-def rehearsed(lab: Lab, afterwards: Afterwards) -> None:
+def rehearsed(lab: Lab, *, keep: bool) -> None:
     lab.steps = 0
-    rehearse._rehearse(
-        Miniature(load_recipe(lab.shipped, "v2"), ()),
-        Venue(Deployment(rehearse.DEPLOYMENT), False, load_settings()),
-        policy=ReferencePolicy.RECORDED,
-        afterwards=afterwards,
+    request = Request("v2", (), Deployment(rehearse.DEPLOYMENT))
+    rehearse.rehearse(
+        request, load_settings(), fresh=False, keep=keep, consent=lambda _question: True
     )
 
 
-@pytest.mark.parametrize("afterwards", KEEP_OR_NOT)
+@pytest.mark.parametrize("keep", KEEP_OR_NOT)
 @pytest.mark.parametrize("second", [None, 3, 4])
 def test_an_interrupted_rehearsal_is_taken_down(
-    lab: Lab, capsys: pytest.CaptureFixture[str], afterwards: Afterwards, second: int | None
+    lab: Lab, capsys: pytest.CaptureFixture[str], keep: bool, second: int | None
 ) -> None:
     # It is made and started; then it is stopped and removed, which a second Ctrl-C does not stop.
     lab.wait = interrupts
     lab.interrupt_at = (second,) if second else ()
     with pytest.raises(KeyboardInterrupt):
-        rehearsed(lab, afterwards)
+        rehearsed(lab, keep=keep)
     assert lab.names() == [[]]
     assert capsys.readouterr().err.endswith("rehearsal is taken down: it was interrupted\n")
 
 
-@pytest.mark.parametrize("afterwards", KEEP_OR_NOT)
+@pytest.mark.parametrize("keep", KEEP_OR_NOT)
 def test_ctrl_c_while_it_is_asked_leaves_none(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, afterwards: Afterwards
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
     @contextlib.contextmanager
     def asked(*_: Any, **_options: Any) -> Any:
@@ -67,5 +69,5 @@ def test_ctrl_c_while_it_is_asked_leaves_none(
 
     monkeypatch.setattr(rehearse, "ServedModel", asked)
     with pytest.raises(KeyboardInterrupt):
-        rehearsed(lab, afterwards)
+        rehearsed(lab, keep=keep)
     assert lab.names() == [[]]
