@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import parts_elsewhere
 from sparkdeploy.deploy.lock import ranks_lock
-from sparkdeploy.deploy.memory import require_memory_on
+from sparkdeploy.deploy.memory import require_memory
 from sparkdeploy.deploy.watch import Watch, start_pace
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import own_tags
@@ -20,7 +19,6 @@ from sparkdeploy.recipe.schema import Limits
 
 if TYPE_CHECKING:
     from sparkdeploy.deploy.launch import Launch
-    from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
@@ -37,12 +35,12 @@ def start_again(
     SparkdeployError where a part is missing, or its node is in use; nothing was changed then.
     """
     parts = parts_of(nodes, head)
-    claims = {node.name: _claim(node, fact) for node, fact in parts}
+    made_with = {node.name: expectation_on(fact) for node, fact in parts}
 
-    def require_memory(node: Node) -> None:
-        require_memory_on(
-            node, launch.deployment, claims[node.name], drop_page_cache=drop_page_cache
-        )
+    def has_memory(node: Node) -> None:
+        expected = made_with[node.name]
+        claim = expected.memory if expected is not None else None
+        require_memory(node, launch.deployment, claim, drop_page_cache=drop_page_cache)
 
     with ranks_lock([node for node, _ in parts], launch.command):
         for node in nodes:
@@ -50,7 +48,7 @@ def start_again(
         for node, _ in parts:
             _refuse_others(node, nodes.here.name)
         needed = [node.name for node, _ in parts]
-        launch.start(parts, require_memory, parts_elsewhere(nodes, launch.deployment, needed))
+        launch.start(parts, has_memory, parts_elsewhere(nodes, launch.deployment, needed))
 
 
 def parts_of(nodes: Nodes, head: ListedContainer) -> Parts:
@@ -99,16 +97,6 @@ def pace_of(host: DockerHost, fact: ListedContainer) -> str:
     tags = own_tags(image.tags) if image is not None else ()
     image_name = tags[0] if tags else fact.image_id
     return start_pace(image_name, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))
-
-
-def _claim(node: Node, fact: ListedContainer) -> MemoryClaim | None:
-    expected = expectation_on(fact)
-    if expected is None:
-        console.warn(
-            f"{fact.name} on {node.name} is of an earlier version: its memory and log are not "
-            "checked"
-        )
-    return expected.memory if expected is not None else None
 
 
 def _refuse_others(node: Node, head: str) -> None:

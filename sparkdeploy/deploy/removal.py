@@ -26,15 +26,9 @@ from sparkdeploy.plan.container import container_name
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.settings import Settings
-
-NAMED_FOREIGN = 3
-SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,6 @@ def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
         connect_nodes(settings, name) as nodes,
         deploy_lock(settings, f"down {name}", name),
     ):
-        warn_of_foreign_containers(nodes.here.listing)
         found = look_again(nodes.here, name)
         if not missing_ok:
             require_known(nodes, name, settings)
@@ -71,7 +64,6 @@ def down_all() -> Removed:
     settings = load_settings()
     with this_node(settings) as nodes:
         found = deployments_in(nodes.here.listing)
-        warn_of_foreign_containers(nodes.here.listing)
     foreign = {it.name: it.current.nodes[0] for it in found.values() if it.is_of_another_head}
     noted = ClusterRecord.below(settings.state_dir).deployments()
     removed: list[str] = []
@@ -141,18 +133,6 @@ def _remove_on(nodes: Nodes, other: str, name: str, heads: set[str]) -> tuple[st
         facts = found.containers if found is not None else ()
         ours = tuple(fact for fact in facts if fact.nodes and fact.nodes[0] in heads)
         return remove_containers(node.docker, ours)
-
-
-def warn_of_foreign_containers(listing: Iterable[ListedContainer]) -> None:
-    """Name the containers that carry sparkdeploy's labels and are none of its own."""
-    names = [item.name for item in listing if not item.is_own]
-    if not names:
-        return
-    more = len(names) - NAMED_FOREIGN
-    rest = f" and {more} more" if more > 0 else ""
-    shown = ", ".join(name[:SHOWN_CHARACTERS] for name in names[:NAMED_FOREIGN])
-    reason = "left alone, for they carry sparkdeploy's labels and other names"
-    console.warn(f"{reason}: {shown}{rest}")
 
 
 def require_known(nodes: Nodes, name: str, settings: Settings) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.container import EXIT_IDLE, MAX_STARTUP_S
+from sparkdeploy.node.container import EXIT_IDLE
 from sparkdeploy.plan.launch import Exposure
 
 if TYPE_CHECKING:
@@ -18,10 +17,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.settings import Settings
 
-MAX_CONTEXT_TOKENS = 1 << 30
 _UNITS = (("h", 3600), ("m", 60), ("s", 1))
-_MODEL = re.compile(r"[\w./:][\w./:@-]{0,199}")
-"""As recipes have it: quotes, braces and dollars would mean something to who reads the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +44,26 @@ class ServedDeployment:
 def served_by(fact: ListedContainer, settings: Settings) -> ServedDeployment:
     """Return what a container of ours serves, running or not.
 
-    Raises NodeError where its labels do not tell a port and a name that requests can have.
+    Raises NodeError where its labels do not tell a port and a name for requests.
     """
-    values = _values(fact)
-    models = _models(fact, values)
-    if fact.port is None or not models:
+    values = _recipe_values(fact)
+    named = fact.labels.get(labels.SERVED_NAME)
+    if fact.port is None or named is None:
         raise NodeError(
             f"the labels of {fact.name} tell no port, or no name for requests",
             hint=f"`sparkdeploy up --name {fact.deployment}` makes it anew",
         )
     is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
-    serve = _mapping(values.get("serve"))
+    serve = values.get("serve", {})
+    tokens = serve.get("max_model_len")
+    aliases = values.get("model", {}).get("served_name")
     return ServedDeployment(
         name=fact.deployment,
         recipe=fact.labels.get(labels.RECIPE, ""),
         port=fact.port,
-        models=models,
+        models=tuple(dict.fromkeys((named, *(aliases if isinstance(aliases, list) else ())))),
         key_file=settings.state_dir / "keys" / fact.deployment if is_public else None,
-        context_tokens=_context_tokens(serve),
+        context_tokens=tokens if isinstance(tokens, int) else None,
         writes_text=serve.get("runner") != "pooling",
         drafts=bool(serve.get("speculative")),
     )
@@ -75,32 +73,14 @@ def stopped_because(fact: ContainerFact) -> str:
     """Say why it stopped itself: `idle for 30m`; empty for what was stopped by a command."""
     if fact.exit_code != EXIT_IDLE or not fact.is_stopped:
         return ""
-    idle_s = _mapping(_values(fact).get("limits")).get("idle_stop_s")
-    if not isinstance(idle_s, int | float) or not 0 < idle_s < MAX_STARTUP_S:
+    idle_s = _recipe_values(fact).get("limits", {}).get("idle_stop_s")
+    if not idle_s:
         return "idle"
     unit, size_s = next(it for it in _UNITS if not idle_s % it[1] or it[1] == 1)
     return f"idle for {idle_s / size_s:g}{unit}"
 
 
-def _models(fact: ListedContainer, values: dict[str, Any]) -> tuple[str, ...]:
-    first = fact.labels.get(labels.SERVED_NAME, "")
-    stated = _mapping(values.get("model")).get("served_name")
-    others = stated if isinstance(stated, list) else ()
-    names = dict.fromkeys((first, *(name for name in others if isinstance(name, str))))
-    return tuple(names) if all(_MODEL.fullmatch(name) for name in names) else ()
-
-
-def _context_tokens(serve: dict[str, Any]) -> int | None:
-    tokens = serve.get("max_model_len")
-    return tokens if isinstance(tokens, int) and 0 < tokens <= MAX_CONTEXT_TOKENS else None
-
-
-def _values(fact: ListedContainer) -> dict[str, Any]:
-    try:
-        return _mapping(json.loads(fact.labels.get(labels.RECIPE_VALUES, "")))
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _recipe_values(fact: ListedContainer) -> dict[str, Any]:
+    """Return the recipe's own values; empty for a container that was made by hand."""
+    values: dict[str, Any] = json.loads(fact.labels.get(labels.RECIPE_VALUES, "{}"))
+    return values

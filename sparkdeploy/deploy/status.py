@@ -11,10 +11,8 @@ from sparkdeploy.deploy.deployments import uptime_s
 from sparkdeploy.deploy.served import stopped_because
 from sparkdeploy.deploy.serving import metrics_of
 from sparkdeploy.moment import stamp
-from sparkdeploy.node.container import is_name
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.crash import Restarts
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
@@ -72,7 +70,7 @@ class StatusRow:
     """How many earlier containers `rollback` can go back to."""
     members: tuple[MemberRow, ...] = ()
     user: str = ""
-    """Who deployed it; empty where an earlier version did."""
+    """Who deployed it."""
     head: str = ""
     """The node that heads it; empty when that is this one."""
     nodes: tuple[str, ...] = ()
@@ -123,7 +121,7 @@ def status_row(
     restarts = restarts_of(host, fact) if fact.is_running else Restarts()
     return StatusRow(
         name=deployment.name,
-        recipe=_recipe(fact),
+        recipe=fact.labels.get(labels.RECIPE, ""),
         state=state,
         port=fact.port,
         uptime_s=uptime_s(fact),
@@ -141,8 +139,8 @@ def status_row(
         last_cause=_last_cause(restarts),
         drafting=low_acceptance_warning(metrics.drafted),
         url=_url(deployment),
-        model=visible_line(fact.labels.get(labels.SERVED_NAME, ""))[:CAUSE_CHARACTERS],
-        exposure=_exposure(fact),
+        model=fact.labels.get(labels.SERVED_NAME, ""),
+        exposure=fact.labels.get(labels.EXPOSURE, ""),
         since=stamp(parse_time(fact.started_at)) if fact.is_running else "",
         stopped_at=_stopped_at(deployment),
         stopped_because=stopped_because(fact) if deployment.serving is not None else "",
@@ -192,22 +190,10 @@ def _stopped_at(deployment: Inspected) -> str:
     return stamp(parse_time(fact.finished_at)) if fact is not None and fact.is_stopped else ""
 
 
-def _exposure(fact: ContainerFact) -> str:
-    """Anybody may have written the label."""
-    said = fact.labels.get(labels.EXPOSURE, "")
-    return said if said in {item.value for item in Exposure} else ""
-
-
 def _last_cause(restarts: Restarts) -> str:
     """A line of the log may be of any length, and hold what a terminal obeys."""
     said = visible_line(restarts.cause.describe()) if restarts.cause is not None else ""
     return said if len(said) <= CAUSE_CHARACTERS else said[: CAUSE_CHARACTERS - 3] + "..."
-
-
-def _recipe(fact: ContainerFact) -> str:
-    """A label may hold a megabyte, or what a terminal obeys."""
-    said = fact.labels.get(labels.RECIPE, "")
-    return said if is_name(said) else ""
 
 
 def _own_state(deployment: Inspected, is_answering: Callable[[ContainerFact], bool]) -> str:

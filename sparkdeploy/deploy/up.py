@@ -18,7 +18,7 @@ from sparkdeploy.deploy.image_pin import with_known_image
 from sparkdeploy.deploy.launch import Launch, parts_elsewhere
 from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
-from sparkdeploy.deploy.memory import require_memory_on
+from sparkdeploy.deploy.memory import require_memory
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
 from sparkdeploy.deploy.serving import answers
@@ -224,9 +224,9 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
     ]
     claims = {part.node: part.claim for part in plan.parts}
 
-    def require_memory(node: Node) -> None:
+    def has_memory(node: Node) -> None:
         drop = options.drop_page_cache
-        require_memory_on(node, launch.deployment, claims[node.name], drop_page_cache=drop)
+        require_memory(node, launch.deployment, claims[node.name], drop_page_cache=drop)
 
     with launch.lock(), ranks_lock(ranks, launch.command):
         # Memory is promised to other deployments meanwhile: the one list that needs the lock.
@@ -240,7 +240,7 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
         leaving = parts_elsewhere(nodes, launch.deployment, plan.formation.nodes)
         is_again = plan.head.stopped is not None
         with console.drawn_step(_STARTS_AGAIN if is_again else _DOING[plan.head.action]):
-            launch.start(parts, require_memory, leaving)
+            launch.start(parts, has_memory, leaving)
 
 
 def _require_unchanged(plan: Plan, ranks: Nodes) -> None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.facts import GpuLoad
 
 GIB = 2**30
-MAX_RECIPE_CHARACTERS = 1 << 20
-MAX_FLOOR_GIB = 1 << 20
 ERROR_CHARACTERS = 300
 NO_CONTAINER = "no container"
 
@@ -146,14 +144,9 @@ def scene_of(
 
 
 def floor_bytes(fact: ContainerFact) -> int | None:
-    """Return the memory that the recipe keeps free, from its label; None where that is not told."""
-    # Anybody may write a label: what is longer than any recipe breaks off and is no JSON.
-    try:
-        content = json.loads(fact.labels.get(labels.RECIPE_VALUES, "")[:MAX_RECIPE_CHARACTERS])
-        floor_gib = float(content["limits"]["memory_floor_gib"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return int(floor_gib * GIB) if 0 <= floor_gib <= MAX_FLOOR_GIB else None
+    """Return the memory that the recipe keeps free, from its label; None without one."""
+    text = fact.labels.get(labels.RECIPE_VALUES)
+    return int(json.loads(text)["limits"]["memory_floor_gib"] * GIB) if text else None
 
 
 def _deployment(
@@ -172,8 +165,8 @@ def _deployment(
     error = look.last_error or (server.problem if life is Standing.SILENT else "")
     return WatchedDeployment(
         name=look.found.name,
-        recipe=visible_line(fact.labels.get(labels.RECIPE, ""))[:40],
-        model=visible_line(fact.labels.get(labels.SERVED_NAME, ""))[:80],
+        recipe=fact.labels.get(labels.RECIPE, ""),
+        model=fact.labels.get(labels.SERVED_NAME, ""),
         url=f"http://127.0.0.1:{fact.port}" if fact.port is not None else "",
         life=life,
         told=_told(life, look.found),

@@ -16,7 +16,6 @@ from sparkdeploy.deploy.deployments import (
     nodes_with,
     require_deployment,
 )
-from sparkdeploy.deploy.removal import warn_of_foreign_containers
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.status import (
     HALF_REPLACED,
@@ -55,7 +54,6 @@ def current_rows() -> tuple[StatusRow, ...]:
         listed = deployments_in(here.listing).values()
         inspected = (inspect_deployment(host, it) for it in listed)
         found = {it.name: it for it in inspected if it is not None}
-        warn_of_foreign_containers(here.listing)
         names = dict.fromkeys((*found, *record.deployments()))
         may_have = {name: nodes_with(found.get(name), record.nodes(name)) for name in names}
         # Another machine that heads a deployment knows its other nodes.

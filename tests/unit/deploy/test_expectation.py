@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.checkpoint.draft_layer import DraftWeights
 from sparkdeploy.deploy.expectation import (
     Expectation,
-    ExpectedTreatment,
     check_backends,
     expectation_of,
     expectation_on,
@@ -46,7 +44,7 @@ def carried(expected: Expectation) -> ContainerFact:
 
 def test_what_a_plan_promises_is_read_back_from_its_container(plan: Plan) -> None:
     expected = expectation_of(plan, plan.head)
-    treated = replace(expected, treatment=ExpectedTreatment(84, "int8", 32768))
+    treated = replace(expected, converted=CONVERTED)
 
     assert expected.memory is not None
     assert expected.memory.needed_bytes > 100 * facts.GIB
@@ -56,11 +54,8 @@ def test_what_a_plan_promises_is_read_back_from_its_container(plan: Plan) -> Non
     assert expectation_on(carried(treated)) == treated
 
 
-@pytest.mark.parametrize("text", [None, "", "no json", "{}", '{"memory": 1}', "[]"])
-def test_a_container_of_another_version_promises_nothing(text: str | None) -> None:
-    known = {} if text is None else {labels.EXPECTATION: text}
-
-    assert expectation_on(ContainerFact("c", "x", "sha256:0", "exited", known)) is None
+def test_a_container_that_was_made_by_hand_promises_nothing() -> None:
+    assert expectation_on(ContainerFact("c", "x", "sha256:0", "exited", {})) is None
 
 
 def test_what_was_read_back_judges_like_the_plan(
@@ -72,43 +67,43 @@ def test_what_was_read_back_judges_like_the_plan(
     check_backends(expected, AS_PLANNED)
     check_backends(expected, replace(AS_PLANNED, attention_backend="TRITON_ATTN"))
     assert "warning: attention: planned FLASHINFER, runs TRITON_ATTN" in capsys.readouterr().err
-    treated = replace(expected, treatment=ExpectedTreatment(84, "int8", 32768))
-    done = replace(AS_PLANNED, fp8_layers=84, lm_head="int8", draft_head_rows=32768)
-    check_backends(treated, done)
-    with pytest.raises(UnhealthyError, match="said nothing"):
-        check_backends(treated, AS_PLANNED)
-    with pytest.raises(UnhealthyError, match="draft head of 32768 rows, and the plugin made none"):
-        check_backends(treated, replace(done, draft_head_rows=None))
 
 
-def test_a_draft_layer_that_was_left_alone_is_found(plan: Plan) -> None:
-    weights = DraftWeights(int4_layers=1, fp8_layers=8)
-    treatment = ExpectedTreatment(84, "int8", None, weights)
-    made = replace(expectation_of(plan, plan.head), treatment=treatment)
-    expected = expectation_on(carried(made))
-    assert expected == made
-    assert expected is not None
-    done = replace(AS_PLANNED, fp8_layers=84, lm_head="int8")
+CONVERTED: dict[str, Any] = {
+    "fp8_layers": 84,
+    "lm_head": "int8",
+    "shared_int4_layers": 0,
+    "draft_head_rows": 32768,
+    "draft_int4_layers": 1,
+    "draft_fp8_layers": 8,
+}
 
-    check_backends(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=8))
-    with pytest.raises(UnhealthyError, match=r"int4=1 layers of experts .* said nothing of it"):
+
+def test_what_the_plugin_converted_is_what_was_planned(plan: Plan) -> None:
+    expected = replace(expectation_of(plan, plan.head), converted=CONVERTED)
+    done = replace(AS_PLANNED, **{**CONVERTED, "shared_int4_layers": None})
+
+    check_backends(expected, done)
+    with pytest.raises(UnhealthyError, match="fp8_layers=84, and the plugin said nothing"):
+        check_backends(expected, AS_PLANNED)
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "said"),
+    [
+        ("fp8_layers", 83, "fp8_layers=84, and the plugin made 83"),
+        ("lm_head", "bf16", "lm_head=int8, and the plugin made bf16"),
+        ("shared_int4_layers", 144, "shared_int4_layers=0, and the plugin made 144"),
+        ("draft_head_rows", None, "draft_head_rows=32768, and the plugin made none"),
+        ("draft_int4_layers", None, "draft_int4_layers=1, and the plugin made none"),
+        ("draft_fp8_layers", 7, "draft_fp8_layers=8, and the plugin made 7"),
+    ],
+)
+def test_each_conversion_that_differs_is_an_error(
+    plan: Plan, name: str, made: int | str | None, said: str
+) -> None:
+    expected = replace(expectation_of(plan, plan.head), converted=CONVERTED)
+    done = replace(AS_PLANNED, **{**CONVERTED, name: made})
+
+    with pytest.raises(UnhealthyError, match=said):
         check_backends(expected, done)
-    with pytest.raises(UnhealthyError, match="the plugin made int4=1, fp8=7"):
-        check_backends(expected, replace(done, draft_int4_layers=1, draft_fp8_layers=7))
-
-
-def test_shared_experts_that_stayed_as_they_are_are_found(plan: Plan) -> None:
-    treatment = ExpectedTreatment(0, "int8", None, shared_int4_layers=144)
-    made = replace(expectation_of(plan, plan.head), treatment=treatment)
-    expected = expectation_on(carried(made))
-    assert expected == made
-    assert expected is not None
-    done = replace(AS_PLANNED, fp8_layers=0, lm_head="int8")
-
-    check_backends(expected, replace(done, shared_int4_layers=144))
-    for said, count in ((None, 0), (141, 141)):
-        with pytest.raises(UnhealthyError, match=f"int4=144 .* the plugin made {count}"):
-            check_backends(expected, replace(done, shared_int4_layers=said))
-    plain = replace(expected, treatment=ExpectedTreatment(0, "int8", None))
-    with pytest.raises(UnhealthyError, match=r"int4=0 .* the plugin made 144"):
-        check_backends(plain, replace(done, shared_int4_layers=144))

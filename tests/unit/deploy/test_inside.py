@@ -169,7 +169,7 @@ def test_an_answer_of_another_shape_is_told_and_no_bug(
 def test_the_head_under_ray_is_held_to_what_every_node_has(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expectation, "_treatment", lambda _plan: None)
+    monkeypatch.setattr(expectation, "_converted", lambda _plan: None)
     lab.up("cluster.backend=ray")
     plan = lab.planned[-1]
 

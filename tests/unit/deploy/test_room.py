@@ -3,49 +3,63 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, Memory, require_memory
+from sparkdeploy.deploy import memory
+from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, require_memory
 from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.shell import Completed
+from tests.fakes.containers import container
 from tests.fakes.plans import GIB, SPARK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.facts import NodeFact
 
 
 @dataclass
 class Clocked:
-    """Memory that comes back after a while; sleeping is the only thing that takes time."""
+    """A node whose memory comes back after a while; sleeping is the only thing that takes time."""
 
     drop_caches: Path
     back_at_s: float = 0.0
     free: int = 120 * GIB
     now_s: float = 0.0
+    meminfo: str | None = None
+    listing: tuple[ListedContainer, ...] = ()
+    is_here: bool = True
 
-    def meminfo(self) -> Mapping[str, int]:
+    def read_file(self, _path: str) -> str:
         available = 118 * GIB if self.now_s >= self.back_at_s else 20 * GIB
-        free = min(self.free, available)
-        return {"MemTotal": 119 * GIB, "MemAvailable": available, "MemFree": free}
+        sizes = {
+            "MemTotal": 119 * GIB,
+            "MemAvailable": available,
+            "MemFree": min(self.free, available),
+        }
+        told = "".join(f"{name}: {size // 1024} kB\n" for name, size in sizes.items())
+        return told if self.meminfo is None else self.meminfo
 
     def sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
 
-    def drop(self) -> None:
-        try:
-            self.drop_caches.write_text("1\n")
-        except OSError as error:
-            raise NodeError(str(error)) from error
+    def monotonic(self) -> float:
+        return self.now_s
 
-    def machine(self) -> Memory:
-        return Memory(self.meminfo, self.drop, "", lambda: self.now_s, self.sleep)
+    def script(self, _text: str) -> Completed:
+        self.drop_caches.write_text("1\n")
+        return Completed((), 0, "", "")
+
+
+def require(node: Clocked, claim: MemoryClaim | None, *, drop: bool = False) -> None:
+    made: Any = node
+    require_memory(made, "main", claim, drop_page_cache=drop)
 
 
 @pytest.fixture
@@ -61,14 +75,16 @@ def claim_of(shipped: Library, node: NodeFact) -> MemoryClaim:
 
 
 @pytest.fixture
-def clocked(tmp_path: Path) -> Clocked:
-    return Clocked(tmp_path / "drop_caches")
+def clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    made = Clocked(tmp_path / "drop_caches")
+    monkeypatch.setattr(memory, "time", made)
+    return made
 
 
 def test_memory_of_a_stopped_container_is_waited_for(claim: MemoryClaim, clocked: Clocked) -> None:
     clocked.back_at_s = 7
 
-    require_memory(claim, clocked.machine())
+    require(clocked, claim)
 
     assert 7 <= clocked.now_s < 8
 
@@ -77,7 +93,7 @@ def test_memory_that_does_not_come_back_is_an_error(claim: MemoryClaim, clocked:
     clocked.back_at_s = RETURN_TIMEOUT_S + 60
 
     with pytest.raises(NodeError, match=r"but only 20\.0 GiB are available"):
-        require_memory(claim, clocked.machine(), drop_page_cache=True)
+        require(clocked, claim, drop=True)
 
 
 def test_a_page_cache_in_the_way_is_told_and_left_alone(
@@ -85,7 +101,7 @@ def test_a_page_cache_in_the_way_is_told_and_left_alone(
 ) -> None:
     clocked.free = 30 * GIB
 
-    require_memory(claim, clocked.machine())
+    require(clocked, claim)
 
     assert "the page cache holds" in capsys.readouterr().err
     assert not clocked.drop_caches.exists()
@@ -96,7 +112,7 @@ def test_a_page_cache_in_the_way_is_dropped_with_consent(
 ) -> None:
     clocked.free = 30 * GIB
 
-    require_memory(claim, clocked.machine(), drop_page_cache=True)
+    require(clocked, claim, drop=True)
 
     assert clocked.drop_caches.read_text() == "1\n"
 
@@ -105,10 +121,10 @@ def test_a_page_cache_in_the_way_is_dropped_with_consent(
 def test_memory_that_other_deployments_take_is_not_waited_for(
     claim: MemoryClaim, clocked: Clocked, others_gib: int, said: str
 ) -> None:
+    loads = container("sparkdeploy-other", deployment="other", memory_bytes=str(others_gib * GIB))
+    clocked.listing = (loads,)
     with pytest.raises(NodeError, match=f"only {re.escape(said)} GiB are available"):
-        require_memory(
-            claim, clocked.machine(), others_bytes=others_gib * GIB, drop_page_cache=True
-        )
+        require(clocked, claim, drop=True)
 
     assert clocked.now_s == 0
 
@@ -116,7 +132,8 @@ def test_memory_that_other_deployments_take_is_not_waited_for(
 def test_a_machine_whose_memory_nobody_knows_is_not_refused(
     claim: MemoryClaim, clocked: Clocked
 ) -> None:
-    require_memory(claim, replace(clocked.machine(), meminfo=dict))
-    require_memory(None, clocked.machine())
+    clocked.meminfo = ""
+    require(clocked, claim)
+    require(clocked, None)
 
     assert clocked.now_s == 0

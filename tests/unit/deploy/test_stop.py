@@ -112,7 +112,7 @@ def test_without_room_nothing_is_started(lab: Lab, monkeypatch: pytest.MonkeyPat
     def refuses(*_: Any, **_options: Any) -> None:
         raise NodeError("memory: 3 GiB needed")
 
-    monkeypatch.setattr(again, "require_memory_on", refuses)
+    monkeypatch.setattr(again, "require_memory", refuses)
     with pytest.raises(NodeError, match="3 GiB needed"):
         lab.start()
     assert lab.status().state == "stopped"

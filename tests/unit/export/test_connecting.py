@@ -136,7 +136,7 @@ def test_exports_are_about_all_deployments_of_ones_own(run: Run, engine: FakeCon
     given(
         engine,
         deployment("a", 8001),
-        deployment("b", 8002, served_name="other", recipe_values="", exposure="public"),
+        deployment("b", 8002, served_name="other", recipe_values="{}", exposure="public"),
         deployment("hers", 8003, user="anna"),
     )
     targets = [
