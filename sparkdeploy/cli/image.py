@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -78,27 +77,6 @@ def build(
     if platform is not None:
         tags = shlex.join(image.tag for image in images)
         console.info(f"to take it along: docker save -o FILE {tags}, and there docker load -i FILE")
-
-
-@group.command()
-def wheelhouse(
-    engine: EngineArgument,
-    folder: Annotated[Path, typer.Argument(help="Where the wheels go; what is there is kept.")],
-    platform: Annotated[
-        Literal["aarch64", "x86_64"], typer.Option(help="For which machine; a Spark is aarch64.")
-    ] = "aarch64",
-    as_json: JsonOption = False,
-) -> None:
-    """Fetch every wheel of an engine's lock, verified, for builds without a network."""
-    from sparkdeploy.upkeep.images import make_wheelhouse
-
-    wheels = make_wheelhouse(engine, folder, current_settings(), architecture=platform)
-    size_bytes = sum(wheel.stat().st_size for wheel in wheels)
-    lines = (
-        f"{folder}: {len(wheels)} wheels, {format_bytes(size_bytes)}",
-        f"build from it: SPARKDEPLOY_WHEELHOUSE={folder.resolve()} sparkdeploy up ...",
-    )
-    answer(lines, {"wheels": len(wheels), "size_bytes": size_bytes}, as_json=as_json)
 
 
 @group.command("ls")

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import requests
+from requests.auth import HTTPBasicAuth
+from requests.utils import get_auth_from_url
 
-from sparkdeploy.bounded_http import BoundedSession
+from sparkdeploy.bounded_http import BoundedSession, without_login
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.image.index_requests import login_for
 from sparkdeploy.image.lock import WheelPlatform, index_variables, wheels_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from sparkdeploy.image.lock import PackagePin
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.settings import Settings
+
+    Login = Callable[[requests.PreparedRequest], requests.PreparedRequest]
 
 DOWNLOAD_TIMEOUT_S = 300
 KNOCK_TIMEOUT_S = 10
@@ -163,7 +166,7 @@ def refusal(url: str, settings: Settings) -> Exception | None:
                 timeout=KNOCK_TIMEOUT_S,
                 verify=str(settings.build.ca_bundle or True),
                 allow_redirects=False,
-                auth=login_for(url, url),
+                auth=login_of(url),
             )
     except (requests.RequestException, OSError) as error:
         return error
@@ -184,3 +187,9 @@ def _torch_source(stage: Stage, settings: Settings, wheels: Mapping[Path, Packag
     if _torch_wheels_suffice(stage, wheels):
         return "--no-index"
     return f"--default-index {_torch_index(stage, settings)}"
+
+
+def login_of(url: str) -> Login:
+    """Return what adds the login of an index's address; nothing of ~/.netrc is sent."""
+    user, password = get_auth_from_url(url)
+    return HTTPBasicAuth(user, password) if user or password else without_login

@@ -1,4 +1,4 @@
-"""`image`: engines' wheels, and our images: listed, shown, removed."""
+"""`image`: our images, listed, shown and removed."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.use_note import refuse_used
 from sparkdeploy.errors import NodeError, UsageError
-from sparkdeploy.image import lock, network
 from sparkdeploy.image.emulation import platform_of
 from sparkdeploy.image.stages import UPPERMOST_FIRST
-from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.container import own_tags
-from sparkdeploy.recipe.load import library, load_engine
-from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
 
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.settings import Settings
 
 SHORTEST_ABBREVIATION = 4
@@ -38,47 +31,6 @@ class ShelfImage:
     platform: str
     size_bytes: int
     deployments: tuple[str, ...]
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def make_wheelhouse(
-    name: str, folder: Path, settings: Settings, *, architecture: lock.Architecture
-) -> tuple[Path, ...]:
-    """Fetch an engine's wheels, uv among them; raise BuildError when one cannot be had."""
-    engine, build = load_engine(library(settings), name), settings.build
-    network.refuse_credentials(settings)
-    files = lock.lock_files(engine, architecture=architecture, resources=resources())
-    locked = {name: lock.read_packages(_text_of(path)) for name, path in files.items()}
-    packages = [package for found in locked.values() for package in found]
-    indexes = tuple(_indexes(engine, settings, locked.get("torch.txt", ())))
-    if warning := lock.unverified(architecture, packages):
-        console.warn(warning)
-    with console.step(f"wheels of {name} for {architecture}") as step:
-        done: list[int] = []
-
-        def count(path: Path) -> None:
-            done.append(path.stat().st_size)
-            step.say(f"{len(done)} of {len(packages)}, {format_bytes(sum(done))}: {path.name}")
-
-        platform = lock.WheelPlatform(architecture, lock.python_of(engine))
-        house = Wheelhouse(folder, platform, indexes, build.find_links, build.ca_bundle)
-        return house.fetch(packages, on_wheel=count)
-
-
-def _indexes(
-    engine: Engine, settings: Settings, torch: Iterable[lock.LockedPackage]
-) -> Iterator[PackageIndex]:
-    build, hosts = settings.build, settings.hosts
-    yield PackageIndex(build.index_url or hosts.package_index, "index_url")
-    yield from (PackageIndex(url, "PIP_EXTRA_INDEX_URL") for url in build.extra_index_urls)
-    names = frozenset(package.pin.name for package in torch)
-    if engine.runs_on == "cuda":
-        yield PackageIndex(hosts.torch_cuda_index, "torch_cuda_index", names)
-    else:
-        yield PackageIndex(hosts.torch_cpu_index, "torch_cpu_index", names)
 
 
 def list_images(settings: Settings) -> tuple[ShelfImage, ...]:

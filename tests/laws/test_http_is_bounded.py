@@ -22,10 +22,8 @@ from sparkdeploy import bounded_http
 from sparkdeploy.bench import streams
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.checkpoint import hub
-from sparkdeploy.errors import BuildError, CheckpointError, UnhealthyError
-from sparkdeploy.image import network, wheelhouse
-from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
-from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
+from sparkdeploy.errors import CheckpointError, UnhealthyError
+from sparkdeploy.image import network
 from sparkdeploy.server import client
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.upkeep import setup
@@ -150,12 +148,6 @@ def ask_hub(url: str, folder: Path) -> None:
         asked.describe("org/name", "main")
 
 
-def ask_index(url: str, folder: Path) -> None:
-    house = Wheelhouse(folder, WheelPlatform("aarch64", "3.11"), (PackageIndex(url, "index_url"),))
-    with pytest.raises(BuildError, match="does not answer"):
-        house.fetch([LockedPackage(PackagePin("a-b", "1.0"), frozenset())], on_wheel=lambda _: None)
-
-
 def settings(url: str) -> Any:
     registry = url.removeprefix("http://")
     hosts, build = SimpleNamespace(container_registry=registry), SimpleNamespace(ca_bundle=None)
@@ -181,7 +173,6 @@ CLIENTS: dict[str, Callable[[str, Path], None]] = {
     "a deployment's answer": ask_model(lambda model: model.complete("x", 1, timeout_s=LIMIT_S)),
     "a deployment's stream": ask_model(stream),
     "the hub": ask_hub,
-    "a package index": ask_index,
     "whether an index answers": knock,
     "whether a registry answers": ask_registry,
     "bench": measure,
@@ -198,7 +189,6 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in {
         client: ("STREAM_LIMIT_S",),
         hub: ("LISTING_LIMIT_S",),
-        wheelhouse: ("PAGE_LIMIT_S",),
         network: ("KNOCK_TIMEOUT_S",),
         setup: ("REGISTRY_TIMEOUT_S",),
         streams: ("LONGEST_S", "PAUSE_S"),
@@ -208,7 +198,6 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "MAX_ANSWER_BYTES", LIMIT_BYTES)
     monkeypatch.setattr(client, "MAX_STREAM_BYTES", LIMIT_BYTES)
     monkeypatch.setattr(streams, "MAX_ANSWER_BYTES", LIMIT_BYTES)
-    monkeypatch.setattr(wheelhouse, "MAX_PAGE_BYTES", LIMIT_BYTES)
     monkeypatch.setattr(setup, "BoundedSession", WithoutTls)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 

@@ -74,7 +74,6 @@ REVIEWED = {
     "image/failures.py": {"own"},
     "image/pull.py": {"reference.partition('/')[0]"},
     "image/settle.py": {"reference.partition('/')[0]"},
-    "image/wheelhouse.py": {"asked[-1].setting", "index.setting"},
     "node/cluster.py": {"host"},
     "node/logins.py": {"registry"},
     "node/node.py": {"node.entry.ssh"},

@@ -12,13 +12,12 @@ from sparkdeploy import labels
 from sparkdeploy.image import lock, network
 from sparkdeploy.image.inside.prove import kernels_of, runs_on
 from sparkdeploy.image.stages import Stage
-from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import Settings, load_settings, resources
-from sparkdeploy.upkeep.images import make_wheelhouse
+from tests.engine.image.wheels import fetch_wheels
 from tests.engine.shipped_stages import build_all, shipped_stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
@@ -35,7 +34,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     kept = os.environ.get("SPARKDEPLOY_TESTS_WHEELHOUSE")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("wheelhouse")
     found = load_settings()
-    make_wheelhouse(ENGINE, folder, found, architecture=architecture())
+    engine = load_engine(Library((resources() / "recipes",)), ENGINE)
+    locks = lock.lock_files(engine, architecture=architecture(), resources=resources())
+    fetch_wheels(folder, [*locks.values()], found.build, architecture=architecture())
     return replace(found, build=replace(found.build, index_url=None, find_links=(folder,)))
 
 
@@ -118,18 +119,11 @@ def test_the_sparks_own_wheels_match_their_hashes_and_run_on_its_gpu(
         architecture="aarch64",
         resources=resources(),
     )
-    packages = lock.read_packages(files["packages.txt"].read_text(encoding="utf-8"))
-    index = settings.build.index_url or settings.hosts.package_index
-    house = Wheelhouse(
-        tmp_path,
-        lock.WheelPlatform("aarch64", "3.11"),
-        (PackageIndex(index, "index_url"),),
-        ca_bundle=settings.build.ca_bundle,
-    )
-    (wheel,) = house.fetch(
-        [item for item in packages if item.pin.name == package],
-        on_wheel=lambda path: print(path.name),
-    )
+    text = files["packages.txt"].read_text(encoding="utf-8").replace("\\\n", " ")
+    (line,) = (line for line in text.splitlines() if line.startswith(f"{package}=="))
+    alone = tmp_path / "packages.txt"
+    alone.write_text(line)
+    (wheel,) = fetch_wheels(tmp_path, [alone], settings.build)
     for pattern in libraries:
         with zipfile.ZipFile(wheel) as archive:
             (name,) = (name for name in archive.namelist() if Path(name).match(pattern))

@@ -12,12 +12,12 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError, UsageError
-from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
+from sparkdeploy.image.lock import PackagePin
 from sparkdeploy.image.stages import Stage
-from sparkdeploy.image.wheelhouse import PackageIndex, Wheelhouse
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import BuildNetwork, Settings, load_settings
 from sparkdeploy.upkeep import images as image_shelf
+from tests.engine.image.wheels import fetch_wheels
 from tests.engine.lab_stages import build, make_stage
 from tests.unit.conftest import REPOSITORY
 
@@ -89,14 +89,9 @@ def test_the_docs_lines_carry_an_image_with_those_it_stands_on(
 def test_a_whole_wheelhouse_builds_without_a_network(
     host: DockerHost, python_base_image: str, settings: Settings, tmp_path: Path
 ) -> None:
-    build_network = settings.build
-    index = build_network.index_url or settings.hosts.package_index
-    package = LockedPackage(IDNA, frozenset({SHA256}))
-    platform = WheelPlatform("x86_64", "3.11")
-    house = Wheelhouse(
-        tmp_path, platform, (PackageIndex(index, "index_url"),), ca_bundle=build_network.ca_bundle
-    )
-    house.fetch([package], on_wheel=lambda _path: None)
+    lock = tmp_path / "packages.txt"
+    lock.write_text(f"{IDNA.name}=={IDNA.version} --hash=sha256:{SHA256}\n")
+    fetch_wheels(tmp_path, [lock], settings.build, architecture="x86_64")
     dockerfile = (
         f"FROM {python_base_image} AS environment\n"
         f"LABEL {labels.KIND}=leftover\n"
