@@ -19,9 +19,8 @@ from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_di
 from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.quality.run import kept_quality
 from sparkdeploy.bench.record import Run, SuiteResult
-from sparkdeploy.bench.report.draw import SERIES
-from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.report.page import SERIES, report_page
+from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.bench.streams import Streams, Target
 from sparkdeploy.bench.suites import Route, Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.figures import mean_of
+from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.load.tables import load_lines
-from sparkdeploy.bench.report.chart import change, figure, plottable, title_of
 from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,28 @@ _SHOWN = {
         *("ttft_p50_s", "ttft_p95_s", "gap_p99_s", "stream_decode_tok_s"),
     ),
 }
+
+
+def title_of(kind: str, name: str) -> str:
+    """Return what people read for one of the `prompts` or `figures` of a record."""
+    return str(shipped("report/titles.yaml")[kind].get(name, name))
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    return f"{value:,.{digits}f}" if value is not None else "-"
+
+
+def change(share: float, digits: int = 0) -> str:
+    """Return `+3%`, `-3%` or `0%`: what rounds to nothing has no sign."""
+    text = f"{share:+.{digits}%}"
+    return text if any(digit in text for digit in "123456789") else text[1:]
+
+
+def with_interval(summary: Summary | None) -> str:
+    """Return `49.2 ± 1.2`, or the mean alone where nothing more is known."""
+    if summary is None or summary.high95 is None:
+        return figure(summary.mean if summary is not None else None)
+    return f"{figure(summary.mean)} ± {figure(summary.high95 - summary.mean)}"
 
 
 def list_lines(kept: Sequence[KeptRun]) -> Iterator[Block]:
@@ -139,7 +161,7 @@ def machine_facts(cells: Iterable[Cell]) -> Iterator[tuple[str, str]]:
         if spans:
             low, high = min(span.low for span in spans), max(span.high for span in spans)
             yield name, f"{figure(low, 0)} to {figure(high, 0)} {unit}"
-    floors = [floor for watch in watches if plottable(floor := watch.memory_floor_bytes) and floor]
+    floors = [floor for watch in watches if (floor := watch.memory_floor_bytes)]
     if floors:
         yield "least free memory", f"{figure(min(floors) / 2**30)} GiB"
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.load.limits import parse_span, span_text
-from sparkdeploy.bench.report import load as load_report
-from sparkdeploy.bench.report import sweep as sweep_report
+from sparkdeploy.bench.report import sections
 from sparkdeploy.monitor.words import duration
 from tests.fakes.bench_runs import loaded_run, sample_run
 
@@ -25,9 +24,9 @@ LOADED = next(suite for suite in loaded_run("v2", speed=51.0).suites if suite.na
 FIGURES = {
     (of, heading): (say, cells)
     for of, figures, cells in (
-        ("streams", sweep_report.CONCURRENCY_FIGURES, SWEPT),
-        ("contexts", sweep_report.CONTEXT_FIGURES, SWEPT),
-        ("load", load_report.FIGURES, LOADED),
+        ("streams", sections.CONCURRENCY.figures, SWEPT),
+        ("contexts", sections.CONTEXT.figures, SWEPT),
+        ("load", sections.LOAD_FIGURES, LOADED),
     )
     for heading, say in figures.items()
     if re.search(r", m?s:", heading)
@@ -49,14 +48,6 @@ def test_a_time_of_a_report_is_in_the_unit_of_its_heading(of: tuple[str, str]) -
     for cell in cells:
         printed = [float(text) * unit_s for text in say(cell).split(" / ")]
         assert printed == pytest.approx(latency_of(cell, of[1]), rel=0.05)
-
-
-def test_a_chart_in_milliseconds_is_drawn_in_them() -> None:
-    for cell in SWEPT:
-        point = sweep_report._tpot(cell, 1.0)
-        assert point is not None
-        assert cell.latency.tpot_s is not None
-        assert point.y == pytest.approx(1000 * cell.latency.tpot_s.p50)
 
 
 @given(st.floats(0.0002, 90.0))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.console import Console
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
 from sparkdeploy.terminal import (
@@ -168,8 +168,8 @@ def test_a_name_that_is_no_utf8_ends_no_command_with_a_bug() -> None:
     ]
     done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
 
-    assert done.returncode == 8, done.stderr
-    assert b"\\udc9b\\udcff.json cannot be read" in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert b"there is no file /\\udc9b\\udcff.json" in done.stderr
 
 
 def test_a_report_shows_what_a_record_would_command() -> None:

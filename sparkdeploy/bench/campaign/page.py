@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.campaign.bundle import CampaignBundle, SharedRecipe
     from sparkdeploy.bench.quality.kept import SharedEstimate
-    from sparkdeploy.bench.report.speed import Field
+    from sparkdeploy.bench.report.published import Field
 
 FRAGMENT, ALONE = "steps.html.j2", "alone.html.j2"
 _ENDS = ("</main>", "<footer", "</body>")

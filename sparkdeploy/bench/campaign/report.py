@@ -28,7 +28,7 @@ from sparkdeploy.bench.quality.comparison import compare, comparison_as_dict
 from sparkdeploy.bench.quality.kept import SharedQuality, shared_quality
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
-from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.bench.run import ISO_8601
 from sparkdeploy.console import console
 from sparkdeploy.deploy.evidence import known_secrets

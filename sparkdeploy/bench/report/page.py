@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.report.acceptance import acceptance_section
-from sparkdeploy.bench.report.bars import draw_bars
-from sparkdeploy.bench.report.chart import LOAD, BarChart, ShownRun, said_once
-from sparkdeploy.bench.report.draw import SERIES, series_class
-from sparkdeploy.bench.report.load import load_section
-from sparkdeploy.bench.report.panels import draw_lines
-from sparkdeploy.bench.report.speed import published_section, speed_section
-from sparkdeploy.bench.report.summary import summary_of
-from sparkdeploy.bench.report.sweep import concurrency_section, context_section
+from sparkdeploy.bench.report.published import published_section
+from sparkdeploy.bench.report.sections import (
+    acceptance_section,
+    concurrency_section,
+    context_section,
+    load_section,
+    speed_section,
+)
+from sparkdeploy.bench.report.table import LOAD, ShownRun, with_names
+from sparkdeploy.bench.report.verdicts import first_screen
 from sparkdeploy.bench.tables import machine_facts, origin_facts
 from sparkdeploy.image.templates import render_page
 
@@ -24,12 +25,23 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.compare import Side
     from sparkdeploy.bench.quality.kept import QualityResult
     from sparkdeploy.bench.record import Run, SuiteResult
-    from sparkdeploy.bench.report.chart import LineChart, Section
-    from sparkdeploy.bench.report.speed import Field
+    from sparkdeploy.bench.report.published import Field
+    from sparkdeploy.bench.report.table import Section
 
-WIDE, NARROW = 720.0, 340.0
-"""Every chart is drawn twice: scaled down to a phone, the letters of a wide one are too small."""
 TEMPLATE = "report.html.j2"
+SERIES: tuple[tuple[str, str], ...] = (
+    ("#0072b2", "#4aa3df"),
+    ("#d55e00", "#f08a3c"),
+    ("#009e73", "#22c197"),
+    ("#b8609a", "#dd94c0"),
+    ("#3a3a3a", "#e4e4e4"),
+    ("#a07000", "#e6b020"),
+    ("#4d8fbb", "#8fd0f5"),
+    ("#7d6b00", "#f0e442"),
+)
+"""Of each run on light and on dark ground, apart for every kind of colour vision (Okabe and Ito,
+"Color Universal Design", 2008), each with 3:1 against its ground (WCAG 2.1, 1.4.11). A ninth run
+begins again."""
 
 
 def report_page(
@@ -54,21 +66,18 @@ def report_page(
         if len(facts) > 1 and all(own.get(name) == value for own in facts)
     }
     own_facts = [{name: own[name] for name in own if name not in shared} for own in facts]
-    series = [series_class(item.series) for item in shown]
-    sections = _sections(shown, field)
     return render_page(
         Path(__file__).parent,
         TEMPLATE,
         title=" and ".join(item.name for item in shown) if len(shown) < 3 else f"{len(shown)} runs",
         shared=shared,
-        runs=list(zip(shown, series, own_facts, strict=True)),
-        summary=summary_of(shown, known),
-        sections=[(section, [_draw(chart) for chart in section.charts]) for section in sections],
+        runs=list(zip(shown, own_facts, strict=True)),
+        summary=first_screen(shown, known),
+        sections=list(_sections(shown, field)),
         warnings=tuple(_warnings(shown)),
         made_at=made_at,
         version=version,
         series=SERIES,
-        series_class=series_class,
     )
 
 
@@ -91,7 +100,7 @@ def _named(
     for index, (run, result) in enumerate(zip(runs, quality, strict=True)):
         label = labels[index]
         number = f" ({labels[: index + 1].count(label)})" if labels.count(label) > 1 else ""
-        yield ShownRun(run, label + number, index, _others(run, runs, known), result)
+        yield ShownRun(run, label + number, index % len(SERIES), _others(run, runs, known), result)
 
 
 def _others(run: Run, shown: Sequence[Run], known: Sequence[Side]) -> tuple[Run, ...]:
@@ -116,17 +125,8 @@ def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section]:
     yield published_section(shown, field)
 
 
-def _draw(chart: BarChart | LineChart) -> dict[str, str]:
-    kind = "bars" if isinstance(chart, BarChart) else "lines"
-    wide, narrow = (
-        draw_bars(chart, width) if isinstance(chart, BarChart) else draw_lines(chart, width)
-        for width in (WIDE, NARROW)
-    )
-    return {"title": chart.title, "kind": kind, "wide": wide, "narrow": narrow}
-
-
 def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:
-    yield from said_once(
+    yield from with_names(
         (item.name, remark) for item in shown for suite in item.run.suites for remark in _ill(suite)
     )
     yield from (

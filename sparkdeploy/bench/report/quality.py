@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.report.chart import plottable
-from sparkdeploy.bench.report.table import NOTHING, Row
+from sparkdeploy.bench.report.table import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.bench.quality.kept import QualityResult, SharedEstimate
-    from sparkdeploy.bench.report.chart import ShownRun
+    from sparkdeploy.bench.report.table import Row, ShownRun
 
 NOT_MEASURED = "not measured"
 REFERENCE = "is the reference"
@@ -26,12 +25,12 @@ _LIMITS = {
 
 def quality_rows(runs: Sequence[ShownRun]) -> Iterator[Row]:
     """Yield the verdict always, and figures where one of the runs has them."""
-    yield Row("Quality", tuple(quality_verdict(runs, shown) for shown in runs))
+    yield "Quality", tuple(quality_verdict(runs, shown) for shown in runs)
     results = [shown.quality for shown in runs]
     if any(results):
         agreed = (_percent(found.figures.top1_agreement) if found else NOTHING for found in results)
-        yield Row("Top-1 agreement, %", tuple(agreed))
-        yield Row("Mean KL, nats: at least and at most", tuple(map(_divergence, results)))
+        yield "Top-1 agreement, %", tuple(agreed)
+        yield "Mean KL, nats: at least and at most", tuple(map(_divergence, results))
 
 
 def quality_verdict(runs: Sequence[ShownRun], shown: ShownRun) -> str:
@@ -87,7 +86,7 @@ def _command(first: ShownRun, missing: ShownRun) -> str:
 
 
 def _percent(found: SharedEstimate) -> str:
-    if found.value is None or not plottable(found.value):
+    if found.value is None:
         return NOTHING
     if found.low is None or found.high is None:
         return f"{100 * found.value:.1f}"
@@ -98,4 +97,4 @@ def _divergence(found: QualityResult | None) -> str:
     if found is None:
         return NOTHING
     ends = (found.figures.mean_kl_nats.value, found.figures.most_mean_kl_nats)
-    return " and ".join(f"{end:.4f}" if plottable(end) else NOTHING for end in ends)
+    return " and ".join(f"{end:.4f}" if end is not None else NOTHING for end in ends)

@@ -1,22 +1,69 @@
-"""Tables of the page: a row a condition, a column a run, so that runs are read across."""
+"""The runs of the page, and its tables: a row a condition, a column a run."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from sparkdeploy.bench.files import shipped
+from sparkdeploy.bench.load.record import Asking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.report.chart import ShownRun
+    from sparkdeploy.bench.quality.kept import QualityResult
+    from sparkdeploy.bench.record import Cell, Run, SuiteResult
+    from sparkdeploy.bench.report.plot import Plot
 
 Key = TypeVar("Key", bound="Hashable")
 Value = TypeVar("Value")
+LOAD = "load"
+"""The suite's name, in an open loop and of conversations."""
 NOTHING = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ShownRun:
+    """A run under the name and the colour that it has on the whole page."""
+
+    run: Run
+    name: str
+    series: int
+    others: tuple[Run, ...] = ()
+    """Further runs of the very same, oldest first."""
+    quality: QualityResult | None = None
+
+    @property
+    def recipe(self) -> str:
+        """Empty for a bare URL."""
+        return self.run.origin.recipe.name if self.run.origin.recipe is not None else ""
+
+    def cells(self, suite: str) -> tuple[Cell, ...]:
+        """Return the cells of a suite in a closed loop."""
+        found = self.run.suite(suite, Asking.CLOSED_LOOP)
+        return found.cells if found is not None else ()
+
+    def load(self, asking: Asking) -> SuiteResult | None:
+        """Return a load of this run, else the newest of its others: each is a record of its own."""
+        found = (run.suite(LOAD, asking) for run in (self.run, *reversed(self.others)))
+        return next((suite for suite in found if suite is not None), None)
+
+
+class Bar(NamedTuple):
+    """A figure with a bar beneath it."""
+
+    text: str
+    percent: float
+    """Of the table's largest figure."""
+    series: int
+    is_published: bool = False
+
+
+Row = tuple[str, tuple[str | Bar, ...]]
+
+
+class Column(NamedTuple):
     name: str
     series: int | None = None
     """The colour of the run that the column is of."""
@@ -25,42 +72,69 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    head: str
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows of one figure; an empty title heads none."""
-
-    title: str
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     caption: str
     corner: str
-    """What the rows' heads are."""
-    columns: tuple[Column, ...]
-    groups: tuple[RowGroup, ...]
+    """The heading of the first column."""
+    columns: Sequence[Column]
+    groups: Sequence[tuple[str, Sequence[Row]]]
+    """Rows under a title, which may be empty."""
 
 
-def run_columns(runs: Iterable[ShownRun]) -> tuple[Column, ...]:
-    return tuple(Column(shown.name, shown.series) for shown in runs)
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table with the plots above it, in the words that sections.yaml has for them."""
+
+    anchor: str
+    heading: str
+    explanation: str
+    plots: Sequence[Plot]
+    table: Table
+    notes: Sequence[str]
+
+
+def section_of(
+    name: str, table: Table, *, plots: Sequence[Plot] = (), notes: Iterable[str] = ()
+) -> Section:
+    texts = {"anchor": name, **shipped("report/sections.yaml")[name]}
+    return Section(**texts, plots=plots, table=table, notes=tuple(notes))
+
+
+def heading_of(name: str) -> str:
+    return str(shipped("report/sections.yaml")[name]["heading"])
+
+
+def run_columns(runs: Iterable[ShownRun]) -> list[Column]:
+    return [Column(shown.name, shown.series) for shown in runs]
 
 
 def across(
-    title: str,
     by_run: Sequence[Mapping[Key, Value]],
     head: Callable[[Key], str],
     say: Callable[[Value], str],
-) -> RowGroup:
+) -> list[Row]:
     """Return a row for each condition that any run has, in the order in which they come."""
-    conditions = dict.fromkeys(key for told in by_run for key in told)
+    conditions = dict.fromkeys(key for cells in by_run for key in cells)
     rows = (
-        Row(head(key), tuple(say(told[key]) if key in told else NOTHING for told in by_run))
+        (head(key), tuple(say(cells[key]) if key in cells else NOTHING for cells in by_run))
         for key in conditions
     )
-    return RowGroup(title, tuple(row for row in rows if set(row.cells) != {NOTHING}))
+    return [row for row in rows if set(row[1]) != {NOTHING}]
+
+
+def with_names(remarks: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield each remark once, before it the names of all runs that it is about."""
+    names: dict[str, list[str]] = {}
+    for name, remark in remarks:
+        names.setdefault(remark, []).append(name)
+    yield from (f"{', '.join(runs)}: {remark}" for remark, runs in names.items())
+
+
+def rate_of(cell: Cell) -> float:
+    """Return the rate that was asked for; not-a-number for a cell of another suite."""
+    return cell.load.rate_per_s if cell.load is not None else math.nan
+
+
+def in_thousands(tokens: float) -> str:
+    """Return 1024 as 1K; what is no multiple of it stays as it is."""
+    return f"{tokens / 1024:g}K" if tokens >= 1024 and tokens % 1024 == 0 else f"{tokens:g}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.settings import resources
 from tests.engine.bench.browser import Browser, Screen
 from tests.fakes.bench_runs import judged, loaded_run, sample_run
@@ -32,12 +32,12 @@ SCREENS = (
 MOST_PAGES = 6
 LEAST_LETTERS_PX = 11
 PAGE = re.compile(rb"/Type\s*/Page\b(?!s)")
-CHARTS = 8
-LOAD_CHARTS = 6
+CHARTS = 4
+LOAD_CHARTS = 4
 VISIBLE_CHARTS = """
-return [...document.querySelectorAll("svg.chart")].filter(chart => {
+return [...document.querySelectorAll(".plot")].filter(chart => {
   const box = chart.getBoundingClientRect();
-  return box.width > 0 && box.height > 100 && chart.querySelector(".bar, .mark");
+  return box.width > 0 && box.height > 100 && chart.querySelector(".mark");
 }).length
 """
 OUTSIDE = """
@@ -47,28 +47,24 @@ return [...document.querySelectorAll("body *")].filter(item =>
 ).map(item => item.outerHTML.slice(0, 120))
 """
 WORDS_OUTSIDE = """
-return [...document.querySelectorAll("svg.chart text")].filter(words => {
-  const chart = words.closest("svg").getBoundingClientRect();
+return [...document.querySelectorAll(".plot span")].filter(words => {
+  const chart = words.closest("figure").getBoundingClientRect();
   const box = words.getBoundingClientRect();
   return box.width > 0 && (box.left < chart.left - 1 || box.right > chart.right + 1);
 }).map(words => words.textContent)
 """
 SCROLLS = "const root = document.documentElement; return root.scrollWidth > root.clientWidth"
 SMALL_WORDS = """
-const scale = item => {
-  const chart = item.closest("svg");
-  return chart ? chart.getBoundingClientRect().width / chart.viewBox.baseVal.width : 1;
-};
 return [...document.querySelectorAll("body *")].filter(item =>
   item.checkVisibility() && [...item.childNodes].some(node => node.nodeType === 3) &&
   item.tagName !== "title" && item.textContent.trim() &&
-  parseFloat(getComputedStyle(item).fontSize) * scale(item) < arguments[0]
+  parseFloat(getComputedStyle(item).fontSize) < arguments[0]
 ).map(item => item.outerHTML.slice(0, 120))
 """.replace("arguments[0]", str(LEAST_LETTERS_PX))
 OVERLAPS = """
 const found = [];
-for (const chart of document.querySelectorAll("svg")) {
-  const texts = [...chart.querySelectorAll("text")];
+for (const chart of document.querySelectorAll(".plot")) {
+  const texts = [...chart.querySelectorAll("span")];
   const words = texts.map(item => [item, item.getBoundingClientRect()]);
   words.forEach(([one, a], at) => words.slice(at + 1).forEach(([other, b]) => {
     const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
@@ -79,7 +75,6 @@ for (const chart of document.querySelectorAll("svg")) {
 }
 return found
 """
-"""A line's box is some pixels higher than its letters."""
 WITHOUT_CUE = """
 return [...document.querySelectorAll(".scroll")].filter(item =>
   item.scrollWidth > item.clientWidth + 1 && innerWidth < 720 &&
@@ -191,7 +186,8 @@ def test_the_browser_test_would_notice(browser: Browser, tmp_path: Path) -> None
         '<img src="http://127.0.0.1:9/x.png"><p style="width:900px">wide</p>'
         '<p style="font-size:9px">small</p><div class="scroll" style="overflow:auto">'
         '<p style="width:900px">far</p></div><table><th>x</th></table>'
-        '<svg viewBox="0 0 90 90"><text x="5" y="20">one</text><text x="9" y="22">two</text></svg>'
+        '<div class="plot"><span style="position:fixed;top:300px">one</span>'
+        '<span style="position:fixed;top:302px">two</span></div>'
     )
     browser.show(path.as_uri(), Screen(360, 800))
     for look in (OUTSIDE, SMALL_WORDS, OVERLAPS, WITHOUT_CUE):

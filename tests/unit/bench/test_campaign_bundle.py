@@ -28,7 +28,7 @@ from sparkdeploy.bench.files import adapter_of
 from sparkdeploy.bench.quality.kept import SharedEstimate, SharedQuality
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
-from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.errors import BenchError
 from sparkdeploy.settings import load_settings
 from tests.fakes.bench_runs import fields_of, judged, loaded_run, sample_run

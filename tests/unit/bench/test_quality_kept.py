@@ -11,7 +11,7 @@ from sparkdeploy.bench.quality.kept import (
     QualityShelf,
 )
 from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.speed import read_published
+from sparkdeploy.bench.report.published import read_published
 from tests.fakes.bench_runs import judged, sample_run
 from tests.unit.conftest import REPOSITORY
 

@@ -1,0 +1,413 @@
+"""The sections of the page: speed by prompt, and figures over streams, context, rate and drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from sparkdeploy.bench.load.limits import Slo
+from sparkdeploy.bench.load.record import Asking
+from sparkdeploy.bench.load.tables import sustained_text
+from sparkdeploy.bench.report.plot import Line, Plot, Point
+from sparkdeploy.bench.report.table import (
+    LOAD,
+    NOTHING,
+    Bar,
+    Table,
+    across,
+    heading_of,
+    in_thousands,
+    rate_of,
+    run_columns,
+    section_of,
+    with_names,
+)
+from sparkdeploy.bench.report.verdicts import alike, common_rate
+from sparkdeploy.bench.tables import figure, title_of, with_interval
+from sparkdeploy.bench.watch import together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.bench.load.record import LoadResult, TurnResult
+    from sparkdeploy.bench.record import Cell, ServerDelta, SuiteResult
+    from sparkdeploy.bench.report.published import Field, Published
+    from sparkdeploy.bench.report.table import Row, Section, ShownRun
+
+    CellsOfRuns = Sequence[tuple[ShownRun, Sequence[Cell]]]
+    Figures = Mapping[str, Callable[[Cell], str]]
+    Drawn = Sequence[tuple[str, str, Callable[[Cell], float | None]]]
+
+SPEEDS = {"five": "end_to_end_tok_s", "decode": "stream_decode_tok_s"}
+"""By suite: the figure that is shown."""
+
+
+def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section | None:
+    """Return the speed of one request by prompt class, and what others published of the recipes."""
+    metric = SPEEDS[suite]
+    by_run = [
+        {
+            cell.prompt: cell
+            for cell in shown.cells(suite)
+            if cell.concurrency == 1 and metric in cell.statistics
+        }
+        for shown in runs
+    ]
+    prompts = dict.fromkeys(chain.from_iterable(by_run))
+    if not prompts:
+        return None
+    recipes = {shown.recipe for shown in runs}
+    beside = [it for it in field.published if it.suite == suite and it.recipe in recipes]
+    measured = (cell.statistics[metric].mean for cells in by_run for cell in cells.values())
+    published = (value for item in beside for value in item.prompts.values())
+    largest = max(*measured, *published, 1e-9)
+    rows: list[Row] = []
+    for prompt in prompts:
+        bars = tuple(
+            _bar(shown, cells.get(prompt), metric, largest)
+            for shown, cells in zip(runs, by_run, strict=True)
+        )
+        rows.append((title_of("prompts", prompt), bars))
+        rows += (
+            _published(runs, item, prompt, largest) for item in beside if prompt in item.prompts
+        )
+    groups = (
+        ("tok/s: mean ± 95 % interval", rows),
+        ("requests that failed", across(by_run, partial(title_of, "prompts"), _failed)),
+    )
+    table = Table(heading_of(suite), "class", run_columns(runs), groups)
+    notes = (f"{it.label}: {it.method}; {it.hardware}; {it.source}." for it in beside if it.prompts)
+    return section_of(suite, table, notes=dict.fromkeys(notes))
+
+
+def _bar(shown: ShownRun, cell: Cell | None, metric: str, largest: float) -> Bar | str:
+    if cell is None:
+        return NOTHING
+    summary = cell.statistics[metric]
+    return Bar(with_interval(summary), 100 * summary.mean / largest, shown.series)
+
+
+def _published(runs: Sequence[ShownRun], item: Published, prompt: str, largest: float) -> Row:
+    value = item.prompts[prompt]
+    bars = (Bar(figure(value), 100 * value / largest, it.series, is_published=True) for it in runs)
+    cells = (
+        bar if shown.recipe == item.recipe else NOTHING
+        for shown, bar in zip(runs, bars, strict=True)
+    )
+    return f"{title_of('prompts', prompt)}, as published ({item.label})", tuple(cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Figures over one condition of the cells."""
+
+    name: str
+    x_title: str
+    x: Callable[[Cell], float]
+    head: Callable[[float], str]
+    figures: Figures
+    drawn: Drawn
+    """Title, unit and value of each plot."""
+
+
+def section_over(
+    over: Over,
+    cells_of_runs: CellsOfRuns,
+    *,
+    groups: Iterable[tuple[str, Sequence[Row]]] = (),
+    notes: Iterable[str] = (),
+) -> Section | None:
+    plots = tuple(
+        Plot(title, over.x_title, unit, lines)
+        for title, unit, read in over.drawn
+        if (lines := tuple(_lines(cells_of_runs, over.x, read)))
+    )
+    if not plots:
+        return None
+    shown = [(run, cells) for run, cells in cells_of_runs if cells]
+    by_run = [{over.x(cell): cell for cell in cells} for _, cells in shown]
+    rows = [(title, across(by_run, over.head, say)) for title, say in over.figures.items()]
+    columns = run_columns(run for run, _ in shown)
+    table = Table(heading_of(over.name), over.x_title, columns, [*rows, *groups])
+    return section_of(over.name, table, plots=plots, notes=notes)
+
+
+def _lines(
+    cells_of_runs: CellsOfRuns, x: Callable[[Cell], float], read: Callable[[Cell], float | None]
+) -> Iterator[Line]:
+    for shown, cells in cells_of_runs:
+        values = ((x(cell), read(cell)) for cell in cells)
+        points = tuple(Point(at, value) for at, value in values if value is not None and at > 0)
+        if points:
+            yield Line(shown.name, shown.series, points)
+
+
+def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
+    swept = [(shown, _at_shortest_context(shown)) for shown in runs]
+    suites = [(shown.name, shown.run.suite("sweep")) for shown in runs]
+    notes = with_names(
+        (name, f"{note}.") for name, suite in suites if suite for note in suite.notes
+    )
+    return section_over(CONCURRENCY, swept, notes=(*_unequal_contexts(swept), *notes))
+
+
+def context_section(runs: Sequence[ShownRun]) -> Section | None:
+    return section_over(CONTEXT, [(shown, _one_request(shown)) for shown in runs])
+
+
+def _at_shortest_context(shown: ShownRun) -> list[Cell]:
+    cells = shown.cells("sweep")
+    shortest = min((cell.context_tokens or 0 for cell in cells), default=0)
+    at_shortest = (cell for cell in cells if (cell.context_tokens or 0) == shortest)
+    return sorted(at_shortest, key=lambda cell: cell.concurrency)
+
+
+def _one_request(shown: ShownRun) -> list[Cell]:
+    alone = (it for it in shown.cells("sweep") if it.concurrency == 1 and it.context_tokens)
+    return sorted(alone, key=_context)
+
+
+def _unequal_contexts(swept: CellsOfRuns) -> Iterator[str]:
+    """Prompts of other lengths take another time: that must not look like the runs' doing."""
+    contexts = {shown.name: _context(cells[0]) for shown, cells in swept if cells}
+    if len(set(contexts.values())) > 1:
+        words = "; ".join(f"{name}: {tokens:,} tokens" for name, tokens in contexts.items())
+        yield f"The context is not the same in all runs: {words}."
+
+
+def _context(cell: Cell) -> int:
+    return cell.context_tokens or 0
+
+
+def load_section(runs: Sequence[ShownRun], asking: Asking) -> Section | None:
+    """Show the runs whose load was asked alike; a note names the others."""
+    loaded = alike(runs, asking)
+    limits_s = _limits_s(loaded[0][1]) if loaded else {}
+    is_talk = asking is Asking.CONVERSATIONS
+    good = ("Requests done", "a second", partial(_of_load, read=lambda it: it.completed_per_s))
+    if limits_s:
+        unit = f"requests a second within {Slo(limits_s)}"
+        good = ("Goodput", unit, partial(_of_load, read=lambda it: it.goodput_per_s))
+    over = Over(
+        name="conversations" if is_talk else "load",
+        x_title=f"{'conversations' if is_talk else 'requests'} a second, as they come",
+        x=lambda cell: float(f"{rate_of(cell):.3g}"),  # a search comes to rates of many digits
+        head="{:g}/s".format,
+        figures=LOAD_FIGURES,
+        drawn=(("Time to first token", "s, median", _median_ttft_s), good),
+    )
+    cells = [(shown, sorted(suite.cells, key=rate_of)) for shown, suite in loaded]
+    rated = [(shown, [cell for cell in found if cell.load is not None]) for shown, found in cells]
+    groups = _turn_groups([suite for _, suite in loaded]) if is_talk else ()
+    return section_over(over, rated, groups=groups, notes=_load_notes(runs, loaded, asking))
+
+
+def _limits_s(suite: SuiteResult) -> Mapping[str, float]:
+    return next((cell.load.limits_s for cell in suite.cells if cell.load is not None), {})
+
+
+def _of_load(cell: Cell, read: Callable[[LoadResult], float | None]) -> float | None:
+    return read(cell.load) if cell.load is not None else None
+
+
+def _turn_groups(suites: Sequence[SuiteResult]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield what each turn waits and finds in the prefix cache, at the highest common rate."""
+    rate = common_rate(suites)
+    by_run: list[dict[int, TurnResult]] = [
+        {
+            turn.turn: turn
+            for cell in suite.cells
+            if rate_of(cell) == rate and cell.load is not None
+            for turn in cell.load.turns
+        }
+        for suite in suites
+    ]
+    at = f"at {rate:.3g}/s" if rate is not None else ""
+    for title, say in (
+        (
+            f"time to first token, s, {at}: median / 95th percentile",
+            lambda turn: _ends(turn.ttft_s and (turn.ttft_s.p50, turn.ttft_s.p95), 1, 2),
+        ),
+        (f"prompt tokens, {at}", lambda turn: figure(turn.prompt_tokens, 0)),
+        (f"of them in the prefix cache, %, {at}", _cached),
+    ):
+        yield title, across(by_run, "turn {}".format, say)
+
+
+def _cached(turn: TurnResult) -> str:
+    if turn.cached_tokens is None or not turn.prompt_tokens:
+        return NOTHING
+    return figure(100 * turn.cached_tokens / turn.prompt_tokens, 0)
+
+
+def _load_notes(
+    runs: Sequence[ShownRun], loaded: Sequence[tuple[ShownRun, SuiteResult]], asking: Asking
+) -> Iterator[str]:
+    for shown, suite in loaded:
+        if suite.sustained is not None:
+            yield f"{shown.name}: {sustained_text(suite.sustained)}."
+    yield from with_names((it.name, f"{note}.") for it, suite in loaded for note in suite.notes)
+    for shown, suite in loaded:
+        if suite not in shown.run.suites:
+            run = next(run for run in shown.others if suite in run.suites)
+            yield f"{shown.name}: from the record {run.run_id}."
+    names = [shown.name for shown, _ in loaded]
+    for other in runs:
+        if other.load(asking) is not None and other.name not in names:
+            yield (
+                f"{other.name}: its {LOAD} was asked in another way (prompts, arrivals, ramp or "
+                f"limits) and is not shown: `sparkdeploy bench show {other.run.run_id}`."
+            )
+
+
+def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
+    """Return how far a drafter's guesses reach: accepted drafts by position."""
+    drafting = [(shown, cells) for shown in runs if (cells := _drafting(shown))]
+    if not drafting:
+        return None
+    rows: dict[int, list[Bar | str]] = {}
+    for at, (shown, cells) in enumerate(drafting):
+        # Each cell is weighted by its steps.
+        summed = together((delta for _, delta in cells), kv_usage_peak=None)
+        for position, share in enumerate(summed.acceptance_per_position if summed else (), 1):
+            row = rows.setdefault(position, [NOTHING] * len(drafting))
+            row[at] = Bar(figure(100 * share), 100 * share, shown.series)
+    by_run = [{_condition(cell): delta for cell, delta in cells} for _, cells in drafting]
+    groups = (
+        (
+            "% taken, over all prompts",
+            [(f"position {position}", tuple(cells)) for position, cells in rows.items()],
+        ),
+        (
+            "tokens a step",
+            across(by_run, str, lambda delta: figure(delta.mean_acceptance_length, 2)),
+        ),
+        ("% of drafts taken", across(by_run, str, lambda delta: _percent(delta.acceptance))),
+    )
+    columns = run_columns(shown for shown, _ in drafting)
+    return section_of("acceptance", Table(heading_of("acceptance"), "condition", columns, groups))
+
+
+def _percent(share: float | None) -> str:
+    return figure(100 * share) if share is not None else NOTHING
+
+
+def _condition(cell: Cell) -> str:
+    name = title_of("prompts", cell.prompt)
+    context = f", {cell.context_tokens:,} tokens" if cell.context_tokens else ""
+    streams = f", {cell.concurrency} at once" if cell.concurrency > 1 else ""
+    return f"{name}{context}{streams}"
+
+
+def _drafting(shown: ShownRun) -> list[tuple[Cell, ServerDelta]]:
+    """A sweep's prompts are made to fill a context; they count only where there are no others."""
+    by_prompt = (*shown.cells("five"), *shown.cells("decode"))
+    return _drafted(by_prompt) or _drafted(shown.cells("sweep"))
+
+
+def _drafted(cells: Iterable[Cell]) -> list[tuple[Cell, ServerDelta]]:
+    return [(cell, cell.server) for cell in cells if cell.server is not None and cell.server.drafts]
+
+
+def _ends(values: tuple[float, ...] | None, factor: float, digits: int) -> str:
+    if values is None:
+        return NOTHING
+    return " / ".join(figure(value * factor, digits) for value in values)
+
+
+def _waits(
+    cell: Cell, kind: str, factor: float, digits: int, names: tuple[str, ...] = ("p50", "p95")
+) -> str:
+    quantiles = getattr(cell.latency, kind)
+    values = tuple(getattr(quantiles, name) for name in names) if quantiles is not None else None
+    return _ends(values, factor, digits)
+
+
+def _median_ttft_s(cell: Cell) -> float | None:
+    return cell.latency.ttft_s.p50 if cell.latency.ttft_s is not None else None
+
+
+def _mean(cell: Cell, metric: str) -> float | None:
+    return cell.statistics[metric].mean if metric in cell.statistics else None
+
+
+def _summary(cell: Cell, metric: str) -> str:
+    return with_interval(cell.statistics.get(metric))
+
+
+def _cache_peak(cell: Cell) -> str:
+    peak = cell.server.kv_usage_peak if cell.server is not None else None
+    return f"{peak:.0%}" if peak is not None else NOTHING
+
+
+def _prefill(cell: Cell) -> str:
+    ttft_s = _median_ttft_s(cell)
+    return figure(_context(cell) / ttft_s, 0) if ttft_s and cell.context_tokens else NOTHING
+
+
+def _failed(cell: Cell) -> str:
+    """Return how many requests failed; a table without failures has no row of them."""
+    return str(cell.failures) if cell.failures else NOTHING
+
+
+def _on_load(say: Callable[[LoadResult], str]) -> Callable[[Cell], str]:
+    return lambda cell: say(cell.load) if cell.load is not None else NOTHING
+
+
+TTFT = "time to first token, s: median / 95th percentile"
+FAILED = "requests that failed"
+_ttft = partial(_waits, kind="ttft_s", factor=1.0, digits=2)
+CONCURRENCY = Over(
+    name="concurrency",
+    x_title="requests at once",
+    x=lambda cell: cell.concurrency,
+    head="{:g} at once".format,
+    figures={
+        TTFT: _ttft,
+        "time per output token, ms: median / 95th percentile": partial(
+            _waits, kind="tpot_s", factor=1000.0, digits=1
+        ),
+        "all together, tok/s: mean ± 95 % interval": partial(_summary, metric="decode_tok_s"),
+        "each, tok/s: mean ± 95 % interval": partial(_summary, metric="stream_decode_tok_s"),
+        FAILED: _failed,
+        "KV cache in use at the most": _cache_peak,
+    },
+    drawn=(
+        ("All requests together", "tok/s, decoding", partial(_mean, metric="decode_tok_s")),
+        ("Time to first token", "s, median", _median_ttft_s),
+    ),
+)
+CONTEXT = Over(
+    name="context",
+    x_title="tokens of context",
+    x=_context,
+    head=in_thousands,
+    figures={
+        "decode, tok/s: mean ± 95 % interval": partial(_summary, metric="stream_decode_tok_s"),
+        TTFT: _ttft,
+        "prefill, tok/s": _prefill,
+        FAILED: _failed,
+    },
+    drawn=(
+        ("Decode speed", "tok/s", partial(_mean, metric="stream_decode_tok_s")),
+        ("Time to first token", "s, median", _median_ttft_s),
+    ),
+)
+LOAD_FIGURES: Figures = {
+    TTFT: _ttft,
+    "longest gaps, ms: 99th percentile": partial(
+        _waits, kind="gap_s", factor=1000.0, digits=0, names=("p99",)
+    ),
+    "requests within the limits, and how many a second": _on_load(
+        lambda it: (
+            f"{it.held} of {it.requests}, {figure(it.goodput_per_s, 2)}" if it.limits_s else NOTHING
+        )
+    ),
+    "done a second, and their tok/s": _on_load(
+        lambda it: f"{figure(it.completed_per_s, 2)}, {figure(it.completion_tok_s)}"
+    ),
+    "at once at the most": _on_load(lambda it: str(it.most_in_flight)),
+    FAILED: _on_load(lambda it: str(it.failures) if it.failures else NOTHING),
+}
