@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.load.record import Asking
+from sparkdeploy.bench.report.loads import load_section
 from sparkdeploy.bench.report.published import published_section
 from sparkdeploy.bench.report.sections import (
     acceptance_section,
     concurrency_section,
     context_section,
-    load_section,
     speed_section,
 )
 from sparkdeploy.bench.report.table import LOAD, ShownRun, with_names

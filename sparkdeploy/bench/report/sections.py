@@ -7,32 +7,25 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.load.limits import Slo
-from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.report.plot import Line, Plot, Point
 from sparkdeploy.bench.report.table import (
-    LOAD,
     NOTHING,
     Bar,
     Table,
     across,
     heading_of,
     in_thousands,
-    rate_of,
     run_columns,
     section_of,
     with_names,
 )
-from sparkdeploy.bench.report.verdicts import alike, common_rate
 from sparkdeploy.bench.tables import figure, title_of, with_interval
 from sparkdeploy.bench.watch import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.load.record import LoadResult, TurnResult
-    from sparkdeploy.bench.record import Cell, ServerDelta, SuiteResult
+    from sparkdeploy.bench.record import Cell, ServerDelta
     from sparkdeploy.bench.report.published import Field, Published
     from sparkdeploy.bench.report.table import Row, Section, ShownRun
 
@@ -181,87 +174,6 @@ def _context(cell: Cell) -> int:
     return cell.context_tokens or 0
 
 
-def load_section(runs: Sequence[ShownRun], asking: Asking) -> Section | None:
-    """Show the runs whose load was asked alike; a note names the others."""
-    loaded = alike(runs, asking)
-    limits_s = _limits_s(loaded[0][1]) if loaded else {}
-    is_talk = asking is Asking.CONVERSATIONS
-    good = ("Requests done", "a second", partial(_of_load, read=lambda it: it.completed_per_s))
-    if limits_s:
-        unit = f"requests a second within {Slo(limits_s)}"
-        good = ("Goodput", unit, partial(_of_load, read=lambda it: it.goodput_per_s))
-    over = Over(
-        name="conversations" if is_talk else "load",
-        x_title=f"{'conversations' if is_talk else 'requests'} a second, as they come",
-        x=lambda cell: float(f"{rate_of(cell):.3g}"),  # a search comes to rates of many digits
-        head="{:g}/s".format,
-        figures=LOAD_FIGURES,
-        drawn=(("Time to first token", "s, median", _median_ttft_s), good),
-    )
-    cells = [(shown, sorted(suite.cells, key=rate_of)) for shown, suite in loaded]
-    rated = [(shown, [cell for cell in found if cell.load is not None]) for shown, found in cells]
-    groups = _turn_groups([suite for _, suite in loaded]) if is_talk else ()
-    return section_over(over, rated, groups=groups, notes=_load_notes(runs, loaded, asking))
-
-
-def _limits_s(suite: SuiteResult) -> Mapping[str, float]:
-    return next((cell.load.limits_s for cell in suite.cells if cell.load is not None), {})
-
-
-def _of_load(cell: Cell, read: Callable[[LoadResult], float | None]) -> float | None:
-    return read(cell.load) if cell.load is not None else None
-
-
-def _turn_groups(suites: Sequence[SuiteResult]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield what each turn waits and finds in the prefix cache, at the highest common rate."""
-    rate = common_rate(suites)
-    by_run: list[dict[int, TurnResult]] = [
-        {
-            turn.turn: turn
-            for cell in suite.cells
-            if rate_of(cell) == rate and cell.load is not None
-            for turn in cell.load.turns
-        }
-        for suite in suites
-    ]
-    at = f"at {rate:.3g}/s" if rate is not None else ""
-    for title, say in (
-        (
-            f"time to first token, s, {at}: median / 95th percentile",
-            lambda turn: _ends(turn.ttft_s and (turn.ttft_s.p50, turn.ttft_s.p95), 1, 2),
-        ),
-        (f"prompt tokens, {at}", lambda turn: figure(turn.prompt_tokens, 0)),
-        (f"of them in the prefix cache, %, {at}", _cached),
-    ):
-        yield title, across(by_run, "turn {}".format, say)
-
-
-def _cached(turn: TurnResult) -> str:
-    if turn.cached_tokens is None or not turn.prompt_tokens:
-        return NOTHING
-    return figure(100 * turn.cached_tokens / turn.prompt_tokens, 0)
-
-
-def _load_notes(
-    runs: Sequence[ShownRun], loaded: Sequence[tuple[ShownRun, SuiteResult]], asking: Asking
-) -> Iterator[str]:
-    for shown, suite in loaded:
-        if suite.sustained is not None:
-            yield f"{shown.name}: {sustained_text(suite.sustained)}."
-    yield from with_names((it.name, f"{note}.") for it, suite in loaded for note in suite.notes)
-    for shown, suite in loaded:
-        if suite not in shown.run.suites:
-            run = next(run for run in shown.others if suite in run.suites)
-            yield f"{shown.name}: from the record {run.run_id}."
-    names = [shown.name for shown, _ in loaded]
-    for other in runs:
-        if other.load(asking) is not None and other.name not in names:
-            yield (
-                f"{other.name}: its {LOAD} was asked in another way (prompts, arrivals, ramp or "
-                f"limits) and is not shown: `sparkdeploy bench show {other.run.run_id}`."
-            )
-
-
 def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
     """Return how far a drafter's guesses reach: accepted drafts by position."""
     drafting = [(shown, cells) for shown in runs if (cells := _drafting(shown))]
@@ -311,21 +223,21 @@ def _drafted(cells: Iterable[Cell]) -> list[tuple[Cell, ServerDelta]]:
     return [(cell, cell.server) for cell in cells if cell.server is not None and cell.server.drafts]
 
 
-def _ends(values: tuple[float, ...] | None, factor: float, digits: int) -> str:
+def ends(values: tuple[float, ...] | None, factor: float, digits: int) -> str:
     if values is None:
         return NOTHING
     return " / ".join(figure(value * factor, digits) for value in values)
 
 
-def _waits(
+def waits(
     cell: Cell, kind: str, factor: float, digits: int, names: tuple[str, ...] = ("p50", "p95")
 ) -> str:
     quantiles = getattr(cell.latency, kind)
     values = tuple(getattr(quantiles, name) for name in names) if quantiles is not None else None
-    return _ends(values, factor, digits)
+    return ends(values, factor, digits)
 
 
-def _median_ttft_s(cell: Cell) -> float | None:
+def median_ttft_s(cell: Cell) -> float | None:
     return cell.latency.ttft_s.p50 if cell.latency.ttft_s is not None else None
 
 
@@ -343,7 +255,7 @@ def _cache_peak(cell: Cell) -> str:
 
 
 def _prefill(cell: Cell) -> str:
-    ttft_s = _median_ttft_s(cell)
+    ttft_s = median_ttft_s(cell)
     return figure(_context(cell) / ttft_s, 0) if ttft_s and cell.context_tokens else NOTHING
 
 
@@ -352,22 +264,18 @@ def _failed(cell: Cell) -> str:
     return str(cell.failures) if cell.failures else NOTHING
 
 
-def _on_load(say: Callable[[LoadResult], str]) -> Callable[[Cell], str]:
-    return lambda cell: say(cell.load) if cell.load is not None else NOTHING
-
-
 TTFT = "time to first token, s: median / 95th percentile"
 FAILED = "requests that failed"
-_ttft = partial(_waits, kind="ttft_s", factor=1.0, digits=2)
+ttft = partial(waits, kind="ttft_s", factor=1.0, digits=2)
 CONCURRENCY = Over(
     name="concurrency",
     x_title="requests at once",
     x=lambda cell: cell.concurrency,
     head="{:g} at once".format,
     figures={
-        TTFT: _ttft,
+        TTFT: ttft,
         "time per output token, ms: median / 95th percentile": partial(
-            _waits, kind="tpot_s", factor=1000.0, digits=1
+            waits, kind="tpot_s", factor=1000.0, digits=1
         ),
         "all together, tok/s: mean ± 95 % interval": partial(_summary, metric="decode_tok_s"),
         "each, tok/s: mean ± 95 % interval": partial(_summary, metric="stream_decode_tok_s"),
@@ -376,7 +284,7 @@ CONCURRENCY = Over(
     },
     drawn=(
         ("All requests together", "tok/s, decoding", partial(_mean, metric="decode_tok_s")),
-        ("Time to first token", "s, median", _median_ttft_s),
+        ("Time to first token", "s, median", median_ttft_s),
     ),
 )
 CONTEXT = Over(
@@ -386,28 +294,12 @@ CONTEXT = Over(
     head=in_thousands,
     figures={
         "decode, tok/s: mean ± 95 % interval": partial(_summary, metric="stream_decode_tok_s"),
-        TTFT: _ttft,
+        TTFT: ttft,
         "prefill, tok/s": _prefill,
         FAILED: _failed,
     },
     drawn=(
         ("Decode speed", "tok/s", partial(_mean, metric="stream_decode_tok_s")),
-        ("Time to first token", "s, median", _median_ttft_s),
+        ("Time to first token", "s, median", median_ttft_s),
     ),
 )
-LOAD_FIGURES: Figures = {
-    TTFT: _ttft,
-    "longest gaps, ms: 99th percentile": partial(
-        _waits, kind="gap_s", factor=1000.0, digits=0, names=("p99",)
-    ),
-    "requests within the limits, and how many a second": _on_load(
-        lambda it: (
-            f"{it.held} of {it.requests}, {figure(it.goodput_per_s, 2)}" if it.limits_s else NOTHING
-        )
-    ),
-    "done a second, and their tok/s": _on_load(
-        lambda it: f"{figure(it.completed_per_s, 2)}, {figure(it.completion_tok_s)}"
-    ),
-    "at once at the most": _on_load(lambda it: str(it.most_in_flight)),
-    FAILED: _on_load(lambda it: str(it.failures) if it.failures else NOTHING),
-}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sparkdeploy.bench.compare import Side, compare
 from sparkdeploy.bench.load.limits import Slo
 from sparkdeploy.bench.load.record import Asking
+from sparkdeploy.bench.report.loads import LoadAsked, alike, asked_of, common_rate
 from sparkdeploy.bench.report.quality import quality_notes, quality_rows
 from sparkdeploy.bench.report.table import (
     LOAD,
@@ -91,7 +92,7 @@ class Decision:
         return suite.prompts if suite is not None else None
 
 
-class Verdict(NamedTuple):
+class BestRun(NamedTuple):
     """The answer to one question: the best by its mean, and how it stands beside the second."""
 
     title: str
@@ -103,7 +104,7 @@ class Verdict(NamedTuple):
 
 
 class FirstScreen(NamedTuple):
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[BestRun]
     table: Table
     notes: Sequence[str]
 
@@ -197,35 +198,6 @@ def _at(streams: int, context: int) -> Callable[[Cell], bool]:
     return lambda cell: (cell.concurrency, cell.context_tokens or 0) == (streams, context)
 
 
-LoadAsked = tuple[object, ...]
-
-
-def asked_of(suite: SuiteResult) -> LoadAsked | None:
-    """Return what two loads must have in common for their figures to be compared.
-
-    None for a load without a rate: it was interrupted in its first.
-    """
-    loads = [cell.load for cell in suite.cells if cell.load is not None]
-    if not loads:
-        return None
-    share = suite.sustained.wanted_share if suite.sustained is not None else None
-    limits = tuple(sorted(loads[0].limits_s.items()))
-    return suite.asking, suite.prompts, loads[0].arrivals, loads[0].ramp_s, limits, share
-
-
-def alike(runs: Sequence[ShownRun], asking: Asking) -> list[tuple[ShownRun, SuiteResult]]:
-    """Return the runs whose load was asked as the first one's was, each with its load."""
-    loaded = [(shown, suite) for shown in runs if (suite := shown.load(asking)) is not None]
-    asked = next((asked for _, suite in loaded if (asked := asked_of(suite)) is not None), None)
-    return [pair for pair in loaded if asked is not None and asked_of(pair[1]) == asked]
-
-
-def common_rate(suites: Sequence[SuiteResult]) -> float | None:
-    """Return the highest rate that all have."""
-    rates = [{rate_of(cell) for cell in suite.cells if cell.load is not None} for suite in suites]
-    return max(set.intersection(*rates), default=None) if rates else None
-
-
 def _of_load(title: str, runs: Sequence[ShownRun], asking: Asking) -> Iterator[Decision]:
     """Yield the best that the loads can say: the highest rate that holds, goodput, or waiting."""
     suites = [suite for _, suite in alike(runs, asking)]
@@ -277,7 +249,7 @@ def _waiting(cell: Cell) -> float | None:
 
 def _best(
     item: Decision, runs: Sequence[ShownRun], sides: Sequence[Side], known: Sequence[Side]
-) -> Verdict | None:
+) -> BestRun | None:
     values = [(value, at) for at, side in enumerate(sides) if (value := item.mean(side))]
     if not values:
         return None
@@ -291,7 +263,7 @@ def _best(
         if estimate is not None:
             beside = f"{_changed(estimate)} against {runs[second].name}: {_judged(estimate, item)}"
     name, series = runs[first].name, runs[first].series
-    return Verdict(item.title, item.condition, name, series, figure(value, item.digits), beside)
+    return BestRun(item.title, item.condition, name, series, figure(value, item.digits), beside)
 
 
 def _row(item: Decision, sides: Sequence[Side], known: Sequence[Side]) -> Row:

@@ -194,6 +194,6 @@ def judged_bundle(agreement: float) -> CampaignBundle:
 @pytest.mark.parametrize(("agreement", "said"), [(0.99, "passes"), (0.5, "fails")])
 def test_the_page_of_a_campaign_begins_with_quality_too(agreement: float, said: str) -> None:
     first = campaign_page(judged_bundle(agreement), PUBLISHED).partition("<figure")[0]
-    assert f"quality {said} the gate beside baseline" in first
+    assert f"{said} the gate beside baseline" in first
     assert "is the reference" in first
     assert "(bench load, open loop)" in first
