@@ -160,15 +160,17 @@ class ScriptedServer:
                 self._clock.wait_for_look_after(looks)
 
     def _wait_for_leaving(self, connection: socket.socket) -> None:
-        """The client leaves at [DONE], and reads nothing that comes after it."""
+        """The client leaves at the last chunk, which comes with [DONE]."""
         with contextlib.suppress(ConnectionError):
             assert connection.recv(1) == b""
 
     def _do(self, action: Action) -> None:
         connection = self._connections[action.stream]
         if isinstance(action, Write):
-            connection.sendall(b"%x\r\n%s\r\n" % (len(action.data), action.data))
-            if DONE in action.data:
+            is_last = DONE in action.data
+            end = b"0\r\n\r\n" if is_last else b""
+            connection.sendall(b"%x\r\n%s\r\n" % (len(action.data), action.data) + end)
+            if is_last:
                 self._done.add(action.stream)
         elif isinstance(action, End):
             connection.sendall(b"0\r\n\r\n")
