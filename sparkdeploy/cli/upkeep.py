@@ -29,15 +29,13 @@ def setup(
 ) -> None:
     """Look for all that this machine lacks; as root, install it after a question."""
     from sparkdeploy.checks import report
-    from sparkdeploy.checks.setup import Need, Purpose, commands_of, is_fixable, packages_of
-    from sparkdeploy.upkeep.setup import set_up
+    from sparkdeploy.upkeep.setup import Need, commands_of, is_fixable, set_up
 
     def agrees(needs: Sequence[Need]) -> bool:
-        doing = [*packages_of(needs), *(it.remedy.value for it in needs if it.remedy)]
-        return yes or console.confirm(f"Install and set up: {', '.join(doing)}?")
+        commands = "; ".join(commands_of([need for need in needs if need.is_fixable]))
+        return yes or console.confirm(f"Run `{commands}`?")
 
-    purpose = Purpose.REHEARSAL if rehearsal else Purpose.SERVING
-    needs = set_up(current_settings(), purpose, agrees=agrees)
+    needs = set_up(current_settings(), rehearsal=rehearsal, agrees=agrees)
     findings = [need.finding for need in needs]
     console.answer_blocks([*report.lines(findings), *_to_type(list(commands_of(needs)))])
     if failed := report.failures(findings):

@@ -1,122 +1,244 @@
-"""`setup`: look for all that a machine needs, and as root install what is missing."""
+"""`setup`: what a machine lacks, with the commands that install it, which root can let it run."""
 
 from __future__ import annotations
 
 import contextlib
 import grp
 import os
+import shlex
 import shutil
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import requests
 
-from sparkdeploy import atomic_files, shell
+from sparkdeploy import shell
 from sparkdeploy.bounded_http import BoundedSession
+from sparkdeploy.checks import docker, machine
+from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
 from sparkdeploy.checks.host_facts import HostTargets, own_folders, read_host_facts
-from sparkdeploy.checks.setup import (
-    ENGINE_LOG,
-    LOCK_ENTRY,
-    Admission,
-    EngineFact,
-    Need,
-    Purpose,
-    Remedy,
-    SetupFact,
-    SystemFact,
-    is_fixable,
-    lock_entry,
-    needs_of,
-    packages_of,
-    start_engine_command,
-)
-from sparkdeploy.console import console
+from sparkdeploy.console import console, format_gib
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.base import missing_packages
 from sparkdeploy.node import facts
 from sparkdeploy.node.facts import THIS_MACHINE
+from sparkdeploy.node.shared_files import ROOT_UID, user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from sparkdeploy.node.facts import GpuReading
+    from sparkdeploy.node.reports import EngineInfo
     from sparkdeploy.settings import Settings
 
+GIB = 2**30
+SERVING_BYTES, REHEARSAL_BYTES = 30 * GIB, 10 * GIB
+"""The disk that images take."""
+ENGINE_PACKAGES: tuple[str, ...] = ("docker.io", "iptables", "ca-certificates", "xz-utils")
+"""The engine and what it cannot run without: recommended packages are not installed."""
+ENGINE_LOG = "/var/log/sparkdeploy-dockerd.log"
+LOCK_ENTRY = "/etc/tmpfiles.d/sparkdeploy.conf"
 APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 SYSTEMD = Path("/run/systemd/system")
 CGROUPS = Path("/sys/fs/cgroup")
-DOCKERD_PID = Path("/var/run/docker.pid")
 DOCKER_FOLDER = Path("/var/lib/docker")
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"
 REGISTRY_TIMEOUT_S = 5
 KNOWN_ANSWERS = (200, 401, 404)
 ENGINE_WAIT_S = 60.0
 POLL_S = 0.5
-APT = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "Dpkg::Use-Pty=0")
+MORE_DISK = (
+    "docker system df, to see what can be removed; or move Docker's data-root to a larger disk"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One finding; its fix is a command that root can let `setup` run, where that is safe."""
+
+    finding: Finding
+    packages: tuple[str, ...] = ()
+    is_fixable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """How packages and services are installed on a machine."""
+
+    has_apt: bool = True
+    has_systemd: bool = True
+    has_apparmor: bool = False
+    has_cgroups: bool = True
 
 
 def set_up(
-    settings: Settings, purpose: Purpose, *, agrees: Callable[[Sequence[Need]], bool]
+    settings: Settings, *, rehearsal: bool, agrees: Callable[[Sequence[Need]], bool]
 ) -> tuple[Need, ...]:
-    """Return what was found; as root, mend what can be once `agrees`, and look again.
+    """Return what was found; as root, fix what can be once `agrees`, and look again.
 
     Nothing is changed where something would stay in the way. Raises SparkdeployError when a
-    package cannot be installed, and NodeError when the engine does not start.
+    command fails, and NodeError when the engine does not start.
     """
-    needs = needs_of(look(settings, purpose), purpose)
-    if facts.current_uid() != 0 or not is_fixable(needs) or not agrees(needs):
+    needs = find_needs(settings, rehearsal=rehearsal)
+    if facts.current_uid() != ROOT_UID or not is_fixable(needs) or not agrees(needs):
         return needs
-    mend(needs, settings)
-    return needs_of(look(settings, purpose), purpose)
+    fix(needs, settings)
+    return find_needs(settings, rehearsal=rehearsal)
 
 
-def look(settings: Settings, purpose: Purpose) -> SetupFact:
-    """See everything that setup decides on; what does not answer is a fact, too."""
-    engine = _engine(settings)
-    images = Path(engine.info.root_dir) if engine.info is not None else DOCKER_FOLDER
+def find_needs(settings: Settings, *, rehearsal: bool) -> tuple[Need, ...]:
+    """Return the result of every check, good and bad."""
+    uid, system = facts.current_uid(), _system()
+    gpu = facts.GpuReading() if rehearsal else facts.read_gpus()
+    engine, info = _engine(settings, system)
+    images = Path(info.root_dir) if info is not None else DOCKER_FOLDER
+    # Without an engine the installed toolkit counts.
+    has_runtime = _has_program("nvidia-container-runtime") if info is None else None
     # Whoever calls through sudo will work without it.
-    base = missing_packages(int(os.environ.get("SUDO_UID", facts.current_uid())))
+    base = missing_packages(int(os.environ.get("SUDO_UID", uid)))
     seen = read_host_facts(THIS_MACHINE, HostTargets(own_folders(settings)))
-    return SetupFact(
-        uid=facts.current_uid(),
-        system=_system(),
-        engine=engine,
-        images_folder=str(images),
-        images_free_bytes=facts.free_bytes(images),
-        gpu=facts.read_gpus() if purpose is Purpose.SERVING else facts.GpuReading(),
-        has_gpu_toolkit=_has_system_program("nvidia-container-runtime"),
-        base_packages=base,
-        has_registry=bool(base) and _registry_answers(settings),
-        folders=seen.folders,
-        lock_dir=str(settings.lock_dir),
-        lock_entry=facts.read_or_none(THIS_MACHINE, LOCK_ENTRY) or "",
+    lock_entry = facts.read_or_none(THIS_MACHINE, LOCK_ENTRY) or ""
+    needs = (
+        Need(check_gpu(gpu)),
+        engine,
+        *([Need(_runtime(info, installed=bool(has_runtime)))] if gpu.gpus else []),
+        Need(check_disk(images, facts.free_bytes(images), serves=bool(gpu.gpus))),
+        check_base(base, system, has_registry=bool(base) and _registry_answers(settings)),
+        *map(Need, machine.folder_findings(seen.folders, caller_uid=uid)),
+        check_lock(str(settings.lock_dir), lock_entry),
+    )
+    return tuple(_without_sudo(need) if uid == ROOT_UID else need for need in needs)
+
+
+def is_fixable(needs: Sequence[Need]) -> bool:
+    """Say whether root can fix something, and nothing then fails any more."""
+    failed = [need for need in needs if need.finding.verdict is Verdict.FAIL]
+    return all(need.is_fixable for need in failed) and any(it.is_fixable for it in needs)
+
+
+def commands_of(needs: Sequence[Need]) -> Iterator[str]:
+    """Yield the commands to type, in this order; one command installs all packages."""
+    packages = tuple(dict.fromkeys(name for need in needs for name in need.packages))
+    if packages:
+        install = _install(packages)
+        yield install if facts.current_uid() != ROOT_UID else install.replace("sudo ", "")
+    yield from (it.finding.fix for it in needs if it.finding.fix and not it.packages)
+
+
+def fix(needs: Sequence[Need], settings: Settings) -> None:
+    """Run as root the commands of these needs, and wait for an engine that was started."""
+    fixable = [need for need in needs if need.is_fixable]
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in commands_of(fixable):
+        with console.step(command):
+            done = shell.run(("sh", "-c", command), env=env)
+        if done.exit_code:
+            said = f"{done.stdout}{done.stderr}".strip()
+            raise SparkdeployError(f"this failed: {command}", detail=said)
+    if any(need.finding.check == "docker.engine" for need in fixable):
+        _start_and_wait(settings)
+
+
+def check_gpu(gpu: GpuReading) -> Finding:
+    check = "machine.gpu"
+    if gpu.gpus:
+        return ok(check, gpu.gpus[0].name)
+    if gpu.failure is None or "not installed" in gpu.failure:
+        return ok(check, "none: this machine rehearses, and serves nothing")
+    seen = f"none is used, for nvidia-smi says: {gpu.failure}"
+    return warn(check, seen, machine.REVIVE_DRIVER)
+
+
+def check_refused(uid: int, *, is_member: bool) -> Finding:
+    """Return why a user may not ask the engine: the login may be older than the group's list."""
+    if is_member:
+        seen = "the group docker has this user only from the next login on"
+        return fail("docker.engine", seen, "log out and in again, or here: newgrp docker")
+    user = user_name(uid)
+    join = f"sudo usermod -aG docker {shlex.quote(user)}    # then log out and in again"
+    return fail("docker.engine", f"{user} may not use the Docker Engine without sudo", join)
+
+
+def missing_engine(system: System, *, is_installed: bool) -> Need:
+    check = "docker.engine"
+    if is_installed:
+        start = start_engine_command(system)
+        return Need(fail(check, "the Docker Engine does not run", start), is_fixable=True)
+    packages = ENGINE_PACKAGES
+    if system.has_apparmor:
+        packages += ("apparmor",)
+    if not system.has_systemd and not system.has_cgroups:
+        packages += ("cgroupfs-mount",)
+    return _missing(check, "there is no Docker Engine", packages, system)
+
+
+def start_engine_command(system: System) -> str:
+    if system.has_systemd:
+        return "sudo systemctl enable --now docker"
+    # A session of its own, holding none of our descriptors.
+    return f"sudo sh -c 'setsid dockerd >>{ENGINE_LOG} 2>&1 </dev/null &'"
+
+
+def check_disk(folder: Path, free_bytes: int | None, *, serves: bool) -> Finding:
+    check, needed_bytes = "docker.disk", SERVING_BYTES if serves else REHEARSAL_BYTES
+    if free_bytes is None:
+        return not_seen(check, f"the free space under {folder} is unknown")
+    seen = f"{format_gib(free_bytes)} free under {folder}"
+    if free_bytes >= needed_bytes:
+        return ok(check, seen)
+    return fail(check, f"{seen}, and images take {format_gib(needed_bytes)}", MORE_DISK)
+
+
+def check_base(packages: Sequence[str], system: System, *, has_registry: bool) -> Need:
+    check = "image.base"
+    if not packages:
+        return Need(ok(check, "can be made from the distribution's packages"))
+    if has_registry:
+        return Need(ok(check, "the container registry answers"))
+    seen = f"no container registry answers, and to make it {', '.join(packages)} is missing"
+    return _missing(check, seen, tuple(packages), system)
+
+
+def check_lock(lock_dir: str, entry: str) -> Need:
+    """Look for the tmpfiles.d line that makes the lock folder at each boot."""
+    check, wanted = "folders.lock_at_boot", f"d {lock_dir} 1777 root root -"
+    if entry.strip() == wanted:
+        return Need(ok(check, f"{lock_dir}, from each boot on"))
+    if any(map(str.isspace, lock_dir)):
+        return Need(ok(check, lock_dir))  # systemd-tmpfiles could not read it
+    seen = f"{lock_dir} belongs to the first user of sparkdeploy after a boot"
+    command = f"printf '{wanted}\\n' | sudo install -D -m 644 /dev/stdin {LOCK_ENTRY} && "
+    command += (
+        f"(sudo systemd-tmpfiles --create {LOCK_ENTRY} || sudo install -d -m 1777 {lock_dir})"
+    )
+    return Need(warn(check, seen, command), is_fixable=True)
+
+
+def _missing(check: str, seen: str, packages: tuple[str, ...], system: System) -> Need:
+    """Only apt is known: elsewhere the same programs have other packages."""
+    if not system.has_apt:
+        named = ", ".join(packages)
+        return Need(fail(check, seen, f"install what your distribution has for {named}"))
+    return Need(fail(check, seen, _install(packages)), packages, is_fixable=True)
+
+
+def _install(packages: Sequence[str]) -> str:
+    return (
+        "sudo apt-get update && sudo apt-get install -y --no-install-recommends "
+        f"{' '.join(packages)}"
     )
 
 
-def mend(needs: Sequence[Need], settings: Settings) -> None:
-    """Do as root all that can be done about these needs."""
-    packages, remedies = packages_of(needs), {need.remedy for need in needs}
-    if packages:
-        with console.step(f"packages: {', '.join(packages)}"):
-            _run(*APT, "update")
-            _run(*APT, "install", "-y", "--no-install-recommends", *packages)
-    if Remedy.START_ENGINE in remedies:
-        with console.step("Docker Engine"):
-            _start_engine()
-            _wait_for_engine(settings)
-    if Remedy.SHARE_LOCK in remedies:
-        _share_lock(settings.lock_dir)
+def _without_sudo(need: Need) -> Need:
+    command = need.finding.fix and need.finding.fix.replace("sudo ", "")
+    return replace(need, finding=replace(need.finding, fix=command))
 
 
-def _has_system_program(name: str) -> bool:
-    """A user's PATH on Debian lacks the folders where daemons are."""
-    folders = os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_FOLDERS))
-    return shutil.which(name, path=folders) is not None
-
-
-def _system() -> SystemFact:
-    return SystemFact(
+def _system() -> System:
+    return System(
         has_apt=shell.which("apt-get") is not None,
         has_systemd=SYSTEMD.is_dir(),
         has_apparmor=APPARMOR.exists(),
@@ -124,28 +246,35 @@ def _system() -> SystemFact:
     )
 
 
-def _engine(settings: Settings) -> EngineFact:
-    address = settings.docker_host or "unix://"
+def _has_program(name: str) -> bool:
+    """A user's PATH on Debian lacks the folders where daemons are."""
+    folders = os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_FOLDERS))
+    return shutil.which(name, path=folders) is not None
+
+
+def _engine(settings: Settings, system: System) -> tuple[Need, EngineInfo | None]:
     try:
         with connect(settings) as host:
-            return EngineFact(host.info())
+            info = host.info()
+            return Need(docker.check_engine(info, "", None)), info
     except NodeError as error:
-        is_refused = isinstance(error.__cause__, PermissionError)
-        return EngineFact(
-            failure=error,
-            admission=_admission() if is_refused else Admission.OPEN,
-            is_local=address.startswith("unix://"),
-            is_installed=_has_system_program("dockerd"),
-        )
+        if isinstance(error.__cause__, PermissionError):
+            return Need(check_refused(facts.current_uid(), is_member=_is_member())), None
+        if not (settings.docker_host or "unix://").startswith("unix://"):
+            return Need(docker.check_engine(None, error.message, error.hint)), None
+        return missing_engine(system, is_installed=_has_program("dockerd")), None
 
 
-def _admission() -> Admission:
-    """Say what a refused user may do: the login may be older than the group's list."""
+def _is_member() -> bool:
     with contextlib.suppress(KeyError):
         group = grp.getgrnam("docker")
-        if facts.own_name() in group.gr_mem and group.gr_gid not in os.getgroups():
-            return Admission.NEW_LOGIN
-    return Admission.CLOSED
+        return facts.own_name() in group.gr_mem and group.gr_gid not in os.getgroups()
+    return False
+
+
+def _runtime(info: EngineInfo | None, *, installed: bool) -> Finding:
+    has_runtime = installed if info is None else info.has_nvidia_runtime
+    return docker.check_nvidia_runtime(has_runtime=has_runtime)
 
 
 def _registry_answers(settings: Settings) -> bool:
@@ -164,51 +293,21 @@ def _registry_answers(settings: Settings) -> bool:
         return False
 
 
-def _run(*argv: str) -> None:
-    done = shell.run(argv)
-    if done.exit_code:
-        said = f"{done.stdout}{done.stderr}".strip()
-        raise SparkdeployError(f"this failed: {' '.join(argv)}", detail=said)
-
-
-def _start_engine() -> None:
-    """Start it as the machine does; a package's own script may have been faster."""
+def _start_and_wait(settings: Settings) -> None:
+    """Start what was installed as the machine starts services, unless its package has, and wait."""
     system = _system()
-    if not system.has_systemd and _is_starting():
-        return
-    # A session of its own, holding none of our descriptors.
-    _run("sh", "-c", start_engine_command(system).replace("sudo ", ""))
-
-
-def _is_starting() -> bool:
-    pid = facts.read_or_none(THIS_MACHINE, str(DOCKERD_PID)) or ""
-    return pid.strip().isdecimal() and Path("/proc", pid.strip()).is_dir()
-
-
-def _wait_for_engine(settings: Settings) -> None:
+    is_started = False
     deadline_s = time.monotonic() + ENGINE_WAIT_S
-    while (seen := _engine(settings)).info is None:
+    while (found := _engine(settings, system))[1] is None:
+        if not is_started:
+            # Of two that start together the second finds the first's file and ends.
+            shell.run(("sh", "-c", start_engine_command(system).replace("sudo ", "")))
+            is_started = True
         if time.monotonic() >= deadline_s:
             log = facts.read_or_none(THIS_MACHINE, ENGINE_LOG)
             raise NodeError(
                 f"the Docker Engine did not answer within {ENGINE_WAIT_S:g} s",
                 hint="journalctl -u docker" if log is None else f"its log is {ENGINE_LOG}",
-                detail=log[-2000:] if log else str(seen.failure or ""),
+                detail=log[-2000:] if log else found[0].finding.seen,
             )
         time.sleep(POLL_S)
-
-
-def _share_lock(folder: Path) -> None:
-    """Make the lock folder at each boot, and now; one that is there stays as it is."""
-    entry = Path(LOCK_ENTRY)
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write_text(entry, lock_entry(str(folder)))
-        if shell.which("systemd-tmpfiles") is not None:
-            shell.run(("systemd-tmpfiles", "--create", LOCK_ENTRY))
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            folder.chmod(0o1777)
-    except OSError as error:
-        raise NodeError(f"{error.filename} cannot be made: {error.strerror}") from error
-    console.info(f"lock folder of all users, from each boot on: {folder} ({entry})")
