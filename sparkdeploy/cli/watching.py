@@ -23,6 +23,6 @@ WatchOption = Annotated[
 
 
 def show_watch(names: list[str] | None, *, as_json: bool) -> None:
-    from sparkdeploy.monitor.run import Shown, watch
+    from sparkdeploy.monitor.run import watch
 
-    watch(tuple(names or ()), current_settings(), Shown.JSON if as_json else Shown.LINES)
+    watch(tuple(names or ()), current_settings(), as_json=as_json)

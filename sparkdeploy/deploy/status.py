@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 RUNNING = "running"
+NO_CONTAINER = "no container"
 HEALTHY = "healthy"
 BROKEN = "broken"
 """A cluster that lost a node: its head may look healthy and will hang."""

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from enum import Enum
+import textwrap
 from typing import TYPE_CHECKING
 
 from sparkdeploy.ink import Ink, Line, Piece, line_of, plain_text
 from sparkdeploy.monitor import words
-from sparkdeploy.monitor.layout import (
-    BLOCKS,
-    field,
-    fitted,
-    flow,
-    sparkline,
-    wrapped,
-)
 from sparkdeploy.monitor.scene import GIB, Standing
+from sparkdeploy.monitor.words import BLOCKS, field, fitted, flow, sparkline
 from sparkdeploy.wrap import clipped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime
 
-    from sparkdeploy.monitor.scene import Scene, WatchedDeployment, WatchedNode
+    from sparkdeploy.monitor.scene import NodeLook, Scene, WatchedDeployment
 
 TITLE = "sparkdeploy status --watch"
 KEYS = "q leaves"
 NAME_COLUMNS = 20
-ERROR_LINES = 2
 CLOSE_BYTES = GIB
 """So near to the floor a machine is in danger."""
 _INKS = {
@@ -37,20 +30,12 @@ _INKS = {
 }
 
 
-class Detail(Enum):
-    """How much is told of each deployment; the most that the screen has room for."""
-
-    WHOLE = "every figure, with the curve"
-    SHORT = "the main figures on two lines"
-    ROW = "one line"
-
-
 def screen_of(scene: Scene, columns: int, rows: int, ramp: str = BLOCKS) -> tuple[Line, ...]:
     """Return the lines of a screen: as much as fits, each figure whole."""
     head, nodes = _head(scene, columns), _node_lines(scene, columns)
     body: tuple[Line, ...] = ()
-    for detail in Detail:
-        body = _deployment_lines(scene, columns, detail, ramp)
+    for is_whole in (True, False):
+        body = _deployment_lines(scene, columns, ramp, is_whole=is_whole)
         lines = (*head, *body, *nodes)
         if len(lines) <= rows:
             return lines
@@ -65,40 +50,31 @@ def _head(scene: Scene, columns: int) -> tuple[Line, ...]:
     blanks = " " * max(columns - len(TITLE) - len(right), 1)
     lines = [line_of(Piece(TITLE, Ink.STRONG), blanks, Piece(right, Ink.QUIET))]
     if scene.problem:
-        lines += [line_of(Piece(it, Ink.BAD)) for it in wrapped(scene.problem, columns, 1)]
+        lines += _wrapped(scene.problem, columns, Ink.BAD, most_lines=1)
     if not scene.deployments:
         lines.append(line_of("nothing is deployed; what `sparkdeploy up` starts appears here"))
     return tuple(lines)
 
 
-def _deployment_lines(scene: Scene, columns: int, detail: Detail, ramp: str) -> tuple[Line, ...]:
-    lines: list[Line] = []
-    for item in scene.deployments:
-        if detail is Detail.ROW:
-            lines.append(_row(item, scene.at, columns))
-            continue
-        lines.append(())
-        lines += _block(item, scene.at, columns, detail, ramp)
-    return tuple(lines)
+def _deployment_lines(scene: Scene, columns: int, ramp: str, *, is_whole: bool) -> tuple[Line, ...]:
+    if not is_whole:
+        return tuple(_row(item, scene.at, columns) for item in scene.deployments)
+    blocks = (_block(item, scene.at, columns, ramp) for item in scene.deployments)
+    return tuple(line for block in blocks for line in ((), *block))
 
 
-def _block(
-    item: WatchedDeployment, now: datetime, columns: int, detail: Detail, ramp: str
-) -> tuple[Line, ...]:
-    lines = [fitted(_title(item, now), columns)]
-    if item.note:
-        lines += [line_of("  ", Piece(it, Ink.BAD)) for it in wrapped(item.note, columns - 2, 2)]
+def _block(item: WatchedDeployment, now: datetime, columns: int, ramp: str) -> tuple[Line, ...]:
+    lines = [fitted(_title(item, now), columns), *_wrapped(item.note, columns, Ink.BAD)]
     if item.life is not Standing.WORKER and item.life is not Standing.STOPPED:
-        if detail is Detail.WHOLE:
-            lines.append(_speed_line(item, columns, ramp))
-            lines += flow(_figures(item), columns)
-        else:
-            lines.append(fitted(_main_figures(item), columns, "  "))
-    if item.last_error:
-        most = ERROR_LINES if detail is Detail.WHOLE else 1
-        said = wrapped(f"last error: {item.last_error}", columns - 2, most)
-        lines += [line_of("  ", Piece(it, Ink.CAUTION)) for it in said]
-    return tuple(lines)
+        lines.append(_speed_line(item, columns, ramp))
+        lines += flow(_figures(item), columns)
+    error = f"last error: {item.last_error}" if item.last_error else ""
+    return (*lines, *_wrapped(error, columns, Ink.CAUTION))
+
+
+def _wrapped(text: str, columns: int, ink: Ink, most_lines: int = 2) -> Iterator[Line]:
+    rows = textwrap.wrap(text, max(columns - 2, 1), max_lines=most_lines, placeholder="...")
+    yield from (line_of("  ", Piece(row, ink)) for row in rows)
 
 
 def _title(item: WatchedDeployment, now: datetime) -> tuple[Line, ...]:
@@ -196,7 +172,7 @@ def _node_lines(scene: Scene, columns: int) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _node(node: WatchedNode, now: datetime, columns: int) -> tuple[Line, ...]:
+def _node(node: NodeLook, now: datetime, columns: int) -> tuple[Line, ...]:
     name = line_of(Piece(clipped(node.name, NAME_COLUMNS), Ink.STRONG))
     if node.gone_since is not None:
         since = f"gone since {words.clock(node.gone_since)} ({words.ago(node.gone_since, now)})"
@@ -207,7 +183,7 @@ def _node(node: WatchedNode, now: datetime, columns: int) -> tuple[Line, ...]:
     return flow((name, *_machine(node)), columns, "")
 
 
-def _machine(node: WatchedNode) -> tuple[Line, ...]:
+def _machine(node: NodeLook) -> tuple[Line, ...]:
     available, total = words.gib(node.available_bytes), words.gib(node.total_bytes)
     floor = "" if node.floor_bytes is None else f", floor {words.gib(node.floor_bytes)}"
     memory = Piece(f"{available} of {total} GiB available{floor}", _memory_ink(node))
@@ -222,10 +198,28 @@ def _machine(node: WatchedNode) -> tuple[Line, ...]:
     )
 
 
-def _memory_ink(node: WatchedNode) -> Ink:
+def _memory_ink(node: NodeLook) -> Ink:
     if node.available_bytes is None or node.floor_bytes is None:
         return Ink.PLAIN
     if node.available_bytes < node.floor_bytes:
         return Ink.BAD
     is_close = node.available_bytes < node.floor_bytes + CLOSE_BYTES
     return Ink.CAUTION if is_close else Ink.PLAIN
+
+
+def scene_lines(scene: Scene) -> Iterator[str]:
+    """Yield a line a deployment and a line a node, each with the time, where there is no screen."""
+    at = words.clock(scene.at)
+    if scene.problem:
+        yield f"{at} {scene.problem}"
+    for item in scene.deployments:
+        fields = [plain_text(line) for line in (line_of(_state(item, scene.at)), *_facts(item))]
+        yield f"{at} {item.name}: {', '.join(filter(None, fields))}"
+    for node in scene.nodes:
+        gone = node.gone_since
+        since = f"gone since {words.clock(gone)}: {node.problem}" if gone is not None else ""
+        yield f"{at} {node.name}: {since or plain_text(_machine(node)[0])}"
+
+
+def _facts(item: WatchedDeployment) -> tuple[Line, ...]:
+    return (line_of(item.last_error),) if item.life.is_gone else _main_figures(item)

@@ -8,17 +8,15 @@ import os
 import sys
 import time
 from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.console import console
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.monitor.draw import screen_of
-from sparkdeploy.monitor.layout import BLOCKS, LETTERS
+from sparkdeploy.monitor.draw import scene_lines, screen_of
 from sparkdeploy.monitor.readers import END_S, EngineReader, NodeReader
-from sparkdeploy.monitor.scene import scene_of
-from sparkdeploy.monitor.told import scene_as_dict, scene_lines
+from sparkdeploy.monitor.scene import scene_as_dict, scene_of
+from sparkdeploy.monitor.words import BLOCKS, LETTERS
 from sparkdeploy.paper import draws_on
 from sparkdeploy.screen import END_OF_INPUT, FullScreen
 from sparkdeploy.terminal import beneath
@@ -35,13 +33,6 @@ AFTER_LOOKS_S = 0.3
 """Readers look on the full second; by then most have their answer."""
 PLAIN_EVERY_S = 10.0
 LEAVING = frozenset({"q", "Q", END_OF_INPUT})
-
-
-class Shown(Enum):
-    """How a watch is told."""
-
-    LINES = "for people: a full screen on a terminal, plain lines elsewhere"
-    JSON = "a line of JSON a second"
 
 
 class Lookout:
@@ -101,11 +92,11 @@ class Lookout:
         self._nodes[shown_name].start()
 
 
-def watch(names: tuple[str, ...], settings: Settings, shown: Shown) -> None:
+def watch(names: tuple[str, ...], settings: Settings, *, as_json: bool) -> None:
     """Show the named deployments, or all, until somebody leaves. NodeError for an unknown name."""
     with Lookout(names, settings) as lookout, contextlib.suppress(KeyboardInterrupt):
         # Who watches leaves so: nothing is interrupted by it.
-        if shown is Shown.JSON:
+        if as_json:
             _tell(lookout, FRAME_S, _json_lines)
             return
         stream = beneath(sys.stdout)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.status import RUNNING
+from sparkdeploy.deploy.status import NO_CONTAINER, RUNNING
 from sparkdeploy.monitor.figures import MetricsHistory, ServerFigures, server_figures
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.terminal import visible_line
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 ERROR_CHARACTERS = 300
-NO_CONTAINER = "no container"
 
 
 class Standing(Enum):
@@ -41,13 +40,7 @@ class Standing(Enum):
 
     @property
     def is_gone(self) -> bool:
-        return self in {
-            Standing.SILENT,
-            Standing.BROKEN,
-            Standing.EXITED,
-            Standing.STOPPED,
-            Standing.REMOVED,
-        }
+        return self not in {Standing.SERVING, Standing.STARTING, Standing.WORKER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +78,8 @@ class NodeLook:
     problem: str = ""
     parts: Mapping[str, str] | None = None
     """For each deployment the state of this node's container; None: not known, or this machine."""
+    floor_bytes: int | None = None
+    """Below it the guard ends what serves there; of a scene alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +101,10 @@ class WatchedDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedNode:
-    name: str
-    available_bytes: int | None
-    total_bytes: int | None
-    floor_bytes: int | None
-    """Below it the guard ends what serves there."""
-    gpu: GpuLoad | None
-    gone_since: datetime | None
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
 class Scene:
     at: datetime
     deployments: tuple[WatchedDeployment, ...] = ()
-    nodes: tuple[WatchedNode, ...] = ()
+    nodes: tuple[NodeLook, ...] = ()
     problem: str = ""
     """Why the Docker Engine of this machine says nothing."""
 
@@ -155,13 +138,7 @@ def _deployment(
     fact = look.found.current
     lost = () if look.removed_at else tuple(_lost_parts(fact, nodes))
     life = _life(look, server, is_whole=not lost)
-    runs = life in {
-        Standing.SERVING,
-        Standing.STARTING,
-        Standing.SILENT,
-        Standing.BROKEN,
-        Standing.WORKER,
-    }
+    runs = life not in {Standing.EXITED, Standing.STOPPED, Standing.REMOVED}
     error = look.last_error or (server.problem if life is Standing.SILENT else "")
     return WatchedDeployment(
         name=look.found.name,
@@ -180,24 +157,24 @@ def _deployment(
 
 
 def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Standing:
-    found = look.found
-    of_server = {
-        Standing.SERVING: server.is_answering,
-        Standing.SILENT: server.has_answered,
-    }
-    of_containers = {
-        Standing.REMOVED: look.removed_at is not None,
-        Standing.STOPPED: found.replaced is None and (found.serving is None or _is_stopped(found)),
-        Standing.EXITED: not found.current.is_running,
-        Standing.WORKER: found.is_of_another_head,
-        Standing.BROKEN: not is_whole,
-    }
-    so = (life for life, is_so in (of_containers | of_server).items() if is_so)
-    return next(so, Standing.STARTING)
+    found, serving = look.found, look.found.serving
+    if look.removed_at is not None:
+        return Standing.REMOVED
+    if found.replaced is None and (serving is None or serving.is_stopped):
+        return Standing.STOPPED
+    if not found.current.is_running:
+        return Standing.EXITED
+    if found.is_of_another_head:
+        return Standing.WORKER
+    if not is_whole:
+        return Standing.BROKEN
+    return _life_of(server)
 
 
-def _is_stopped(found: Inspected) -> bool:
-    return found.serving is not None and found.serving.is_stopped
+def _life_of(server: ServerLook) -> Standing:
+    if server.is_answering:
+        return Standing.SERVING
+    return Standing.SILENT if server.has_answered else Standing.STARTING
 
 
 def _told(life: Standing, found: Inspected) -> str:
@@ -249,19 +226,55 @@ def _note(found: Inspected, lost: tuple[str, ...]) -> str:
     return "; ".join(notes)
 
 
-def _node(look: NodeLook, deployments: Iterable[ContainerLook], *, is_here: bool) -> WatchedNode:
+def _node(look: NodeLook, deployments: Iterable[ContainerLook], *, is_here: bool) -> NodeLook:
     floors = (
         it.floor_bytes
         for it in deployments
         if it.removed_at is None and it.found.current.is_running
         if look.name in it.found.current.nodes or (is_here and not it.found.current.nodes)
     )
-    return WatchedNode(
-        name=look.name,
-        available_bytes=look.available_bytes,
-        total_bytes=look.total_bytes,
-        floor_bytes=max((it for it in floors if it is not None), default=None),
-        gpu=look.gpu,
-        gone_since=look.gone_since,
-        problem=visible_line(look.problem)[:ERROR_CHARACTERS],
-    )
+    floor = max((it for it in floors if it is not None), default=None)
+    problem = visible_line(look.problem)[:ERROR_CHARACTERS]
+    return replace(look, floor_bytes=floor, problem=problem)
+
+
+def scene_as_dict(scene: Scene) -> dict[str, Any]:
+    """Return what a line of `--json` holds."""
+    return {
+        "at": scene.at.isoformat(),
+        "problem": scene.problem,
+        "deployments": [_deployment_as_dict(item, scene.at) for item in scene.deployments],
+        "nodes": [_node_as_dict(item) for item in scene.nodes],
+    }
+
+
+def _deployment_as_dict(item: WatchedDeployment, now: datetime) -> dict[str, Any]:
+    told = asdict(item)
+    figures = told.pop("figures")
+    # The curve is what a reader of every line has already.
+    del figures["rates"], told["life"]
+    since, up_since = told.pop("since"), told.pop("up_since")
+    up_s = (now - up_since).total_seconds() if up_since is not None else None
+    return {
+        **told,
+        "state": told.pop("told"),
+        "is_gone": item.life.is_gone,
+        "gone_since": since.isoformat() if since is not None else None,
+        "uptime_s": None if up_s is None else round(max(up_s, 0.0), 1),
+        **figures,
+    }
+
+
+def _node_as_dict(item: NodeLook) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "is_gone": item.gone_since is not None,
+        "gone_since": item.gone_since.isoformat() if item.gone_since is not None else None,
+        "problem": item.problem,
+        "memory_available_bytes": item.available_bytes,
+        "memory_total_bytes": item.total_bytes,
+        "memory_floor_bytes": item.floor_bytes,
+        "power_w": item.gpu.power_w if item.gpu else None,
+        "sm_clock_mhz": item.gpu.sm_clock_mhz if item.gpu else None,
+        "temperature_c": item.gpu.temperature_c if item.gpu else None,
+    }

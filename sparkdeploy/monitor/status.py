@@ -19,6 +19,7 @@ from sparkdeploy.deploy.deployments import (
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.status import (
     HALF_REPLACED,
+    NO_CONTAINER,
     OTHER_LAUNCH,
     RUNNING,
     STOPPED,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 CHATTER_LINES = 2000
 """More than NCCL writes at a start, so that the last lines asked for are found behind it."""
-NO_CONTAINER = "no container"
 NOT_CONFIGURED = "not in config.yaml"
 
 

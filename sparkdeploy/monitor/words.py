@@ -1,4 +1,7 @@
-"""Figures as people read them; `-` for what is not known."""
+"""Figures as people read them, `-` for what is not known, and fields on lines of so many columns.
+
+A field is whole or is not there, so that no figure is cut.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,21 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.agenda import in_seconds
 from sparkdeploy.console import format_seconds
+from sparkdeploy.ink import Ink, Line, Piece, plain_text
+from sparkdeploy.wrap import line_cells
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from sparkdeploy.monitor.figures import Percentiles
 
 UNKNOWN = "-"
 GIB = 2**30
+BETWEEN = "   "
+BLOCKS = "▁▂▃▄▅▆▇█"
+LETTERS = "_.-:=+*#"
+"""For a terminal whose encoding has no blocks."""
 
 
 def number(value: int | None) -> str:
@@ -68,3 +78,39 @@ def format_whole_seconds(duration_s: float) -> str:
     """Return a duration that does not change more than once a second: `34s`, `12m03s`, `3d04h`."""
     days, seconds = divmod(int(duration_s), 86400)
     return f"{days}d{seconds // 3600:02d}h" if days else in_seconds(duration_s)
+
+
+def field(label: str, *values: Piece | str) -> Line:
+    """Return a figure with what it is; nothing but the value where the label is empty."""
+    pieces = [Piece(it) if isinstance(it, str) else it for it in values]
+    return (Piece(f"{label} ", Ink.QUIET), *pieces) if label else tuple(pieces)
+
+
+def flow(fields: Iterable[Line], columns: int, indent: str = "  ") -> tuple[Line, ...]:
+    """Put fields one after the other, on as many lines as they take."""
+    lines: list[list[Piece]] = []
+    width = columns + 1
+    for item in filter(plain_text, fields):
+        needed = len(BETWEEN) + line_cells(item)
+        if width + needed > columns:
+            lines.append([Piece(indent)])
+            width = len(indent) + line_cells(item)
+        else:
+            lines[-1].append(Piece(BETWEEN))
+            width += needed
+        lines[-1] += item
+    return tuple(map(tuple, lines))
+
+
+def fitted(fields: Sequence[Line], columns: int, indent: str = "") -> Line:
+    """Put on one line as many of the fields as fit, the first ones first."""
+    lines = flow(fields, columns, indent)
+    return lines[0] if lines else ()
+
+
+def sparkline(values: Sequence[float], columns: int, ramp: str = BLOCKS) -> str:
+    """Draw the last values, the highest of them as high as a line is."""
+    shown = values[-columns:] if columns > 0 else ()
+    highest = max(shown, default=0.0)
+    steps = len(ramp) - 1
+    return "".join(ramp[round(value / highest * steps) if highest else 0] for value in shown)

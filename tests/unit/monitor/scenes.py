@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sparkdeploy.monitor.figures import Percentiles, ServerFigures
-from sparkdeploy.monitor.scene import Scene, Standing, WatchedDeployment, WatchedNode
+from sparkdeploy.monitor.scene import NodeLook, Scene, Standing, WatchedDeployment
 from sparkdeploy.node.facts import GpuLoad
 
 NOW = datetime(2026, 11, 25, 12, 0, 0, tzinfo=UTC)
@@ -61,8 +61,8 @@ def deployment(
     )
 
 
-def node(name: str = "spark-1", *, is_gone: bool = False, available_gib: int = 31) -> WatchedNode:
-    return WatchedNode(
+def node(name: str = "spark-1", *, is_gone: bool = False, available_gib: int = 31) -> NodeLook:
+    return NodeLook(
         name=name,
         available_bytes=available_gib << 30,
         total_bytes=122 << 30,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sparkdeploy.console import Console
 from sparkdeploy.ink import Ink, line_of, plain_text
 from sparkdeploy.monitor.draw import screen_of
-from sparkdeploy.monitor.layout import flow, sparkline
 from sparkdeploy.monitor.run import nothing_beside
 from sparkdeploy.monitor.scene import Scene, Standing
+from sparkdeploy.monitor.words import flow, sparkline
 from tests.unit.monitor.scenes import EXPECTED, NODE, NOW, deployment, node, scene
 
 SIZES = ((80, 24), (120, 40), (200, 50))

@@ -19,9 +19,9 @@ from sparkdeploy.monitor.scene import (
     Scene,
     ServerLook,
     Standing,
+    scene_as_dict,
     scene_of,
 )
-from sparkdeploy.monitor.told import scene_as_dict
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
