@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import hashlib
     import threading
     from collections.abc import Callable
     from pathlib import Path
@@ -71,44 +72,16 @@ class Arriving:
         if not stat.S_ISREG(path.stat().st_mode):
             # A pipe would be waited for until somebody writes to it.
             raise WrongContentError(f"{self.file.name} is no file.")
-        digest, read_bytes = self.file.new_hash(), 0
         with path.open("rb") as content:
-            while chunk := content.read(HASH_BYTES):
-                read_bytes += len(chunk)
-                self.add(max(0, read_bytes - self.came_bytes))
-                digest.update(chunk)
-        self.check(read_bytes, digest.hexdigest())
+            digest = self.hash_of(content)
+            self.check(content.tell(), digest.hexdigest())
 
-
-class HashedPart:
-    """The part of a file that is here, as the hub's library writes on at its end."""
-
-    def __init__(self, part: IO[bytes], arriving: Arriving) -> None:
-        """Read what an earlier try left."""
-        self._part, self._arriving = part, arriving
-        self._hash = arriving.file.new_hash()
-        part.seek(0)
-        while chunk := part.read(HASH_BYTES):
-            arriving.add(len(chunk))
-            self._hash.update(chunk)
-
-    def write(self, chunk: bytes) -> int:
-        self._arriving.add(len(chunk))
-        self._hash.update(chunk)
-        return self._part.write(chunk)
-
-    def tell(self) -> int:
-        return self._arriving.came_bytes
-
-    def seek(self, position: int) -> int:
-        return self._part.seek(position)
-
-    def truncate(self) -> int:
-        """Begin anew: a server that does not cut files sends this one from its first byte."""
-        self._arriving.begin_anew()
-        self._hash = self._arriving.file.new_hash()
-        return self._part.truncate(0)
-
-    def check(self) -> None:
-        """Raise WrongContentError unless all of the file came, as the hub describes it."""
-        self._arriving.check(self._arriving.came_bytes, self._hash.hexdigest())
+    def hash_of(self, content: IO[bytes]) -> hashlib._Hash:
+        """Return the hash of an open file, read to its end; what was not counted yet is counted."""
+        digest, read_bytes = self.file.new_hash(), 0
+        content.seek(0)
+        while chunk := content.read(HASH_BYTES):
+            read_bytes += len(chunk)
+            self.add(max(0, read_bytes - self.came_bytes))
+            digest.update(chunk)
+        return digest

@@ -114,15 +114,17 @@ def discard_file(file: RepoFile, snapshot: Path) -> None:
 def bytes_to_come(file: RepoFile, snapshot: Path) -> int:
     """What a download would fetch: nothing of content that is here, and the rest of a part."""
     root = snapshot.parent.parent
-    if has_blob(root, file) or _is_stored(file, root):
+    if has_blob(root, file) or stored_hash(file, root) is not None:
         return 0
     return file.size_bytes - part_bytes(file, root / BLOBS / part_name(file))
 
 
-def _is_stored(file: RepoFile, root: Path) -> bool:
-    """Whether another repository's blob of that name leads into the store, to all of it."""
-    links = root.parent.glob(f"models--*/{BLOBS}/{file.blob_name}")
-    return any(link.is_symlink() and _has_size(link, file) for link in links)
+def stored_hash(file: RepoFile, root: Path) -> str | None:
+    """What the store calls a content that another repository's blob of that name leads to."""
+    for link in root.parent.glob(f"models--*/{BLOBS}/{file.blob_name}"):
+        if link.is_symlink() and _has_size(link, file):
+            return link.readlink().name
+    return None
 
 
 def part_name(file: RepoFile) -> str:

@@ -3,31 +3,32 @@
 What a hub answers is JSON that a stranger wrote: it is read into facts, or refused.
 """
 
-import json
+from __future__ import annotations
+
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import requests
-
-from sparkdeploy.bounded_http import AnswerTooLargeError, BoundedSession, chunks
 from sparkdeploy.checkpoint import repo_files
-from sparkdeploy.checkpoint.answers import authorization, is_web_address, open_answer
+from sparkdeploy.checkpoint.addresses import is_web_address
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, hostile, printable, shown
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.settings import LOGIN, Settings
+from sparkdeploy.settings import LOGIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from huggingface_hub import ModelInfo
+    from huggingface_hub.hf_api import RepoSibling
+
+    from sparkdeploy.settings import Settings
 
 ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0
-LISTING_LIMIT_S = 60.0
-"""For one try of a listing, from the first redirect to the last byte."""
-LISTING_LIMIT_BYTES = 4 << 20
-"""Ten thousand files take three of them. Python needs up to 24 times as much for hostile JSON."""
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _CLOSED = frozenset({401, 403})
 _LICENSE_LIMIT = 100
@@ -56,12 +57,27 @@ class Hub:
     sleep: Callable[[float], None] = time.sleep
     attempts: int = ATTEMPTS
 
-    def describe(self, repo: str, revision: str) -> RepoFacts:
-        """Resolve a branch, tag or commit, and list the files of that commit."""
+    def describe(self, repo: str, revision: str, *, all_files: bool = False) -> RepoFacts:
+        """Resolve a branch, tag or commit, and list the files of it that vLLM reads, or all."""
+        from sparkdeploy.checkpoint.hub_client import listing_of  # noqa: PLC0415 - takes 0.3 s
+
         repo_files.check_repo(repo)
         repo_files.check_revision(repo, revision)
         refuse_offline(repo)
-        return read_listing(repo, revision, self._patiently(repo, revision))
+        failures = 0
+        while True:
+            try:
+                facts = listing_of(self, repo, revision)
+            except RetryError as error:
+                failures += 1
+                failed = CheckpointError(
+                    f"{repo}: {self.endpoint} does not answer as a hub should.",
+                    hint="check the network; what has come so far is kept for the next try",
+                    detail=printable(str(error)),
+                )
+                self.wait_after(failures, error, failed)
+            else:
+                return facts if all_files else facts.of_one_format()
 
     def url(self, repo: str, commit: str, name: str) -> str:
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(name)}"
@@ -81,36 +97,6 @@ class Hub:
             )
         if status in _PASSING:
             raise RetryError(f"HTTP {status}", headers.get("Retry-After"))
-
-    def _listing(self, repo: str, revision: str) -> bytes:
-        url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
-        headers = authorization(url, self.endpoint, self.token)
-        session = BoundedSession(LISTING_LIMIT_S)
-        with session, open_answer(session, url, headers, repo) as answer:
-            response = answer.response
-            self.check_status(repo, response.status_code, response.headers, revision)
-            response.raise_for_status()
-            try:
-                return b"".join(chunks(response, LISTING_LIMIT_BYTES))
-            except AnswerTooLargeError as error:
-                raise hostile(
-                    f"{repo}: the hub's list of files has more than {LISTING_LIMIT_BYTES} bytes."
-                ) from error
-
-    def _patiently(self, repo: str, revision: str) -> bytes:
-        failures = 0
-        while True:
-            try:
-                return self._listing(repo, revision)
-            except (OSError, RetryError) as error:
-                failures = self.attempts if isinstance(error, requests.HTTPError) else failures + 1
-                said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                failed = CheckpointError(
-                    f"{repo}: {self.endpoint} does not answer as a hub should.",
-                    hint="check the network; what has come so far is kept for the next try",
-                    detail=printable(said),
-                )
-                self.wait_after(failures, error, failed)
 
     def wait_after(self, failures: int, error: Exception, failed: CheckpointError) -> None:
         """Wait what the server says, else 0.5, 1, 2, ... s; raise `failed` after the last try."""
@@ -158,52 +144,37 @@ def _endpoint(settings: Settings) -> str:
     return endpoint.rstrip("/")
 
 
-def read_listing(repo: str, revision: str, text: bytes) -> RepoFacts:
-    """Raises CheckpointError for what no hub states, and when it describes another commit."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(repo, "it is no JSON") from error
-    if not isinstance(content, dict):
-        raise _malformed(repo, "it is no JSON object")
-    commit = content.get("sha")
+def read_listing(repo: str, revision: str, described: ModelInfo) -> RepoFacts:
+    """Raise CheckpointError for what no hub states, and when it describes another commit."""
+    commit, listed = described.sha, described.siblings
     repo_files.check_commit(repo, commit)
     if repo_files.is_commit(revision) and commit != revision:
         raise hostile(f"{repo}: the hub was asked for {revision} and describes {commit}.")
-    siblings = content.get("siblings")
-    if not isinstance(siblings, list) or not siblings:
-        raise _malformed(repo, "it lists no files")
-    if len(siblings) > repo_files.FILES_LIMIT:
-        raise _malformed(repo, f"it has {len(siblings)} files, more than {repo_files.FILES_LIMIT}")
-    files = tuple(_file(repo, sibling) for sibling in siblings)
-    return RepoFacts(repo, revision, str(commit), _license_of(content), files)
+    if not listed:
+        raise hostile(f"{repo}: the hub lists no files.")
+    if len(listed) > repo_files.FILES_LIMIT:
+        raise hostile(f"{repo}: the hub lists more than {repo_files.FILES_LIMIT} files.")
+    # Name, size and hashes may be anything; RepoFile refuses what no file has.
+    files = tuple(_file(repo, sibling) for sibling in listed)
+    return RepoFacts(repo, revision, str(commit), _license_of(described), files)
 
 
-def _file(repo: str, sibling: object) -> RepoFile:
-    if not isinstance(sibling, dict):
-        raise _malformed(repo, "a file of it is no object")
-    large = sibling.get("lfs")
-    if large is not None and not isinstance(large, dict):
-        raise _malformed(repo, "lfs of a file is no object")
-    hashes = (large.get("sha256"), None) if large else (None, sibling.get("blobId"))
+def _file(repo: str, listed: RepoSibling) -> RepoFile:
+    hashes = (None, listed.blob_id) if listed.lfs is None else (listed.lfs.sha256, None)
     try:
         # Name and size may be anything; the type itself refuses what no file has.
-        return RepoFile(sibling.get("rfilename"), sibling.get("size"), *hashes)  # type: ignore[arg-type]
+        return RepoFile(listed.rfilename, listed.size, *hashes)  # type: ignore[arg-type]
     except CheckpointError as error:
         raise CheckpointError(f"{repo}: {error.message}", hint=error.hint) from error
 
 
-def _license_of(content: dict[str, Any]) -> str | None:
+def _license_of(described: ModelInfo) -> str | None:
     """What the card says, or a tag; None for what nobody could read on a terminal."""
-    card, tags = content.get("cardData"), content.get("tags")
-    stated = card.get("license") if isinstance(card, dict) else None
+    stated = described.card_data.get("license") if described.card_data else None
     if not isinstance(stated, str):
-        named = [tag for tag in (tags if isinstance(tags, list) else []) if isinstance(tag, str)]
+        tags: list[object] = list(described.tags or ())
+        named = (tag for tag in tags if isinstance(tag, str))
         prefix = "license:"
         stated = next((tag[len(prefix) :] for tag in named if tag.startswith(prefix)), "")
     is_plain = stated.isprintable() and 0 < len(stated) <= _LICENSE_LIMIT
     return stated if is_plain else None
-
-
-def _malformed(repo: str, problem: str) -> CheckpointError:
-    return hostile(f"{repo}: the hub's answer is not the description of a repository: {problem}.")

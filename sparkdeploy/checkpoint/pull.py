@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.agenda import Awaited
 from sparkdeploy.checkpoint import cache
-from sparkdeploy.checkpoint.arriving import Arriving, WrongContentError
+from sparkdeploy.checkpoint.arriving import Arriving, StoppedError, WrongContentError
 from sparkdeploy.checkpoint.durable import Progress, disk_errors, only_one
 from sparkdeploy.checkpoint.hub import Hub, refuse_offline
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
@@ -36,6 +36,8 @@ SILENCE_LIMIT_S = 600.0
 class WantedRepository:
     repo: str
     revision: str = "main"
+    all_files: bool = False
+    """Also what vLLM does not read."""
     treatment: Treatment | None = None
     """For a finished hybrid: what it must hold, which is looked at before it is fetched."""
 
@@ -65,7 +67,7 @@ class Pulled:
 
 def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -> Download:
     """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence."""
-    found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew)
+    found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew, all_files=wanted.all_files)
     download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache) or 0)
     if wanted.treatment is not None and download.missing:
         check_remote(HubRanges(hub, found), wanted.treatment)
@@ -79,6 +81,12 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
         f"{format_bytes(download.free_bytes)} free in {hub.cache}, "
         f"licence {found.license or 'not stated'}"
     )
+    if found.left_out:
+        size = format_bytes(sum(file.size_bytes for file in found.left_out))
+        console.info(
+            f"{found.repo}: left out {size} that vLLM does not read, such as "
+            f"{found.left_out[0].name}; `checkpoint pull --all-files {found.repo}` takes it"
+        )
     return download
 
 
@@ -102,7 +110,9 @@ def fetch(hub: Hub, lock: HubLock, download: Download) -> Pulled:
     )
 
 
-def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) -> RepoFacts:
+def resolve(
+    hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool, all_files: bool = False
+) -> RepoFacts:
     """What the revision means here: as pinned, or as the hub says now when `anew` or not pinned.
 
     The answer of the hub is pinned before anything is downloaded, so that what was interrupted
@@ -110,21 +120,26 @@ def resolve(hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool) ->
     one when every file of the new commit is here.
     """
     pin = lock.pin(repo, revision)
-    if pin is not None and pin.files and not anew:
+    if pin is not None and pin.files and not anew and not all_files:
         return pin.facts(repo, revision)
     # A pin without files came from the cache: the hub is asked for that commit, not for the branch.
     asked = pin.commit if pin is not None and not anew else revision
-    facts = hub.describe(repo, asked)
+    facts = hub.describe(repo, asked, all_files=all_files)
     if pin is None or not _stays(pin, facts):
         lock.set(repo, revision, _new_pin(facts))
-    return RepoFacts(repo, revision, facts.commit, facts.license, facts.files)
+    return replace(facts, revision=revision)
 
 
 def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int) -> Download:
     pin = lock.pin(facts.repo, facts.revision)
     snapshot = cache.snapshot_folder(hub.cache, facts.repo, facts.commit)
     missing = cache.missing_in(snapshot, facts.files)
-    is_pinned = pin is not None and pin.is_verified and pin.commit == facts.commit
+    is_pinned = (
+        pin is not None
+        and pin.is_verified
+        and pin.commit == facts.commit
+        and set(facts.files) <= set(pin.files)
+    )
     missing_bytes = download_bytes(hub.cache, facts)
     return Download(facts, missing, missing_bytes, is_pinned and not missing, free_bytes)
 
@@ -171,7 +186,14 @@ def pull(hub: Hub, lock: HubLock, download: Download, on_progress: Progress) -> 
 def _bring_all(hub: Hub, facts: RepoFacts, snapshot: Path, on_progress: Progress) -> None:
     from sparkdeploy.checkpoint.transfer import Transfer, end_xet  # noqa: PLC0415 - takes 0.3 s
 
-    transfer, stop = Transfer(hub, facts), threading.Event()
+    stop = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        hub.sleep(seconds)
+        if stop.is_set():
+            raise StoppedError
+
+    transfer = Transfer(replace(hub, sleep=sleep), facts)
     meter = Meter(facts.size_bytes, on_progress)
 
     def bring(file: RepoFile) -> None:

@@ -1,24 +1,20 @@
 """Parts of files that lie elsewhere: byte ranges over HTTP, or of a folder."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import re
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import requests
-
-from sparkdeploy.bounded_http import CHUNK_BYTES, BoundedSession, chunks
+from sparkdeploy.bounded_http import CHUNK_BYTES
 from sparkdeploy.checkpoint import contents
-from sparkdeploy.checkpoint.answers import HubAnswer, authorization, open_answer
-from sparkdeploy.checkpoint.durable import Progress
-from sparkdeploy.checkpoint.hub import Hub, RetryError
-from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, printable, shown
+from sparkdeploy.checkpoint.hub import RetryError
+from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import (
     Header,
     header_length,
@@ -28,14 +24,24 @@ from sparkdeploy.checkpoint.safetensors import (
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
 
-ANSWER_LIMIT_S = 120.0
-"""Until the headers of a file are all there, through every redirect."""
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from httpx2 import Headers, Response
+
+    from sparkdeploy.checkpoint.durable import Progress
+    from sparkdeploy.checkpoint.hub import Hub
+    from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
+
 TELL_EVERY_S = 0.5
-"""How often somebody hears of progress, however many connections there are."""
-CHUNK_LIMIT_S = 600.0
-"""Until the next 64 KiB of it are there, or its end: the slowest line is ten times as fast."""
+"""How often progress is reported, however many connections there are."""
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+
+
+class NoPartsError(CheckpointError):
+    """A server that sends files only as a whole."""
 
 
 class RangeSource(Protocol):
@@ -109,7 +115,6 @@ class HubRanges:
     """What helps when the hub sends no parts of files, or other ones."""
     received_bytes: int = 0
     """Bytes of bodies that have come."""
-    _sessions: threading.local = field(default_factory=threading.local)
     _counting: threading.Lock = field(default_factory=threading.Lock)
     _places: dict[str, str] = field(default_factory=dict)
     _by_name: dict[str, RepoFile] = field(init=False)
@@ -117,14 +122,6 @@ class HubRanges:
     def __post_init__(self) -> None:
         # A hub may list thousands of files, and every request looks for one.
         self._by_name = {file.name: file for file in self.facts.files}
-
-    @property
-    def session(self) -> BoundedSession:
-        """This thread's connections: each has one clock for what it reads."""
-        if not hasattr(self._sessions, "own"):
-            self._sessions.own = BoundedSession()
-        session: BoundedSession = self._sessions.own
-        return session
 
     @property
     def name(self) -> str:
@@ -136,70 +133,77 @@ class HubRanges:
     def size_bytes(self, file: str) -> int:
         return self._described(file).size_bytes
 
+    def take_address(self, file: str, url: str) -> None:
+        """Ask for a file there first: each redirect takes a round trip, and hubs count them."""
+        self._places[file] = url
+
     def read(self, file: str, begin: int, end: int) -> Iterator[bytes]:
         failures = 0
         while begin < end:
-            came_bytes = 0
+            before = begin
             try:
                 for chunk in self._request(file, begin, end):
                     begin += len(chunk)
-                    came_bytes += len(chunk)
                     yield chunk
-                error: Exception = RetryError(f"the connection ended at byte {begin}")
-            except (requests.RequestException, RetryError) as broken:
+                error = RetryError(f"the connection ended at byte {begin}")
+            except RetryError as broken:
                 error = broken
             if begin < end:
                 # What brings bytes is no failure, however often it breaks.
-                failures = 0 if came_bytes else failures + 1
+                failures = 0 if begin > before else failures + 1
                 failed = CheckpointError(
-                    f"{self.name}: {file} does not come: {printable(str(error))}",
+                    f"{self.name}: download of {file} failed: {printable(str(error))}",
                     hint="check the network; what has come so far is kept",
                 )
                 self.hub.wait_after(failures, error, failed)
 
     def _request(self, file: str, begin: int, end: int) -> Iterator[bytes]:
-        place = self._places.get(file)
-        url = place or self.hub.url(self.facts.repo, self.facts.commit, file)
-        headers = {"Range": f"bytes={begin}-{end - 1}"}
-        headers |= authorization(url, self.hub.endpoint, self.hub.token)
-        session = self.session
-        deadline = session.deadline
-        deadline.allow(ANSWER_LIMIT_S)
-        with open_answer(session, url, headers, f"{self.name}: {file}") as answer:
-            self._check(file, begin, end, answer)
-            if answer.place is not None:
-                # Redirects cost a round trip each, and hubs count them.
-                self._places[file] = answer.place
-            deadline.allow(CHUNK_LIMIT_S)
-            for chunk in chunks(answer.response, end - begin + CHUNK_BYTES):
+        from sparkdeploy.checkpoint.hub_client import open_file  # noqa: PLC0415 - takes 0.3 s
+
+        url = self._places.get(file) or self.hub.url(self.facts.repo, self.facts.commit, file)
+        # Not every server cuts small files, so that a whole one is asked for as such.
+        byte_range = None if (begin, end) == (0, self.size_bytes(file)) else (begin, end)
+        with open_file(self.hub, self.name, file, url, byte_range) as response:
+            self._check(file, begin, end, response)
+            if response.history:
+                self.take_address(file, str(response.url))
+            for chunk in response.iter_raw(CHUNK_BYTES):
                 with self._counting:
                     self.received_bytes += len(chunk)
                 if len(chunk) > end - begin:
                     raise CheckpointError(f"{self.name}: more of {file} came than was asked for.")
                 begin += len(chunk)
                 yield chunk
-                # Not before: a full disk may have kept whoever writes it.
-                deadline.allow(CHUNK_LIMIT_S)
 
-    def _check(self, file: str, begin: int, end: int, answer: HubAnswer) -> None:
-        response = answer.response
-        status = response.status_code
+    def _check(self, file: str, begin: int, end: int, response: Response) -> None:
+        status, headers = response.status_code, response.headers
         if status not in {200, 206} and self._places.pop(file, None) is not None:
             raise RetryError("the redirect has expired")
-        self.hub.check_status(self.facts.repo, status, response.headers, file)
-        found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        expected = (begin, end - 1, self.size_bytes(file))
-        is_part = status == 206 and found and tuple(map(int, found.groups())) == expected
-        is_whole = status == 200 and (begin, end) == (0, self.size_bytes(file))
+        self.hub.check_status(self.facts.repo, status, headers, file)
+        size_bytes = self.size_bytes(file)
+        found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+        is_part = (
+            status == 206
+            and found is not None
+            and tuple(map(int, found.groups())) == (begin, end - 1, size_bytes)
+        )
+        is_whole = status == 200 and (begin, end) == (0, size_bytes)
         if not is_part and not is_whole:
-            raise CheckpointError(
-                f"{self.name}: {file} cannot be read in parts (HTTP {status}, "
-                f"Content-Range {shown(response.headers.get('Content-Range'))}).",
+            raise NoPartsError(
+                f"{self.name}: {file} cannot be read in parts (HTTP {status}, Content-Range "
+                f"{shown(headers.get('Content-Range'))}).",
                 hint=self.hint,
             )
-        self._check_identity(file, answer.first_headers)
+        stated = headers.get("Content-Length", "")
+        if stated.isdecimal() and int(stated) != end - begin:
+            raise CheckpointError(
+                f"{self.name}: {file} has {stated} bytes, and the hub states {end - begin}.",
+                hint=self.hint,
+            )
+        first = response.history[0] if response.history else response
+        self._check_identity(file, first.headers)
 
-    def _check_identity(self, file: str, headers: Mapping[str, str]) -> None:
+    def _check_identity(self, file: str, headers: Headers) -> None:
         commit = headers.get("X-Repo-Commit", self.facts.commit)
         etag = headers.get("X-Linked-Etag", "").strip('"')
         described = self._described(file)

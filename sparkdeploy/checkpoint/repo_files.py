@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,11 @@ PART_LIMIT_BYTES = 255
 """What Linux' file systems take."""
 OTHER_WEIGHTS = (".bin", ".gguf", ".pt")
 """Files that engines load where there are no safetensors."""
+WEIGHTS = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack"),
+    *(".ot", ".tflite", ".ckpt"),
+)
+"""Files of weights, for whatever program."""
 DEPTH_LIMIT = 16
 """Folders within folders; models have one or two."""
 FILES_LIMIT = 10_000
@@ -40,6 +45,8 @@ _SHOWN_CHARACTERS = 120
 # Not `\w`, which takes letters and digits of every script.
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_MODULE = re.compile(r"\d+_\w+/")
+_CONSOLIDATED = re.compile("consolidated")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -108,6 +115,8 @@ class RepoFacts:
     commit: str
     license: str | None
     files: tuple[RepoFile, ...]
+    left_out: tuple[RepoFile, ...] = ()
+    """Files that vLLM does not read."""
 
     def __post_init__(self) -> None:
         check_repo(self.repo)
@@ -128,6 +137,39 @@ class RepoFacts:
     def weights_bytes(self) -> int:
         """Return what an engine would load."""
         return weights_bytes({file.name: file.size_bytes for file in self.files})
+
+    def of_one_format(self) -> RepoFacts:
+        """Leave out what vLLM does not read: weights that are there in a second format."""
+        unread = unread_weights([file.name for file in self.files])
+        files = tuple(file for file in self.files if file.name not in unread)
+        left_out = tuple(file for file in self.files if file.name in unread)
+        return replace(self, files=files, left_out=left_out)
+
+
+def unread_weights(names: Iterable[str]) -> frozenset[str]:
+    """Return the files of a repository that vLLM does not read when it loads a model's folder.
+
+    It takes one format of the weights: safetensors, else Mistral's `consolidated` ones, else what
+    PyTorch has saved. Of folders, such as `original/` and `metal/`, it reads no weights, but for
+    those of sentence-transformers' modules, which are called `2_Dense` and the like. Nothing is
+    left out where no weights lie outside of folders.
+    """
+    names = list(names)
+    weights = [name for name in names if name.endswith(WEIGHTS) and not _MODULE.match(name)]
+    here = [name for name in weights if "/" not in name]
+    formats = (
+        [name for name in here if name.endswith(".safetensors") and not _CONSOLIDATED.match(name)],
+        [name for name in here if name.endswith(".safetensors")],
+        [name for name in here if name.endswith(".bin")],
+        [name for name in here if name.endswith((".pt", ".pth"))],
+        here,
+    )
+    read = next(filter(None, formats), None)
+    if read is None:
+        return frozenset()
+    folders = {name.split("/")[0] for name in weights if "/" in name}
+    within = {name for name in names if "/" in name and name.split("/")[0] in folders}
+    return frozenset({*weights, *within} - set(read))
 
 
 def has_weights(files: Iterable[str]) -> bool:

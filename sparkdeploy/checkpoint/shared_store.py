@@ -7,7 +7,6 @@ notes, here as well. Importing it takes the 0.3 s that the library takes.
 
 from __future__ import annotations
 
-import logging
 import shlex
 import threading
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from sparkdeploy.checkpoint.cache import BLOBS, STORE
 from sparkdeploy.checkpoint.links import real_path, shared_files
 from sparkdeploy.errors import CheckpointError
 
-# The library warns of every broken connection, with addresses that let anyone download.
-logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 _PUBLISHING = threading.Lock()
 
 

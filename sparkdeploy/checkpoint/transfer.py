@@ -1,10 +1,8 @@
-"""One file from a hub to this disk: the hub's own library transfers it, and its hash is held.
+"""One file from a hub to this disk: over Xet by the hub's own library, or over HTTP; then hashed.
 
-Its functions are called one by one. Its hf_hub_download (huggingface_hub 2.4) begins a file anew
-after every break, and lets an answer name the file it writes; here a part is resumed, by another
-process as well, and every name comes from the listing that was checked.
-
-Importing it takes the 0.3 s that the library takes, so that only a download does.
+The library's functions are called one by one. Its hf_hub_download (huggingface_hub 2.4) begins a
+file anew after every break, and lets an answer name the file it writes; here what came over HTTP is
+resumed, by another process as well, and every name comes from the listing that was checked.
 """
 
 from __future__ import annotations
@@ -14,31 +12,32 @@ import errno
 import os
 import threading
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from filelock import Timeout
-from httpx2 import HTTPError, TransportError
-from huggingface_hub import constants, file_download, get_hf_file_metadata
-from huggingface_hub.errors import HfHubHTTPError
+from httpx2 import HTTPError
+from huggingface_hub import file_download, get_hf_file_metadata
 from huggingface_hub.utils import WeakFileLock, build_hf_headers
 from huggingface_hub.utils._xet import abort_xet_session
 
 from sparkdeploy import __version__
-from sparkdeploy.bounded_http import CHUNK_BYTES
 from sparkdeploy.checkpoint import cache
-from sparkdeploy.checkpoint.answers import authorization, is_followed, is_same_host
-from sparkdeploy.checkpoint.arriving import HashedPart, WrongContentError
+from sparkdeploy.checkpoint.addresses import authorization, is_followed
+from sparkdeploy.checkpoint.arriving import WrongContentError
 from sparkdeploy.checkpoint.durable import finish
 from sparkdeploy.checkpoint.hub import RetryError
+from sparkdeploy.checkpoint.hub_client import OTHERS_HINT, library_errors, prepare_client
+from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.shared_store import StoredBlob
 from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    import hashlib
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import IO
 
     from huggingface_hub import HfFileMetadata
     from huggingface_hub.utils import XetFileData
@@ -50,11 +49,8 @@ if TYPE_CHECKING:
 CONNECTIONS = 8
 """Files that come at the same time; as many as the hub's own library takes."""
 LOCK_LOOK_S = 5.0
-XET_FAILURES = 2
-"""After so many in a row a file comes over HTTP: a mirror may name a store that nobody reaches."""
-# What is lost when a connection breaks, and ten megabytes are much of a slow line.
-constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
-_OTHERS_HINT = "check that HF_ENDPOINT, proxies and the network are yours"
+XET_TRIES = 2
+"""Then a file comes over HTTP: a mirror may name a store that nobody reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +63,11 @@ class Transfer:
         default_factory=lambda: threading.BoundedSemaphore(CONNECTIONS)
     )
     """Held while bytes come, and not while a file is hashed or synced."""
+    _ranges: HubRanges = field(init=False)
+
+    def __post_init__(self) -> None:
+        prepare_client()
+        object.__setattr__(self, "_ranges", HubRanges(self.hub, self.facts))
 
     def bring(self, arriving: Arriving, snapshot: Path) -> None:
         """Let a name of `snapshot`, <cache>/models--ORG--NAME/snapshots/COMMIT, have its content.
@@ -95,96 +96,100 @@ class Transfer:
                 StoredBlob(blob, xet.file_hash, arriving.file.size_bytes).publish()
 
     def _fetch(self, arriving: Arriving, root: Path, blobs: int) -> None:
-        failures, most_bytes = 0, 0
-        while True:
+        file, blob = arriving.file, root / cache.BLOBS / arriving.file.blob_name
+        known_as = cache.stored_hash(file, root)
+        if known_as and _linked(arriving, StoredBlob(blob, known_as, file.size_bytes), blobs):
+            return
+        described = self._describe(file)
+        xet = described.xet_file_data if file_download.is_xet_available() else None
+        tries = () if xet is None else (xet,) * XET_TRIES
+        for failures, data in enumerate(tries, start=1):
             arriving.begin_anew()
             try:
-                self._try(arriving, root, blobs, failures)
-            except RetryError as broken:
-                # What brings bytes is no failure, however often it breaks.
-                failures = 0 if arriving.came_bytes > most_bytes else failures + 1
-                most_bytes = max(most_bytes, arriving.came_bytes)
-                failed = CheckpointError(
-                    f"{self.facts.repo}: {arriving.file.name} does not come: "
-                    f"{printable(str(broken))}",
-                    hint="check the network; what has come so far is kept",
+                self._by_xet(
+                    arriving, data, StoredBlob(blob, data.file_hash, file.size_bytes), blobs
                 )
-                self.hub.wait_after(failures, broken, failed)
+            except RetryError as broken:
+                self._wait(file, failures, broken)
             else:
                 return
+        arriving.begin_anew()
+        self._ranges.take_address(file.name, described.location)
+        self._by_http(arriving, blobs)
 
-    def _try(self, arriving: Arriving, root: Path, blobs: int, failures: int) -> None:
-        described = self._describe(arriving.file)
-        xet = described.xet_file_data if file_download.is_xet_available() else None
-        if xet is not None and failures < XET_FAILURES:
-            self._by_xet(arriving, xet, root, blobs)
-        else:
-            self._by_http(arriving, described, blobs)
+    def _wait(self, file: RepoFile, failures: int, broken: RetryError) -> None:
+        failed = CheckpointError(
+            f"{self.facts.repo}: download of {file.name} failed: {printable(str(broken))}",
+            hint="check the network; what has come so far is kept",
+        )
+        self.hub.wait_after(failures, broken, failed)
 
     def _describe(self, file: RepoFile) -> HfFileMetadata:
         """What the hub says of a file now; CheckpointError when its list said otherwise."""
         url = self.hub.url(self.facts.repo, self.facts.commit, file.name)
-        with self._errors_of(file, url):
-            found = get_hf_file_metadata(
-                url, token=self.hub.token or False, endpoint=self.hub.endpoint
-            )
+        found = self._metadata(file, url)
         listed = (self.facts.commit, file.sha256, file.size_bytes)
         for said, expected in zip((found.commit_hash, found.etag, found.size), listed, strict=True):
             if None not in (said, expected) and said != expected:
                 raise CheckpointError(
                     f"{self.facts.repo}: {file.name} is not the one of {self.facts.commit[:12]}: "
                     f"the hub now states {shown(said)}, and its list {shown(expected)}.",
-                    hint=_OTHERS_HINT,
+                    hint=OTHERS_HINT,
                 )
-        named = [found.location]
-        if found.xet_file_data is not None:
-            named.append(found.xet_file_data.refresh_route)
-        for address in named:
-            if not is_followed(url, address):
-                raise CheckpointError(
-                    f"{self.facts.repo}: the hub sends to {shown(address)} for {file.name}, "
-                    "which is not followed.",
-                    hint=_OTHERS_HINT,
-                )
+        xet = found.xet_file_data
+        if xet is not None and not is_followed(url, xet.refresh_route):
+            raise CheckpointError(
+                f"{self.facts.repo}: the hub sends to {shown(xet.refresh_route)} for "
+                f"{file.name}, which is not followed.",
+                hint=OTHERS_HINT,
+            )
         return found
 
-    def _by_http(self, arriving: Arriving, described: HfFileMetadata, blobs: int) -> None:
+    def _metadata(self, file: RepoFile, url: str) -> HfFileMetadata:
+        failures = 0
+        while True:
+            try:
+                with library_errors(self.hub, self.facts.repo, file.name):
+                    return get_hf_file_metadata(
+                        url, token=self.hub.token or False, endpoint=self.hub.endpoint
+                    )
+            except RetryError as broken:
+                failures += 1
+                self._wait(file, failures, broken)
+
+    def _by_http(self, arriving: Arriving, blobs: int) -> None:
         file, part = arriving.file, cache.part_name(arriving.file)
         if not cache.part_bytes(file, part, folder=blobs):
             cache.remove(blobs, part)
         with _kept_if_right(blobs, part):
             with cache.create_file(blobs, part, "a+b") as target:
-                coming = HashedPart(target, arriving)
-                if arriving.came_bytes < file.size_bytes:
-                    self._get(described.location, coming, arriving)
+                try:
+                    digest = self._append(arriving, target)
+                except NoPartsError:
+                    # A server that does not cut files sends this one from its first byte.
+                    arriving.begin_anew()
+                    target.truncate(0)
+                    digest = self._append(arriving, target)
                 finish(target)
-            coming.check()
+            arriving.check(arriving.came_bytes, digest.hexdigest())
         os.replace(part, file.blob_name, src_dir_fd=blobs, dst_dir_fd=blobs)
 
-    def _get(self, url: str, coming: HashedPart, arriving: Arriving) -> None:
-        with self._connections, self._errors_of(arriving.file, url):
-            # Its size is left for us to check: the library has no words for a person.
-            file_download.http_get(
-                url,
-                coming,  # type: ignore[arg-type] # it is all of a file that is used
-                resume_size=arriving.came_bytes,
-                headers=self._headers(url),
-                displayed_filename=arriving.file.name,
-                tqdm_class=_bar(lambda _bytes: None),
-            )
+    def _append(self, arriving: Arriving, target: IO[bytes]) -> hashlib._Hash:
+        """Fetch the rest of a file to the end of what is here; return the hash of it all."""
+        file, digest = arriving.file, arriving.hash_of(target)
+        with self._connections:
+            for chunk in self._ranges.read(file.name, arriving.came_bytes, file.size_bytes):
+                arriving.add(len(chunk))
+                digest.update(chunk)
+                target.write(chunk)
+        return digest
 
-    def _by_xet(self, arriving: Arriving, xet: XetFileData, root: Path, blobs: int) -> None:
-        file, blob = arriving.file, root / cache.BLOBS / arriving.file.blob_name
-        stored = StoredBlob(blob, xet.file_hash, file.size_bytes)
-        is_linked = stored.link()
-        if is_linked:
-            with contextlib.suppress(WrongContentError):
-                arriving.check_here(blob)
-                return
-            console.warn(f"{stored.path} is damaged; {file.name} is fetched beside it")
-            cache.remove(blobs, blob.name)
-            arriving.begin_anew()
-        part = blob.with_name(cache.part_name(file))
+    def _by_xet(self, arriving: Arriving, xet: XetFileData, stored: StoredBlob, blobs: int) -> None:
+        if _linked(arriving, stored, blobs):
+            return
+        file, part = arriving.file, stored.blob.with_name(cache.part_name(arriving.file))
+        # What is there and was not linked is damaged.
+        is_new = not stored.path.exists()
         try:
             with cache.create_file(blobs, part.name, "wb"), self._connections, _errors_of_xet():
                 file_download.xet_get(
@@ -202,11 +207,11 @@ class Transfer:
             # Its chunks may have come in any order: nothing can go on from it.
             cache.remove(blobs, part.name)
             raise
-        if not is_linked:
+        if is_new:
             with cache.create_file(blobs, cache.unshared_name(file), "wb"):
                 pass
-        os.replace(part.name, blob.name, src_dir_fd=blobs, dst_dir_fd=blobs)
-        if not is_linked:
+        os.replace(part.name, stored.blob.name, src_dir_fd=blobs, dst_dir_fd=blobs)
+        if is_new:
             stored.publish()
 
     def _headers(self, url: str) -> dict[str, str]:
@@ -214,41 +219,20 @@ class Transfer:
         headers: dict[str, str] = build_hf_headers(
             token=False, library_name="sparkdeploy", library_version=__version__
         )
-        # A little of a compressed body may become a lot.
-        headers["accept-encoding"] = "identity"
         return headers | authorization(url, self.hub.endpoint, self.hub.token)
 
-    @contextlib.contextmanager
-    def _errors_of(self, file: RepoFile, url: str) -> Iterator[None]:
-        """Say what an answer, or its absence, means for a file that was asked for at `url`."""
-        try:
-            yield
-        except HfHubHTTPError as error:
-            self._refuse(file, url, error.response.status_code, error.response.headers)
-        except TransportError as error:
-            raise RetryError(str(error) or type(error).__name__) from error
-        except (HTTPError, OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                # Of this disk.
-                raise
-            # What the libraries say of an answer that breaks the rules of HTTP.
-            said = printable(next(iter(str(error).splitlines()), type(error).__name__))
-            raise CheckpointError(
-                f"{self.facts.repo}: {file.name} does not come: {said}", hint=_OTHERS_HINT
-            ) from error
 
-    def _refuse(
-        self, file: RepoFile, url: str, status: int, headers: Mapping[str, str]
-    ) -> NoReturn:
-        if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise WrongContentError(f"{file.name} is shorter there than what has come of it.")
-        if not is_same_host(url, self.hub.endpoint):
-            # The address was made for a while; the hub is asked for another one.
-            raise RetryError(f"HTTP {status}", headers.get("Retry-After"))
-        self.hub.check_status(self.facts.repo, status, headers, file.name)
-        raise CheckpointError(
-            f"{self.facts.repo}: {file.name} does not come: HTTP {status}.", hint=_OTHERS_HINT
-        )
+def _linked(arriving: Arriving, stored: StoredBlob, blobs: int) -> bool:
+    """Let a blob lead to its content in the shared store; False where none or a damaged one is."""
+    if not stored.link():
+        return False
+    with contextlib.suppress(WrongContentError):
+        arriving.check_here(stored.blob)
+        return True
+    console.warn(f"{stored.path} is damaged; {arriving.file.name} is fetched beside it")
+    cache.remove(blobs, stored.blob.name)
+    arriving.begin_anew()
+    return False
 
 
 def _is_there(arriving: Arriving, snapshot: Path) -> bool:

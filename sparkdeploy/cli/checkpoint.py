@@ -44,6 +44,9 @@ def pull(
     update: Annotated[
         bool, typer.Option("--update", help="Take what the branch holds now.")
     ] = False,
+    all_files: Annotated[
+        bool, typer.Option("--all-files", help="Also fetch what vLLM does not read.")
+    ] = False,
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
@@ -52,7 +55,7 @@ def pull(
     from sparkdeploy.upkeep.checkpoint_pull import pull_repositories
 
     values = with_consent(None, unsafe=unsafe)
-    pulled = pull_repositories(name, current_settings(), values, anew=update)
+    pulled = pull_repositories(name, current_settings(), values, anew=update, all_files=all_files)
     answer((str(item.path) for item in pulled), [asdict(item) for item in pulled], as_json=as_json)
 
 

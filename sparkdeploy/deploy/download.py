@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
+OTHER_FORMATS = frozenset({"gguf", "mistral", "npcache", "pt", "sharded_state"})
+"""Values of `load_format` for other files than vLLM reads without one."""
+
+
 def repositories_of(
     name: str, settings: Settings, assignments: Sequence[str] = ()
 ) -> list[WantedRepository]:
@@ -76,7 +80,12 @@ def _repositories(recipe: Recipe, settings: Settings) -> Iterator[WantedReposito
     if recipe.model.path is None:
         is_hybrid = recipe.checkpoint.fp8_dense.is_finished
         treatment = treatment_of(recipe, settings) if is_hybrid else None
-        yield WantedRepository(recipe.model.source, recipe.model.revision, treatment)
+        yield WantedRepository(
+            recipe.model.source,
+            recipe.model.revision,
+            all_files=recipe.serve.load_format in OTHER_FORMATS,
+            treatment=treatment,
+        )
     for weights in recipe.companions:
         if weights.path is None:
             yield WantedRepository(weights.source, weights.revision)

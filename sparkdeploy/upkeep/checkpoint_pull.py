@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.hub import open_hub
@@ -20,12 +21,18 @@ if TYPE_CHECKING:
 
 
 def pull_repositories(
-    name: str, settings: Settings, assignments: Sequence[str] = (), *, anew: bool
+    name: str,
+    settings: Settings,
+    assignments: Sequence[str] = (),
+    *,
+    anew: bool,
+    all_files: bool,
 ) -> tuple[Pulled, ...]:
     """Download and verify `ORG/NAME[@REVISION]`, or a recipe's model and drafter.
 
     SOURCE/RECIPE is asked for before a repository of that name. `anew` asks the hub where each
-    branch is now. Raises CheckpointError: no access, no room, no network, or files that stay wrong.
+    branch is now; `all_files` takes what vLLM does not read too. Raises CheckpointError: no access,
+    no room, no network, or files that stay wrong.
     """
     wanted: Iterable[WantedRepository]
     if _is_of_hub(name, settings):
@@ -37,6 +44,8 @@ def pull_repositories(
 
         wanted = repositories_of(name, settings, assignments)
     hub, lock = open_hub(settings), HubLock(settings.state_dir)
+    if all_files:
+        wanted = [replace(item, all_files=True) for item in wanted]
     downloads = [announce(hub, lock, item, anew=anew) for item in wanted]
     with console.steps(*awaited_downloads(downloads)):
         return tuple(fetch(hub, lock, download) for download in downloads)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bounded_http import BoundedSession
-from sparkdeploy.checkpoint import transfer
-from sparkdeploy.checkpoint.answers import authorization, open_answer
-from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint import hub_client, transfer
+from sparkdeploy.checkpoint.addresses import authorization
+from sparkdeploy.checkpoint.hub import Hub, RetryError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.errors import CheckpointError
 
@@ -47,44 +48,26 @@ def test_nothing_before_the_hubs_name_lets_another_host_have_it(text: str) -> No
     assert authorization(f"https://evil.example{text}", HUB, TOKEN) == {}
 
 
-class Played(BoundedSession):
-    """Answers every request by a redirect to the next address, and remembers who got a token."""
-
-    def __init__(self, addresses: list[str]) -> None:
-        super().__init__()
-        self.addresses = addresses
-        self.got: list[tuple[str, bool]] = []
-
-    def get(self, url: str, **options: Any) -> Any:  # type: ignore[override]
-        self.got.append((url, "Authorization" in options["headers"]))
-        if not self.addresses:
-            return _Answer(200, {})
-        return _Answer(302, {"Location": self.addresses.pop(0)})
-
-
-class _Answer:
-    def __init__(self, status_code: int, headers: dict[str, str]) -> None:
-        self.status_code, self.headers, self.ok = status_code, headers, status_code == 200
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> _Answer:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 # An address without a host is joined to the one that was asked, the hub's own.
 @pytest.mark.parametrize("address", [it for it in FOREIGN if it not in {"", "https:///x"}])
-def test_a_redirect_leaves_it_behind_and_does_not_bring_it_back(address: str) -> None:
-    session = Played([address, f"{HUB}/back"])
-    try:
-        with open_answer(session, f"{HUB}/x", authorization(HUB, HUB, TOKEN), "x"):
+def test_a_redirect_leaves_it_behind_and_does_not_bring_it_back(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, got = [address, f"{HUB}/back"], list[tuple[str, bool]]()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        got.append((str(request.url), "Authorization" in request.headers))
+        return httpx2.Response(302, headers={"Location": places.pop(0)} if places else {})
+
+    hub_client.prepare_client()
+    client = hub_client.new_client(transport=httpx2.MockTransport(answer))
+    monkeypatch.setattr(hub_client, "get_session", lambda: client)
+    # Such as from HTTPS to HTTP.
+    with contextlib.suppress(CheckpointError, RetryError):  # noqa: SIM117 - it may raise before
+        with hub_client.open_file(Hub(HUB, tmp_path, TOKEN), "a/b", "x", f"{HUB}/x", None):
             pass
-    except CheckpointError:
-        pass  # such as from HTTPS to HTTP
-    assert session.got[0] == (f"{HUB}/x", True)
-    assert not any(has_token for _, has_token in session.got[1:])
+    assert got[0] == (f"{HUB}/x", True)
+    assert not any(has_token for _, has_token in got[1:])
 
 
 @pytest.mark.parametrize("route", [it for it in FOREIGN if it])

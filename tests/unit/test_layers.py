@@ -48,6 +48,7 @@ DOORS = {
     "h11": {"sparkdeploy.bench.wire"},
     "huggingface_hub": {
         "sparkdeploy.checkpoint.hub",
+        "sparkdeploy.checkpoint.hub_client",
         "sparkdeploy.checkpoint.shared_store",
         "sparkdeploy.checkpoint.transfer",
     },

@@ -88,7 +88,7 @@ def test_the_recipe_pulls_it_and_its_headers_were_looked_at_first(
     finished: Path, double: HubDouble
 ) -> None:
     double.repos[REPO] = Repo({COMMIT: finished}, {"main": COMMIT})
-    (pulled,) = pull_repositories("v2-hub", load_settings(), anew=False)
+    (pulled,) = pull_repositories("v2-hub", load_settings(), anew=False, all_files=False)
     assert (pulled.repo, pulled.commit) == (REPO, COMMIT)
     assert verify_headers(pulled.path).fp8_weights == 12
 
@@ -100,7 +100,7 @@ def test_one_that_lacks_a_tensor_is_refused_before_it_is_fetched(
     folder = damaged(finished, tmp_path / "hybrid", lost)
     double.repos[REPO] = Repo({COMMIT: folder}, {"main": COMMIT})
     with pytest.raises(CheckpointError, match="missing"):
-        pull_repositories("v2-hub", load_settings(), anew=False)
+        pull_repositories("v2-hub", load_settings(), anew=False, all_files=False)
     total_bytes = sum(path.stat().st_size for path in folder.iterdir())
     assert double.body_bytes < total_bytes / 2
     assert not list((tmp_path / "hub").rglob("*.safetensors"))

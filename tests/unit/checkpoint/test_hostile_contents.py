@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
-import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from requests.adapters import BaseAdapter
 
 from sparkdeploy.authoring.remote_facts import facts_in
-from sparkdeploy.bounded_http import BoundedSession
-from sparkdeploy.checkpoint.answers import open_answer
+from sparkdeploy.checkpoint import hub_client
 from sparkdeploy.checkpoint.contents import (
     INDEX_FILE,
     mtp_names,
@@ -27,7 +24,7 @@ from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
 from sparkdeploy.checkpoint.family.architecture import architecture_of
 from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
-from sparkdeploy.checkpoint.hub import Hub, read_listing
+from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import (
@@ -142,8 +139,9 @@ def test_a_hub_is_not_asked_for_a_configuration_or_index_of_any_length(
 ) -> None:
     size_bytes = 10 << 40
     with hostile_hub() as hostile:
-        facts = read_listing(REPO, COMMIT, listing(sibling(file, size=size_bytes)))
-        source = HubRanges(Hub(hostile.endpoint, tmp_path), facts)
+        hostile.listing = listing(sibling(file, size=size_bytes))
+        hub = Hub(hostile.endpoint, tmp_path)
+        source = HubRanges(hub, hub.describe(REPO, COMMIT))
         read = read_config if file == "config.json" else index_of
         with pytest.raises(CheckpointError, match=f"{file} has {size_bytes} bytes, more than"):
             read(source)
@@ -195,34 +193,19 @@ def test_sizes_that_no_model_has_are_refused_where_something_is_computed(
             work()
 
 
-class Redirecting(BaseAdapter):
-    """A server over HTTPS that sends to one place, without its certificate."""
+def test_a_hub_on_https_sends_nobody_to_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
 
-    def __init__(self, target: str) -> None:
-        super().__init__()
-        self.target = target
-        self.asked: list[str] = []
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(str(request.url))
+        return httpx2.Response(302, headers={"Location": "http://hub.test/file"})
 
-    def send(self, request: requests.PreparedRequest, **_: object) -> requests.Response:  # type: ignore[override]
-        """Answer every request so."""
-        self.asked.append(str(request.url))
-        answer = requests.Response()
-        answer.status_code, answer.request = 302, request
-        answer.headers["Location"] = self.target
-        answer.raw = io.BytesIO()
-        return answer
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def test_a_hub_on_https_sends_nobody_to_http() -> None:
-    session, server = BoundedSession(), Redirecting("http://hub.test/file")
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, server)
-    with (
-        pytest.raises(CheckpointError, match="which is not followed from https"),
-        open_answer(session, "https://hub.test/file", {}, "lab/twin"),
-    ):
+    client = hub_client.new_client(transport=httpx2.MockTransport(answer))
+    monkeypatch.setattr(hub_client, "get_session", lambda: client)
+    hub = Hub("https://hub.test", tmp_path)
+    opened = hub_client.open_file(hub, REPO, "file", "https://hub.test/file", None)
+    with pytest.raises(CheckpointError, match="which is not followed from https"), opened:
         pass
-    assert server.asked == ["https://hub.test/file"]
+    assert asked == ["https://hub.test/file"]

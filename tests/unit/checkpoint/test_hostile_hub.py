@@ -11,15 +11,14 @@ import threading
 import time
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from huggingface_hub import file_download
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.hub import LISTING_LIMIT_BYTES, Hub, read_listing
+from sparkdeploy.checkpoint.hub import Hub
+from sparkdeploy.checkpoint.hub_client import ANSWER_LIMIT_BYTES
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import HubRanges
@@ -63,9 +62,7 @@ def hostile(server: HostileHub) -> HostileHub:
 
 
 @pytest.fixture
-def hub(hostile: HostileHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The library waits a second after each of five breaks of a file; here it waits for nothing."""
-    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _s: None))
+def hub(hostile: HostileHub, tmp_path: Path) -> Hub:
     return hub_in(tmp_path, hostile)
 
 
@@ -103,15 +100,17 @@ def refuse_a_process(*_arguments: object, **_options: object) -> None:
 @settings(max_examples=examples(400))
 @given(text=listings(), revision=st.sampled_from(("main", COMMIT, "2" * 40, "../x", "\x1b")))
 def test_a_listing_is_read_into_names_that_stay_inside_or_refused(
-    text: bytes, revision: str
+    server: HostileHub, text: bytes, revision: str
 ) -> None:
-    error = refusal(lambda: read_listing(REPO, revision, text))
+    server.listing, server.listing_headers, server.status = text, {}, 200
+    hub = Hub(server.endpoint, Path("/nowhere"), sleep=lambda _s: None, attempts=1)
+    error = refusal(lambda: hub.describe(REPO, revision, all_files=True))
     if error is not None:
         assert error.message.isprintable()
         assert len(error.message) < 2000
         assert error.hint
         return
-    facts = read_listing(REPO, revision, text)
+    facts = hub.describe(REPO, revision, all_files=True)
     assert re.fullmatch("[0-9a-f]{40}", facts.commit)
     assert facts.commit == revision or not re.fullmatch("[0-9a-f]{40}", revision)
     assert (facts.license or "").isprintable()
@@ -160,7 +159,7 @@ def nested() -> bytes:
 
 
 def crowded() -> bytes:
-    return listing()[:-1] + b', "x": [' + b"{}," * (LISTING_LIMIT_BYTES // 3 - 100) + b"{}]}"
+    return listing()[:-1] + b', "x": [' + b"{}," * (ANSWER_LIMIT_BYTES // 3 - 100) + b"{}]}"
 
 
 @pytest.mark.parametrize("made", [endless, nested, crowded])
@@ -184,7 +183,7 @@ def test_a_listing_made_to_fill_memory_takes_little_of_it(
     ("changes", "said"),
     [
         ({"listing": listing(sibling("../../../\x1b[31mvictim"))}, "leads out|cannot be printed"),
-        ({"listing": b"\x1b[2J"}, "no JSON"),
+        ({"listing": b"\x1b[2J"}, "not the description"),
         ({"status": 404, "reason": "\x1b[2Jowned"}, "no such repository"),
     ],
 )
@@ -310,13 +309,6 @@ ENDLESS = {
 }
 
 
-LIMITS = {
-    "raw_listing": ["hub.LISTING_LIMIT_S"],
-    "raw_file": ["ranges.ANSWER_LIMIT_S", "ranges.CHUNK_LIMIT_S"],
-}
-"""What ends the answer; whatever else is asked for has its own time."""
-
-
 @pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
 def test_a_download_of_which_nothing_comes_any_more_ends(
@@ -330,7 +322,9 @@ def test_a_download_of_which_nothing_comes_any_more_ends(
     monkeypatch.setattr("sparkdeploy.checkpoint.threads.PATIENCE_S", 0.1)
     hostile.listing, hostile.raw_file = listing(sibling("model.safetensors")), answer
     begin_s = time.monotonic()
-    with pytest.raises(CheckpointError, match=r"nothing has come|does not come|is not the one"):
+    with pytest.raises(
+        CheckpointError, match=r"nothing has come|download of .* failed|is not the one"
+    ):
         fetch(hub, lock)
     assert time.monotonic() - begin_s < 10
 

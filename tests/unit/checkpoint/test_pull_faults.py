@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from huggingface_hub import file_download
 
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
@@ -34,7 +32,6 @@ def double(
     request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[HubDouble]:
     """A hub whose list was read; what happens to it now was not known then."""
-    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _s: None))
     with hub_double() as made, xet_by_get():
         is_xet = request.param == "xet"
         made.repos["lab/twin"] = Repo({COMMIT: folder}, {"main": COMMIT}, is_xet=is_xet)

@@ -202,3 +202,14 @@ def test_a_damaged_file_of_the_store_is_left_to_the_others(lab: Lab, small_twin:
     assert not lab.blob(SISTER, SHARED).is_symlink()
     assert payload.read_bytes() == damaged
     assert tree(repo_folder(lab.cache, TWIN)) == before
+
+
+def test_what_is_announced_comes_where_the_hub_names_no_xet_hash(lab: Lab) -> None:
+    lab.pull(TWIN)
+    lab.double.repos[SISTER].is_xet = False
+    facts = resolve(lab.hub, lab.lock, SISTER, "main", anew=False)
+    announced = plan_download(lab.hub, lab.lock, facts, free_bytes=1 << 60).missing_bytes
+    lab.double.body_bytes = 0
+    lab.pull(SISTER)
+    assert lab.double.body_bytes == announced
+    assert lab.blob(SISTER, SHARED).is_symlink()
