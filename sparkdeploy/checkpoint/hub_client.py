@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
@@ -21,6 +20,7 @@ from huggingface_hub.utils import get_session
 from sparkdeploy.checkpoint.addresses import authorization, is_followed, is_same_host
 from sparkdeploy.checkpoint.hub import RetryError, read_listing
 from sparkdeploy.checkpoint.repo_files import hostile, printable, shown
+from sparkdeploy.checkpoint.threads import run_within
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
 """Without a byte."""
 ANSWER_LIMIT_S = 60.0
-"""For the whole body of an answer that is no file."""
+"""For the whole list of a repository's files."""
 ANSWER_LIMIT_BYTES = 4 << 20
 """A list of ten thousand files takes three of them. Hostile JSON takes 24 times as much memory."""
 OTHERS_HINT = "check that HF_ENDPOINT, proxies and the network are yours"
@@ -46,21 +46,19 @@ class _RefusedError(CheckpointError):
 
 
 class _BoundedBody(httpx2.SyncByteStream):
-    """The body of an answer that is no file, of limited size and time."""
+    """The body of an answer that is no file, of limited size."""
 
     def __init__(self, stream: httpx2.SyncByteStream) -> None:
         self._stream = stream
 
     def __iter__(self) -> Iterator[bytes]:
-        left_bytes, until_s = ANSWER_LIMIT_BYTES, time.monotonic() + ANSWER_LIMIT_S
+        left_bytes = ANSWER_LIMIT_BYTES
         for chunk in self._stream:
             left_bytes -= len(chunk)
             if left_bytes < 0:
                 raise _RefusedError(
                     f"the hub's answer has more than {ANSWER_LIMIT_BYTES} bytes.", hint=OTHERS_HINT
                 )
-            if time.monotonic() > until_s:
-                raise httpx2.ReadTimeout(f"its answer took longer than {ANSWER_LIMIT_S:g} s")
             yield chunk
 
     def close(self) -> None:
@@ -119,10 +117,11 @@ def listing_of(hub: Hub, repo: str, revision: str) -> RepoFacts:
     prepare_client()
     with library_errors(hub, repo, revision):
         try:
-            described = HfApi(hub.endpoint, hub.token or False).model_info(
-                repo, revision=revision, files_metadata=True, timeout=READ_TIMEOUT_S
-            )
-            return read_listing(repo, revision, described)
+            api = HfApi(hub.endpoint, hub.token or False)
+            ask = partial(api.model_info, repo, revision=revision, files_metadata=True)
+            return read_listing(repo, revision, run_within(ANSWER_LIMIT_S, ask))
+        except TimeoutError as error:
+            raise RetryError(f"it took longer than {ANSWER_LIMIT_S:g} s") from error
         # What the library makes of JSON that describes no repository.
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise hostile(

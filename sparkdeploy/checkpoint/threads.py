@@ -55,6 +55,24 @@ def work_through(
             thread.join(max(0.0, until_s - time.monotonic()))
 
 
+def run_within(limit_s: float, work: Callable[[], T]) -> T:
+    """Return what `work` returns, in a thread of its own; TimeoutError when it takes longer."""
+    results: list[T] = []
+    ended = queue.SimpleQueue[BaseException | None]()
+
+    def run() -> None:
+        ended.put(_outcome(lambda _: results.append(work()), None))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        error = ended.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return results[0]
+
+
 def _outcome(work: Callable[[T], None], item: T) -> BaseException | None:
     try:
         work(item)

@@ -1,8 +1,8 @@
 """Every HTTP answer has a size and a clock for the whole of it, and sends nobody elsewhere.
 
-Only `sparkdeploy.bounded_http` makes connections of requests. Beside it are the hub's own library
-(checkpoint/transfer.py, whose downloads tests/unit/checkpoint ends), the sockets of bench, which
-are tried here, and what runs in containers, where the guard asks its own server.
+Only `sparkdeploy.bounded_http` makes connections of requests. Beside it are the client of the hub's
+own library (checkpoint/hub_client.py, whose downloads tests/unit/checkpoint ends), the sockets of
+bench, which are tried here, and what runs in containers, where the guard asks its own server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import requests
 from sparkdeploy import bounded_http
 from sparkdeploy.bench import streams
 from sparkdeploy.bench.streams import Streams
-from sparkdeploy.checkpoint import hub
+from sparkdeploy.checkpoint import hub, hub_client
 from sparkdeploy.errors import CheckpointError, UnhealthyError
 from sparkdeploy.image import network
 from sparkdeploy.server import client
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKAGE = REPOSITORY / "sparkdeploy"
-THE_CLIENT = "bounded_http.py"
+THE_CLIENTS = {"bounded_http.py", "checkpoint/hub_client.py", "checkpoint/ranges.py"}
 IN_A_CONTAINER = ("image/inside/", "vllm_plugin/")
 SENDING = {
     *("get", "post", "put", "patch", "delete", "head", "options", "request"),
@@ -79,7 +79,7 @@ def test_only_the_bounded_client_sends_requests() -> None:
         if not (name := path.relative_to(PACKAGE).as_posix()).startswith(IN_A_CONTAINER)
         and (kinds := list(sends_by_itself(path.read_text(encoding="utf-8"))))
     }
-    assert set(found) == {THE_CLIENT}, found
+    assert set(found) == THE_CLIENTS, found
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ class WithoutTls(bounded_http.BoundedSession):
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, names in {
         client: ("STREAM_LIMIT_S",),
-        hub: ("LISTING_LIMIT_S",),
+        hub_client: ("ANSWER_LIMIT_S",),
         network: ("KNOCK_TIMEOUT_S",),
         setup: ("REGISTRY_TIMEOUT_S",),
         streams: ("LONGEST_S", "PAUSE_S"),
