@@ -16,7 +16,6 @@ from sparkdeploy.bench.suites import (
     Forecast,
     Length,
     Prompt,
-    Route,
     Sizer,
     asked,
     context_prompt,
@@ -57,7 +56,6 @@ class MeasuredServer:
     dialect: Dialect
     exposition: Callable[[], str] | None = None
     """Returns /metrics; None where there are none."""
-    route: Route = Route.CHAT
 
     def counters(self) -> Counters | None:
         if self.exposition is None:
@@ -78,7 +76,7 @@ class MeasuredServer:
             time.sleep(SETTLE_POLL_S)
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        return request_body(ask, model=self.model, dialect=self.dialect, route=self.route)
+        return request_body(ask, model=self.model, dialect=self.dialect)
 
 
 @dataclass(slots=True)
@@ -88,11 +86,11 @@ class _Collected:
     readings: list[Reading] = field(default_factory=list)
 
 
-def find_dialect(streams: Streams, model: str, route: Route = Route.CHAT) -> Dialect:
+def find_dialect(streams: Streams, model: str) -> Dialect:
     words, failure = "", None
     for dialect in Dialect:
         ask = Ask(_GREETING, Length.EXACT)
-        body = request_body(ask, model=model, dialect=dialect, route=route)
+        body = request_body(ask, model=model, dialect=dialect)
         failure = read_answer(streams.round([body])[0]).failure
         if failure is None:
             return dialect

@@ -13,16 +13,16 @@ from sparkdeploy import __version__
 from sparkdeploy.bench.compare import RunComparison, Side, compare, sides_of
 from sparkdeploy.bench.files import KeptRun, Shelf, require_writable, run_id, write_whole
 from sparkdeploy.bench.keeping import RunKeeper
+from sparkdeploy.bench.load.measure import take_load
 from sparkdeploy.bench.load.plan import LoadPlan
-from sparkdeploy.bench.load.run import require_load, take_load
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
 from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.quality.run import kept_quality
 from sparkdeploy.bench.record import Run, SuiteResult
 from sparkdeploy.bench.report.page import SERIES, report_page
 from sparkdeploy.bench.report.published import read_published
-from sparkdeploy.bench.streams import Streams, Target
-from sparkdeploy.bench.suites import Route, Suite, SuiteName, fixed_suite, sweep_suite
+from sparkdeploy.bench.streams import Streams
+from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.console import console, format_seconds
@@ -87,7 +87,7 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
     plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
     keeper = RunKeeper(run, path)
     failure: SparkdeployError | None = None
-    with _server(endpoint, wanted.load) as (server, watch):
+    with _server(endpoint) as (server, watch):
         for plan in plans:
             try:
                 if isinstance(plan, Suite):
@@ -230,8 +230,8 @@ def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteR
 
 def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load | LoadPlan:
     """Refuse what cannot be asked of this server before an hour is spent on other suites."""
-    if name is SuiteName.LOAD:
-        return require_load(wanted.load)
+    if wanted.load is not None:
+        return wanted.load
     if name in {SuiteName.FIVE, SuiteName.DECODE}:
         return fixed_suite(name, wanted.rounds, wanted.prompts)
     limit = endpoint.max_model_len
@@ -264,18 +264,13 @@ def _show(
 
 
 @contextlib.contextmanager
-def _server(
-    endpoint: Endpoint, load: LoadPlan | None
-) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
-    route = load.route if load is not None else Route.CHAT
-    target = Target(route.path, load.headers if load is not None else {})
+def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
     machine = THIS_MACHINE if endpoint.origin.machine is not None else None
     with (
         Streams(
             endpoint.base_url,
             endpoint.api_key,
             ca_file=endpoint.ca_file,
-            target=target,
             require_listener=endpoint.require_listener,
         ) as streams,
         endpoint.opened() as model,
@@ -284,9 +279,9 @@ def _server(
         has_metrics = False
         with contextlib.suppress(UnhealthyError):
             has_metrics = "vllm:" in model.exposition()
-        dialect = find_dialect(streams, endpoint.model, route)
+        dialect = find_dialect(streams, endpoint.model)
         exposition = model.exposition if has_metrics else None
-        server = MeasuredServer(streams, endpoint.model, dialect, exposition, route)
+        server = MeasuredServer(streams, endpoint.model, dialect, exposition)
         console.detail(f"each request asks the server to count: {dialect.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -42,14 +42,6 @@ PAUSE_S = 0.5
 """After it a stream is read in passing: where its end does not look like one, it ends here."""
 NAP_S = 0.05
 """The longest sleep before a request's moment: clocks drift apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go, and the headers that go with them beside our own."""
-
-    path: str = CHAT
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +112,12 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
     used.
     """
 
-    def __init__(  # noqa: PLR0913 - silence and clock are for tests
+    def __init__(
         self,
         base_url: str,
         api_key: str | None = None,
         *,
         ca_file: Path | None = None,
-        target: Target | None = None,
         silence_s: float = SILENCE_S,
         require_listener: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -135,10 +126,8 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         self._ssl = ssl_context(ca_file) if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._ssl else 80)
-        target = target or Target()
-        path = parts.path.rstrip("/") + target.path
+        path = parts.path.rstrip("/") + CHAT
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        headers |= target.headers
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._request = partial(

@@ -98,15 +98,6 @@ class Dialect(Enum):
     PLAIN = "nothing"
 
 
-class Route(StrEnum):
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-
-    @property
-    def path(self) -> str:
-        return "/v1/completions" if self is Route.COMPLETIONS else "/v1/chat/completions"
-
-
 class Length(Enum):
     NATURAL = "when the model ends it, or at max_tokens"
     EXACT = "at max_tokens"
@@ -121,14 +112,16 @@ class Ask:
     """Of the filler, for a prompt that is made to measure."""
 
 
-def request_body(ask: Ask, *, model: str, dialect: Dialect, route: Route) -> dict[str, Any]:
+def request_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
-        **_words_of(ask.prompt, route),
+        "messages": [dict(message) for message in ask.prompt.messages],
         "max_tokens": ask.prompt.max_tokens,
         "temperature": 0.0,
         "stream": True,
     }
+    if ask.prompt.tools:
+        body["tools"] = list(ask.prompt.tools)
     if dialect is not Dialect.PLAIN:
         body["stream_options"] = {"include_usage": True}
     if dialect is Dialect.FULL:
@@ -139,13 +132,6 @@ def request_body(ask: Ask, *, model: str, dialect: Dialect, route: Route) -> dic
         body["ignore_eos"] = True
         body["min_tokens"] = ask.prompt.max_tokens
     return body
-
-
-def _words_of(prompt: Prompt, route: Route) -> dict[str, Any]:
-    if route is Route.COMPLETIONS:
-        return {"prompt": "\n\n".join(str(message["content"]) for message in prompt.messages)}
-    words: dict[str, Any] = {"messages": [dict(message) for message in prompt.messages]}
-    return words | ({"tools": list(prompt.tools)} if prompt.tools else {})
 
 
 SPARE_TOKENS = 32
@@ -298,10 +284,12 @@ class Forecast:
 def parse_suites(names: Sequence[str]) -> tuple[SuiteName, ...]:
     """Read `five` or `five,decode`, each name once; UsageError names what is no suite."""
     words = [word.strip() for name in names for word in name.split(",")]
-    known = [suite.value for suite in SuiteName]
+    known = [suite.value for suite in SuiteName if suite is not SuiteName.LOAD]
     for word in words:
+        if word == SuiteName.LOAD:
+            raise UsageError("a load is taken alone", hint="`sparkdeploy bench load --help`")
         if word not in known:
-            raise UsageError(f"{word!r} is no suite", hint=f"one of {', '.join(known)}")
+            raise UsageError(f"unknown suite {word!r}", hint=f"one of {', '.join(known)}")
     return tuple(dict.fromkeys(SuiteName(word) for word in words))
 
 
@@ -313,6 +301,8 @@ def parse_counts(text: str, what: str) -> tuple[int, ...]:
         scale = 1024 if number.endswith("K") else 1
         number = number.removesuffix("K")
         if not number.isdecimal() or int(number) < 1:
-            raise UsageError(f"{what}: {word!r} is no count", hint="such as 1,2,4 or 1K,16K,64K")
+            raise UsageError(
+                f"{what}: not a whole number: {word!r}", hint="such as 1,2,4 or 1K,16K,64K"
+            )
         counts.append(int(number) * scale)
     return tuple(counts)

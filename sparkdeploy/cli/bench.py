@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from sparkdeploy.cli import bench_quality as asking
 from sparkdeploy.cli.bench_campaign import campaign
-from sparkdeploy.cli.bench_load import load, without_suite
+from sparkdeploy.cli.bench_load import load
 from sparkdeploy.cli.bench_options import (
     SWEPT_CONCURRENCY,
     SWEPT_CONTEXT,
@@ -48,9 +48,6 @@ class _MeasuresByDefault(TyperGroup):
             return super().parse_args(ctx, args)
         if not args or (args[0] not in self.commands and args[0] not in {"--help", "-h"}):
             args = [MEASURE, *args]
-        beside = without_suite(args[1:]) if args[0] == MEASURE else None
-        if beside is not None:
-            args = ["load", *beside]
         return super().parse_args(ctx, args)
 
 

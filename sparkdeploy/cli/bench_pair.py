@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.bench.load.arrivals import Law
-from sparkdeploy.bench.suites import Route, SuiteName
-from sparkdeploy.cli.bench_load import (
-    ArrivalsOption,
-    DurationOption,
-    ExtraBodyOption,
-    HeaderOption,
-    PromptsOption,
-    RampOption,
-    RateOption,
-    RequestsOption,
-    RouteOption,
-    SeedOption,
-    SloOption,
-    TemperatureOption,
-    TopKOption,
-    TopPOption,
-    TurnsOption,
-)
 from sparkdeploy.cli.bench_options import (
     SWEPT_CONCURRENCY,
     SWEPT_CONTEXT,
@@ -58,15 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.bench.compare import RunComparison
-    from sparkdeploy.bench.load.plan import LoadPlan
-    from sparkdeploy.bench.load.run import TypedComing, TypedRequests
     from sparkdeploy.bench.run import WantedRun
 
-OF_LOAD = (
-    *("rate", "arrivals", "duration", "requests", "ramp", "seed", "slo", "prompts", "turns"),
-    *("route", "temperature", "top_p", "top_k", "extra_body", "header"),
-)
-OF_OTHERS = ("rounds", "concurrency", "context")
 OF_RECIPES = ("assignments", "name", "known_bad", "unsafe")
 OF_SERVERS = ("model", "key_file", "ca_file")
 
@@ -85,21 +59,6 @@ def pair(
     rounds: RoundsOption = 3,
     concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
     context: ContextOption = SWEPT_CONTEXT,
-    rate: RateOption = "1",
-    arrivals: ArrivalsOption = Law.POISSON,
-    duration: DurationOption = "60s",
-    requests: RequestsOption = None,
-    ramp: RampOption = "10s",
-    seed: SeedOption = 0,
-    slo: SloOption = None,
-    prompts: PromptsOption = None,
-    turns: TurnsOption = None,
-    route: RouteOption = Route.CHAT,
-    temperature: TemperatureOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    extra_body: ExtraBodyOption = None,
-    header: HeaderOption = None,
     assignments: SetOption = None,
     name: NameOption = "main",
     known_bad: KnownBadOption = False,
@@ -111,15 +70,9 @@ def pair(
     """Measure two servers in turns and compare them; every run is kept.
 
     What serves is asked A B B A and so on. Two recipes are served as --name one after the other,
-    each run by a start of its own; what served before is put back. --suite load takes the options
-    of `bench load`.
+    each run by a start of its own; what served before is put back.
     """
-    from sparkdeploy.bench.load.run import TypedComing, TypedRequests
-
-    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    coming = TypedComing(rate, arrivals, duration, requests, ramp, seed)
-    each = TypedRequests(route, prompts, turns, sampling, extra_body, header or ())
-    wanted = _with_load(_wanted(suite, rounds, concurrency, context), coming, slo, each, words)
+    wanted = _wanted(suite, rounds, concurrency, context)
     if _are_recipes(sides, words):
         consents = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
         consent = (lambda _question: True) if yes else console.confirm
@@ -139,26 +92,6 @@ def _wanted(suite: list[str] | None, rounds: int, streams: str, lengths: str) ->
         concurrency=parse_counts(streams, "--concurrency"),
         context=parse_counts(lengths, "--context"),
     )
-
-
-def _with_load(
-    wanted: WantedRun,
-    coming: TypedComing,
-    slo: str | None,
-    each: TypedRequests,
-    words: typer.Context,
-) -> WantedRun:
-    from sparkdeploy.bench.load.run import TypedLimits, load_plan
-
-    if SuiteName.LOAD not in wanted.suites:
-        _refuse_given(words, OF_LOAD, "goes with --suite load")
-        return wanted
-    if len(wanted.suites) > 1:
-        raise UsageError("suite load is taken alone", hint="a second `bench pair` takes the others")
-    _refuse_given(words, OF_OTHERS, "is not of --suite load")
-    # What share must hold matters to a rate that is looked for, and none is.
-    plan = load_plan(coming, TypedLimits(slo, share=1.0), each)
-    return replace(wanted, rounds=1, load=_same_rates(plan))
 
 
 def _of_recipes(
@@ -210,16 +143,6 @@ def _are_recipes(sides: tuple[str, str], words: typer.Context) -> bool:
     else:
         _refuse_given(words, OF_RECIPES, "goes with two recipes, and these serve")
     return found
-
-
-def _same_rates(plan: LoadPlan) -> LoadPlan:
-    """Ask both sides the same rates: what is looked for is found elsewhere on each side."""
-    if not plan.rates:
-        raise UsageError(
-            "a pair asks the same rates of both sides, and --rate auto looks for one",
-            hint="such as --rate 0.5,1,2",
-        )
-    return replace(plan, search=None)
 
 
 def _refuse_given(words: typer.Context, names: tuple[str, ...], why: str) -> None:

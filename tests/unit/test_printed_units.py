@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.load.limits import parse_span, span_text
+from sparkdeploy.bench.load.plan import parse_span, span_text
 from sparkdeploy.bench.report import loads, sections
 from sparkdeploy.monitor.words import duration
 from tests.fakes.bench_runs import loaded_run, sample_run

@@ -9,9 +9,13 @@ from sparkdeploy.bench.campaign.bundle import MAX_TEXT
 from sparkdeploy.bench.campaign.state import SUITES, RecipeState, StepKind
 from sparkdeploy.bench.endpoint import Access, reach_deployment
 from sparkdeploy.bench.files import read_record, write_record
-from sparkdeploy.bench.load.conversations import Conversations
-from sparkdeploy.bench.load.limits import parse_limits
-from sparkdeploy.bench.load.plan import Coming, LoadPlan, shipped_mix
+from sparkdeploy.bench.load.plan import (
+    Arrivals,
+    Conversations,
+    LoadPlan,
+    parse_limits,
+    shipped_mix,
+)
 from sparkdeploy.bench.load.search import Search
 from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.quality.capture import write_capture
@@ -59,26 +63,19 @@ class Thoroughness:
 
 
 def _talk(turns: int, conversations: int, *rates: float) -> LoadPlan:
-    """No tool is called, so that recipes without a parser for calls are asked the same."""
-    return LoadPlan(
-        Coming(requests=conversations, ramp_s=0.0),
-        Conversations(turns),
-        None,
-        rates,
-        parse_limits(LOAD_LIMITS),
-        body={"tool_choice": "none"},
-    )
+    arrivals = Arrivals(requests=conversations, ramp_s=0.0)
+    return LoadPlan(arrivals, Conversations(turns), rates, limits=parse_limits(LOAD_LIMITS))
 
 
-def _load(coming: Coming, rates: tuple[float, ...], search: Search | None) -> LoadPlan:
-    return LoadPlan(coming, shipped_mix(), search, rates, parse_limits(LOAD_LIMITS))
+def _load(arrivals: Arrivals, rates: tuple[float, ...], search: Search | None) -> LoadPlan:
+    return LoadPlan(arrivals, shipped_mix(), rates, search, parse_limits(LOAD_LIMITS))
 
 
 LOAD_LIMITS = "ttft=2s,gap=1s"
 """What somebody who waits for a chat bears."""
-SEARCHED = _load(Coming(), (), Search((), 0.95))
+SEARCHED = _load(Arrivals(), (), Search((), 0.95))
 """A minute at each rate, with ten seconds of ramp before it."""
-GLANCED = _load(Coming(requests=8, ramp_s=0.0), (4.0,), None)
+GLANCED = _load(Arrivals(requests=8, ramp_s=0.0), (4.0,), None)
 LONG = {StepKind.LOAD: SEARCHED, StepKind.AGENTS: _talk(6, 8, 0.05, 0.1)}
 SHORT = {StepKind.LOAD: GLANCED, StepKind.AGENTS: _talk(2, 1, 1.0)}
 WHOLE = Thoroughness(3, None, 12, 64, tuple(1024 * 4**power for power in range(5)), LONG)

@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+import functools
+import resource
+import statistics
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer
-from sparkdeploy.bench.figures import WARM_UP, Measured, measure
-from sparkdeploy.bench.load.figures import LATE_S, STEADY, load_cell, load_result
+from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, latency, measure
 from sparkdeploy.bench.load.plan import salts
+from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
 from sparkdeploy.bench.load.search import Try
+from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.measure import GONE
 from sparkdeploy.bench.record import FailureKind, SuiteResult
-from sparkdeploy.bench.suites import SuiteName
+from sparkdeploy.bench.suites import Condition, SuiteName
 from sparkdeploy.bench.watch import Counters, difference, kv_peak, machine_watch, together
+from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sparkdeploy.bench.load.arrivals import Schedule
-    from sparkdeploy.bench.load.plan import LoadPlan
+    from sparkdeploy.bench.load.plan import LoadPlan, Schedule
     from sparkdeploy.bench.measure import MeasuredServer
-    from sparkdeploy.bench.record import Cell, ServerDelta
+    from sparkdeploy.bench.record import Cell, MachineWatch, ServerDelta
     from sparkdeploy.bench.streams import Come
     from sparkdeploy.bench.suites import Ask
     from sparkdeploy.bench.watch import BenchWatch
+    from sparkdeploy.console import Step
+
+LATE_S = 0.02
+STEADY = 1
+"""The number of the round that counts."""
+MOST_FILES = 65536
+
+
+def take_load(plan: LoadPlan, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
+    _allow_connections()
+    with console.step("suite load") as step:
+        result = LoadMeasurement(plan, server, watch).run(functools.partial(_show, step, plan))
+        if result.sustained is not None:
+            step.say(sustained_text(result.sustained))
+    return result
+
+
+def _show(step: Step, plan: LoadPlan, rate_per_s: float, cell: Cell | None) -> None:
+    load = cell.load if cell is not None else None
+    if load is None:
+        took = format_seconds(plan.arrivals.at(rate_per_s).moments_s[-1])
+        step.say(f"{rate_per_s:.4g} requests a second for {took}, and until all are answered")
+        return
+    held = f", {load.held} of {load.requests} held the limits" if plan.limits else ""
+    failed = f", {load.failures} failed" if load.failures else ""
+    step.say(f"{rate_per_s:.4g}/s: {load.completed_per_s:.3f}/s done{held}{failed}")
+
+
+def _allow_connections() -> None:
+    """Let this process open as many connections as it may: a shell's 1024 files are soon waiting.
+
+    A request without a file to connect by would count as the server's failure.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @dataclass(slots=True)
@@ -83,7 +124,7 @@ class LoadMeasurement:
         return [Try(load.rate_per_s, load.held, load.requests) for load in loads]
 
     def _take(self, rate_per_s: float) -> Cell:
-        came = self.plan.coming.at(rate_per_s)
+        came = self.plan.arrivals.at(rate_per_s)
         chains = self._chains(len(came.moments_s))
         before = self.server.counters()
         start_s = time.perf_counter()
@@ -107,7 +148,7 @@ class LoadMeasurement:
         return [self.plan.texts.chain(index, salt) for index, salt in enumerate(drawn)]
 
     def _body(self, ask: Ask) -> dict[str, object]:
-        return self.server.body(ask) | dict(self.plan.body)
+        return self.server.body(ask) | dict(self.plan.texts.body)
 
     def _measured(
         self, chains: Sequence[Sequence[Ask]], come: Come, came: Schedule
@@ -158,13 +199,11 @@ class LoadMeasurement:
             prompts=plan.hash,
             rounds=1,
             warmups=0,
-            temperature=plan.temperature,
             is_complete=is_complete,
             cells=tuple(sorted(self._cells, key=_rate_of)),
             notes=notes,
             asking=plan.texts.asking,
-            body=plan.body,
-            headers=tuple(plan.headers),
+            body=plan.texts.body,
             sustained=plan.search.found(self._tries()) if plan.search and self._cells else None,
         )
 
@@ -176,3 +215,97 @@ def _rate_of(cell: Cell) -> float:
 def _is_gone(cell: Cell) -> bool:
     failures = [sample.failure for sample in cell.samples]
     return all(item and item.kind is FailureKind.UNREACHABLE for item in failures)
+
+
+def load_cell(
+    plan: LoadPlan,
+    load: LoadResult,
+    measured: Sequence[Measured],
+    *,
+    server: ServerDelta | None,
+    machine: MachineWatch | None,
+) -> Cell:
+    rounds: dict[int, list[Measured]] = {}
+    for item in measured:
+        rounds.setdefault(item.sample.round, []).append(item)
+    largest = max(prompt.max_tokens for prompt in plan.texts.prompts)
+    condition = Condition(plan.texts.name, largest, concurrency=0)
+    return replace(cell_of(condition, rounds, server=server, machine=machine), load=load)
+
+
+def load_result(
+    plan: LoadPlan,
+    rate_per_s: float,
+    came: Schedule,
+    began_s: float,
+    measured: Sequence[Measured],
+) -> LoadResult:
+    """Return the steady state of requests that came from `began_s` on, of the client's clock."""
+    steady = [item for item in measured if item.sample.round != WARM_UP]
+    counted = [item for item in steady if item.is_counted]
+    last_s = max((_ended_s(item) for item in steady), default=began_s + came.steady_s)
+    window_s = last_s - began_s - came.steady_s
+    held = sum(plan.limits.holds(item.sample) for item in steady) if plan.limits else 0
+    late = [item.sample.late_s for item in measured if item.sample.late_s > LATE_S]
+    return LoadResult(
+        arrivals=plan.arrivals.law.value,
+        rate_per_s=rate_per_s,
+        seed=plan.arrivals.seed,
+        ramp_s=plan.arrivals.ramp_s,
+        window_s=window_s,
+        requests=len(steady),
+        failures=len(steady) - len(counted),
+        completed_per_s=_rate(len(counted), window_s),
+        completion_tok_s=_rate(sum(item.sample.completion_tokens for item in counted), window_s),
+        prompt_tok_s=_rate(sum(item.sample.prompt_tokens for item in counted), window_s),
+        most_in_flight=most_at_once((item.sent_s, _ended_s(item)) for item in measured),
+        limits_s=dict(plan.limits.seconds) if plan.limits else {},
+        held=held,
+        goodput_per_s=_rate(held, window_s) if plan.limits else None,
+        late_requests=len(late),
+        latest_s=max((item.sample.late_s for item in measured), default=0.0),
+        turns=tuple(_turns(plan, steady)),
+        unsent=len(came.moments_s) * plan.texts.turns - len(measured),
+    )
+
+
+def _turns(plan: LoadPlan, steady: Sequence[Measured]) -> Iterator[TurnResult]:
+    if plan.texts.asking is not Asking.CONVERSATIONS:
+        return
+    for turn, prompt in enumerate(plan.texts.prompts, 1):
+        own = [item for item in steady if item.sample.prompt == prompt.name]
+        counted = [item.sample for item in own if item.is_counted]
+        told = [sample.cached_tokens for sample in counted if sample.cached_tokens is not None]
+        waits = latency(own)
+        yield TurnResult(
+            turn=turn,
+            requests=len(own),
+            failures=len(own) - len(counted),
+            prompt_tokens=_mean([sample.prompt_tokens for sample in counted]),
+            cached_tokens=_mean(told) if len(told) == len(counted) else None,
+            ttft_s=waits.ttft_s,
+            tpot_s=waits.tpot_s,
+        )
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def most_at_once(spans: Iterable[tuple[float, float]]) -> int:
+    """Return how many spans (start, end) overlap at most; one that ends where another starts does
+    not."""
+    changes = [change for start, end in spans for change in ((start, 1), (end, -1))]
+    most = now = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _ended_s(item: Measured) -> float:
+    return item.moments_s[-1] if item.moments_s else item.sent_s + item.sample.duration_s
+
+
+def _rate(amount: float, window_s: float) -> float:
+    return amount / window_s if window_s > 0 else 0.0

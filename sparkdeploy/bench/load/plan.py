@@ -1,32 +1,61 @@
-"""What a load is made of: who comes when, with which prompts, and what must hold."""
+"""What a load is made of: when requests are sent, with which prompts, and within which limits."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
+import re
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.bench.load.arrivals import LARGEST_SEED, Law, Schedule, schedule
+from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.suites import Ask, Prompt, Route, asked, digest
+from sparkdeploy.bench.load.search import Search
+from sparkdeploy.bench.suites import Ask, Prompt, asked, digest, filler
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.load.conversations import Conversations
-    from sparkdeploy.bench.load.limits import Slo
-    from sparkdeploy.bench.load.search import Search
+    from sparkdeploy.bench.record import RequestSample
+
+    Message = dict[str, Any]
 
 AUTO = "auto"
 MIX = "mix"
 _MIXED_SUITES = ("five", "decode")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0}
+_LIMITED: Mapping[str, Callable[[RequestSample], float | None]] = {
+    "ttft": lambda sample: sample.ttft_s,
+    "gap": lambda sample: sample.gap_s.max if sample.gap_s is not None else None,
+    "tpot": lambda sample: sample.tpot_s,
+    "e2e": lambda sample: sample.duration_s,
+}
+
+
+class Law(StrEnum):
+    POISSON = "poisson"
+    CONSTANT = "constant"
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class Schedule:
+    """Seconds since the beginning, ascending; requests before `steady_s` are the ramp's."""
+
+    moments_s: tuple[float, ...]
+    steady_s: float
+
+    def is_steady(self, index: int) -> bool:
+        return self.moments_s[index] >= self.steady_s
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
     """How requests come at any rate: by `duration_s`, or by their number in the steady state."""
 
     law: Law = Law.POISSON
@@ -36,66 +65,189 @@ class Coming:
     seed: int = 0
 
     def at(self, rate_per_s: float) -> Schedule:
+        """Return moments for the requests after the ramp, and half as dense ones in it.
+
+        During the ramp the rate rises evenly from nothing to `rate_per_s`. For Poisson's law that
+        is its time stretched: what was expected until a moment stays what it was.
+        """
         count = self.requests or max(round(rate_per_s * self.duration_s), 1)
-        return schedule(self.law, rate_per_s, count, seed=self.seed, ramp_s=self.ramp_s)
+        total = count + round(rate_per_s * self.ramp_s / 2)
+        moments = steady_moments(self.law, rate_per_s, total, seed=self.seed)
+        return Schedule(tuple(_stretched(it, self.ramp_s) for it in moments), self.ramp_s)
+
+
+def steady_moments(law: Law, rate_per_s: float, count: int, *, seed: int) -> list[float]:
+    """Return `count` moments at one rate, the last of them at `count` / `rate_per_s`.
+
+    As `vllm bench serve` does it: intervals are added up and scaled.
+    """
+    if law is Law.CONSTANT:
+        return [number / rate_per_s for number in range(1, count + 1)]
+    dice = random.Random(seed)  # noqa: S311 - moments, not a secret
+    moments = list(accumulate(dice.expovariate(rate_per_s) for _ in range(count)))
+    scale = count / rate_per_s / moments[-1]
+    return [moment * scale for moment in moments]
+
+
+def _stretched(moment_s: float, ramp_s: float) -> float:
+    """Return when what came by `moment_s` at the full rate comes after a ramp."""
+    if moment_s < ramp_s / 2:
+        return math.sqrt(2 * ramp_s * moment_s)
+    return moment_s + ramp_s / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """What is asked, in turn; `name` is what the record calls it."""
+class Slo:
+    """Seconds by name: ttft, gap (the longest of a request), tpot, e2e."""
+
+    seconds: Mapping[str, float]
+
+    def holds(self, sample: RequestSample) -> bool:
+        """Return whether the request succeeded within every limit, at a limit included.
+
+        One whose tokens all came at once has no gap and no time per token, and holds those.
+        """
+        if sample.failure is not None:
+            return False
+        return all((_LIMITED[name](sample) or 0.0) <= limit for name, limit in self.seconds.items())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {span_text(limit)}" for name, limit in self.seconds.items())
+
+
+def parse_limits(text: str) -> Slo:
+    """Read `ttft=2s,gap=100ms`; UsageError names what is wrong."""
+    seconds: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, span = (word.strip() for word in part.partition("="))
+        if name not in _LIMITED or not equals:
+            raise UsageError(
+                f"--slo: not a limit: {part.strip()!r}",
+                hint=f"such as ttft=2s,gap=100ms; names are {', '.join(_LIMITED)}",
+            )
+        if name in seconds:
+            raise UsageError(f"--slo: {name} is limited twice")
+        seconds[name] = parse_span(span, f"--slo: {name}")
+    return Slo(seconds)
+
+
+def parse_span(text: str, what: str) -> float:
+    """Read `100ms`, `2.5s` or `10min` in seconds, more than nothing; UsageError otherwise."""
+    found = _SPAN.fullmatch(text.strip())
+    if found is None or float(found[1]) == 0:
+        raise UsageError(f"{what}: not a duration: {text!r}", hint="such as 100ms, 2.5s or 10min")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def span_text(seconds: float) -> str:
+    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class SinglePrompts:
+    """Requests that stand alone, the prompts in turn; `name` is what the record calls them."""
 
     name: str
     prompts: tuple[Prompt, ...]
     asking = Asking.OPEN_LOOP
     turns = 1
+    body: Mapping[str, Any] = field(default_factory=dict)
 
     def chain(self, index: int, salt: str) -> tuple[Ask, ...]:
-        """Return what the client that comes as number `index` asks, one after the other."""
+        """Return request number `index`; `salt` begins it, so that no prefix cache can help."""
         prompt = self.prompts[index % len(self.prompts)]
-        return (Ask(_salted(prompt, salt) if self.name == MIX else prompt),)
+        first, *others = prompt.messages
+        content = f"Request {salt}.\n\n{first['content']}"
+        return (Ask(replace(prompt, messages=({**first, "content": content}, *others))),)
+
+
+def shipped_mix() -> SinglePrompts:
+    """Return the prompts of `five` and `decode`."""
+    return SinglePrompts(MIX, tuple(prompt for suite in _MIXED_SUITES for prompt in asked(suite)))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """An agent's conversations of `turns` requests each: a context that grows by tool calls.
+
+    What is fed back as the model's own words is ours, whatever it answered: so every server gets
+    the same prompts. Conversations share instructions and tools; of a conversation each turn
+    holds the one before whole. Their tasks begin differently.
+    """
+
+    turns: int
+    asking = Asking.CONVERSATIONS
+    body: Mapping[str, Any] = field(default_factory=lambda: {"tool_choice": "none"})
+    """No tool is called, so that recipes without a parser for calls are asked the same."""
+
+    @property
+    def name(self) -> str:
+        return f"agent-{self.turns}-turns"
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return tuple(ask.prompt for ask in self.chain(0, ""))
+
+    def chain(self, index: int, salt: str) -> tuple[Ask, ...]:  # noqa: ARG002 - all are alike
+        content = shipped("conversation.yaml")
+        tools = tuple({"type": "function", "function": tool} for tool in content["tools"])
+        messages: list[Message] = [
+            {"role": "system", "content": content["system"]},
+            {"role": "user", "content": f"Ticket {salt}. {content['task']}"},
+        ]
+        asks = []
+        for turn in range(1, self.turns + 1):
+            prompt = Prompt(f"turn {turn}", tuple(messages), content["max_tokens"], tools)
+            asks.append(Ask(prompt))
+            messages += _step(content["steps"], turn)
+        return tuple(asks)
+
+
+def _step(steps: list[dict[str, Any]], turn: int) -> Iterator[Message]:
+    """Yield what the model is taken to have said and called in a turn, and what the call gave."""
+    step = steps[(turn - 1) % len(steps)]
+    call = {
+        "id": f"call-{turn}",
+        "type": "function",
+        "function": {"name": step["tool"], "arguments": json.dumps(step["arguments"])},
+    }
+    result = f"{step['result']}\n{filler(step['result_words'], seed=turn)}"
+    yield {"role": "assistant", "content": step["says"], "tool_calls": [call]}
+    yield {"role": "tool", "tool_call_id": call["id"], "content": result}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    coming: Coming
-    texts: Texts | Conversations
-    search: Search | None
-    """Which rates; with None `rates` alone."""
+    arrivals: Arrivals
+    texts: SinglePrompts | Conversations
     rates: tuple[float, ...]
+    search: Search | None = None
+    """Which rates; with None `rates` alone."""
     limits: Slo | None = None
-    route: Route = Route.CHAT
-    body: Mapping[str, Any] = field(default_factory=dict)
-    """Added to each request's body."""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def hash(self) -> str:
-        """Of everything that is asked: figures of another are not compared."""
-        content = [digest(self.texts.prompts), self.route, self.body, self.texts.asking]
+        """A hash of everything that is asked: figures of another are not compared."""
+        content = [digest(self.texts.prompts), "chat", self.texts.body, self.texts.asking]
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    @property
-    def temperature(self) -> float:
-        told = self.body.get("temperature", 0.0)
-        return float(told) if isinstance(told, int | float) else 0.0
 
-
-def shipped_mix() -> Texts:
-    """The prompts of `five` and `decode`; each request's begins in its own way."""
-    return Texts(MIX, tuple(prompt for suite in _MIXED_SUITES for prompt in asked(suite)))
-
-
-def _salted(prompt: Prompt, salt: str) -> Prompt:
-    """Begin the first message in a way of its own, so that no prefix cache can help."""
-    first, *others = prompt.messages
-    content = f"Request {salt}.\n\n{first['content']}"
-    return replace(prompt, messages=({**first, "content": content}, *others))
-
-
-def salts(count: int, *, seed: int) -> list[str]:
-    dice = random.Random(seed)  # noqa: S311 - a text, not a secret
-    return [f"{dice.getrandbits(48):012x}" for _ in range(count)]
+def load_plan(
+    arrivals: Arrivals, rate: str, *, slo: str | None, share: float, turns: int | None
+) -> LoadPlan:
+    """Return the plan; UsageError names the first word that is wrong."""
+    rates = parse_rates(rate)
+    limits = parse_limits(slo) if slo is not None else None
+    if not rates and limits is None:
+        raise UsageError(
+            f"--rate {AUTO} looks for the highest rate within limits, and --slo is missing",
+            hint="such as --slo ttft=2s,gap=100ms",
+        )
+    # One rate with limits is judged and not searched from.
+    is_searched = limits is not None and len(rates) != 1
+    texts = Conversations(turns) if turns is not None else shipped_mix()
+    return LoadPlan(arrivals, texts, rates, Search(rates, share) if is_searched else None, limits)
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -112,17 +264,11 @@ def _rate(word: str) -> float:
         rate_per_s = 0.0
     if not 0 < rate_per_s <= 10_000:
         raise UsageError(
-            f"--rate: {word!r} is no rate", hint="requests a second: 2, or 0.5,1,2, or auto"
+            f"--rate: not a rate: {word!r}", hint="requests a second: 2, or 0.5,1,2, or auto"
         )
     return rate_per_s
 
 
-def require_seed(seed: int) -> int:
-    if not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"--seed: {seed} is not from 0 to {LARGEST_SEED}")
-    return seed
-
-
-def total_s(coming: Coming, rates: Sequence[float]) -> float:
-    """Return how long requests come at all these rates; answers take longer."""
-    return sum(coming.at(rate).moments_s[-1] for rate in rates)
+def salts(count: int, *, seed: int) -> Sequence[str]:
+    dice = random.Random(seed)  # noqa: S311 - a text, not a secret
+    return [f"{dice.getrandbits(48):012x}" for _ in range(count)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.load.limits import Slo
+from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:

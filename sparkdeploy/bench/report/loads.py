@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.load.limits import Slo
+from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.report.sections import (

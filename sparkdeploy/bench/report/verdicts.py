@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkdeploy.bench.compare import Side, compare
-from sparkdeploy.bench.load.limits import Slo
+from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.loads import LoadAsked, alike, asked_of, common_rate
 from sparkdeploy.bench.report.quality import quality_notes, quality_rows

@@ -332,7 +332,7 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(
         (("compare", "one"), 2, "needs two runs"),
         (("--url", "ftp://x"), 2, "is no address"),
         (("--url", "http://127.0.0.1:9"), 7, "not reachable"),
-        (("--suite", "six"), 2, "'six' is no suite"),
+        (("--suite", "six"), 2, "unknown suite 'six'"),
         (("--url", "http://127.0.0.1:9", "--key-file", "/no/file"), 2, "cannot be read"),
     ],
 )

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.bench.load.arrivals import Law
-from sparkdeploy.bench.load.conversations import Conversations
 from sparkdeploy.bench.load.measure import LoadMeasurement
-from sparkdeploy.bench.load.plan import Coming, LoadPlan
+from sparkdeploy.bench.load.plan import Arrivals, Conversations, Law, LoadPlan
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.load.tables import load_lines
 from sparkdeploy.bench.measure import MeasuredServer
@@ -60,8 +58,8 @@ def answer(stream: int, came_s: float, prompt: int, cached: int) -> list[Action 
 
 
 def take(actions: Sequence[Action | Arrive]) -> SuiteResult:
-    coming = Coming(Law.CONSTANT, requests=2, ramp_s=0.0)
-    plan = LoadPlan(coming, Conversations(2), None, (0.25,))
+    coming = Arrivals(Law.CONSTANT, requests=2, ramp_s=0.0)
+    plan = LoadPlan(coming, Conversations(2), (0.25,))
     with arriving(actions, tried_first=2) as (_, streams), BenchWatch(None, None) as watch:
         server = MeasuredServer(streams, "qwen", Dialect.FULL)
         return LoadMeasurement(plan, server, watch).run(lambda _rate, _cell: None)

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.bench.load.arrivals import Law
-from sparkdeploy.bench.load.limits import parse_limits
 from sparkdeploy.bench.load.measure import LoadMeasurement
-from sparkdeploy.bench.load.plan import Coming, LoadPlan, Texts
+from sparkdeploy.bench.load.plan import Arrivals, Law, LoadPlan, SinglePrompts, parse_limits
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.measure import MeasuredServer
 from sparkdeploy.bench.record import FailureKind
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.outside
 
 BEGAN_S = 1.0
 """When the first request, which counts nowhere, was answered: the load begins then."""
-TEXTS = Texts("own", (Prompt("hello", ({"role": "user", "content": "Hello"},), 8),))
+TEXTS = SinglePrompts("own", (Prompt("hello", ({"role": "user", "content": "Hello"},), 8),))
 
 
 def answer(stream: int, came_s: float, waits: Sequence[float]) -> list[Action | Arrive]:
@@ -42,8 +40,8 @@ def answer(stream: int, came_s: float, waits: Sequence[float]) -> list[Action | 
 FIRST = answer(0, BEGAN_S - 0.5, [0.5])
 
 
-def take(actions: Sequence[Action | Arrive], coming: Coming, texts: Texts = TEXTS) -> SuiteResult:
-    plan = LoadPlan(coming, texts, None, (1.0,), parse_limits("ttft=2s,gap=500ms"))
+def take(actions: Sequence[Action | Arrive], coming: Arrivals) -> SuiteResult:
+    plan = LoadPlan(coming, TEXTS, (1.0,), limits=parse_limits("ttft=2s,gap=500ms"))
     with arriving([*FIRST, *actions]) as (_, streams), BenchWatch(None, None) as watch:
         server = MeasuredServer(streams, "qwen", Dialect.FULL)
         return LoadMeasurement(plan, server, watch).run(lambda _rate, _cell: None)
@@ -59,7 +57,7 @@ def test_nobody_waits_for_others_and_limits_hold_up_to_themselves() -> None:
         *answer(5, 6.0, [0.25, 0.375]),
     ]
 
-    result = take(actions, Coming(Law.CONSTANT, requests=5, ramp_s=0.0))
+    result = take(actions, Arrivals(Law.CONSTANT, requests=5, ramp_s=0.0))
 
     (cell,) = result.cells
     load = cell.load
@@ -95,7 +93,7 @@ def test_a_ramp_is_in_the_samples_and_in_no_figure() -> None:
         *answer(3, 6.0, [0.25, 0.5]),
     ]
 
-    result = take(actions, Coming(Law.CONSTANT, requests=1, ramp_s=4.0))
+    result = take(actions, Arrivals(Law.CONSTANT, requests=1, ramp_s=4.0))
 
     (cell,) = result.cells
     assert [sample.round for sample in cell.samples] == [0, 1, 1]
@@ -113,7 +111,7 @@ def test_a_late_client_says_so_itself() -> None:
         *answer(3, 4.0, [0.125, 0.25]),
     ]
 
-    result = take(actions, Coming(Law.CONSTANT, requests=3, ramp_s=0.0))
+    result = take(actions, Arrivals(Law.CONSTANT, requests=3, ramp_s=0.0))
 
     (cell,) = result.cells
     assert [sample.late_s for sample in cell.samples] == pytest.approx([0, 0.75, 0])

@@ -21,7 +21,6 @@ from sparkdeploy.bench.suites import (
     Dialect,
     Forecast,
     Length,
-    Route,
     Sizer,
     SuiteName,
     context_prompt,
@@ -134,7 +133,7 @@ ASK = Ask(context_prompt(10, seed=0, max_tokens=128), Length.EXACT, 1024, 10)
 
 
 def test_a_full_body_asks_for_every_count() -> None:
-    body = request_body(ASK, model="qwen", dialect=Dialect.FULL, route=Route.CHAT)
+    body = request_body(ASK, model="qwen", dialect=Dialect.FULL)
 
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert body["return_token_ids"] is True
@@ -142,7 +141,7 @@ def test_a_full_body_asks_for_every_count() -> None:
 
 
 def test_a_plain_body_has_nothing_that_a_strict_server_refuses() -> None:
-    body = request_body(ASK, model="qwen", dialect=Dialect.PLAIN, route=Route.CHAT)
+    body = request_body(ASK, model="qwen", dialect=Dialect.PLAIN)
 
     assert set(body) == {"model", "messages", "max_tokens", "temperature", "stream"}
 
