@@ -71,15 +71,6 @@ def open_new(path: Path, mode: int = PRIVATE_FILE_MODE) -> BinaryIO:
     return os.fdopen(os.open(path, _NEW, mode), "w+b")
 
 
-def append_text(path: Path, text: str) -> None:
-    """Append to a file that is no link, made where nothing has the name, and make it durable."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, SHARED_FILE_MODE), "ab") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
 @dataclass(frozen=True, slots=True)
 class OpenFolder:
     """A folder that stays the same one, whatever is done to its path meanwhile."""

@@ -9,10 +9,13 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import secrets
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
 
@@ -29,6 +32,8 @@ from sparkdeploy.stored_json import open_regular
 PATIENCE_S = 3600.0
 """How long a second builder waits for the first one's work, which it then finds done."""
 COPY_BYTES = 8 << 20
+FOREIGN_AGE_S = 7 * 86400.0
+"""After which what another machine has left in a shared folder counts as abandoned."""
 XXH3_PREFIX = "xxh3:"
 Algorithm = Literal["sha256", "xxh3", "git"]
 """XXH3 finds damage as surely as a sha256 does, nine times as fast (10.3 and 1.1 GB/s on one AMD
@@ -172,24 +177,6 @@ def _exchange(one: Path, other: Path) -> bool:
     return int(libc.renameat2(*names, _RENAME_EXCHANGE)) == 0
 
 
-def read_journal(path: Path) -> dict[str, str]:
-    """What `append_journal` has noted, but for a line that a power cut tore."""
-    noted: dict[str, str] = {}
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError):
-                noted.update(json.loads(line))
-    return noted
-
-
-def append_journal(path: Path, entries: Mapping[str, str]) -> None:
-    atomic_files.append_text(path, _journal_lines(entries))
-
-
-def replace_journal(path: Path, entries: Mapping[str, str]) -> None:
-    write_text(path, _journal_lines(entries))
-
-
 def copy_range(source: int, target: int, begin: int, size_bytes: int) -> None:
     """Append a part of one open file to another; CheckpointError when the source ends early.
 
@@ -227,15 +214,6 @@ def link_or_copy(source: Path, target: Path) -> None:
         copy_file(source, target)
 
 
-def digest_of(file: BinaryIO, begin: int, end: int) -> str:
-    """The sha256 in hex of a part of an open file."""
-    digest = hashlib.sha256()
-    file.seek(begin)
-    while chunk := file.read(min(COPY_BYTES, end - file.tell())):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
 def content_hash(path: Path, algorithm: Algorithm) -> str:
     """A file's hash: `sha256` and `git` in hex alone, `xxh3` (of 128 bits) with its name in front.
 
@@ -256,7 +234,7 @@ def disk_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = "free some space; the next try resumes where this one ended"
+        full = "free some space, then try again"
         raise CheckpointError(
             f"{what} cannot be written: {error.strerror or error}",
             hint=full if error.errno in {errno.ENOSPC, errno.EDQUOT} else None,
@@ -264,30 +242,44 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 def hidden_beside(target: Path, purpose: Purpose = "staging") -> Path:
-    """A hidden name for `target` that nothing has and nobody guesses; it ends in our number.
+    """Return a hidden name for `target` that nothing has; it ends in this machine and our number.
 
     What killed processes have left beside it is removed.
     """
     tidy_beside(target)
-    return target.with_name(f".{target.name}.{purpose}-{secrets.token_hex(8)}-{os.getpid()}")
+    unique = f"{secrets.token_hex(8)}-{_machine()}-{os.getpid()}"
+    return target.with_name(f".{target.name}.{purpose}-{unique}")
 
 
 def tidy_beside(target: Path) -> None:
     """Remove what processes that were killed have left under hidden names of `target`.
 
-    They cannot do it themselves, so whoever comes next does: names made here end in the process's
-    number, and those of living processes are spared.
+    They cannot do it themselves, so that the next builder does. Names end in a process's number,
+    and those of living processes are spared; so are names that another machine has made in a
+    folder that both share, for a week.
     """
     prefixes = tuple(f".{target.name}.{purpose}-" for purpose in _PURPOSES)
     beside = list(target.parent.iterdir()) if target.parent.is_dir() else []
     for path in beside:
-        number = path.name.rpartition("-")[2]
-        if path.name.startswith(prefixes) and number.isdecimal() and not _is_alive(int(number)):
+        if path.name.startswith(prefixes) and _is_abandoned(path):
             _remove(path)
 
 
-def _journal_lines(entries: Mapping[str, str]) -> str:
-    return "".join(json.dumps({name: text}) + "\n" for name, text in entries.items())
+def _is_abandoned(path: Path) -> bool:
+    _, machine, number = ["", *path.name.rsplit("-", 2)][-3:]
+    if not number.isdecimal():
+        return False
+    if machine == _machine():
+        return not _is_alive(int(number))
+    with contextlib.suppress(OSError):
+        return time.time() - path.lstat().st_mtime > FOREIGN_AGE_S
+    return False
+
+
+@cache
+def _machine() -> str:
+    """Return eight digits that stand for this machine's name."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def _copy_block(source: int, target: int, begin: int, size_bytes: int) -> int:

@@ -1,33 +1,39 @@
 """One shard with the FP8 shared experts, fetched by range and kept beside the downloads."""
 
+from __future__ import annotations
+
 import hashlib
 import json
-import os
+import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from functools import partial
+from typing import TYPE_CHECKING
 
-from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint import durable, fp8, safetensors
-from sparkdeploy.checkpoint.arriving import StoppedError
 from sparkdeploy.checkpoint.contents import ModelSizes, summary
-from sparkdeploy.checkpoint.durable import Progress, only_one
+from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, index_of
-from sparkdeploy.checkpoint.safetensors import TensorInfo
+from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.checkpoint.threads import work_through
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.node.shared_files import open_existing
-from sparkdeploy.stored_json import read_json
+from sparkdeploy.stored_json import open_regular, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sparkdeploy.checkpoint.durable import Progress
+    from sparkdeploy.checkpoint.safetensors import Header
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
 DONE_FILE = "sparkdeploy-fp8.json"
-_PART_FILE, _JOURNAL_FILE = "shard.part", "journal.jsonl"
-_VERSION = 1
+PARTS_FOLDER = "parts"
+"""Has each tensor as a file until all are there."""
 CONNECTIONS = 8
 REQUEST_BYTES = 4 << 20
 """What one request brings at least, where so much lies together."""
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,7 @@ class Order:
     """The folder of the same weights at 16 bits; without one nothing is compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A tensor on its way: where it lies, and where it goes in bytes from the file's beginning."""
-
-    source: Span
-    target: TensorInfo
-    target_begin: int
+Matches = tuple[tuple[fp8.ExpectedTensor, fp8.FoundTensor], ...]
 
 
 def shard_folder(store: Path, order: Order) -> Path:
@@ -81,200 +81,121 @@ def is_shard_folder(folder: Path) -> bool:
     return (folder / DONE_FILE).is_file() and not (folder / "config.json").is_file()
 
 
-def take_shard(folder: Path) -> Fp8Shard | None:
-    """The finished shard of a folder, alone in it, or None."""
-    done = read_shard(folder)
-    if done is not None:
-        # A builder that was killed after its last step has left this to the next one.
-        (folder / _JOURNAL_FILE).unlink(missing_ok=True)
-    return done
-
-
 def fetch_shard(source: RangeSource, order: Order, folder: Path, on_progress: Progress) -> Fp8Shard:
     """Make the shard in `folder`, or go on with one that was interrupted.
 
-    Only headers and the tensors that are needed are read. What is in the journal has been written
-    and synced, and is read back and compared before it is believed. What is not like the model's
-    weights is fetched once more. Raises CheckpointError when that does not help, and when the
-    source does not hold exactly the expected tensors.
+    Only headers and the tensors that are needed are read; each is synced under a name of its own,
+    and what an earlier try has fetched is not fetched again. What is not like the model's weights
+    is fetched once more. Raises CheckpointError when that does not help, and when the source does
+    not hold exactly the expected tensors.
     """
-    with only_one(folder.with_name(f".{folder.name}.lock"), f"FP8 tensors of {source.name}"):
-        done = take_shard(folder)
-        if done is not None:
-            return done
-        matches = fp8.find_fp8(source, order.sizes, index_of(source), order.mismatch)
-        with durable.disk_errors(str(folder)):
-            folder.mkdir(parents=True, exist_ok=True)
-            header, pieces = _layout(matches)
-            wrong: tuple[str, ...] = ()
-            for _ in range(2):
-                digests = _fetch(source, header, pieces, folder, on_progress)
-                wrong = _drop_unlike(folder, digests, order.model)
-                if not wrong:
-                    return _finish(folder, order.origin, digests)
-    raise CheckpointError(
-        f"{source.name}: what came as {summary(wrong)} is not the model's own weight in FP8.",
+    parts = folder / PARTS_FOLDER
+    with (
+        only_one(folder.with_name(f".{folder.name}.lock"), f"FP8 tensors of {source.name}"),
+        durable.disk_errors(str(folder)),
+    ):
+        shard = read_shard(folder)
+        if shard is None:
+            matches = fp8.find_fp8(source, order.sizes, index_of(source), order.mismatch)
+            parts.mkdir(parents=True, exist_ok=True)
+            _fetch(source, matches, parts, on_progress)
+            digests = _join(matches, parts, folder / SHARD_FILE)
+            if _remove_unlike(folder, order.model):
+                _fetch(source, matches, parts, on_progress)
+                digests = _join(matches, parts, folder / SHARD_FILE)
+                if wrong := _remove_unlike(folder, order.model):
+                    raise _unlike(source.name, wrong)
+            shard = _finish(folder, order.origin, digests)
+        # Also what a builder has left that was killed after its last step but this one.
+        shutil.rmtree(parts, ignore_errors=True)
+        durable.tidy_beside(folder / SHARD_FILE)
+        durable.tidy_beside(folder / DONE_FILE)
+    return shard
+
+
+def _unlike(source: str, wrong: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{source}: what came as {summary(wrong)} is not the model's own weight in FP8.",
         detail="\n".join(wrong),
         hint="use the FP8 repository of the same model, or mode online; if it is that one, the "
         "network or the disk changes bytes",
     )
 
 
-def _fetch(
-    source: RangeSource,
-    header: bytes,
-    pieces: Sequence[_Piece],
-    folder: Path,
-    on_progress: Progress,
-) -> dict[str, str]:
-    part = folder / _PART_FILE
-    shard = folder / SHARD_FILE
-    if shard.exists() and shard.stat().st_nlink == 1:
-        # Only the word that it is finished was missing.
-        shard.replace(part)
-    if not part.exists() or not _starts_with(part, header):
-        (folder / _JOURNAL_FILE).unlink(missing_ok=True)
-        with atomic_files.open_new(part, 0o644) as file:
-            file.write(header)
-    total_bytes = sum(piece.target.size_bytes for piece in pieces)
-    with _reopened(part) as file:
-        file.truncate(len(header) + total_bytes)
-        digests = _trusted(file, folder / _JOURNAL_FILE, pieces)
-        meter = Meter(total_bytes, on_progress)
-        meter.add(sum(p.target.size_bytes for p in pieces if p.target.name in digests))
-        missing = [piece for piece in pieces if piece.target.name not in digests]
-        copying = _Copying(source, folder, digests, meter)
-        work_through(
-            tuple(_groups(missing)),
-            copying.copy,
-            threads=CONNECTIONS,
-            stop=copying.stop,
-            watch=lambda: None,
-        )
-        durable.finish(file)
-    return digests
+def _fetch(source: RangeSource, matches: Matches, parts: Path, on_progress: Progress) -> None:
+    meter = Meter(sum(found.info.size_bytes for _, found in matches), on_progress)
+    missing = []
+    for expected, found in matches:
+        part = parts / expected.own_name
+        if part.is_file() and part.stat().st_size == found.info.size_bytes:
+            meter.add(found.info.size_bytes)
+        else:
+            missing.append((expected.own_name, found.span))
 
+    def fetch(group: Sequence[tuple[str, Span]]) -> None:
+        begin, end = group[0][1].begin, group[-1][1].end
+        content = b"".join(source.read(group[0][1].file, begin, end))
+        for name, span in group:
+            with durable.staged_file(parts / name) as file:
+                file.write(content[span.begin - begin : span.end - begin])
+            meter.add(span.size_bytes)
 
-def _drop_unlike(folder: Path, digests: dict[str, str], model: Path | None) -> tuple[str, ...]:
-    """Take tensors that are not the model's out of the journal; return their names."""
-    wrong = () if model is None else fp8.unlike(folder / _PART_FILE, model)
-    if wrong:
-        weight, scale = fp8.OWN_SUFFIXES[fp8.WEIGHT_SUFFIX], fp8.OWN_SUFFIXES[fp8.SCALE_SUFFIX]
-        dropped = {*wrong, *(name.removesuffix(weight) + scale for name in wrong)}
-        kept = {name: digest for name, digest in digests.items() if name not in dropped}
-        durable.replace_journal(folder / _JOURNAL_FILE, kept)
-    return wrong
-
-
-def _layout(
-    matches: Sequence[tuple[fp8.ExpectedTensor, fp8.FoundTensor]],
-) -> tuple[bytes, list[_Piece]]:
-    """The shard's header, and every tensor's place: larger elements first, then by name."""
-    ordered = sorted(
-        matches, key=lambda match: (-safetensors.DTYPE_BITS[match[1].info.dtype], match[0].own_name)
+    work_through(
+        tuple(_groups(missing)),
+        fetch,
+        threads=CONNECTIONS,
+        stop=threading.Event(),
+        watch=lambda: meter.require_progress(source.name),
     )
-    infos = safetensors.placed(
-        (expected.own_name, found.info.dtype, expected.shape, found.info.size_bytes)
-        for expected, found in ordered
-    )
-    header = safetensors.header_bytes(infos, {"format": "pt"})
-    pieces = [
-        _Piece(found.span, info, len(header) + info.begin)
-        for (_, found), info in zip(ordered, infos, strict=True)
-    ]
-    return header, pieces
 
 
-def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+def _groups(missing: Sequence[tuple[str, Span]]) -> Iterator[list[tuple[str, Span]]]:
     """What one request brings: neighbours, with the little that lies between them.
 
     A long row of neighbours is cut between tensors, so that several connections share it.
     """
-    ordered = sorted(pieces, key=lambda piece: (piece.source.file, piece.source.begin))
-    for span in coalesced([piece.source for piece in ordered]):
-        group: list[_Piece] = []
-        while ordered and _is_within(ordered[0].source, span):
+    ordered = sorted(missing, key=lambda item: (item[1].file, item[1].begin))
+    for joined in coalesced([span for _, span in ordered]):
+        group: list[tuple[str, Span]] = []
+        while ordered and ordered[0][1].is_within(joined):
             group.append(ordered.pop(0))
-            if group[-1].source.end - group[0].source.begin >= REQUEST_BYTES:
+            if group[-1][1].end - group[0][1].begin >= REQUEST_BYTES:
                 yield group
                 group = []
         if group:
             yield group
 
 
-def _is_within(inner: Span, span: Span) -> bool:
-    return inner.file == span.file and span.begin <= inner.begin < span.end
+def _join(matches: Matches, parts: Path, shard: Path) -> dict[str, str]:
+    """Write the shard out of its parts, and return the hash of each."""
+    digests: dict[str, str] = {}
+
+    def read(name: str) -> bytes:
+        with open_regular(parts / name) as file:
+            content = file.read()
+        digests[name] = hashlib.sha256(content).hexdigest()
+        return content
+
+    tensors: dict[str, safetensors.TensorData] = {
+        expected.own_name: (found.info.dtype, expected.shape, partial(read, expected.own_name))
+        for expected, found in matches
+    }
+    safetensors.write_file(shard, tensors)
+    return digests
 
 
-def _reopened(part: Path) -> BinaryIO:
-    """Open the part to go on with it; NotPlainError where it is a link or none of our files."""
-    return os.fdopen(open_existing(part), "r+b")
-
-
-class _Copying:
-    """Brings groups of tensors to their places in the part, from any number of threads."""
-
-    def __init__(
-        self, source: RangeSource, folder: Path, digests: dict[str, str], meter: Meter
-    ) -> None:
-        self.stop = threading.Event()
-        self._source, self._folder = source, folder
-        self._digests, self._meter = digests, meter
-        self._noting = threading.Lock()
-
-    def copy(self, pieces: Sequence[_Piece]) -> None:
-        """Raises StoppedError once another group has failed."""
-        # Its own: a thread that is late must not write through a number that is another file's now.
-        with _reopened(self._folder / _PART_FILE) as file:
-            came = self._copy(pieces, file.fileno())
-            os.fdatasync(file.fileno())
-        with self._noting:
-            durable.append_journal(self._folder / _JOURNAL_FILE, came)
-            self._digests.update(came)
-
-    def _copy(self, pieces: Sequence[_Piece], file: int) -> dict[str, str]:
-        digests = {piece.target.name: hashlib.sha256() for piece in pieces}
-        position = pieces[0].source.begin
-        end = pieces[-1].source.end
-        for chunk in self._source.read(pieces[0].source.file, position, end):
-            if self.stop.is_set():
-                raise StoppedError
-            for piece in pieces:
-                begin = max(piece.source.begin, position)
-                until = min(piece.source.end, position + len(chunk))
-                if begin < until:
-                    data = chunk[begin - position : until - position]
-                    _write(file, data, piece.target_begin + begin - piece.source.begin)
-                    digests[piece.target.name].update(data)
-                    self._meter.add(len(data))
-            position += len(chunk)
-        return {name: digest.hexdigest() for name, digest in digests.items()}
-
-
-def _write(file: int, content: bytes, position: int) -> None:
-    # A full disk takes a part of it, and says that it is full only when asked again.
-    while content:
-        written_bytes = os.pwrite(file, content, position)
-        content, position = content[written_bytes:], position + written_bytes
-
-
-def _trusted(file: BinaryIO, journal: Path, pieces: Sequence[_Piece]) -> dict[str, str]:
-    noted = durable.read_journal(journal)
-    trusted: dict[str, str] = {}
-    for piece in pieces:
-        name, begin = piece.target.name, piece.target_begin
-        if name in noted:
-            digest = durable.digest_of(file, begin, begin + piece.target.size_bytes)
-            if digest == noted[name]:
-                trusted[name] = digest
-    return trusted
+def _remove_unlike(folder: Path, model: Path | None) -> tuple[str, ...]:
+    """Remove the parts that are not the model's weights, with their scales; return their names."""
+    wrong = () if model is None else fp8.unlike(folder / SHARD_FILE, model)
+    weight, scale = fp8.OWN_SUFFIXES[fp8.WEIGHT_SUFFIX], fp8.OWN_SUFFIXES[fp8.SCALE_SUFFIX]
+    for name in wrong:
+        (folder / PARTS_FOLDER / name).unlink()
+        (folder / PARTS_FOLDER / (name.removesuffix(weight) + scale)).unlink()
+    return wrong
 
 
 def _finish(folder: Path, origin: str, digests: Mapping[str, str]) -> Fp8Shard:
-    part, shard = folder / _PART_FILE, folder / SHARD_FILE
-    if set(safetensors.read_header(part).tensors) != set(digests):
-        raise CheckpointError(f"{part} does not hold the tensors that were fetched.")
-    part.replace(shard)
+    shard = folder / SHARD_FILE
     content = {
         "version": _VERSION,
         "origin": origin,
@@ -282,10 +203,41 @@ def _finish(folder: Path, origin: str, digests: Mapping[str, str]) -> Fp8Shard:
         "digests": dict(sorted(digests.items())),
     }
     durable.write_text(folder / DONE_FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
-    (folder / _JOURNAL_FILE).unlink(missing_ok=True)
     return Fp8Shard(shard, origin, digests)
 
 
-def _starts_with(path: Path, header: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(header)) == header
+def check_shard(folder: Path) -> Header:
+    """Return the header of a shard; CheckpointError unless it is finished and whole."""
+    shard = read_shard(folder)
+    if shard is None:
+        raise _unsound(folder, "it is not finished")
+    header = safetensors.read_header(shard.path)
+    unlike = sorted(header.tensors.keys() ^ shard.digests.keys())
+    if unlike:
+        raise _unsound(folder, f"{summary(unlike)} is not what was fetched", unlike)
+    return header
+
+
+def check_shard_bytes(folder: Path, on_progress: Progress) -> Header:
+    """Compare every tensor with the hash it came with; CheckpointError names those that changed."""
+    header = check_shard(folder)
+    shard = read_shard(folder)
+    wrong = []
+    with open_regular(folder / SHARD_FILE) as file:
+        for name, info in header.tensors.items():
+            file.seek(header.data_offset + info.begin)
+            digest = hashlib.sha256(file.read(info.size_bytes)).hexdigest()
+            if shard is None or digest != shard.digests[name]:
+                wrong.append(name)
+            on_progress(header.data_offset + info.end, header.file_size_bytes)
+    if wrong:
+        raise _unsound(folder, f"the content of {summary(wrong)} has changed", wrong)
+    return header
+
+
+def _unsound(folder: Path, reason: str, names: Sequence[str] = ()) -> CheckpointError:
+    return CheckpointError(
+        f"{printable(str(folder))} is no sound shard of FP8 tensors: {reason}.",
+        detail="\n".join(map(printable, names)) or None,
+        hint="remove it by `sparkdeploy checkpoint rm`; the next `up` fetches it again",
+    )

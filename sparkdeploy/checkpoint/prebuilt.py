@@ -57,7 +57,7 @@ def bring_fp8(
     sizes = model_sizes(read_config(source.files_dir))
     order = fp8_shard.Order(sizes, origin, mismatch, source.files_dir)
     folder = fp8_shard.shard_folder(shard_store(settings), order)
-    done = fp8_shard.take_shard(folder)
+    done = fp8_shard.read_shard(folder)
     if done is not None:
         return done
     ranges = _open_ranges(_source_of(checkpoint), settings)

@@ -15,7 +15,7 @@ from sparkdeploy.checkpoint.ranges import HubRanges, Meter
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.threads import work_through
 from sparkdeploy.checkpoint.treatment import Treatment, check_remote
-from sparkdeploy.console import console, format_bytes, format_seconds
+from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts as machine
 
@@ -28,8 +28,6 @@ SPARE_BYTES = 1 << 30
 """What a download leaves free on its disk."""
 THREADS = 12
 """Of which eight bring files (transfer.CONNECTIONS), and the others hash what has come."""
-SILENCE_LIMIT_S = 600.0
-"""A line that brings less than one piece of a file in that time is as good as dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +198,7 @@ def _bring_all(hub: Hub, facts: RepoFacts, snapshot: Path, on_progress: Progress
         _bring(transfer, Arriving(file, stop, meter.add), snapshot)
 
     def watch() -> None:
-        if meter.idle_s > SILENCE_LIMIT_S:
-            raise CheckpointError(
-                f"{facts.repo}: nothing has come for {format_seconds(SILENCE_LIMIT_S)}.",
-                hint="check the network; what has come so far is kept",
-            )
+        meter.require_progress(facts.repo)
 
     # The largest first: what comes last comes alone, over one connection.
     files = sorted(facts.files, key=lambda file: -file.size_bytes)

@@ -21,6 +21,7 @@ from sparkdeploy.checkpoint.safetensors import (
     parse_header,
     within_limits,
 )
+from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.hub import Hub
     from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 
+SILENCE_LIMIT_S = 600.0
+"""A line that brings less than one piece of a file in that time is as good as dead."""
 TELL_EVERY_S = 0.5
 """How often progress is reported, however many connections there are."""
 
@@ -66,6 +69,9 @@ class Span:
     @property
     def size_bytes(self) -> int:
         return self.end - self.begin
+
+    def is_within(self, outer: Span) -> bool:
+        return self.file == outer.file and outer.begin <= self.begin < outer.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +309,13 @@ class Meter:
     _told_s: float = 0.0
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def idle_s(self) -> float:
-        """Since something came."""
-        return time.monotonic() - self._last_s
+    def require_progress(self, name: str) -> None:
+        """Raise CheckpointError for the download of `name` when nothing has come for long."""
+        if time.monotonic() - self._last_s > SILENCE_LIMIT_S:
+            raise CheckpointError(
+                f"{name}: nothing has come for {format_seconds(SILENCE_LIMIT_S)}.",
+                hint="check the network; what has come so far is kept",
+            )
 
     def add(self, more_bytes: int) -> None:
         with self._counting:

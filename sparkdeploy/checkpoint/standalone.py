@@ -4,22 +4,20 @@ Shard by shard, tensors in their old order: what is untouched is copied by the k
 weight that has an FP8 one is replaced by it, and its scales follow it.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
-import shutil
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint import contents, durable
-from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
-from sparkdeploy.checkpoint.durable import Progress, only_one, tidy_beside
+from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
+from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
-from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from sparkdeploy.checkpoint.ranges import Span
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, placed, read_header
@@ -28,8 +26,14 @@ from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sparkdeploy.checkpoint.contents import Located
+    from sparkdeploy.checkpoint.durable import Progress
+    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
+
 STANDALONE_VERSION = 2
-_FINISHERS = 2
 _REWRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE})
 
 
@@ -43,38 +47,23 @@ def build_standalone(
 ) -> Manifest:
     """Write the complete checkpoint to `out`; nothing is done when it is there already.
 
-    It appears all at once, manifest last; an interrupted build is resumed, shard by shard.
-    `replaces` is asked before another checkpoint is replaced. Raises CheckpointError when `out`
-    holds anything else, and when something cannot be written.
+    It appears all at once, manifest last; an interrupted build leaves nothing but a hidden folder
+    that the next one removes. `replaces` is asked before another checkpoint is replaced. Raises
+    CheckpointError when `out` holds anything else, and when something cannot be written.
     """
     inputs = [STANDALONE_VERSION, source_identity(source), shard.origin, dict(shard.digests)]
     fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     out = out.absolute()
     with durable.disk_errors(str(out)), only_one(out.with_name(f".{out.name}.lock"), str(out)):
+        durable.tidy_beside(out)
         known = read_manifest(out)
         if known is None or known.fingerprint != fingerprint:
             _check_target(out, replaces)
-            staging = _beside(out, "staging")
-            journal = _Journal(_beside(out, "journal"), staging, fingerprint)
-            _write_shards(source, shard, staging, journal, on_progress)
-            for relative in source.files():
-                if str(relative) not in _REWRITTEN and relative.suffix != ".safetensors":
-                    durable.make_folder((staging / relative).parent)
-                    durable.copy_file(source.files_dir / relative, staging / relative)
-            known = _write_last(source, shard, staging, journal, fingerprint)
-            durable.replace_folder(staging, out)
-        # A build that was killed after its last step has left these to the next one.
-        for folder in (_beside(out, "staging"), _beside(out, "retired")):
-            shutil.rmtree(folder, ignore_errors=True)
-        _beside(out, "journal").unlink(missing_ok=True)
-        tidy_beside(_beside(out, "journal"))
-        tidy_beside(out)
+            with durable.staged_folder(out) as staging:
+                hashes = _write_shards(source, shard, staging, on_progress)
+                _copy_others(source, staging)
+                known = _write_last(source, shard, staging, hashes, fingerprint)
     return known
-
-
-def _beside(out: Path, part: str) -> Path:
-    """Where a build keeps what the next try resumes from."""
-    return out.with_name(f".{out.name}.{part}")
 
 
 def _check_target(out: Path, replaces: Callable[[Path], bool]) -> None:
@@ -89,56 +78,24 @@ def _check_target(out: Path, replaces: Callable[[Path], bool]) -> None:
         )
 
 
-class _Journal:
-    """Finished files of a staging folder of this very build, with their hashes; lies beside it."""
-
-    def __init__(self, path: Path, staging: Path, fingerprint: str) -> None:
-        noted = durable.read_journal(path)
-        if noted.pop("fingerprint", None) != fingerprint:
-            noted = {}
-            path.unlink(missing_ok=True)
-            shutil.rmtree(staging, ignore_errors=True)
-        durable.make_folder(staging)
-        self.done = {name: noted[name] for name in noted if (staging / name).is_file()}
-        self._path = path
-        self._writing = threading.Lock()
-        # Without what a power cut tore.
-        durable.replace_journal(path, {"fingerprint": fingerprint, **self.done})
-
-    def finished(self, name: str, digest: str) -> None:
-        """Record a file that is whole and synced under its name; any thread may."""
-        with self._writing:
-            durable.append_journal(self._path, {name: digest})
-            self.done[name] = digest
-
-
 def _write_shards(
-    source: CheckpointSource,
-    shard: Fp8Shard,
-    staging: Path,
-    journal: _Journal,
-    on_progress: Progress,
-) -> None:
+    source: CheckpointSource, shard: Fp8Shard, staging: Path, on_progress: Progress
+) -> dict[str, str]:
+    """Write every file of weights, and return their hashes."""
     tensors = contents.read_tensors(source.files_dir)
     fp8 = read_header(shard.path)
     _check_before(source, tensors, fp8)
     files = sorted({located.file for located in tensors.values()})
-    total_bytes = sum((source.files_dir / name).stat().st_size for name in files)
+    sizes = {name: (source.files_dir / name).stat().st_size for name in files}
+    hashes: dict[str, str] = {}
     done_bytes = 0
-    # While one shard is copied, those before are hashed out of the page cache, synced and noted.
-    with ThreadPoolExecutor(max_workers=_FINISHERS) as finishers:
-        pending: list[Future[None]] = []
-        for name in files:
-            if name not in journal.done:
-                if len(pending) > _FINISHERS:
-                    pending.pop(0).result()
-                part = staging / f".{name}.part"
-                _copy_shard(source.files_dir / name, tensors, fp8, shard.path, part)
-                pending.append(finishers.submit(_finish_shard, part, staging / name, journal))
-            done_bytes += (source.files_dir / name).stat().st_size
-            on_progress(done_bytes, total_bytes)
-        for finishing in pending:
-            finishing.result()
+    for name in files:
+        _copy_shard(source.files_dir / name, tensors, fp8, shard.path, staging / name)
+        # Out of the page cache.
+        hashes[name] = durable.content_hash(staging / name, "xxh3")
+        done_bytes += sizes[name]
+        on_progress(done_bytes, sum(sizes.values()))
+    return hashes
 
 
 def _check_before(source: CheckpointSource, tensors: Mapping[str, Located], fp8: Header) -> None:
@@ -160,7 +117,7 @@ def _check_before(source: CheckpointSource, tensors: Mapping[str, Located], fp8:
 
 
 def _copy_shard(
-    old: Path, tensors: Mapping[str, Located], fp8: Header, fp8_path: Path, part: Path
+    old: Path, tensors: Mapping[str, Located], fp8: Header, fp8_path: Path, new: Path
 ) -> None:
     header = read_header(old)
     # Of a tensor that stands in two files, the one that the index names.
@@ -168,30 +125,17 @@ def _copy_shard(
         name: info for name, info in header.tensors.items() if tensors[name].file == old.name
     }
     infos, runs = _new_layout(replace(header, tensors=counted), old, fp8, fp8_path)
-    with atomic_files.open_new(part) as target:
+    with atomic_files.open_new(new) as target:
         beginning = header_bytes(infos, {**header.metadata, "format": "pt"})
         target.write(beginning)
         target.flush()
         for run in runs:
             with open_regular(Path(run.file)) as content:
                 durable.copy_range(content.fileno(), target.fileno(), run.begin, run.size_bytes)
-        os.fchmod(target.fileno(), 0o644)
+        durable.finish(target)
         size_bytes = os.fstat(target.fileno()).st_size
     if size_bytes != len(beginning) + infos[-1].end:
-        raise CheckpointError(f"{part} does not hold what was written.")
-
-
-def _finish_shard(part: Path, new: Path, journal: _Journal) -> None:
-    """Sync a shard, give it its own name, and note its hash.
-
-    The folder is synced once, at the end: a name that a power cut took is not there for the next
-    try, which then copies that shard again.
-    """
-    digest = durable.content_hash(part, "xxh3")
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(new)
-    journal.finished(new.name, digest)
+        raise CheckpointError(f"{new} does not hold what was written.")
 
 
 def _new_layout(
@@ -224,16 +168,25 @@ def _add_run(runs: list[Span], path: Path, begin: int, size_bytes: int) -> None:
     runs.append(Span(str(path), begin, end))
 
 
+def _copy_others(source: CheckpointSource, staging: Path) -> None:
+    for relative in source.files():
+        if str(relative) not in _REWRITTEN and relative.suffix != ".safetensors":
+            durable.make_folder((staging / relative).parent)
+            durable.copy_file(source.files_dir / relative, staging / relative)
+
+
 def _write_last(
-    source: CheckpointSource, shard: Fp8Shard, staging: Path, journal: _Journal, fingerprint: str
+    source: CheckpointSource,
+    shard: Fp8Shard,
+    staging: Path,
+    hashes: Mapping[str, str],
+    fingerprint: str,
 ) -> Manifest:
     replaced = sum(name.endswith(OWN_SUFFIXES[WEIGHT_SUFFIX]) for name in shard.digests)
     config = contents.read_config(source.files_dir)
     config[HYBRID_NOTE] = f"{replaced} shared-expert weights in FP8, from {shard.origin}"
     durable.write_json(staging / CONFIG_FILE, config)
-    (staging / INDEX_FILE).unlink(missing_ok=True)
-    headers = {name: read_header(staging / name) for name in sorted(journal.done)}
-    tensors = contents.read_tensors(staging, headers)
+    tensors = contents.read_tensors(staging)
     durable.write_json(staging / INDEX_FILE, contents.index_content(tensors))
     stated = {
         "version": STANDALONE_VERSION,
@@ -243,6 +196,6 @@ def _write_last(
         "fp8_layer_count": replaced,
         "mtp_tensor_count": sum(name.startswith("mtp.") for name in tensors),
     }
-    manifest = write_manifest(staging, source, journal.done, stated)
+    manifest = write_manifest(staging, source, hashes, stated)
     durable.sync_folder(staging)
     return manifest

@@ -1,15 +1,17 @@
 """Is a checkpoint whole and true to itself, by headers or by every byte; and what it holds."""
 
 import collections
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint import contents
+from sparkdeploy.checkpoint.cache import BLOBS
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
 from sparkdeploy.checkpoint.draft_layer import draft_layer_of
-from sparkdeploy.checkpoint.durable import Progress
+from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
 from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.family.promises import promise_problems
 from sparkdeploy.checkpoint.family.quantised import (
@@ -19,7 +21,7 @@ from sparkdeploy.checkpoint.family.quantised import (
 )
 from sparkdeploy.checkpoint.family.tensors import promised_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
-from sparkdeploy.checkpoint.hashes import blob_hashes, hash_like
+from sparkdeploy.checkpoint.links import LINKS_LIMIT, real_path
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.plain_files import plain_files
 from sparkdeploy.checkpoint.repo_files import printable, shown
@@ -28,6 +30,7 @@ from sparkdeploy.checkpoint.stated import SHARED_EXPERTS, shared_experts_block
 from sparkdeploy.errors import CheckpointError, Mistakes
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ORIGINAL_SUFFIX = {own: original for original, own in OWN_SUFFIXES.items()}
 
 
@@ -125,40 +128,74 @@ def is_qwen35_moe(config: Mapping[str, Any]) -> bool:
     )
 
 
-def verify_bytes(
-    folder: Path, stated: Mapping[str, str], on_progress: Progress, hint: str = CHANGED_HINT
-) -> Verified:
+def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress) -> Verified:
     """Check headers, then every file whose hash `stated`, a blob's name or the manifest gives.
 
-    The first of them counts. Raises CheckpointError for files that have changed or are gone, with
-    `hint`.
+    The first of them counts. Raises CheckpointError for files that have changed or are gone.
     """
     found = verify_headers(folder)
     manifest = read_manifest(folder)
     names = plain_files(folder)
     made = manifest.digests if manifest else {}
-    hashes = {**made, **blob_hashes(folder, names), **stated}
+    hashes = {**made, **_blob_hashes(folder, names), **stated}
     hashed = [name for name in names if name in hashes]
     total_bytes, done_bytes, wrong = sum((folder / name).stat().st_size for name in names), 0, []
     for name in hashed:
         done_bytes += (folder / name).stat().st_size
-        if hash_like(folder / name, hashes[name]) != hashes[name]:
+        if _hash_like(folder / name, hashes[name]) != hashes[name]:
             wrong.append(name)
         on_progress(done_bytes, total_bytes)
     lost = [name for name in hashes if not (folder / name).exists()]
     if wrong or lost:
-        raise _changed(folder, wrong, lost, hint)
+        raise _changed(folder, wrong, lost)
     unhashed = tuple(name for name in names if name not in hashes and name != MANIFEST_FILE)
     return replace(found, hashed_files=len(hashed), hashed_bytes=done_bytes, unhashed=unhashed)
 
 
-def _changed(folder: Path, wrong: list[str], lost: list[str], hint: str) -> CheckpointError:
+def _blob_hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The hashes that a hub's cache states of files, where they are links into one."""
+    found = ((name, _blob_name(folder / name)) for name in names)
+    return {name: blob for name, blob in found if blob is not None}
+
+
+def _blob_name(path: Path) -> str | None:
+    """What the first link into a repository's blobs is called: sha256, or git's hash if small.
+
+    A blob may be a link again, into the store that repositories share, where files are called by
+    another hash.
+    """
+    for _ in range(LINKS_LIMIT):
+        if not path.is_symlink():
+            return None
+        target = path.parent / path.readlink()
+        path = real_path(target.parent) / target.name
+        if path.parent.name == BLOBS and _BLOB.fullmatch(path.name):
+            return path.name
+    return None
+
+
+def _hash_like(path: Path, stated: str) -> str:
+    """A file's hash of the kind that `stated` is; CheckpointError when it cannot be read."""
+    algorithm: Algorithm = "sha256"
+    if stated.startswith(XXH3_PREFIX):
+        algorithm = "xxh3"
+    elif len(stated) == 40:
+        algorithm = "git"
+    try:
+        return content_hash(path, algorithm)
+    except OSError as error:
+        raise CheckpointError(
+            f"{printable(str(path))} cannot be read: {error.strerror or error}"
+        ) from error
+
+
+def _changed(folder: Path, wrong: list[str], lost: list[str]) -> CheckpointError:
     said = [f"the content of {summary(wrong)} has changed"] if wrong else []
     said += [f"{summary(lost)} is gone"] if lost else []
     return CheckpointError(
         f"{printable(str(folder))}: {'; '.join(said)}.",
         detail="\n".join(map(printable, (*wrong, *lost))),
-        hint=hint,
+        hint=CHANGED_HINT,
     )
 
 

@@ -169,10 +169,6 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of files whose hash is known.")
     ] = False,
-    keep_hashes: Annotated[
-        bool,
-        typer.Option("--hash", help="--deep, and keep hashes of the other files for the next."),
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check index, headers, quantisation and configuration against one another."""
@@ -181,10 +177,7 @@ def verify(
 
     settings = current_settings()
     folder = find_folder(name, settings)
-    if keep_hashes:
-        found = work.verify_and_keep_hashes(folder, settings)
-    else:
-        found = work.verify_deep(folder, settings) if deep else work.verify_stored(folder)
+    found = work.verify_deep(folder, settings) if deep else work.verify_stored(folder)
     for warning in found.warnings:
         console.warn(warning)
     if not found.unhashed:

@@ -7,66 +7,50 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_of
-from sparkdeploy.checkpoint.fp8_shard import is_shard_folder
-from sparkdeploy.checkpoint.hashes import HashRecord, hash_like
+from sparkdeploy.checkpoint.fp8_shard import check_shard, check_shard_bytes, is_shard_folder
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.repo_files import is_commit, printable
 from sparkdeploy.checkpoint.source import fetch_command
-from sparkdeploy.checkpoint.verify import CHANGED_HINT, Verified, verify_bytes, verify_headers
-from sparkdeploy.checkpoint.verify_shard import verify_shard, verify_shard_bytes
+from sparkdeploy.checkpoint.verify import Verified, verify_bytes, verify_headers
 from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sparkdeploy.checkpoint.safetensors import Header
     from sparkdeploy.settings import Settings
 
 
 def verify_stored(folder: Path) -> Verified:
     """Look at headers alone; CheckpointError for what is not sound."""
-    return verify_shard(folder) if is_shard_folder(folder) else verify_headers(folder)
+    if is_shard_folder(folder):
+        return _of_shard(check_shard(folder))
+    return verify_headers(folder)
 
 
 def verify_deep(folder: Path, settings: Settings) -> Verified:
-    """Read every byte of files whose hash a pin, a record, the cache or a manifest states.
+    """Read every byte of files whose hash a pin, the cache or a manifest states.
 
     Raises CheckpointError for what is not sound, has changed or is gone.
     """
     with console.step(f"every byte of {folder}") as step:
-        if is_shard_folder(folder):
-            return verify_shard_bytes(folder, step.progress)
-        record = HashRecord(settings.state_dir, folder)
-        kept, hint = record.read(), CHANGED_HINT
-        if kept:
-            hint += f"; what you changed yourself: rm {shlex.quote(str(record.path))}, then --hash"
-        return verify_bytes(folder, {**kept, **_pinned(folder, settings)}, step.progress, hint)
+        if not is_shard_folder(folder):
+            return verify_bytes(folder, _pinned(folder, settings), step.progress)
+        header = check_shard_bytes(folder, step.progress)
+        return replace(_of_shard(header), hashed_files=1, hashed_bytes=header.file_size_bytes)
 
 
-def verify_and_keep_hashes(folder: Path, settings: Settings) -> Verified:
-    """`verify_deep`, and then keep a hash of every file that has none; what was kept stays."""
-    found = verify_deep(folder, settings)
-    if not found.unhashed:
-        return found
-    record = HashRecord(settings.state_dir, folder)
-    with console.step(f"hashes of {len(found.unhashed)} files") as step:
-        done_bytes, hashes = 0, record.read()
-        sizes = {name: (folder / name).stat().st_size for name in found.unhashed}
-        for name, size_bytes in sizes.items():
-            hashes[name] = hash_like(folder / name, "")
-            done_bytes += size_bytes
-            step.progress(done_bytes, sum(sizes.values()))
-        record.write(hashes)
-    console.info(f"kept hashes of {len(sizes)} files in {record.path}")
-    hashed_files = found.hashed_files + len(sizes)
-    hashed_bytes = found.hashed_bytes + done_bytes
-    return replace(found, unhashed=(), hashed_files=hashed_files, hashed_bytes=hashed_bytes)
+def _of_shard(header: Header) -> Verified:
+    weights = sum(info.dtype == "F8_E4M3" for info in header.tensors.values())
+    return Verified(files=1, tensors=len(header.tensors), fp8_weights=weights, mtp_tensors=0)
 
 
 def unknown_hashes(name: str, folder: Path, found: Verified) -> SparkdeployError:
     """The error for files that were not compared with anything; it says how to get hashes."""
     count = len(found.unhashed)
-    command = shlex.join(["sparkdeploy", "checkpoint", "verify", "--hash", name])
+    place = shlex.quote(str(folder))
+    command = f"cd {place} && sha256sum * > ../{shlex.quote(folder.name)}.sha256"
     root = folder.parent.parent
     if folder.parent.name == SNAPSHOTS and root.name.startswith("models--"):
         commit = folder.name if is_commit(folder.name) else None

@@ -71,18 +71,6 @@ def test_a_new_file_of_a_known_name_takes_a_links_place(tmp_path: Path) -> None:
     assert (tmp_path / "part").read_text() == "new"
 
 
-def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
-    private = tmp_path / "private"
-    private.write_text("mine")
-    (tmp_path / "journal").symlink_to(private)
-    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
-        atomic_files.append_text(tmp_path / "journal", "theirs")
-    assert private.read_text() == "mine"
-    atomic_files.append_text(tmp_path / "own", "a")
-    atomic_files.append_text(tmp_path / "own", "b")
-    assert (tmp_path / "own").read_text() == "ab"
-
-
 def test_a_folder_exchanged_for_a_link_is_not_written_through(tmp_path: Path) -> None:
     trusted, shared = tmp_path / "trusted", tmp_path / "shared"
     trusted.mkdir()

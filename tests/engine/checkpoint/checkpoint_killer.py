@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import requests
+import httpx2
 
 from sparkdeploy.checkpoint.fp8_shard import read_shard
 from sparkdeploy.checkpoint.manifest import read_manifest
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 PARTS = ("fp8", "m", "standalone")
 FAILED = 6
-SCRATCH = ("staging", "retired", "journal", ".part")
+SCRATCH = ("staging", "retired", "parts")
 """What builders call things that are not there when they have finished."""
 STEPS = frozenset(
     {"open", "fcntl.flock", "shutil.rmtree"}
@@ -200,7 +200,7 @@ def with_cut_network(calls: int) -> Callable[[Callable[[], None]], int]:
 
     def cut(number: int) -> None:
         if number >= calls:
-            raise requests.ConnectionError("the network is gone")
+            raise httpx2.ConnectError("the network is gone")
 
     return lambda build: _wait(_fork(lambda: _with_requests(build, cut)))
 
@@ -244,8 +244,8 @@ def _told(
 
 def _with_requests(build: Callable[[], None], on_request: Callable[[int], None]) -> None:
     numbers = itertools.count()
-    requests.Session.get = _told(  # type: ignore[method-assign]
-        requests.Session.get, lambda: on_request(next(numbers))
+    httpx2.Client.send = _told(  # type: ignore[method-assign]
+        httpx2.Client.send, lambda: on_request(next(numbers))
     )
     build()
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from huggingface_hub import file_download
 
 from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
@@ -51,7 +49,6 @@ def _store_tiles(path: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "text": lambda path: durable.write_text(path, "a" * 9000),
     "JSON": lambda path: durable.write_json(path, {"a": 1}),
-    "a journal": lambda path: durable.replace_journal(path, {"a": "b"}),
     "tensors": lambda path: safetensors.write_file(path, {"a": ("U8", (2,), b"xy")}),
     "a pin": lambda path: HubLock(path.parent).set("a/b", "main", RevisionPin(COMMIT, "2026")),
     "a private file": lambda path: write_private(path, "a" * 9000, is_durable=True),
@@ -75,13 +72,6 @@ def test_tuned_tiles_are_synced_before_they_have_their_name(
     assert (disk.renamed, disk.early) == (["tiles.json"], [])
 
 
-def test_what_a_journal_notes_is_synced(disk: RecordedDisk, tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    durable.append_journal(path, {"a": "b"})
-    path.rename(tmp_path / "other")
-    assert disk.early == []
-
-
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_folder_and_all_it_holds_is_synced_before_it_has_its_name(
     disk: RecordedDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, can_exchange: bool
@@ -102,11 +92,9 @@ def test_a_download_is_synced_before_its_blob_has_its_name(
     disk: RecordedDisk,
     folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     is_xet: bool,
 ) -> None:
-    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _s: None))
     with hub_double() as double, xet_by_get():
         double.repos["lab/twin"] = Repo({COMMIT: folder}, {"main": COMMIT}, is_xet=is_xet)
         hub, lock = Hub(double.endpoint, tmp_path / "cache"), HubLock(tmp_path / "state")

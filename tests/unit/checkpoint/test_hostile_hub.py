@@ -318,7 +318,7 @@ def test_a_download_of_which_nothing_comes_any_more_ends(
     monkeypatch: pytest.MonkeyPatch,
     answer: Callable[[], Iterator[bytes]],
 ) -> None:
-    monkeypatch.setattr("sparkdeploy.checkpoint.pull.SILENCE_LIMIT_S", 0.2)
+    monkeypatch.setattr("sparkdeploy.checkpoint.ranges.SILENCE_LIMIT_S", 0.2)
     monkeypatch.setattr("sparkdeploy.checkpoint.threads.PATIENCE_S", 0.1)
     hostile.listing, hostile.raw_file = listing(sibling("model.safetensors")), answer
     begin_s = time.monotonic()

@@ -101,7 +101,7 @@ def test_who_brings_the_same_file_is_waited_for(
     hub: Hub, lock: HubLock, double: HubDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparkdeploy.checkpoint.transfer.LOCK_LOOK_S", 0.1)
-    monkeypatch.setattr("sparkdeploy.checkpoint.pull.SILENCE_LIMIT_S", 0.5)
+    monkeypatch.setattr("sparkdeploy.checkpoint.ranges.SILENCE_LIMIT_S", 0.5)
     wanted = download(hub, lock)
     file = wanted.facts.files[0]
     name = hub.cache / ".locks" / "models--lab--twin" / f"{file.blob_name}.lock"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint.durable import hidden_beside
+from sparkdeploy.checkpoint.durable import FOREIGN_AGE_S, _machine, hidden_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def names(folder: Path) -> set[str]:
 def test_files_folders_and_links_of_dead_processes_are_removed(
     tmp_path: Path, dead: int, purpose: str
 ) -> None:
-    left = tmp_path / f".m.{purpose}-{dead}"
+    left = tmp_path / f".m.{purpose}-0a-{_machine()}-{dead}"
     for leave in (
         lambda: left.write_text("half"),
         lambda: (left / "in" / "it").mkdir(parents=True),
@@ -47,16 +47,29 @@ def test_files_folders_and_links_of_dead_processes_are_removed(
 
 def test_those_of_the_living_and_of_other_targets_stay(tmp_path: Path, dead: int) -> None:
     others = {
-        f".m.staging-{os.getppid()}",
-        f".m.staging-{1 << 70}",
-        f".other.staging-{dead}",
-        f".m.staging-{dead}.txt",
+        f".m.staging-0a-{_machine()}-{os.getppid()}",
+        f".m.staging-0a-{_machine()}-{1 << 70}",
+        f".other.staging-0a-{_machine()}-{dead}",
+        f".m.staging-0a-{_machine()}-{dead}.txt",
         ".m.staging-mine",
-        f"m.staging-{dead}",
+        f"m.staging-0a-{_machine()}-{dead}",
     }
     for name in others:
         (tmp_path / name).write_text("")
     made = hidden_beside(tmp_path / "m")
     assert made != hidden_beside(tmp_path / "m")
-    assert re.fullmatch(rf"\.m\.staging-[0-9a-f]{{16}}-{os.getpid()}", made.name)
+    assert re.fullmatch(rf"\.m\.staging-[0-9a-f]{{16}}-{_machine()}-{os.getpid()}", made.name)
     assert names(tmp_path) == others
+
+
+def test_another_machines_staging_in_a_shared_folder_is_spared_for_a_week(
+    tmp_path: Path, dead: int
+) -> None:
+    left = tmp_path / f".m.staging-0a-00000000-{dead}"
+    left.write_text("half")
+    hidden_beside(tmp_path / "m")
+    assert names(tmp_path) == {left.name}
+    old_s = left.stat().st_mtime - FOREIGN_AGE_S - 10
+    os.utime(left, (old_s, old_s))
+    hidden_beside(tmp_path / "m")
+    assert names(tmp_path) == set()

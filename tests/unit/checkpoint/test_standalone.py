@@ -97,22 +97,6 @@ def test_the_source_is_not_touched_and_twice_is_once(
     assert tree(folder) == before
 
 
-@pytest.mark.parametrize("torn", ['{"file": "x", "ha', "\0\0\0}\n"])
-def test_a_journal_that_the_power_cut_tore_is_read_as_far_as_it_goes(
-    folder: Path, shard: Fp8Shard, tmp_path: Path, torn: str
-) -> None:
-    out = tmp_path / "out"
-    standalone(open_folder(folder), shard, out)
-    whole = tree(out)
-    fingerprint = json.loads((out / MANIFEST_FILE).read_text())["fingerprint"]
-    out.rename(tmp_path / ".out.staging")
-    (tmp_path / ".out.journal").write_text(json.dumps({"fingerprint": fingerprint}) + f"\n{torn}")
-    standalone(open_folder(folder), shard, out)
-    assert {name: content for name, (_, _, content) in tree(out).items()} == {
-        name: content for name, (_, _, content) in whole.items()
-    }
-
-
 def test_a_module_that_does_not_fit_stays_at_16_bits_when_that_is_allowed(
     folder: Path, fp8_twin: Path, small_twin: Path, tmp_path: Path
 ) -> None:
