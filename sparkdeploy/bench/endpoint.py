@@ -64,7 +64,7 @@ def reach_deployment(name: str, settings: Settings) -> Endpoint:
         fact = require_deployment(host, name).current
         with model_of(fact, settings) as model:
             require_answers(fact, model)
-            origin = deployment_origin(host, fact, settings, model)
+            origin = deployment_origin(host, fact, model)
             return _endpoint(model, fact.container_id, origin)
 
 
@@ -127,7 +127,7 @@ def served_side(side: str, settings: Settings, access: Access) -> ServedSide:
         return ServedSide(server_at(side, access), side)
     with connect(settings) as host:
         fact = require_deployment(host, side).current
-        recipe = recipe_origin(host, fact, settings)
+        recipe = recipe_origin(fact)
     model = model_of(fact, settings)
     require_answers(fact, model)
     label = f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"

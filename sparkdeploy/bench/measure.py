@@ -22,14 +22,13 @@ from sparkdeploy.bench.suites import (
     request_body,
 )
 from sparkdeploy.bench.watch import (
-    Counters,
     difference,
     kv_peak,
     machine_watch,
-    read_counters,
     together,
 )
 from sparkdeploy.errors import BenchError, SparkdeployError
+from sparkdeploy.server.metrics import read_metrics
 from sparkdeploy.server.pooling import MEASURE_HINT
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.streams import Streams
     from sparkdeploy.bench.suites import Condition, Suite, Turn
     from sparkdeploy.bench.watch import BenchWatch, Reading
+    from sparkdeploy.server.metrics import Metrics
 
 SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02
@@ -57,21 +57,22 @@ class MeasuredServer:
     exposition: Callable[[], str] | None = None
     """Returns /metrics; None where there are none."""
 
-    def counters(self) -> Counters | None:
+    def counters(self) -> Metrics | None:
         if self.exposition is None:
             return None
         try:
-            return read_counters(self.exposition())
+            return read_metrics(self.exposition())
         except SparkdeployError:
             return None
 
-    def settled(self, before: Counters, tokens: int) -> Counters | None:
+    def settled(self, before: Metrics, tokens: int) -> Metrics | None:
         """Read until the server has counted what it has answered, a moment later at most."""
         deadline_s = time.perf_counter() + SETTLE_S
         while True:
             after = self.counters()
-            counted = after.generated_since(before) if after is not None else None
-            if counted is None or counted >= tokens or time.perf_counter() > deadline_s:
+            counted = after.generated_tokens if after is not None else None
+            wanted = (before.generated_tokens or 0) + tokens
+            if counted is None or counted >= wanted or time.perf_counter() > deadline_s:
                 return after
             time.sleep(SETTLE_POLL_S)
 

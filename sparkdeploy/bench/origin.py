@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,13 +22,7 @@ from sparkdeploy.bench.record import (
 )
 from sparkdeploy.bench.tools import CHECKPOINT_MOUNT, MODEL_MOUNT
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import THIS_MACHINE, parse_meminfo, read_gpus, read_or_none
-from sparkdeploy.node.node import Nodes, node_behind
-from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import draft_plan
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.secret_shapes import text_without_secrets
@@ -44,7 +37,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.server.client import ServedModel
-    from sparkdeploy.settings import Settings
 
 MAX_RECIPE_CHARACTERS = 1 << 20
 _FLAGS = re.compile(r"non-default args: (?P<flags>\{.*\})")
@@ -62,16 +54,14 @@ def endpoint_origin(model: ServedModel) -> RunOrigin:
     )
 
 
-def deployment_origin(
-    host: DockerHost, fact: ContainerFact, settings: Settings, model: ServedModel
-) -> RunOrigin:
+def deployment_origin(host: DockerHost, fact: ContainerFact, model: ServedModel) -> RunOrigin:
     record = host.inspect(fact.container_id)
     return RunOrigin(
         url=text_without_secrets(model.base_url),
         model=fact.labels.get(labels.SERVED_NAME, ""),
         client=_client_origin("here"),
         deployment=fact.deployment,
-        recipe=recipe_origin(host, fact, settings),
+        recipe=recipe_origin(fact),
         images=image_origins(host, fact, record),
         checkpoint=checkpoint_origin(record),
         engine=engine_origin(host.logs(fact.container_id), version=model.version()),
@@ -79,31 +69,14 @@ def deployment_origin(
     )
 
 
-def recipe_origin(host: DockerHost, fact: ContainerFact, settings: Settings) -> RecipeOrigin:
-    """Return the recipe with the values that were deployed, as the container's label has them.
-
-    A container of an earlier sparkdeploy has the recipe's name alone. The recipe of that name is
-    resolved again, and its values are taken only where they plan the very container that runs:
-    neither --set nor an edit since then has changed it.
-    """
+def recipe_origin(fact: ContainerFact) -> RecipeOrigin:
+    """Return the recipe with the values that were deployed, as the container's label has them."""
     try:
         # Whatever is longer breaks off and is no JSON: anybody may write a label.
         written = fact.labels.get(labels.RECIPE_VALUES, "")[:MAX_RECIPE_CHARACTERS]
         return _origin_of(Recipe.model_validate_json(written))
     except ValueError:
-        name = fact.labels.get(labels.RECIPE, "")
-    try:
-        resolved = resolve(Request(name), settings)
-        is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
-        exposure = Exposure.PUBLIC if is_public else Exposure.LOOPBACK
-        nodes = Nodes(node_behind(settings.node_name, host))
-        plan = draft_plan(resolved, settings, nodes, Deployment(fact.deployment, exposure))
-    except SparkdeployError:
-        return RecipeOrigin(name, fact.fingerprint)
-    today, spec = _origin_of(resolved.recipe), plan.head.spec
-    if spec is not None and spec.fingerprint() == fact.fingerprint:
-        return today
-    return replace(today, name=name, fingerprint=fact.fingerprint, title="", values={})
+        return RecipeOrigin(fact.labels.get(labels.RECIPE, ""), fact.fingerprint)
 
 
 def _origin_of(recipe: Recipe) -> RecipeOrigin:

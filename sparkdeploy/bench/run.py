@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
 from sparkdeploy.bench.compare import RunComparison, Side, compare, sides_of
-from sparkdeploy.bench.files import KeptRun, Shelf, require_writable, run_id, write_whole
-from sparkdeploy.bench.keeping import RunKeeper
+from sparkdeploy.bench.figures import mean_of
+from sparkdeploy.bench.files import (
+    KeptRun,
+    Shelf,
+    require_writable,
+    run_id,
+    write_record,
+    write_whole,
+)
 from sparkdeploy.bench.load.measure import take_load
 from sparkdeploy.bench.load.plan import LoadPlan
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
 from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.quality.run import kept_quality
-from sparkdeploy.bench.record import Run, SuiteResult
+from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
 from sparkdeploy.bench.report.page import SERIES, report_page
 from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.bench.streams import Streams
@@ -39,6 +46,8 @@ if TYPE_CHECKING:
     from sparkdeploy.console import Step
     from sparkdeploy.settings import Settings
 
+GATED_SUITE = "five"
+GATED_METRIC = "end_to_end_tok_s"
 ISO_8601 = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -83,10 +92,11 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
     shelf = shelf_of(settings)
     run = _begun(endpoint, wanted, shelf)
     path = wanted.file or shelf.folder / f"{run.run_id}.json"
+    if path.exists():
+        raise UsageError(f"{path} exists", hint="name another file with --save, or remove it")
     require_writable(path)
     plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
-    keeper = RunKeeper(run, path)
-    failure: SparkdeployError | None = None
+    failure = lost = None
     with _server(endpoint) as (server, watch):
         for plan in plans:
             try:
@@ -97,15 +107,25 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
                 else:
                     result = _take_standard(plan, endpoint, settings)
             except SparkdeployError as error:
-                if not keeper.run.suites:
+                if not run.suites:
                     raise
                 failure = error
                 break
-            keeper.add(result, f"{datetime.now(UTC):{ISO_8601}}")
+            finished_at = f"{datetime.now(UTC):{ISO_8601}}"
+            run = replace(run, suites=(*run.suites, result), finished_at=finished_at)
+            lost = _written(run, path)
             if not result.is_complete:
                 break
-    keeper.finish(is_whole=failure is None)
-    return Finished(keeper.run, keeper.path, failure, keeper.lost)
+    return Finished(run, path, failure, lost)
+
+
+def _written(run: Run, path: Path) -> BenchError | None:
+    """Write the record; return why it could not be, for its figures are still to be printed."""
+    try:
+        write_record(run, path)
+    except BenchError as error:
+        return error
+    return None
 
 
 def _begun(endpoint: Endpoint, wanted: WantedRun, shelf: Shelf) -> Run:
@@ -145,6 +165,38 @@ def require_figures(finished: Finished) -> None:
                     f"suite {suite.name}: no request of {cell.prompt} succeeded "
                     f"({failed.kind}: {failed.message})"
                 )
+
+
+def floor_of(origin: RunOrigin, floor_tok_s: float | None) -> tuple[float, str]:
+    """UsageError when there is none, before an hour is spent on measuring."""
+    if floor_tok_s is not None:
+        return floor_tok_s, "--floor"
+    recipe = origin.recipe
+    if recipe is None or recipe.floor_tok_s is None:
+        raise UsageError(
+            "--gate has no floor: no recipe with expect.end_to_end_tok_s is known",
+            hint="give one with --floor TOK_S",
+        )
+    return recipe.floor_tok_s, recipe.floor_source
+
+
+def require_gated_suite(suites: Sequence[str]) -> None:
+    if GATED_SUITE not in suites:
+        raise UsageError(f"--gate needs suite {GATED_SUITE}", hint=f"add --suite {GATED_SUITE}")
+
+
+def require_gate(run: Run, floor_tok_s: float, source: str) -> None:
+    """Judge the mean of the five prompts, end to end, as published figures are taken."""
+    suite = run.suite(GATED_SUITE)
+    cells = suite.cells if suite is not None else ()
+    failures = sum(cell.failures for cell in cells)
+    if failures:
+        raise BenchError(f"--gate: {failures} requests failed")
+    reached_tok_s = mean_of(cells, GATED_METRIC)
+    if reached_tok_s < floor_tok_s:
+        raise BenchError(
+            f"{reached_tok_s:.1f} tok/s end to end is below the floor of {floor_tok_s:g} ({source})"
+        )
 
 
 def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:

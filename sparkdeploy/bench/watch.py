@@ -21,23 +21,25 @@ from sparkdeploy.node.facts import (
     parse_meminfo,
     read_or_none,
 )
-from sparkdeploy.server.metrics import Speculation, parse_samples, speculation, totals
+from sparkdeploy.server.metrics import Speculation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sparkdeploy.bench.record import Run
     from sparkdeploy.node.facts import Machine
+    from sparkdeploy.server.metrics import Metrics
 
 EVERY_S = 1.0
 QUERY_TIMEOUT_S = 5.0
 _COUNTED = {
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "generation_tokens": "vllm:generation_tokens_total",
-    "preemptions": "vllm:num_preemptions_total",
-    "prefix_queries": "vllm:prefix_cache_queries_total",
-    "prefix_hits": "vllm:prefix_cache_hits_total",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generated_tokens",
+    "preemptions": "preemptions",
+    "prefix_queries": "prefix_queries",
+    "prefix_hits": "prefix_hits",
 }
+"""Of a record, and of `Metrics`."""
 _DRAFTED = ("drafts", "draft_tokens", "accepted_tokens")
 _KV_USAGE = re.compile(
     r"^vllm:(?:gpu|kv)_cache_usage_perc(?:\{.*?\})? (\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?:\s|$)",
@@ -45,32 +47,14 @@ _KV_USAGE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    values: Mapping[str, int]
-    speculation: Speculation | None
-    kv_usage: float | None
-
-    def generated_since(self, before: Counters) -> int | None:
-        """Return the tokens generated after `before`; None where the server does not say."""
-        now = self.values.get("generation_tokens")
-        return None if now is None else now - before.values.get("generation_tokens", 0)
-
-
-def read_counters(exposition: str) -> Counters | None:
-    """Read /metrics; None for a server that counts nothing we know."""
-    samples = tuple(parse_samples(exposition))
-    summed = totals(samples)
-    values = {name: int(summed[key]) for name, key in _COUNTED.items() if key in summed}
-    return Counters(values, speculation(samples), kv_usage(exposition)) if values else None
-
-
-def difference(before: Counters, after: Counters) -> ServerDelta:
-    drafted = after.speculation
-    if drafted is not None and before.speculation is not None:
-        drafted = drafted.since(before.speculation)
+def difference(before: Metrics, after: Metrics) -> ServerDelta:
+    drafted = after.drafted
+    if drafted is not None and before.drafted is not None:
+        drafted = drafted.since(before.drafted)
     counted: dict[str, Any] = {
-        name: value - before.values.get(name, 0) for name, value in after.values.items()
+        name: int(now - (getattr(before, field) or 0))
+        for name, field in _COUNTED.items()
+        if (now := getattr(after, field)) is not None
     }
     if drafted is not None:
         counted |= asdict(drafted)

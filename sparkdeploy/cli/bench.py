@@ -81,7 +81,6 @@ def measure(
 ) -> None:
     """Measure a deployment (or --url) and keep the record."""
     from sparkdeploy.bench import endpoint as there
-    from sparkdeploy.bench import gate as gates
     from sparkdeploy.bench import run as stage
     from sparkdeploy.bench.suites import parse_counts, parse_suites
 
@@ -95,7 +94,7 @@ def measure(
     settings = current_settings()
     is_gated = gate or floor is not None
     if is_gated:
-        gates.require_gated_suite(wanted.suites)
+        stage.require_gated_suite(wanted.suites)
     side = one_side(name, url, "bench")
     if url is None:
         _refuse_misspelt(side)
@@ -103,11 +102,11 @@ def measure(
         endpoint = there.reach_url(url, there.Access(key_file, model, ca_file))
     else:
         endpoint = there.reach_deployment(side, settings)
-    held = gates.floor_of(endpoint.origin, floor) if is_gated else None
+    held = stage.floor_of(endpoint.origin, floor) if is_gated else None
     finished = stage.measure_endpoint(endpoint, wanted, settings)
     print_finished(finished, as_json=as_json)
     if held is not None:
-        gates.require_gate(finished.run, *held)
+        stage.require_gate(finished.run, *held)
 
 
 def _refuse_misspelt(name: str) -> None:
@@ -149,21 +148,13 @@ def show_run(
             help="An id, a label (its newest run) or a file.", autocompletion=completing(kept_names)
         ),
     ],
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a line a cell, as CSV.")] = False,
     as_json: JsonOption = False,
     _on: OnOption = None,
 ) -> None:
     """Show one run: what made it and what it measured."""
-    from sparkdeploy.bench.csv_text import csv_text
     from sparkdeploy.bench.run import shelf_of
 
-    if as_csv and as_json:
-        raise UsageError("give --csv or --json, not both")
-    found = shelf_of(current_settings()).find(run).run
-    if as_csv:
-        console.answer_text(csv_text(found))
-        return
-    print_run(found, as_json=as_json)
+    print_run(shelf_of(current_settings()).find(run).run, as_json=as_json)
 
 
 def compare_runs(

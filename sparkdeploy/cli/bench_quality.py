@@ -185,7 +185,7 @@ def _tell(
 
     first, second = captures
     comparison = compare(first, second)
-    failed = tuple(failures(comparison.judged, thresholds)) if is_gated else None
+    failed = tuple(failures(comparison.figures, thresholds)) if is_gated else None
     lines = comparison_lines(comparison, failed)
     answer(lines, comparison_as_dict(comparison, failed), as_json=as_json)
     keep_quality(first, second, comparison, thresholds, settings)

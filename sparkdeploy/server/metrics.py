@@ -168,14 +168,6 @@ def parse_samples(text: str) -> Iterator[Sample]:
         yield Sample(match["name"], dict(_LABEL.findall(match["labels"] or "")), value)
 
 
-def totals(samples: Iterable[Sample]) -> dict[str, float]:
-    """Return each name's sum over all of its labels (engines, positions, buckets)."""
-    summed: defaultdict[str, float] = defaultdict(float)
-    for sample in samples:
-        summed[sample.name] += sample.value
-    return dict(summed)
-
-
 def read_metrics(exposition: str) -> Metrics | None:
     """Read /metrics; None where nothing in it is vLLM's."""
     families = _Families(parse_samples(exposition))

@@ -6,12 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate, TurnResult
-from sparkdeploy.bench.quality.kept import (
-    QualityResult,
-    SharedEstimate,
-    SharedQuality,
-    served_by,
-)
+from sparkdeploy.bench.quality.comparison import SharedEstimate, SharedQuality
+from sparkdeploy.bench.quality.kept import QualityResult, served_by
 from sparkdeploy.bench.quantiles import Quantiles
 from sparkdeploy.bench.record import (
     Cell,

@@ -5,12 +5,8 @@ from pathlib import Path
 
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.files import adapter_of, checked, read_content
-from sparkdeploy.bench.quality.kept import (
-    QualityResult,
-    SharedQuality,
-    result_of_figures,
-    served_by,
-)
+from sparkdeploy.bench.quality.comparison import SharedQuality, Thresholds
+from sparkdeploy.bench.quality.kept import QualityResult, judged, served_by
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.record import Cell, MachineOrigin, Run, SuiteResult
@@ -75,7 +71,7 @@ class CampaignBundle:
         """Return what the gate says of each recipe with a run, beside one with a run."""
         served = {recipe.name: served_by(recipe.run) for recipe in self.recipes if recipe.run}
         return tuple(
-            result_of_figures(found, beside, own, taken_at=self.made_at)
+            judged(found, (beside, own), self.made_at, Thresholds())
             for recipe in self.recipes
             if (found := recipe.quality) is not None
             and (own := served.get(recipe.name)) is not None

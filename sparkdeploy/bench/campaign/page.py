@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.campaign.bundle import CampaignBundle, SharedRecipe
-    from sparkdeploy.bench.quality.kept import SharedEstimate
+    from sparkdeploy.bench.quality.comparison import SharedEstimate
     from sparkdeploy.bench.report.published import Field
 
 FRAGMENT, ALONE = "steps.html.j2", "alone.html.j2"

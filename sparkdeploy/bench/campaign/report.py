@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +25,7 @@ from sparkdeploy.bench.campaign.state import StepKind
 from sparkdeploy.bench.campaign.steps import merged
 from sparkdeploy.bench.files import write_whole
 from sparkdeploy.bench.quality.capture import read_capture
-from sparkdeploy.bench.quality.comparison import compare, comparison_as_dict
-from sparkdeploy.bench.quality.kept import SharedQuality, shared_quality
+from sparkdeploy.bench.quality.comparison import SharedQuality, compare
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.published import read_published
@@ -114,7 +114,7 @@ def _quality(folder: CampaignFolder, state: CampaignState, index: int) -> Shared
     except BenchError as error:
         console.warn(error.message)
         return None
-    return shared_quality(comparison_as_dict(comparison, None), state.recipes[first].name)
+    return replace(comparison.figures, against=state.recipes[first].name)
 
 
 def private_of(state: CampaignState, settings: Settings) -> Private:

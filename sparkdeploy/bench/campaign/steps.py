@@ -136,6 +136,7 @@ class Steps:
     def _suite(self, recipe: int, kind: StepKind) -> str:
         endpoint = reach_deployment(self.state.deployment, self.settings)
         path = self.folder.result(recipe, kind)
+        path.unlink(missing_ok=True)  # of a try that was broken off
         plan = self.extent.loads.get(kind)
         wanted = WantedRun(
             suites=(SuiteName.LOAD if plan is not None else SuiteName(kind.value),),

@@ -18,7 +18,7 @@ from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.measure import GONE
 from sparkdeploy.bench.record import FailureKind, SuiteResult
 from sparkdeploy.bench.suites import Condition, SuiteName
-from sparkdeploy.bench.watch import Counters, difference, kv_peak, machine_watch, together
+from sparkdeploy.bench.watch import difference, kv_peak, machine_watch, together
 from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import BenchError
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.suites import Ask
     from sparkdeploy.bench.watch import BenchWatch
     from sparkdeploy.console import Step
+    from sparkdeploy.server.metrics import Metrics
 
 LATE_S = 0.02
 STEADY = 1
@@ -172,9 +173,7 @@ class LoadMeasurement:
                 measured.append(replace(item, sample=replace(item.sample, late_s=late_s)))
         return measured
 
-    def _delta(
-        self, before: Counters | None, measured: Sequence[Measured]
-    ) -> Iterator[ServerDelta]:
+    def _delta(self, before: Metrics | None, measured: Sequence[Measured]) -> Iterator[ServerDelta]:
         if before is None:
             return
         tokens = sum(item.sample.completion_tokens for item in measured)

@@ -1,19 +1,16 @@
 """Two captures held against each other: the figures, their 95 % intervals, the gate, the words."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
+from sparkdeploy.bench.quality.capture import Capture, TextCapture
 from sparkdeploy.errors import BenchError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.bench.quality.capture import Capture, TextCapture
+# No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
 LEAST_REST = 1e-9
 """A remainder below this is rounding: told log-probabilities add up to 1 only roughly."""
@@ -23,15 +20,33 @@ _Z95 = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
 
 
-class IntervalEstimate(NamedTuple):
-    """A figure and its 95 % interval."""
+@dataclass(frozen=True, slots=True)
+class SharedEstimate:
+    """A figure and its 95 % interval; None for what is unknown or infinite."""
 
-    value: float
-    low: float
-    high: float
+    value: float | None
+    low: float | None = None
+    high: float | None = None
 
 
-def proportion(successes: int, trials: int) -> IntervalEstimate:
+@dataclass(frozen=True, slots=True)
+class SharedQuality:
+    """What one side said beside another, as docs/bench.md has it."""
+
+    against: str
+    """The other side's name: its recipe's, where it has one."""
+    positions: int
+    top1_agreement: SharedEstimate
+    mean_kl_nats: SharedEstimate
+    most_mean_kl_nats: float | None
+    """The mean of the bounds from above; what the gate judges."""
+    perplexity_change: SharedEstimate
+    """Perplexity of the second over the first's, less 1: 0.01 is one per cent worse."""
+    drift_nats: SharedEstimate
+    """Mean of |difference of ln p| of the texts' tokens: seen even where a wide margin decides."""
+
+
+def proportion(successes: int, trials: int) -> SharedEstimate:
     """Return a share with Wilson's score interval, which stays honest at 0 and 1.
 
     `(p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)` (Wilson 1927). It takes trials as
@@ -43,25 +58,25 @@ def proportion(successes: int, trials: int) -> IntervalEstimate:
     spread = _Z95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
     low = 0.0 if successes == 0 else centre - spread
     high = 1.0 if successes == trials else centre + spread
-    return IntervalEstimate(share, low, high)
+    return SharedEstimate(share, low, high)
 
 
-def mean_over_texts(texts: Sequence[Sequence[float]]) -> IntervalEstimate:
+def mean_over_texts(texts: Sequence[Sequence[float]]) -> SharedEstimate:
     """Return the mean of all values with a percentile bootstrap interval over whole texts.
 
     Values of one text hang together, so texts are drawn with replacement, not values (the cluster
     bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
-    One text alone says nothing about others: its interval is infinite.
+    One text alone says nothing about others: it has no interval.
     """
     sums = [(math.fsum(values), len(values)) for values in texts if values]
     mean = math.fsum(total for total, _ in sums) / sum(count for _, count in sums)
     if len(sums) < 2:
-        return IntervalEstimate(mean, -math.inf, math.inf)
+        return SharedEstimate(mean)
     # Not for secrets: the same captures must give the same interval on every machine.
     source = random.Random(_SEED)  # noqa: S311
     means = sorted(_resampled_mean(sums, source) for _ in range(RESAMPLES))
     tail = round(RESAMPLES * 0.025)
-    return IntervalEstimate(mean, means[tail], means[-1 - tail])
+    return SharedEstimate(mean, means[tail], means[-1 - tail])
 
 
 def _resampled_mean(sums: Sequence[tuple[float, int]], source: random.Random) -> float:
@@ -134,16 +149,6 @@ class TextComparison:
     greedy_tokens: int
 
 
-class Judged(NamedTuple):
-    """What the gate looks at."""
-
-    top1_agreement: float
-    mean_kl_nats: float
-    most_mean_kl_nats: float
-    perplexity_rise: float
-    drift_nats: float
-
-
 @dataclass(frozen=True, slots=True)
 class QualityComparison:
     """The second capture beside the first, which counts as the truth."""
@@ -154,31 +159,13 @@ class QualityComparison:
     first_nats: float
     """Mean of -ln p of the texts' tokens; its exponential is the perplexity."""
     second_nats: float
-    top1_agreement: IntervalEstimate
-    mean_kl_nats: IntervalEstimate
-    most_mean_kl_nats: float
-    """The mean of the bounds from above; what the gate judges."""
-    perplexity_change: IntervalEstimate
-    """Perplexity of the second over the first's, less 1: 0.01 is one per cent worse."""
-    drift_nats: IntervalEstimate
-    """Mean of |difference of ln p| of the texts' tokens: seen even where a wide margin decides."""
-    positions: int
+    figures: SharedQuality
     p99_kl_nats: float
     """The divergence that one position in a hundred exceeds (nearest rank)."""
     mean_unseen: float
     """The mean probability outside the tokens both told: what KL may have missed."""
     parted: tuple[int, ...]
     """Where greedy texts part, earliest first; texts that stay equal are left out."""
-
-    @property
-    def judged(self) -> Judged:
-        return Judged(
-            self.top1_agreement.value,
-            self.mean_kl_nats.value,
-            self.most_mean_kl_nats,
-            self.perplexity_change.value,
-            self.drift_nats.value,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,38 +198,54 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
         texts=texts,
         first_nats=_mean_nats(first),
         second_nats=_mean_nats(second),
-        top1_agreement=proportion(sum(agrees), len(agrees)),
-        mean_kl_nats=mean_over_texts([text.kl_nats for text in texts]),
-        most_mean_kl_nats=statistics.fmean(nats for text in texts for nats in text.most_kl_nats),
-        # A monotone function of the mean: the ends of the interval go through it as they are.
-        perplexity_change=IntervalEstimate(*(_growth(nats) for nats in shift)),
-        drift_nats=mean_over_texts([[abs(nats) for nats in t.shift_nats] for t in texts]),
-        positions=len(agrees),
+        figures=SharedQuality(
+            against=first.label,
+            positions=len(agrees),
+            top1_agreement=proportion(sum(agrees), len(agrees)),
+            mean_kl_nats=mean_over_texts([text.kl_nats for text in texts]),
+            most_mean_kl_nats=_finite(
+                statistics.fmean(nats for text in texts for nats in text.most_kl_nats)
+            ),
+            # A monotone function of the mean: the ends of the interval go through it as they are.
+            perplexity_change=SharedEstimate(*map(_growth, (shift.value, shift.low, shift.high))),
+            drift_nats=mean_over_texts([[abs(nats) for nats in t.shift_nats] for t in texts]),
+        ),
         p99_kl_nats=kl_nats[math.ceil(0.99 * len(kl_nats)) - 1],
         mean_unseen=statistics.fmean(share for text in texts for share in text.unseen),
         parted=tuple(sorted(at for at in parted if at is not None)),
     )
 
 
-def failures(judged: Judged, thresholds: Thresholds) -> Iterator[str]:
+def failures(figures: SharedQuality, thresholds: Thresholds) -> Iterator[str]:
     """Yield what is worse than the thresholds allow, one sentence each.
 
     Estimates are judged, and of the divergence its bound from above: what the servers did not tell
-    must not let a model through.
+    must not let a model through, nor what is unknown.
     """
-    agreement = judged.top1_agreement
-    if agreement < thresholds.min_top1_agreement:
-        yield f"top-1 agreement {agreement:.2%} is below {thresholds.min_top1_agreement:.2%}"
-    kl, most = judged.mean_kl_nats, judged.most_mean_kl_nats
-    if most > thresholds.max_mean_kl_nats:
-        told = f"mean KL {kl:.5f} nats" if most == kl else f"mean KL of {kl:.5f} to {most:.5f} nats"
-        yield f"{told} is above {thresholds.max_mean_kl_nats:g}"
-    rise = judged.perplexity_rise
-    if rise > thresholds.max_perplexity_rise:
-        yield f"perplexity rose by {rise:.2%}, above {thresholds.max_perplexity_rise:.2%}"
-    drift = judged.drift_nats
-    if drift > thresholds.max_drift_nats:
-        yield f"drift {drift:.4f} nats is above {thresholds.max_drift_nats:g}"
+    agreement = figures.top1_agreement.value
+    if agreement is None or agreement < thresholds.min_top1_agreement:
+        least = f"{thresholds.min_top1_agreement:.2%}"
+        yield f"top-1 agreement {_words(agreement, '.2%')} is below {least}"
+    kl, most = figures.mean_kl_nats.value, figures.most_mean_kl_nats
+    if _is_above(most, thresholds.max_mean_kl_nats):
+        ends = f"mean KL of {_words(kl, '.5f')} to {_words(most, '.5f')} nats"
+        text = f"mean KL {_words(kl, '.5f')} nats" if most == kl else ends
+        yield f"{text} is above {thresholds.max_mean_kl_nats:g}"
+    rise = figures.perplexity_change.value
+    if _is_above(rise, thresholds.max_perplexity_rise):
+        allowed = f"{thresholds.max_perplexity_rise:.2%}"
+        yield f"perplexity rose by {_words(rise, '.2%')}, above {allowed}"
+    drift = figures.drift_nats.value
+    if _is_above(drift, thresholds.max_drift_nats):
+        yield f"drift {_words(drift, '.4f')} nats is above {thresholds.max_drift_nats:g}"
+
+
+def _is_above(value: float | None, limit: float) -> bool:
+    return limit < math.inf and (value is None or value > limit)
+
+
+def _words(value: float | None, form: str) -> str:
+    return "unknown" if value is None else f"{value:{form}}"
 
 
 def _compare_text(first: TextCapture, second: TextCapture) -> TextComparison:
@@ -264,32 +267,37 @@ def _mean_nats(capture: Capture) -> float:
     return statistics.fmean(-item.logprob for text in capture.texts for item in text.positions)
 
 
-def _growth(nats: float) -> float:
+def _growth(nats: float | None) -> float | None:
     try:
-        return math.expm1(nats)
+        return math.expm1(nats) if nats is not None else None
     except OverflowError:
-        return math.inf
+        return None
+
+
+def _perplexity(nats: float) -> float | None:
+    growth = _growth(nats)
+    return growth + 1 if growth is not None else None
 
 
 def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None) -> Iterator[str]:
     """Yield the report; `failed` are the gate's sentences, None when there was no gate."""
     texts = f"{len(comparison.texts)} text{'s' if len(comparison.texts) != 1 else ''}"
-    positions = f"{comparison.positions} positions of {texts}"
+    figures = comparison.figures
+    positions = f"{figures.positions} positions of {texts}"
     yield f"{comparison.second} beside {comparison.first}: {positions}"
-    yield f"  top-1 agreement  {_with_interval(comparison.top1_agreement, '.2%')}"
-    kl = _with_interval(comparison.mean_kl_nats, ".5f")
+    yield f"  top-1 agreement  {_with_interval(figures.top1_agreement, '.2%')}"
     yield (
-        f"  mean KL          {kl} nats, at least, and {comparison.most_mean_kl_nats:.5f} at most; "
-        f"p99 {comparison.p99_kl_nats:.5f}"
+        f"  mean KL          {_with_interval(figures.mean_kl_nats, '.5f')} nats, at least, and "
+        f"{_words(figures.most_mean_kl_nats, '.5f')} at most; p99 {comparison.p99_kl_nats:.5f}"
     )
     yield (
         f"                   {comparison.mean_unseen:.2%} of the first's probability lies outside "
         "the tokens both told and counts as one"
     )
-    before, after = (_growth(nats) + 1 for nats in (comparison.first_nats, comparison.second_nats))
-    change = _with_interval(comparison.perplexity_change, "+.2%")
-    yield f"  perplexity       {before:.5g} -> {after:.5g}: {change}"
-    drift = _with_interval(comparison.drift_nats, ".5f")
+    before, after = map(_perplexity, (comparison.first_nats, comparison.second_nats))
+    change = _with_interval(figures.perplexity_change, "+.2%")
+    yield f"  perplexity       {_words(before, '.5g')} -> {_words(after, '.5g')}: {change}"
+    drift = _with_interval(figures.drift_nats, ".5f")
     yield f"  drift            {drift} nats on the texts' own tokens"
     yield from _greedy_lines(comparison)
     if failed is not None:
@@ -300,21 +308,22 @@ def comparison_as_dict(
     comparison: QualityComparison, failed: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the figures as plain values; an interval without an end has null there."""
+    figures = comparison.figures
     return {
         "first": comparison.first,
         "second": comparison.second,
-        "positions": comparison.positions,
-        "top1_agreement": _as_dict(comparison.top1_agreement),
-        "mean_kl_nats": _as_dict(comparison.mean_kl_nats),
-        "most_mean_kl_nats": _finite(comparison.most_mean_kl_nats),
+        "positions": figures.positions,
+        "top1_agreement": asdict(figures.top1_agreement),
+        "mean_kl_nats": asdict(figures.mean_kl_nats),
+        "most_mean_kl_nats": figures.most_mean_kl_nats,
         "p99_kl_nats": comparison.p99_kl_nats,
         "mean_unseen_probability": comparison.mean_unseen,
         "perplexity": {
-            "first": _finite(_growth(comparison.first_nats) + 1),
-            "second": _finite(_growth(comparison.second_nats) + 1),
-            "change": _as_dict(comparison.perplexity_change),
+            "first": _perplexity(comparison.first_nats),
+            "second": _perplexity(comparison.second_nats),
+            "change": asdict(figures.perplexity_change),
         },
-        "drift_nats": _as_dict(comparison.drift_nats),
+        "drift_nats": asdict(figures.drift_nats),
         "greedy": [
             {
                 "text": text.name,
@@ -339,15 +348,11 @@ def _greedy_lines(comparison: QualityComparison) -> Iterator[str]:
     )
 
 
-def _with_interval(estimate: IntervalEstimate, form: str) -> str:
-    value, low, high = estimate
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return f"{value:{form}} (one text: no interval)"
-    return f"{value:{form}} ({low:{form}} to {high:{form}})"
-
-
-def _as_dict(estimate: IntervalEstimate) -> dict[str, float | None]:
-    return {name: _finite(value) for name, value in estimate._asdict().items()}
+def _with_interval(estimate: SharedEstimate, form: str) -> str:
+    value = _words(estimate.value, form)
+    if estimate.low is None or estimate.high is None:
+        return f"{value} (one text: no interval)"
+    return f"{value} ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
 def _finite(value: float) -> float | None:

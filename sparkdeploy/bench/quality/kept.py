@@ -4,19 +4,12 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from sparkdeploy.bench.files import adapter_of, checked, read_content
-from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin
-from sparkdeploy.bench.quality.comparison import (
-    Judged,
-    QualityComparison,
-    Thresholds,
-    comparison_as_dict,
-    failures,
-)
+from sparkdeploy.bench.quality.capture import CaptureOrigin
+from sparkdeploy.bench.quality.comparison import SharedQuality, Thresholds, failures
 from sparkdeploy.bench.record import RecipeOrigin, Run
 from sparkdeploy.errors import BenchError
 from sparkdeploy.node.private_folder import write_private
@@ -28,29 +21,6 @@ SCHEMA_VERSION = 1
 KIND = "sparkdeploy quality result"
 FOLDER = "quality"
 """Below the folder of runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedEstimate:
-    """A figure and its 95 % interval; an end is None where one text gives none."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SharedQuality:
-    """What one side said beside another, as docs/bench.md has it."""
-
-    against: str
-    """The other side's name: its recipe's, where it has one."""
-    positions: int
-    top1_agreement: SharedEstimate
-    mean_kl_nats: SharedEstimate
-    most_mean_kl_nats: float | None
-    perplexity_change: SharedEstimate
-    drift_nats: SharedEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +40,6 @@ class QualityResult:
     schema: int = SCHEMA_VERSION
 
 
-def shared_quality(figures: Mapping[str, Any], against: str) -> SharedQuality:
-    """Return the figures of a comparison, as `comparison_as_dict` has them."""
-    return SharedQuality(
-        against=against,
-        positions=figures["positions"],
-        top1_agreement=SharedEstimate(**figures["top1_agreement"]),
-        mean_kl_nats=SharedEstimate(**figures["mean_kl_nats"]),
-        most_mean_kl_nats=figures["most_mean_kl_nats"],
-        perplexity_change=SharedEstimate(**figures["perplexity"]["change"]),
-        drift_nats=SharedEstimate(**figures["drift_nats"]),
-    )
-
-
 def served_of(recipe: RecipeOrigin | None, *, url: str, model: str) -> CaptureOrigin:
     """Return what says that a capture and a run are of the same server: a recipe, or a place."""
     if recipe is not None:
@@ -94,38 +51,20 @@ def served_by(run: Run) -> CaptureOrigin:
     return served_of(run.origin.recipe, url=run.origin.url, model=run.origin.model)
 
 
-def result_of(
-    first: Capture, second: Capture, comparison: QualityComparison, thresholds: Thresholds
-) -> QualityResult | None:
-    """Return None when a capture does not say of what it was taken: one of an earlier version."""
-    if first.served is None or second.served is None:
-        return None
-    figures = shared_quality(comparison_as_dict(comparison, None), first.served.name)
-    return QualityResult(
-        taken_at=max(first.taken_at, second.taken_at),
-        reference=first.served,
-        candidate=second.served,
-        figures=figures,
-        failures=tuple(failures(comparison.judged, thresholds)),
-        limits=_limits(thresholds),
-    )
-
-
-def result_of_figures(
+def judged(
     figures: SharedQuality,
-    reference: CaptureOrigin,
-    candidate: CaptureOrigin,
-    *,
+    sides: tuple[CaptureOrigin, CaptureOrigin],
     taken_at: str,
+    thresholds: Thresholds,
 ) -> QualityResult:
-    """Judge the figures of a campaign by the gate's own limits."""
-    thresholds = Thresholds()
+    """Return what the gate says of the second side beside the first."""
+    reference, candidate = sides
     return QualityResult(
         taken_at=taken_at,
         reference=reference,
         candidate=candidate,
-        figures=figures,
-        failures=tuple(failures(judged_of(figures), thresholds)),
+        figures=replace(figures, against=reference.name),
+        failures=tuple(failures(figures, thresholds)),
         limits=_limits(thresholds),
     )
 
@@ -133,24 +72,6 @@ def result_of_figures(
 def _limits(thresholds: Thresholds) -> dict[str, float]:
     told = {name: getattr(thresholds, name) for name in Thresholds.__dataclass_fields__}
     return {name: limit for name, limit in told.items() if math.isfinite(limit)}
-
-
-def judged_of(figures: SharedQuality) -> Judged:
-    """What is unknown is taken for the worst: it lets no model through."""
-
-    def least(value: float | None) -> float:
-        return -math.inf if value is None else value
-
-    def most(value: float | None) -> float:
-        return math.inf if value is None else value
-
-    return Judged(
-        top1_agreement=least(figures.top1_agreement.value),
-        mean_kl_nats=most(figures.mean_kl_nats.value),
-        most_mean_kl_nats=most(figures.most_mean_kl_nats),
-        perplexity_rise=most(figures.perplexity_change.value),
-        drift_nats=most(figures.drift_nats.value),
-    )
 
 
 @dataclass(frozen=True, slots=True)

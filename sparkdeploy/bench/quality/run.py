@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.endpoint import Access, served_side
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import first_texts, read_capture, take_capture
-from sparkdeploy.bench.quality.kept import FOLDER, QualityShelf, result_of, served_of
+from sparkdeploy.bench.quality.kept import FOLDER, QualityShelf, judged, served_of
 from sparkdeploy.console import console
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ def keep_quality(
 
     Captures of earlier versions do not say of what they were taken, and that is told.
     """
-    result = result_of(first, second, comparison, thresholds)
-    if result is None:
+    if first.served is None or second.served is None:
         console.info("not kept for reports: a capture of an earlier version names no recipe")
         return
+    taken_at = max(first.taken_at, second.taken_at)
+    result = judged(comparison.figures, (first.served, second.served), taken_at, thresholds)
     path = quality_shelf(settings).keep(result)
     console.detail(f"kept for reports in {path}")
 

@@ -10,7 +10,8 @@ from sparkdeploy.bench.report.table import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.quality.kept import QualityResult, SharedEstimate
+    from sparkdeploy.bench.quality.comparison import SharedEstimate
+    from sparkdeploy.bench.quality.kept import QualityResult
     from sparkdeploy.bench.report.table import Row, ShownRun
 
 NOT_MEASURED = "not measured"

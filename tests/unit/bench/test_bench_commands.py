@@ -189,38 +189,17 @@ def test_each_suite_is_kept_when_it_ends(
     assert kept[0] == ["decode"]
 
 
-@pytest.mark.parametrize("seen_requests", [3, 1_000])
-def test_an_unfinished_run_takes_no_whole_one_s_place(
-    bench: Callable[..., Done],
-    engine: FakeEngine,
-    tmp_path: Path,
-    interruptible: None,
-    seen_requests: int,
+def test_a_file_that_exists_is_left_alone(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.json"
-    asked = ("--url", engine.url, "--suite", "decode", "--rounds", "2", "--save")
-    assert bench(*asked, str(file)).returncode == 0
-    whole = file.read_text()
-    seen: list[int] = []
+    file.write_text("{}")
 
-    def interrupt(body: dict[str, Any]) -> None:
-        seen.append(body["max_tokens"])
-        if len(seen) == seen_requests:
-            os.kill(os.getpid(), signal.SIGINT)
+    done = bench("--url", engine.url, "--suite", "decode", "--save", str(file))
 
-    engine.before = interrupt
-
-    done = bench(*asked, str(file))
-
-    beside = tmp_path / "mine.unfinished.json"
-    if seen_requests == 3:
-        assert done.returncode == 130
-        assert file.read_text() == whole
-        assert json.loads(beside.read_text())["suites"][0]["is_complete"] is False
-    else:
-        assert done.returncode == 0
-        assert file.read_text() != whole
-        assert not beside.exists()
+    assert done.returncode == 2
+    assert f"{file} exists" in done.stderr
+    assert file.read_text() == "{}"
 
 
 def test_a_label_names_its_newest_whole_run(

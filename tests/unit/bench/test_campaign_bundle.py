@@ -25,7 +25,7 @@ from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.campaign.report import private_of
 from sparkdeploy.bench.campaign.state import MEASURING, CampaignState, RecipeState
 from sparkdeploy.bench.files import adapter_of
-from sparkdeploy.bench.quality.kept import SharedEstimate, SharedQuality
+from sparkdeploy.bench.quality.comparison import SharedEstimate, SharedQuality
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.published import read_published

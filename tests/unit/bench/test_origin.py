@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.bench.gate import floor_of
 from sparkdeploy.bench.origin import recipe_origin
 from sparkdeploy.bench.record import ClientOrigin, RecipeOrigin, RunOrigin
+from sparkdeploy.bench.run import floor_of
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import container
 from tests.unit.conftest import REPOSITORY
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
 
 RECIPES = sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.yaml"))
 
@@ -29,7 +26,7 @@ def told(recipe: str, written: str | None) -> RecipeOrigin:
     fact = container("sparkdeploy-main")
     values = {} if written is None else {labels.RECIPE_VALUES: written}
     fact = replace(fact, labels={**fact.labels, labels.RECIPE: recipe, **values})
-    return recipe_origin(cast("DockerHost", None), fact, load_settings())
+    return recipe_origin(fact)
 
 
 def written(recipe: str, *assignments: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.quality.comparison import (
+    SharedEstimate,
     Thresholds,
     compare,
     comparison_as_dict,
@@ -75,10 +77,10 @@ def test_the_gate_judges_what_the_servers_did_not_tell() -> None:
     second = capture(text((1, logs(t1=0.27, t2=0.23)), (1, logs(t1=0.27, t2=0.23))))
     compared = compare(first, second)
 
-    assert compared.mean_kl_nats.value == pytest.approx(0.0036, abs=1e-4)
-    assert compared.most_mean_kl_nats == pytest.approx(0.0085, abs=1e-4)
+    assert compared.figures.mean_kl_nats.value == pytest.approx(0.0036, abs=1e-4)
+    assert compared.figures.most_mean_kl_nats == pytest.approx(0.0085, abs=1e-4)
     wide = Thresholds(max_mean_kl_nats=0.005, max_perplexity_rise=1.0)
-    (said,) = failures(compared.judged, wide)
+    (said,) = failures(compared.figures, wide)
     assert said == "mean KL of 0.00366 to 0.00853 nats is above 0.005"
 
 
@@ -90,22 +92,22 @@ def test_a_divergence_worked_by_hand() -> None:
 
 
 def test_wilson_s_interval_is_the_published_one() -> None:
-    share, low, high = proportion(8, 10)
+    share, low, high = astuple(proportion(8, 10))
     assert (share, round(low, 4), round(high, 4)) == (0.8, 0.4902, 0.9433)
-    assert proportion(50, 50)[1] == pytest.approx(0.9287, abs=1e-4)
-    assert proportion(50, 50)[2] == 1.0
-    assert proportion(0, 50)[1] == 0.0
+    assert proportion(50, 50).low == pytest.approx(0.9287, abs=1e-4)
+    assert proportion(50, 50).high == 1.0
+    assert proportion(0, 50).low == 0.0
 
 
 @given(st.lists(st.lists(st.floats(-9, 9), min_size=1, max_size=5), min_size=2, max_size=6))
 def test_a_mean_lies_in_its_interval_and_the_interval_in_the_texts(
     texts: list[list[float]],
 ) -> None:
-    mean, low, high = mean_over_texts(texts)
+    mean, low, high = astuple(mean_over_texts(texts))
     means = [sum(values) / len(values) for values in texts]
     assert min(means) - 1e-9 <= low <= high <= max(means) + 1e-9
     assert min(means) - 1e-9 <= mean <= max(means) + 1e-9
-    assert mean_over_texts(texts) == (mean, low, high)
+    assert astuple(mean_over_texts(texts)) == (mean, low, high)
 
 
 def test_a_right_copy_passes_and_reads_well() -> None:
@@ -114,11 +116,11 @@ def test_a_right_copy_passes_and_reads_well() -> None:
         text((2, logs(t1=0.1, t2=0.8)), name="b"),
     )
     same = compare(one, one)
-    assert same.top1_agreement.value == 1.0
-    assert same.mean_kl_nats == (0.0, 0.0, 0.0)
-    assert same.perplexity_change == (0.0, 0.0, 0.0)
+    assert same.figures.top1_agreement.value == 1.0
+    assert same.figures.mean_kl_nats == SharedEstimate(0.0, 0.0, 0.0)
+    assert same.figures.perplexity_change == SharedEstimate(0.0, 0.0, 0.0)
     assert same.parted == ()
-    assert list(failures(same.judged, Thresholds(1.0, 0.0, 0.0, 0.0))) == []
+    assert list(failures(same.figures, Thresholds(1.0, 0.0, 0.0, 0.0))) == []
     said = list(comparison_lines(same, ()))
     assert said[0] == "one beside one: 3 positions of 2 texts"
     assert said[-2:] == ["  greedy text      the same in all 2, 3 tokens each", "gate: passed"]
@@ -136,15 +138,15 @@ def test_every_figure_of_a_worse_model_is_the_one_by_hand() -> None:
     )
     found = compare(good, bad)
     kl = 0.8 * math.log(4) + 0.2 * math.log(0.25)
-    assert found.top1_agreement.value == 0.5
-    assert found.mean_kl_nats.value == pytest.approx(kl / 2)
+    assert found.figures.top1_agreement.value == 0.5
+    assert found.figures.mean_kl_nats.value == pytest.approx(kl / 2)
     assert found.p99_kl_nats == pytest.approx(kl)
-    assert found.drift_nats.value == pytest.approx(math.log(4) / 2)
-    assert found.perplexity_change.value == pytest.approx(1.0)
+    assert found.figures.drift_nats.value == pytest.approx(math.log(4) / 2)
+    assert found.figures.perplexity_change.value == pytest.approx(1.0)
     assert math.exp(found.second_nats) == pytest.approx(2 * math.exp(found.first_nats))
     assert found.parted == (1,)
     assert [sentence.split(" 0")[0].split(" rose")[0].split(" 5")[0] for sentence in failures(
-        found.judged, Thresholds(max_drift_nats=0.5)
+        found.figures, Thresholds(max_drift_nats=0.5)
     )] == ["top-1 agreement", "mean KL", "perplexity", "drift"]  # fmt: skip
     plain = comparison_as_dict(found, ("x",))
     assert plain["gate"] == {"passed": False, "failures": ["x"]}

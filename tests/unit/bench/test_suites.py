@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench import suites
 from sparkdeploy.bench.figures import mean_of
-from sparkdeploy.bench.gate import floor_of, require_gate, require_gated_suite
+from sparkdeploy.bench.run import floor_of, require_gate, require_gated_suite
 from sparkdeploy.bench.suites import (
     SPARE_SHARE,
     SPARE_TOKENS,

@@ -13,11 +13,11 @@ from sparkdeploy.bench.watch import (
     kv_peak,
     kv_usage,
     machine_watch,
-    read_counters,
     together,
 )
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.facts import LOAD_QUERY, GpuLoad, parse_gpu_load
+from sparkdeploy.server.metrics import read_metrics
 from sparkdeploy.shell import Completed
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_a_server_that_does_not_answer_meanwhile_has_no_usage() -> None:
 
 
 def test_counters_are_differences_added_up() -> None:
-    counters = [read_counters(exposition(scale)) for scale in (1, 3, 4)]
+    counters = [read_metrics(exposition(scale)) for scale in (1, 3, 4)]
     first, second, third = counters
     assert first is not None
     assert second is not None

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
-from sparkdeploy.server.metrics import Speculation, parse_samples, totals
+from sparkdeploy.server.metrics import Speculation, parse_samples, read_metrics
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS
 from tests.fakes.http_server import Handler, HttpServer, TableServer, serving
 
@@ -163,9 +163,10 @@ def test_a_proxy_of_the_environment_is_not_used(
 
 
 def test_metrics_are_summed_over_their_labels(model: ServedModel) -> None:
-    summed = totals(parse_samples(model.exposition()))
+    metrics = read_metrics(model.exposition())
 
-    assert summed["vllm:generation_tokens_total"] == 15
+    assert metrics is not None
+    assert metrics.generated_tokens == 15
 
 
 def test_speculation_is_counted(model: ServedModel) -> None:
@@ -177,7 +178,7 @@ def test_speculation_is_counted(model: ServedModel) -> None:
 
 
 def test_a_quoted_label_may_hold_anything() -> None:
-    assert totals(parse_samples(METRICS))["python_info"] == 1
+    assert [it.value for it in parse_samples(METRICS) if it.name == "python_info"] == [1]
 
 
 NO_ROUTE = (404, '{"detail":"Not Found"}')
