@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self, cast
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

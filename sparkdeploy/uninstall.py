@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     list_deployments,
@@ -25,6 +24,7 @@ from sparkdeploy.deploy.nodes import connect, connect_nodes
 from sparkdeploy.deploy.removal import remove_deployment
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
 from sparkdeploy.upkeep.clean import Leftover
 
 if TYPE_CHECKING:

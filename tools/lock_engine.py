@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, ChangesPendingError, NodeError, SparkdeployError
 from sparkdeploy.image import lock, network
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

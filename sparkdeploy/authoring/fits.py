@@ -10,17 +10,17 @@ from sparkdeploy.authoring.outlook import Among, WhenMissing, facts_folder, grou
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits
-from sparkdeploy.ink import Ink, Piece
 from sparkdeploy.recipe.report import FIT_INKS
 from sparkdeploy.settings import load_settings
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Piece, Style
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.authoring.outlook import Ground
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.table import Block, TextRow
+    from sparkdeploy.terminal.tables import Block, TextRow
 
 
 def fitting_rows(hardware: str) -> list[dict[str, object]]:
@@ -67,7 +67,7 @@ def fitting_lines(rows: Sequence[Mapping[str, object]], hardware: str) -> Iterat
 
 def _fitting_row(row: Mapping[str, object]) -> TextRow:
     word = _fit_word(row)
-    verdict = Piece(word, FIT_INKS.get(word.split()[0], Ink.CAUTION))
+    verdict = Piece(word, FIT_INKS.get(word.split()[0], Style.CAUTION))
     return row_of(str(row["recipe"]), verdict, str(row.get("words") or row["reason"]))
 
 

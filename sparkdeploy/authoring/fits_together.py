@@ -6,20 +6,20 @@ import shlex
 from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.outlook import VERDICT_INKS, WhenMissing, ground_for
-from sparkdeploy.console import format_gib
 from sparkdeploy.estimate.together import Tenant, Together
 from sparkdeploy.estimate.verdict import Fits
-from sparkdeploy.ink import Piece
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Piece
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.authoring.outlook import Ground
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.table import Block, TextRow
+    from sparkdeploy.terminal.tables import Block, TextRow
 
 TITLES = ("claims", "share", "least share")
 

@@ -13,7 +13,6 @@ from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.checkpoint.family import turboquant
 from sparkdeploy.checkpoint.family.demands import attention_demands
 from sparkdeploy.checkpoint.family.turboquant import unserved
-from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import (
     capacity,
@@ -37,12 +36,13 @@ from sparkdeploy.estimate.verdict import (
     verdict_of,
     verdict_words,
 )
-from sparkdeploy.ink import Ink, Piece
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.report import model_name
 from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.style import Piece, Style
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
-    from sparkdeploy.table import Block
+    from sparkdeploy.terminal.tables import Block
 
-VERDICT_INKS = {Fits.YES: Ink.GOOD, Fits.NO: Ink.BAD, Fits.UNKNOWN: Ink.CAUTION}
+VERDICT_INKS = {Fits.YES: Style.GOOD, Fits.NO: Style.BAD, Fits.UNKNOWN: Style.CAUTION}
 
 
 class WhenMissing(Enum):

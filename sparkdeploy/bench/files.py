@@ -18,7 +18,7 @@ from sparkdeploy.bench.record import SCHEMA_VERSION, Run
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import read_json
-from sparkdeploy.terminal import visible_json
+from sparkdeploy.terminal.safe_text import visible_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

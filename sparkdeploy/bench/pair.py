@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.compare import Side, compare, sides_of
 from sparkdeploy.bench.endpoint import reach
 from sparkdeploy.bench.run import kept_runs, measure_endpoint, require_figures
-from sparkdeploy.console import console
 from sparkdeploy.errors import UsageError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

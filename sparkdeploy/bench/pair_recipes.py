@@ -12,7 +12,6 @@ from sparkdeploy.bench.before import FILE, note_before, put_back, restored
 from sparkdeploy.bench.campaign.run import alone
 from sparkdeploy.bench.endpoint import reach_deployment
 from sparkdeploy.bench.pair import Contender, refuse_same, take_turns
-from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import list_deployments
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, resolve
@@ -20,6 +19,7 @@ from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.server.pooling import MEASURE_HINT
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -32,19 +32,20 @@ from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
-from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.settings import resources
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.endpoint import Endpoint
     from sparkdeploy.bench.suites import Turn
-    from sparkdeploy.console import Step
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.step import Step
 
 GATED_SUITE = "five"
 GATED_METRIC = "end_to_end_tok_s"

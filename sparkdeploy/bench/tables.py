@@ -9,7 +9,7 @@ from sparkdeploy.bench.figures import mean_of
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.load.tables import load_lines
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.files import KeptRun
     from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary
     from sparkdeploy.bench.variation import RatioEstimate
-    from sparkdeploy.table import Block, TextRow
+    from sparkdeploy.terminal.tables import Block, TextRow
 
 HEADLINE = "end_to_end_tok_s"
 _SHOWN = {

@@ -18,9 +18,9 @@ from sparkdeploy import shell
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.record import SuiteResult, ToolResult
 from sparkdeploy.bench.suites import filler
-from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.plan.launch import KEY_TARGET
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError
 from sparkdeploy.server.pooling import CHAT, PoolingEndpoint, example_body
 from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

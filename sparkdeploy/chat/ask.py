@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.chat.answer import Telling, ask_for, remark, took
 from sparkdeploy.chat.pictures import picture_url, user_message
 from sparkdeploy.chat.side import reach_partner
-from sparkdeploy.console import console
 from sparkdeploy.deploy import names
 from sparkdeploy.errors import UsageError
-from sparkdeploy.paper import draws_on
-from sparkdeploy.terminal import beneath
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import beneath
+from sparkdeploy.terminal.style import draws_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

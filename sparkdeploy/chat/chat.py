@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from sparkdeploy.chat.answer import AnswerRefusedError, Telling, follow, remark, took
 from sparkdeploy.chat.conversation import MARK, Conversation, steer
 from sparkdeploy.chat.side import reach_partner
-from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
-from sparkdeploy.paper import draws_on
 from sparkdeploy.server.streaming import AnswerSoFar
-from sparkdeploy.terminal import beneath
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import beneath
+from sparkdeploy.terminal.style import draws_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

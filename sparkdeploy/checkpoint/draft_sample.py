@@ -18,10 +18,10 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     read_vocabulary,
     write_vocabulary,
 )
-from sparkdeploy.console import console
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import Settings
 from sparkdeploy.stored_json import read_bytes
+from sparkdeploy.terminal.console import console
 
 FOLDER = Path(__file__).with_name("draft_sample")
 NAME = "sparkdeploy's sample"

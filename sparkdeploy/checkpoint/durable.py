@@ -23,11 +23,11 @@ import xxhash
 
 from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint.repo_files import git_blob_hash
-from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.lock import lock_within
 from sparkdeploy.node.shared_files import NotPlainError, freeing_command, open_plain
 from sparkdeploy.stored_json import open_regular
+from sparkdeploy.terminal.console import console
 
 PATIENCE_S = 3600.0
 """How long a second builder waits for the first one's work, which it then finds done."""

@@ -10,10 +10,10 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource
 from sparkdeploy.checkpoint.repo_files import repo_and_revision
 from sparkdeploy.checkpoint.source import CheckpointSource, open_folder, source_identity
-from sparkdeploy.console import console
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.schema import Checkpoint
 from sparkdeploy.settings import Settings
+from sparkdeploy.terminal.console import console
 
 
 def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:

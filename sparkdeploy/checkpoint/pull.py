@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.agenda import Awaited
 from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.arriving import Arriving, StoppedError, WrongContentError
 from sparkdeploy.checkpoint.durable import Progress, disk_errors, only_one
@@ -15,9 +14,11 @@ from sparkdeploy.checkpoint.ranges import HubRanges, Meter
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.threads import work_through
 from sparkdeploy.checkpoint.treatment import Treatment, check_remote
-from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts as machine
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.step import PlannedStep
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,9 +89,9 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
     return download
 
 
-def awaited_downloads(downloads: "Iterable[Download]") -> list[Awaited]:
+def awaited_downloads(downloads: "Iterable[Download]") -> list[PlannedStep]:
     """Return what `fetch` is going to do, as steps to come."""
-    return [Awaited(_title(item.facts)) for item in downloads if not item.is_verified]
+    return [PlannedStep(_title(item.facts)) for item in downloads if not item.is_verified]
 
 
 def _title(facts: RepoFacts) -> str:

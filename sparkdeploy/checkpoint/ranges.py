@@ -21,9 +21,9 @@ from sparkdeploy.checkpoint.safetensors import (
     parse_header,
     within_limits,
 )
-from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -30,8 +30,8 @@ from sparkdeploy.checkpoint.hub_client import OTHERS_HINT, library_errors, prepa
 from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.shared_store import StoredBlob
-from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     import hashlib

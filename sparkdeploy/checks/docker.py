@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
-from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, ContainerFact
+from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

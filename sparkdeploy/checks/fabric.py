@@ -6,8 +6,8 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import Finding, Verdict, node_finding
-from sparkdeploy.console import format_gib
 from sparkdeploy.node.fabric import twin_key
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

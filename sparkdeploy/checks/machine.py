@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.checks.known_bad import failing
-from sparkdeploy.console import format_gib
 from sparkdeploy.node.lock import made_anew
 from sparkdeploy.node.shared_files import ROOT_UID, user_name
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

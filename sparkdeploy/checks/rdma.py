@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from sparkdeploy.checks.finding import Finding, Verdict, node_finding
-from sparkdeploy.console import format_bytes
 from sparkdeploy.image.stages import RDMA_PACKAGES
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

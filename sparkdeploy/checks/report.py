@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.ink import Ink, Piece, line_of
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.ink import Line
-    from sparkdeploy.table import Block, TextRow
+    from sparkdeploy.terminal.style import Line
+    from sparkdeploy.terminal.tables import Block, TextRow
 
 GROUPS = (
     "machine",
@@ -30,7 +30,7 @@ GROUPS = (
 )
 """In the order in which they are shown."""
 SIGNS = {Verdict.OK: "=", Verdict.WARN: "!", Verdict.FAIL: "x", Verdict.NOT_SEEN: "?"}
-SIGN_INKS = {"=": Ink.GOOD, "!": Ink.CAUTION, "x": Ink.BAD, "?": Ink.CAUTION}
+SIGN_INKS = {"=": Style.GOOD, "!": Style.CAUTION, "x": Style.BAD, "?": Style.CAUTION}
 MEANINGS = {
     "=": "ok, nothing to do",
     "+": "build",
@@ -79,7 +79,7 @@ def lines(findings: Sequence[Finding]) -> Iterator[Block]:
     for item in _in_order(findings):
         if item.group != group:
             group = item.group
-            rows.append(line_of(Piece(group, Ink.STRONG)))
+            rows.append(line_of(Piece(group, Style.STRONG)))
         rows.append(_row(item))
     yield TextTable((TextColumn(), TextColumn("", Fill.WORDS)), tuple(rows), indent=2)
     yield legend(SIGNS[item.verdict] for item in findings)
@@ -90,14 +90,14 @@ def lines(findings: Sequence[Finding]) -> Iterator[Block]:
 
 def _row(item: Finding) -> TextRow:
     name = item.check.partition(".")[2]
-    seen = Piece(item.seen, Ink.BAD if item.verdict is Verdict.FAIL else Ink.PLAIN)
+    seen = Piece(item.seen, Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN)
     fix = [f"      fix: {item.fix}"] if item.fix else []
     return row_of(line_of(signed(SIGNS[item.verdict]), f" {name}"), seen, beneath=fix)
 
 
 def signed(sign: str) -> Piece:
     """Return a sign in the colour of its meaning."""
-    return Piece(sign, SIGN_INKS.get(sign, Ink.PLAIN))
+    return Piece(sign, SIGN_INKS.get(sign, Style.PLAIN))
 
 
 def failures(findings: Sequence[Finding]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checks.finding import not_seen, ok, warn
 from sparkdeploy.checks.known_bad import check_firmware, check_kernel
 from sparkdeploy.checks.machine import BUSY_PERCENT, DROP_CACHES, STUCK_SHARE, UNSTICK
-from sparkdeploy.console import format_bytes, format_gib
+from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -34,8 +34,8 @@ from sparkdeploy.cli.names import completing
 from sparkdeploy.cli.names import runs as kept_names
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UsageError
+from sparkdeploy.terminal.console import console
 
 MEASURE = "run"
 

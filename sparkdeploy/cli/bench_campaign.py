@@ -18,8 +18,8 @@ from sparkdeploy.cli.options import (
     with_consent,
 )
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, UsageError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.bench.campaign.folder import CampaignFolder

@@ -30,8 +30,8 @@ from sparkdeploy.cli.options import (
     with_consent,
 )
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console
 from sparkdeploy.errors import UsageError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.bench.record import Run

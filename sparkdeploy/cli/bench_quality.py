@@ -20,8 +20,8 @@ from sparkdeploy.cli.bench_options import (
 )
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console
 from sparkdeploy.errors import BenchError, UsageError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable

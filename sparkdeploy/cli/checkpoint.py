@@ -21,8 +21,9 @@ from sparkdeploy.cli.options import (
     with_consent,
 )
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console, format_bytes
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from sparkdeploy.checkpoint.store import Stored

@@ -18,17 +18,18 @@ from sparkdeploy.cli.options import (
     with_consent,
 )
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
-from sparkdeploy.ink import Ink, Piece, line_of
-from sparkdeploy.table import TextColumn, TextTable, row_of
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.tables import TextColumn, TextTable, row_of
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.node.cluster import ClusterNode
     from sparkdeploy.node.fabric import FabricFact
-    from sparkdeploy.table import Block
+    from sparkdeploy.terminal.tables import Block
     from sparkdeploy.upkeep.cluster import SurveyOfNodes
 
 
@@ -66,7 +67,7 @@ def check(
     checks = check_all(requested(recipe, assignments, settings, cluster=True), settings)
     lines: list[Block] = []
     for item in checks:
-        ink = Ink.BAD if item.verdict is Verdict.FAIL else Ink.PLAIN
+        ink = Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN
         lines.append(line_of(signed(SIGNS[item.verdict]), " ", Piece(item.seen, ink)))
         if item.fix:
             lines.append(f"    fix: {item.fix}")
@@ -122,7 +123,7 @@ def _ports_of(entry: ClusterNode, fabric: FabricFact) -> TextTable:
     for port in entry.fabric:
         interface = fabric.interface(port.interface)
         state = "missing" if interface is None else "up" if interface.is_up else "down"
-        ink = Ink.PLAIN if state == "up" else Ink.BAD
+        ink = Style.PLAIN if state == "up" else Style.BAD
         mtu, rdma = interface.mtu if interface else "-", port.rdma or "no RDMA"
         rows.append(
             row_of(port.interface, str(port.address), Piece(state, ink), f"MTU {mtu}", rdma)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
-from sparkdeploy.console import console
 from sparkdeploy.export.client_names import Client
+from sparkdeploy.terminal.console import console
 
 
 def connect(

@@ -31,8 +31,9 @@ from sparkdeploy.cli.options import (
 )
 from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
 from sparkdeploy.cli.watching import WatchedArgument, WatchOption, show_watch
-from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import UsageError, joined
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

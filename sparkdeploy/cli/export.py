@@ -20,7 +20,7 @@ from sparkdeploy.cli.options import (
     requested,
     with_consent,
 )
-from sparkdeploy.console import console
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.export.neighbour import Export

@@ -15,9 +15,9 @@ import typer
 
 from sparkdeploy import __version__
 from sparkdeploy.cli.start import INTERRUPTED_EXIT_CODE, Interruption
-from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.terminal import nothing_raw, visible
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import nothing_raw, visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection

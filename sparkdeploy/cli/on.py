@@ -13,7 +13,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.mods import read_mod
@@ -28,6 +27,7 @@ from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.unsafe import consent_hint
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.stored_json import read_unlinked
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

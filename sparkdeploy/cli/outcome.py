@@ -8,7 +8,6 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.request import up_words
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.export.clients import with_key
@@ -17,6 +16,8 @@ from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.backend_check import compare_backends
 from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
 from sparkdeploy.settings import ON_VARIABLE
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
-from sparkdeploy.ink import line_of
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.style import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sparkdeploy.authoring.outlook import Outlook
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.table import Block
+    from sparkdeploy.terminal.tables import Block
 
 
 def answer(blocks: Iterable[Block], content: object, *, as_json: bool) -> None:

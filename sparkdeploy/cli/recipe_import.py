@@ -17,8 +17,8 @@ from sparkdeploy.cli.options import (
     with_consent,
 )
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.terminal.console import console
 
 group = typer.Typer(help="Recipes of others.", no_args_is_help=True)
 group.add_typer(recipe_source.group, name="source")

@@ -11,9 +11,9 @@ import typer
 from sparkdeploy.cli.names import completing, sources
 from sparkdeploy.cli.options import FitsOption, JsonOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console
 from sparkdeploy.errors import ChangesPendingError
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -32,8 +32,8 @@ from sparkdeploy.cli.printing import (
     print_plan,
     require_no_problems,
 )
-from sparkdeploy.console import console
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan

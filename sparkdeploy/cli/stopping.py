@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkdeploy.cli.options import JsonOption, NameArgument, OnOption, PageCacheOption
-from sparkdeploy.console import console
+from sparkdeploy.terminal.console import console
 
 
 def stop(name: NameArgument = None, _on: OnOption = None) -> None:

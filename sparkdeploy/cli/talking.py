@@ -9,7 +9,7 @@ import typer
 
 from sparkdeploy.cli.names import completing, deployments
 from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
-from sparkdeploy.console import console
+from sparkdeploy.terminal.console import console
 
 MaxTokensOption = Annotated[
     int | None,

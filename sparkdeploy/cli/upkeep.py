@@ -11,9 +11,10 @@ import typer
 
 from sparkdeploy.cli.options import JsonOption, OnOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import NodeError
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

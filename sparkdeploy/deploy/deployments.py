@@ -17,7 +17,7 @@ from sparkdeploy.node.node import named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.recipe.words import nearest
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -9,11 +9,12 @@ from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
 from sparkdeploy.checkpoint.prebuilt import resolve_fp8
 from sparkdeploy.checkpoint.pull import WantedRepository, announce, awaited_downloads, fetch
-from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.plan.observe import treatment_of
 from sparkdeploy.plan.observed import MissingModel
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

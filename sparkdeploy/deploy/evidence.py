@@ -26,7 +26,7 @@ from sparkdeploy.secret_shapes import (
 )
 from sparkdeploy.server.crash import guard_reports, root_cause
 from sparkdeploy.server.phases import read_whole
-from sparkdeploy.terminal import visible, visible_log
+from sparkdeploy.terminal.safe_text import visible, visible_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,7 +17,6 @@ from sparkdeploy.checkpoint.draft_layer import stated_draft_layer
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.checks.rdma import chosen_adapters
-from sparkdeploy.console import console
 from sparkdeploy.errors import CheckpointError, UnhealthyError
 from sparkdeploy.estimate.memory_claim import MemoryClaim  # noqa: TC001 - read from a label
 from sparkdeploy.node.node import named
@@ -25,6 +24,7 @@ from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.server.backend_check import Match, compare_backends
 from sparkdeploy.server.phases import read_whole
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact, ListedContainer

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.pins import keep
@@ -14,6 +13,7 @@ from sparkdeploy.plan.images import stages_for
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import ImageLock, SettledEngine
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 
 from sparkdeploy.checks.finding import Finding, Verdict, node_finding
 from sparkdeploy.checks.rdma import chosen_adapters, rdma_checks, read_rdma
-from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.inside import all_reduce, rdma
 from sparkdeploy.node.container import NAME_START
@@ -30,6 +29,8 @@ from sparkdeploy.plan.problems import refuse_to_start
 from sparkdeploy.server.backend_check import Match, compare_backends
 from sparkdeploy.server.crash import root_cause
 from sparkdeploy.server.phases import read_whole
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

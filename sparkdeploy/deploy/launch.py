@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
@@ -24,6 +23,7 @@ from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.node import named
 from sparkdeploy.server.health import ContainerDiedError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.again import parts_of, start_again, watch_parts
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
@@ -30,6 +29,7 @@ from sparkdeploy.node.node import named
 from sparkdeploy.node.ports import is_port_free, port_owner
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.deploy.deployments import Inspected

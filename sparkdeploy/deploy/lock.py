@@ -8,11 +8,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.node.lock import lock_path, node_lock
 from sparkdeploy.node.lock_there import locked_there
 from sparkdeploy.node.private_folder import keep_private, make_private
 from sparkdeploy.settings import SHARED_LOCK_DIR
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

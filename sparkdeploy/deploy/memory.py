@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console, format_gib
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.plan.problems import promised_bytes, shortage
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import deployments_in, nodes_with
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
 from sparkdeploy.plan.formation import form_up
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,10 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from sparkdeploy.agenda import Awaited
 from sparkdeploy.checkpoint.draft_sample import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.stated import stated_shared_experts
-from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.lock import announced_lock
 from sparkdeploy.deploy.travel import same_images, same_weights
 from sparkdeploy.errors import CheckpointError, NodeError
@@ -27,6 +25,9 @@ from sparkdeploy.plan.observe import locate_model, treatment_for
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.plan.template import write_template
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.step import PlannedStep
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,7 @@ def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings)
         if stage.source is not None:
             # Before the base is fetched: what cannot be compiled is not worth ten gigabytes.
             refuse_start(stage, host, settings)
-    with console.steps(*(Awaited(f"image {stage.name}") for stage in missing)):
+    with console.steps(*(PlannedStep(f"image {stage.name}") for stage in missing)):
         for stage in missing:
             # Of two commands that need one image the first builds it, and the second finds it.
             with stage_lock(stage, settings):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     Inspected,
@@ -24,6 +23,7 @@ from sparkdeploy.node.node import named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.problems import owner_of
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     deployments_in,
@@ -24,6 +23,7 @@ from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.deploy.deployments import Inspected

@@ -21,7 +21,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import (
     find_deployment,
     kept_name,
@@ -33,6 +32,7 @@ from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.plan.container import container_name
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

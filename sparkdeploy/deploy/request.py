@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.cache import STORE
-from sparkdeploy.console import console
 from sparkdeploy.deploy.nodes import connect_serving
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
@@ -20,6 +19,7 @@ from sparkdeploy.plan.observe import with_expected_models
 from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.library import library, of_source
 from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,12 +7,12 @@ import functools
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
 from sparkdeploy.node.listener import Listener, listener_of
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.metrics import Metrics, read_metrics
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from pathlib import Path

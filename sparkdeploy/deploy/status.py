@@ -10,13 +10,13 @@ from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import uptime_s
 from sparkdeploy.deploy.served import stopped_because
 from sparkdeploy.deploy.serving import metrics_of
-from sparkdeploy.moment import stamp
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.server.crash import Restarts
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal.safe_text import visible_line
+from sparkdeploy.units import iso_utc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,7 +142,7 @@ def status_row(
         url=_url(deployment),
         model=fact.labels.get(labels.SERVED_NAME, ""),
         exposure=fact.labels.get(labels.EXPOSURE, ""),
-        since=stamp(parse_time(fact.started_at)) if fact.is_running else "",
+        since=iso_utc(parse_time(fact.started_at)) if fact.is_running else "",
         stopped_at=_stopped_at(deployment),
         stopped_because=stopped_because(fact) if deployment.serving is not None else "",
         requests=None if metrics.finished is None else int(metrics.finished),
@@ -188,7 +188,7 @@ def _url(deployment: Inspected) -> str:
 
 def _stopped_at(deployment: Inspected) -> str:
     fact = deployment.serving
-    return stamp(parse_time(fact.finished_at)) if fact is not None and fact.is_stopped else ""
+    return iso_utc(parse_time(fact.finished_at)) if fact is not None and fact.is_stopped else ""
 
 
 def _last_cause(restarts: Restarts) -> str:

@@ -11,7 +11,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.watch import STOP_TIMEOUT_S
@@ -21,6 +20,7 @@ from sparkdeploy.node.node import named
 from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
 from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
-from sparkdeploy.console import console, format_bytes
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.image.context import write_tar
@@ -24,17 +23,19 @@ from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
 from sparkdeploy.plan.place import move_to, trees_of
 from sparkdeploy.plan.problems import LOAD_FACTOR
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.console import Step
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.plan.place import Tree
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.step import Step
 
 GZIP = 31
 FASTEST = 1

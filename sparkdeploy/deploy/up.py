@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import deployments_in, find_deployment, look_again
 from sparkdeploy.deploy.download import bring_models
 from sparkdeploy.deploy.expectation import expectation_of
@@ -37,6 +36,7 @@ from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, awaited_preparation, plan_as_dict
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.server.phases import SPARK_COLD_START_S, TINY_MODEL_START_S
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from sparkdeploy.agenda import Awaited
-from sparkdeploy.console import console, format_gib, format_seconds
 from sparkdeploy.deploy.expectation import verify_part
 from sparkdeploy.deploy.serving import served_model
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
@@ -28,18 +26,21 @@ from sparkdeploy.server.phases import (
     save_durations,
     similar_start_s,
 )
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.step import PlannedStep
+from sparkdeploy.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from sparkdeploy.console import Step
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.step import Step
 
 SAMPLE_EVERY_S = 1.0
 SAMPLE_OTHERS_EVERY_S = 5.0
@@ -73,9 +74,9 @@ def last_start_s(pace: str, settings: Settings) -> float | None:
     return sum(known_s.values()) if known_s else None
 
 
-def awaited_start(deployment: str, pace: str, settings: Settings) -> Awaited:
+def awaited_start(deployment: str, pace: str, settings: Settings) -> PlannedStep:
     """Return the start as a step to come, with what it took last time."""
-    return Awaited(start_title(deployment), last_start_s(pace, settings))
+    return PlannedStep(start_title(deployment), last_start_s(pace, settings))
 
 
 def expected_downtime(pace: str, settings: Settings) -> str:
@@ -112,7 +113,7 @@ class Watch:
     elapsed_s: float = field(default=0.0, init=False)
     memory_curve: list[dict[str, Any]] = field(default_factory=list, init=False)
     _sampled_s: dict[str, float] = field(default_factory=dict, init=False)
-    _awaited: dict[str, Awaited] = field(default_factory=dict, init=False)
+    _awaited: dict[str, PlannedStep] = field(default_factory=dict, init=False)
     """The phases that are expected, by name."""
 
     def __post_init__(self) -> None:
@@ -200,12 +201,12 @@ class Watch:
             step.count(*tracker.count, UNITS.get(phase.name, ""))
         step.recent(tuple(tracker.recent))
 
-    def _recalled_stages(self) -> dict[str, Awaited]:
+    def _recalled_stages(self) -> dict[str, PlannedStep]:
         """Return the phases to come, with what they took last time; nothing is said of the rest."""
         known_s = load_durations(self.settings.state_dir, self.pace, otherwise={})
         names = known_s or {name for name in self.usual_s if name != "draft"}
         phases = [phase for phase in PHASES if phase.name in names]
-        return {phase.name: Awaited(phase.title, known_s.get(phase.name)) for phase in phases}
+        return {phase.name: PlannedStep(phase.title, known_s.get(phase.name)) for phase in phases}
 
     def _sample(self, node: Node, elapsed_s: float) -> None:
         available = parse_meminfo(read_or_none(node, "/proc/meminfo") or "").get("MemAvailable", 0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint.family.kinds import WeightKind
-from sparkdeploy.console import format_gib
 from sparkdeploy.estimate.capacity import budget_warnings
 from sparkdeploy.estimate.layout import layout_of
 from sparkdeploy.estimate.memory_claim import GIB
-from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.kv_cache import CacheLayout
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.table import Block
+    from sparkdeploy.terminal.tables import Block
 
 ONE_LINE_SINCE = (0, 28, 0)
 FORMATS = {
@@ -47,7 +47,7 @@ def capacity_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Ite
         yield from _format_lines(resolved, facts, budget)
         yield from _log_lines(resolved, budget, layout)
     for warning in budget_warnings(budget):
-        yield line_of("  ", Piece("!", Ink.CAUTION), f" {warning}")
+        yield line_of("  ", Piece("!", Style.CAUTION), f" {warning}")
 
 
 def capacity_as_dict(resolved: Resolved, facts: ModelFacts, budget: Budget) -> dict[str, Any]:

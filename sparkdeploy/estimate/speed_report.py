@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.estimate.decode import CONTEXT_TOKENS, DecodeStep, StepPart, decode_step
 from sparkdeploy.estimate.speed import miss_reasons
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.speed import Speed, SpeedEstimate
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Cluster
-    from sparkdeploy.table import Block, TextRow
+    from sparkdeploy.terminal.tables import Block, TextRow
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 NOTABLE_BYTES = 10_000_000

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import format_gib
 from sparkdeploy.estimate.memory_claim import CPU_SERVER_BYTES
 from sparkdeploy.estimate.verdict import Fits
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

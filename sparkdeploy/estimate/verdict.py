@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import format_gib
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
-from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.names import several
 from sparkdeploy.deploy.nodes import connect
@@ -19,6 +18,7 @@ from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
 from sparkdeploy.export.neighbour import WRITTEN_BY
 from sparkdeploy.export.open_webui import open_webui_export
 from sparkdeploy.export.prometheus import prometheus_export
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.request import (
     plan_for,
     resolve,
@@ -35,6 +34,8 @@ from sparkdeploy.plan.make import unresolved_tag
 from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.server.phases import similar_start_s
 from sparkdeploy.shell import AS_MODULE
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

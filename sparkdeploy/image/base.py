@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
-from sparkdeploy.console import format_bytes
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.failures import ended_by_node
 from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.console import Step
     from sparkdeploy.image.stages import DebianRecipe, Stage
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.step import Step
 
 POLL_EVERY_S = 0.5
 MAKE_TIMEOUT_S = 3600

@@ -11,7 +11,6 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import network
 from sparkdeploy.image.base import base_of_root, debian_root, import_root
@@ -22,17 +21,18 @@ from sparkdeploy.image.proof import prove_stage
 from sparkdeploy.image.stages import LEFTOVER_LABEL
 from sparkdeploy.node.facts import spelled
 from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkdeploy.console import Step
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.reports import BuildEvent
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.step import Step
 
 TAIL_LINES = 30
 MAX_LETTERS = 500

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files, labels
-from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import BuildError, Mistakes, NodeError
 from sparkdeploy.image import network
 from sparkdeploy.image.context import CHUNK_BYTES
@@ -18,13 +17,14 @@ from sparkdeploy.image.stages import fingerprint
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
-    from sparkdeploy.console import Step
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.engine import SourceBuild
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.step import Step
 
 GB, GIB = 10**9, 2**30
 MEMORY_PER_COMPILER_GIB = 4

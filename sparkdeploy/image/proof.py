@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.inside import apply_mod, arguments, prove, rdma
 from sparkdeploy.image.stages import RDMA_PACKAGES, SPARK_CAPABILITY
 from sparkdeploy.recipe.release import Release
 from sparkdeploy.recipe.settled import ImageContents
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

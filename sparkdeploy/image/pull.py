@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.build import find_built
 from sparkdeploy.image.network import registry_reference
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparkdeploy.console import Step
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.reports import BuildEvent
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.step import Step
 
 
 def pull_below(host: DockerHost, stage: Stage, settings: Settings) -> None:

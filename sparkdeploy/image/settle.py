@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import pins, proof
 from sparkdeploy.image.build import build_stage
@@ -18,6 +17,7 @@ from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node.facts import spelled
 from sparkdeploy.recipe.settled import SettledImage
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

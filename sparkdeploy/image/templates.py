@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from sparkdeploy.errors import BuildError
-from sparkdeploy.terminal import visible
+from sparkdeploy.terminal.safe_text import visible
 
 if TYPE_CHECKING:
     from pathlib import Path

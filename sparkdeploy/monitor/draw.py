@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from sparkdeploy.ink import Ink, Line, Piece, line_of, plain_text
 from sparkdeploy.monitor import words
 from sparkdeploy.monitor.scene import GIB, Standing
 from sparkdeploy.monitor.words import BLOCKS, field, fitted, flow, sparkline
-from sparkdeploy.wrap import clipped
+from sparkdeploy.terminal.style import Line, Piece, Style, clipped, line_of, plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,10 +22,10 @@ NAME_COLUMNS = 20
 CLOSE_BYTES = GIB
 """So near to the floor a machine is in danger."""
 _INKS = {
-    Standing.SERVING: Ink.GOOD,
-    Standing.STARTING: Ink.CAUTION,
-    Standing.WORKER: Ink.PLAIN,
-    Standing.STOPPED: Ink.QUIET,
+    Standing.SERVING: Style.GOOD,
+    Standing.STARTING: Style.CAUTION,
+    Standing.WORKER: Style.PLAIN,
+    Standing.STOPPED: Style.QUIET,
 }
 
 
@@ -42,15 +41,15 @@ def screen_of(scene: Scene, columns: int, rows: int, ramp: str = BLOCKS) -> tupl
     room = max(rows - len(head) - 1, 0)
     rest = (*body, *nodes)
     left = f"and {len(rest) - room} more lines: a higher terminal shows them"
-    return (*head, *rest[:room], line_of(Piece(left, Ink.CAUTION)))[:rows]
+    return (*head, *rest[:room], line_of(Piece(left, Style.CAUTION)))[:rows]
 
 
 def _head(scene: Scene, columns: int) -> tuple[Line, ...]:
     right = f"{words.clock(scene.at)}   {KEYS}"
     blanks = " " * max(columns - len(TITLE) - len(right), 1)
-    lines = [line_of(Piece(TITLE, Ink.STRONG), blanks, Piece(right, Ink.QUIET))]
+    lines = [line_of(Piece(TITLE, Style.STRONG), blanks, Piece(right, Style.QUIET))]
     if scene.problem:
-        lines += _wrapped(scene.problem, columns, Ink.BAD, most_lines=1)
+        lines += _wrapped(scene.problem, columns, Style.BAD, most_lines=1)
     if not scene.deployments:
         lines.append(line_of("nothing is deployed; what `sparkdeploy up` starts appears here"))
     return tuple(lines)
@@ -64,15 +63,15 @@ def _deployment_lines(scene: Scene, columns: int, ramp: str, *, is_whole: bool) 
 
 
 def _block(item: WatchedDeployment, now: datetime, columns: int, ramp: str) -> tuple[Line, ...]:
-    lines = [fitted(_title(item, now), columns), *_wrapped(item.note, columns, Ink.BAD)]
+    lines = [fitted(_title(item, now), columns), *_wrapped(item.note, columns, Style.BAD)]
     if item.life is not Standing.WORKER and item.life is not Standing.STOPPED:
         lines.append(_speed_line(item, columns, ramp))
         lines += flow(_figures(item), columns)
     error = f"last error: {item.last_error}" if item.last_error else ""
-    return (*lines, *_wrapped(error, columns, Ink.CAUTION))
+    return (*lines, *_wrapped(error, columns, Style.CAUTION))
 
 
-def _wrapped(text: str, columns: int, ink: Ink, most_lines: int = 2) -> Iterator[Line]:
+def _wrapped(text: str, columns: int, ink: Style, most_lines: int = 2) -> Iterator[Line]:
     rows = textwrap.wrap(text, max(columns - 2, 1), max_lines=most_lines, placeholder="...")
     yield from (line_of("  ", Piece(row, ink)) for row in rows)
 
@@ -80,12 +79,12 @@ def _wrapped(text: str, columns: int, ink: Ink, most_lines: int = 2) -> Iterator
 def _title(item: WatchedDeployment, now: datetime) -> tuple[Line, ...]:
     up = f"up {words.ago(item.up_since, now)}" if item.up_since is not None else ""
     return (
-        line_of(Piece(clipped(item.name, NAME_COLUMNS), Ink.STRONG)),
+        line_of(Piece(clipped(item.name, NAME_COLUMNS), Style.STRONG)),
         line_of(_state(item, now)),
         line_of(up),
         line_of("" if item.life.is_gone else item.url),
         line_of(item.recipe),
-        line_of(Piece(item.model, Ink.QUIET)),
+        line_of(Piece(item.model, Style.QUIET)),
     )
 
 
@@ -93,7 +92,7 @@ def _state(item: WatchedDeployment, now: datetime) -> Piece:
     if not item.life.is_gone:
         return Piece(item.told, _INKS[item.life])
     since = f" since {words.clock(item.since)} ({words.ago(item.since, now)})" if item.since else ""
-    return Piece(f"gone: {item.told}{since}", _INKS.get(item.life, Ink.BAD))
+    return Piece(f"gone: {item.told}{since}", _INKS.get(item.life, Style.BAD))
 
 
 def _speed_line(item: WatchedDeployment, columns: int, ramp: str) -> Line:
@@ -102,7 +101,7 @@ def _speed_line(item: WatchedDeployment, columns: int, ramp: str) -> Line:
     peak = f"  peak {words.rate(max(figures.rates))}" if figures.rates else ""
     start = f"  {now:>7} tokens/s  "
     curve = sparkline(figures.rates, columns - len(start) - len(peak), ramp)
-    return line_of(Piece(start, Ink.STRONG), Piece(curve, Ink.GOOD), Piece(peak, Ink.QUIET))
+    return line_of(Piece(start, Style.STRONG), Piece(curve, Style.GOOD), Piece(peak, Style.QUIET))
 
 
 def _now(item: WatchedDeployment) -> str:
@@ -124,14 +123,16 @@ def _figures(item: WatchedDeployment) -> tuple[Line, ...]:
         _kv(item),
         field("preemptions", words.number(figures.preemptions) + newly),
         field("served", f"{written} tokens written, {read} read"),
-        field("restarts", Piece(str(item.restarts), Ink.CAUTION if item.restarts else Ink.PLAIN)),
+        field(
+            "restarts", Piece(str(item.restarts), Style.CAUTION if item.restarts else Style.PLAIN)
+        ),
     )
 
 
 def _main_figures(item: WatchedDeployment) -> tuple[Line, ...]:
     first, gap = item.figures.first_token, item.figures.gap
     return (
-        line_of(Piece(f"{_now(item)} tokens/s", Ink.STRONG)),
+        line_of(Piece(f"{_now(item)} tokens/s", Style.STRONG)),
         line_of(_count(item)),
         field("first", f"{words.duration(first.p50_s)}, {words.duration(first.p95_s)}"),
         field("gap", f"{words.duration(gap.p50_s)}, {words.duration(gap.p95_s)}"),
@@ -154,12 +155,12 @@ def _requests(item: WatchedDeployment) -> Line:
 
 def _kv(item: WatchedDeployment) -> Line:
     usage = item.figures.kv_usage
-    ink = Ink.CAUTION if usage is not None and usage > 0.9 else Ink.PLAIN
+    ink = Style.CAUTION if usage is not None and usage > 0.9 else Style.PLAIN
     return field("KV cache", Piece(words.percent(usage), ink))
 
 
 def _row(item: WatchedDeployment, now: datetime, columns: int) -> Line:
-    name = line_of(Piece(f"{clipped(item.name, NAME_COLUMNS):<{NAME_COLUMNS}}", Ink.STRONG))
+    name = line_of(Piece(f"{clipped(item.name, NAME_COLUMNS):<{NAME_COLUMNS}}", Style.STRONG))
     if item.life is not Standing.SERVING:
         return fitted((name, line_of(_state(item, now))), columns)
     return fitted((name, *_main_figures(item)), columns)
@@ -173,13 +174,13 @@ def _node_lines(scene: Scene, columns: int) -> tuple[Line, ...]:
 
 
 def _node(node: NodeLook, now: datetime, columns: int) -> tuple[Line, ...]:
-    name = line_of(Piece(clipped(node.name, NAME_COLUMNS), Ink.STRONG))
+    name = line_of(Piece(clipped(node.name, NAME_COLUMNS), Style.STRONG))
     if node.gone_since is not None:
         since = f"gone since {words.clock(node.gone_since)} ({words.ago(node.gone_since, now)})"
-        head = fitted((name, line_of(Piece(since, Ink.BAD))), columns)
+        head = fitted((name, line_of(Piece(since, Style.BAD))), columns)
         room = columns - len(plain_text(head)) - 2
         why = clipped(node.problem, room) if room > 10 else ""
-        return ((*head, Piece(f"  {why}", Ink.QUIET)),)
+        return ((*head, Piece(f"  {why}", Style.QUIET)),)
     return flow((name, *_machine(node)), columns, "")
 
 
@@ -198,13 +199,13 @@ def _machine(node: NodeLook) -> tuple[Line, ...]:
     )
 
 
-def _memory_ink(node: NodeLook) -> Ink:
+def _memory_ink(node: NodeLook) -> Style:
     if node.available_bytes is None or node.floor_bytes is None:
-        return Ink.PLAIN
+        return Style.PLAIN
     if node.available_bytes < node.floor_bytes:
-        return Ink.BAD
+        return Style.BAD
     is_close = node.available_bytes < node.floor_bytes + CLOSE_BYTES
-    return Ink.CAUTION if is_close else Ink.PLAIN
+    return Style.CAUTION if is_close else Style.PLAIN
 
 
 def scene_lines(scene: Scene) -> Iterator[str]:

@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.monitor.draw import scene_lines, screen_of
 from sparkdeploy.monitor.readers import END_S, EngineReader, NodeReader
 from sparkdeploy.monitor.scene import scene_as_dict, scene_of
 from sparkdeploy.monitor.words import BLOCKS, LETTERS
-from sparkdeploy.paper import draws_on
-from sparkdeploy.screen import END_OF_INPUT, FullScreen
-from sparkdeploy.terminal import beneath
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import beneath
+from sparkdeploy.terminal.screen import END_OF_INPUT, FullScreen
+from sparkdeploy.terminal.style import draws_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from sparkdeploy import labels
 from sparkdeploy.deploy.status import NO_CONTAINER, RUNNING
 from sparkdeploy.monitor.figures import MetricsHistory, ServerFigures, server_figures
 from sparkdeploy.node.reports import parse_time
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

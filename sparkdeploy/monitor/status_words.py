@@ -5,21 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import format_gib, format_seconds
 from sparkdeploy.deploy import status
 from sparkdeploy.export.systemd_unit import unit_name
-from sparkdeploy.ink import Ink, Piece, line_of
-from sparkdeploy.moment import clock_words
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_gib, format_seconds, local_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.deploy.status import StatusRow
-    from sparkdeploy.ink import Line
-    from sparkdeploy.table import Block, TextRow
+    from sparkdeploy.terminal.style import Line
+    from sparkdeploy.terminal.tables import Block, TextRow
 
 COLUMNS = (
     TextColumn("name"),
@@ -34,15 +33,15 @@ COLUMNS = (
     TextColumn("memory", Fill.FIGURE),
 )
 INKS = {
-    status.HEALTHY: Ink.GOOD,
-    status.RUNNING: Ink.GOOD,
-    status.WORKER: Ink.PLAIN,
-    "starting": Ink.CAUTION,
-    status.BEING_REPLACED: Ink.CAUTION,
-    status.STOPPED: Ink.QUIET,
+    status.HEALTHY: Style.GOOD,
+    status.RUNNING: Style.GOOD,
+    status.WORKER: Style.PLAIN,
+    "starting": Style.CAUTION,
+    status.BEING_REPLACED: Style.CAUTION,
+    status.STOPPED: Style.QUIET,
 }
 """Every other state is a failure."""
-MEMBER_INKS = {status.RUNNING: Ink.PLAIN, status.STOPPED: Ink.QUIET}
+MEMBER_INKS = {status.RUNNING: Style.PLAIN, status.STOPPED: Style.QUIET}
 
 
 def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
@@ -59,8 +58,8 @@ def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
 
 def _row(row: StatusRow) -> TextRow:
     return row_of(
-        Piece(row.name, Ink.STRONG),
-        Piece(row.state, INKS.get(row.state, Ink.BAD)),
+        Piece(row.name, Style.STRONG),
+        Piece(row.state, INKS.get(row.state, Style.BAD)),
         row.url,
         row.model,
         row.recipe,
@@ -81,7 +80,7 @@ def _since(row: StatusRow) -> str:
     if not row.since:
         return f"{ago} ago"
     moment = datetime.fromisoformat(row.since)
-    return f"{clock_words(moment, moment + timedelta(seconds=row.uptime_s))} ({ago})"
+    return f"{local_time(moment, moment + timedelta(seconds=row.uptime_s))} ({ago})"
 
 
 def _moment(stamped: str) -> str:
@@ -89,7 +88,7 @@ def _moment(stamped: str) -> str:
     moment, now = datetime.fromisoformat(stamped), datetime.now(UTC)
     # A clock that was set back is no reason to show an end in the future.
     ago_s = max((now - moment).total_seconds(), 0.0)
-    return f"{clock_words(moment, now)} ({format_seconds(ago_s)} ago)"
+    return f"{local_time(moment, now)} ({format_seconds(ago_s)} ago)"
 
 
 def _how_to_start(row: StatusRow) -> str:
@@ -103,7 +102,7 @@ def _how_to_start(row: StatusRow) -> str:
 def _restarts(row: StatusRow) -> Piece:
     if row.uptime_s is None:
         return Piece("")
-    return Piece(str(row.restarts), Ink.CAUTION if row.restarts else Ink.PLAIN)
+    return Piece(str(row.restarts), Style.CAUTION if row.restarts else Style.PLAIN)
 
 
 def _beneath(row: StatusRow) -> Iterator[Line | str]:
@@ -116,11 +115,11 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
     if row.restarts:
         times = "once" if row.restarts == 1 else f"{row.restarts} times"
         told = f"restarted {times}, last because: {row.last_cause}"
-        yield line_of("  ", Piece(told, Ink.CAUTION))
+        yield line_of("  ", Piece(told, Style.CAUTION))
     if row.drafting:
-        yield line_of("  ", Piece("!", Ink.CAUTION), f" {row.drafting}")
+        yield line_of("  ", Piece("!", Style.CAUTION), f" {row.drafting}")
     for member in row.members:
-        ink = MEMBER_INKS.get(member.state, Ink.BAD)
+        ink = MEMBER_INKS.get(member.state, Style.BAD)
         yield line_of(f"  {member.node}: ", Piece(member.state, ink))
     if row.half_done:
         yield f"  {row.half_done}"
@@ -131,11 +130,11 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
 def _boot(row: StatusRow) -> Iterator[Line | str]:
     unit = unit_name(row.name)
     if row.wake_failed:
-        yield line_of("  ", Piece(f"its last start failed because: {row.wake_failed}", Ink.BAD))
+        yield line_of("  ", Piece(f"its last start failed because: {row.wake_failed}", Style.BAD))
         yield f"  `journalctl --unit={unit}` has what it said; the next connection tries again"
     if not row.given_up:
         return
-    yield line_of("  ", Piece(f"systemd has given it up, last because: {row.given_up}", Ink.BAD))
+    yield line_of("  ", Piece(f"systemd has given it up, last because: {row.given_up}", Style.BAD))
     yield f"  `journalctl --unit={unit}` has what each start said"
     yield f"  `sudo systemctl reset-failed {unit}`, then `sudo systemctl start {unit}` tries again"
 

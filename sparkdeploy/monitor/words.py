@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.agenda import in_seconds
-from sparkdeploy.console import format_seconds
-from sparkdeploy.ink import Ink, Line, Piece, plain_text
-from sparkdeploy.wrap import line_cells
+from sparkdeploy.terminal.style import Line, Piece, Style, line_cells, plain_text
+from sparkdeploy.units import format_seconds, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -83,7 +81,7 @@ def format_whole_seconds(duration_s: float) -> str:
 def field(label: str, *values: Piece | str) -> Line:
     """Return a figure with what it is; nothing but the value where the label is empty."""
     pieces = [Piece(it) if isinstance(it, str) else it for it in values]
-    return (Piece(f"{label} ", Ink.QUIET), *pieces) if label else tuple(pieces)
+    return (Piece(f"{label} ", Style.QUIET), *pieces) if label else tuple(pieces)
 
 
 def flow(fields: Iterable[Line], columns: int, indent: str = "  ") -> tuple[Line, ...]:

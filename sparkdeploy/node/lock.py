@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from filelock import lock_descriptor
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.moment import clock_words
 from sparkdeploy.node.shared_files import (
     SHARED_FILE_MODE,
     SHARED_FOLDER_MODE,
@@ -28,6 +27,7 @@ from sparkdeploy.node.shared_files import (
     user_name,
 )
 from sparkdeploy.settings import SHARED_LOCK_DIR
+from sparkdeploy.units import local_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -296,7 +296,7 @@ def _uses(said: object) -> tuple[str, ...]:
 
 
 def _moment_words(since: str) -> str:
-    return clock_words(datetime.fromisoformat(since), datetime.now(UTC))
+    return local_time(datetime.fromisoformat(since), datetime.now(UTC))
 
 
 def _since(said: object) -> str:

@@ -16,13 +16,13 @@ from sparkdeploy.checks.machine import (
 )
 from sparkdeploy.checks.recipe import argument_findings, trust_findings
 from sparkdeploy.checks.symptoms import check_kho
-from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
 from sparkdeploy.plan.container import container_user, has_adapters
 from sparkdeploy.plan.launch import fabric_env
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.part_budget import budget_finding
 from sparkdeploy.plan.steps import Action
+from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
-from sparkdeploy.console import format_bytes
 from sparkdeploy.estimate.memory_claim import memory_claim
 from sparkdeploy.estimate.share import share_of_weights
 from sparkdeploy.node.container import ContainerFact
@@ -17,6 +16,7 @@ from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.place import place_of
 from sparkdeploy.plan.problems import existing_container, find_problems
 from sparkdeploy.plan.steps import Action, CheckpointStep, ImageStep, Needs, Part, Plan
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

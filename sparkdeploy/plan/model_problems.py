@@ -10,7 +10,6 @@ from sparkdeploy.checkpoint.family import turboquant
 from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.checks.finding import fail
-from sparkdeploy.console import format_bytes
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.exchangeable import (
     Exchangeable,
@@ -24,6 +23,7 @@ from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import FP8_SOURCE, named_paths
 from sparkdeploy.recipe.settled import is_unknown
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

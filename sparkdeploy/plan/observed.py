@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.family.demands import NO_DEMANDS, AttentionDemands
-from sparkdeploy.console import format_bytes
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.checks.finding import Finding, not_seen, ok, warn
-from sparkdeploy.console import format_gib
 from sparkdeploy.estimate.capacity import make_budget
 from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.estimate.model_facts import ModelFacts
 from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import Verdict, fail
-from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.errors import Mistakes, NodeError
 from sparkdeploy.image.stages import RDMA_PACKAGES
 from sparkdeploy.plan.backends import SOCKETS_ALLOWED, allows_sockets
@@ -21,6 +20,7 @@ from sparkdeploy.plan.model_problems import (
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.mods import proposed_setting
+from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.report import SIGNS, legend, signed
-from sparkdeploy.console import format_bytes, format_gib
 from sparkdeploy.image.mods import SCRIPT
-from sparkdeploy.ink import Ink, Piece, line_of, plain_text
 from sparkdeploy.plan.images import mods_of
 from sparkdeploy.plan.make import unresolved_tag
 from sparkdeploy.plan.part_budget import CHECK as BUDGET_CHECK
@@ -20,17 +18,19 @@ from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import SettledEngine
-from sparkdeploy.table import Fill, TextColumn, TextTable, laid_out, row_of
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal.safe_text import visible_line
+from sparkdeploy.terminal.style import Piece, Style, line_of, plain_text
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, laid_out, row_of
+from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sparkdeploy.image.mods import ModFiles
-    from sparkdeploy.ink import Line
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.plan.steps import Action, Needs, Part, Plan
-    from sparkdeploy.table import Block, TextRow
+    from sparkdeploy.terminal.style import Line
+    from sparkdeploy.terminal.tables import Block, TextRow
 
 MOD_LINES = 40
 UNKNOWN_FINGERPRINT = "<hash of this container>"
@@ -244,4 +244,4 @@ def _remarks(plan: Plan) -> Iterator[Block]:
 
 
 def _remark(sign: str, seen: str) -> Line:
-    return line_of("  ", signed(sign), " ", Piece(seen, Ink.BAD if sign == "x" else Ink.PLAIN))
+    return line_of("  ", signed(sign), " ", Piece(seen, Style.BAD if sign == "x" else Style.PLAIN))

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdeploy.agenda import Awaited
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.foreign.report import as_dict
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import SettledEngine
+from sparkdeploy.terminal.step import PlannedStep
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
@@ -145,12 +145,12 @@ class Plan:
         return self.prepares or any(part.action.is_work for part in self.parts)
 
 
-def awaited_preparation(plan: Plan) -> list[Awaited]:
+def awaited_preparation(plan: Plan) -> list[PlannedStep]:
     """Return what is to be made before containers start, as the steps that make it are called."""
     images = [step.stage for step in plan.images if step.action is Action.BUILD]
-    awaited = [Awaited(f"image {stage.name}") for stage in images]
+    awaited = [PlannedStep(f"image {stage.name}") for stage in images]
     if plan.checkpoint.action is Action.PREPARE:
-        awaited.append(Awaited("checkpoint overlay"))
+        awaited.append(PlannedStep("checkpoint overlay"))
     return awaited
 
 

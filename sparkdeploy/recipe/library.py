@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import folders
-from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.recipe.document import (
     Document,
@@ -27,7 +26,8 @@ from sparkdeploy.recipe.document import (
 from sparkdeploy.recipe.paths import anchored
 from sparkdeploy.recipe.sources.shelf import Sources
 from sparkdeploy.recipe.words import closest
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,21 +8,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.load import load_engine, load_recipe
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from sparkdeploy.ink import Line
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Recipe
-    from sparkdeploy.table import Block, TextRow
+    from sparkdeploy.terminal.style import Line
+    from sparkdeploy.terminal.tables import Block, TextRow
 
-FIT_INKS = {"fits": Ink.GOOD, "on": Ink.GOOD, "no": Ink.QUIET}
+FIT_INKS = {"fits": Style.GOOD, "on": Style.GOOD, "no": Style.QUIET}
 """Of the first word of what a recipe's verdict is."""
 LEFT_OUT = "(left out)"
 BESIDE_DRAFTS = "it drafts: vLLM refuses requests with min_p or logit_bias (HTTP 400)"
@@ -96,7 +96,7 @@ def list_lines(
     )
     rows: list[TextRow | Line] = []
     for model, found in _by_model([row for row in recipes if "error" not in row]):
-        rows.append(line_of(Piece(model, Ink.STRONG)))
+        rows.append(line_of(Piece(model, Style.STRONG)))
         rows += (_recipe_row(row, fits.get(row["name"], "?"), default) for row in found)
     yield TextTable(
         (TextColumn(), TextColumn(), TextColumn("", Fill.FIGURE), TextColumn("", Fill.WORDS)),
@@ -106,7 +106,7 @@ def list_lines(
     for row in recipes:
         if "error" in row:
             yield _broken_line(row)
-    yield line_of(Piece("engines:", Ink.STRONG))
+    yield line_of(Piece("engines:", Style.STRONG))
     engine_rows = (
         row_of(row["name"], row["vllm"], row["title"]) for row in engines if "error" not in row
     )
@@ -120,13 +120,13 @@ def list_lines(
 def _recipe_row(row: Mapping[str, Any], fits: str, default: str) -> TextRow:
     is_default = row["name"] == default
     mark = f"{'*' if is_default else ' '} {row['name']}"
-    name = Piece(mark, Ink.STRONG if is_default else Ink.PLAIN)
-    verdict = Piece(fits, FIT_INKS.get(fits.split(maxsplit=1)[0], Ink.CAUTION))
+    name = Piece(mark, Style.STRONG if is_default else Style.PLAIN)
+    verdict = Piece(fits, FIT_INKS.get(fits.split(maxsplit=1)[0], Style.CAUTION))
     return row_of(name, verdict, _figure(row), f"{row['title']}{_remarks(row)}")
 
 
 def _broken_line(row: Mapping[str, Any]) -> Line:
-    return line_of("  ", Piece(f"broken: {row['name']}: {row['error']}", Ink.BAD))
+    return line_of("  ", Piece(f"broken: {row['name']}: {row['error']}", Style.BAD))
 
 
 def _figure(row: Mapping[str, Any]) -> str:
@@ -160,10 +160,10 @@ def origin_lines(resolved: Resolved) -> Iterator[Block]:
         if origin is not None and origin.line is not None:
             origin = replace(origin, file=names[str(origin.file)])
         text = f"{'.'.join(map(str, path))}: {json.dumps(value)}"
-        rows.append(row_of(text, Piece(f"# {origin or 'default'}", Ink.QUIET)))
+        rows.append(row_of(text, Piece(f"# {origin or 'default'}", Style.QUIET)))
     yield TextTable((TextColumn("", Fill.WORDS), TextColumn()), tuple(rows))
     if resolved.recipe.serve.speculative is not None:
-        yield line_of(Piece(f"# {BESIDE_DRAFTS}", Ink.QUIET))
+        yield line_of(Piece(f"# {BESIDE_DRAFTS}", Style.QUIET))
     yield from _folder_lines(names)
     if resolved.translation is not None:
         yield from short_lines(resolved.translation)
@@ -177,7 +177,7 @@ def _folder_lines(names: Mapping[str, str]) -> Iterator[Line]:
             by_folder.setdefault(file.removesuffix(f"/{name}") or "/", []).append(name)
     for folder, found in by_folder.items():
         lie = "lies" if len(found) == 1 else "lie"
-        yield line_of(Piece(f"# {', '.join(found)} {lie} in {folder}", Ink.QUIET))
+        yield line_of(Piece(f"# {', '.join(found)} {lie} in {folder}", Style.QUIET))
 
 
 def short_names(files: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.network import has_torch_at_hand
@@ -21,6 +20,7 @@ from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.recipe.settled import is_unknown
 from sparkdeploy.settings import resources
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.agenda import Awaited
 from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.published import PublishedConfig, published_config
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.checkpoint.verify import is_qwen35_moe
-from sparkdeploy.console import console
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.lock import announced_lock, defer_signals
 from sparkdeploy.deploy.nodes import connect
@@ -45,6 +43,8 @@ from sparkdeploy.rehearsal.requests import ANSWERED, Asked, ask_conversation, as
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.pooling import CHAT, route_to_try
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.step import PlannedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -284,7 +284,7 @@ def _reference_file(resolved: Resolved, request: Request, settings: Settings) ->
 
 
 def _serve(resolved: Resolved, request: Request, settings: Settings) -> _Run:
-    console.expect(Awaited(start_title(request.deployment.name)), Awaited(QUESTIONS))
+    console.expect(PlannedStep(start_title(request.deployment.name)), PlannedStep(QUESTIONS))
     outcome = up(resolved, request, settings, confirm=lambda _question: True)
     recipe = resolved.recipe
     with ServedModel(

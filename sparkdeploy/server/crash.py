@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
-from sparkdeploy.console import format_gib
 from sparkdeploy.node.container import EXIT_IDLE
 from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
 from sparkdeploy.server.nccl import is_from_nccl, is_nccl_info
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

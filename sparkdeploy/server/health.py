@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sparkdeploy.console import format_seconds
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError
 from sparkdeploy.server.crash import (
@@ -23,6 +22,7 @@ from sparkdeploy.server.crash import (
 )
 from sparkdeploy.server.log_lines import LineSplitter
 from sparkdeploy.server.phases import PhaseTracker, read_whole
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

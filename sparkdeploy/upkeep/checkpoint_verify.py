@@ -12,8 +12,8 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.repo_files import is_commit, printable
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes, verify_headers
-from sparkdeploy.console import console
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from pathlib import Path

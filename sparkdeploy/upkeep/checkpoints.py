@@ -23,7 +23,6 @@ from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
-from sparkdeploy.console import console, format_bytes
 from sparkdeploy.deploy.deployments import list_deployments
 from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.deploy.nodes import connect
@@ -36,6 +35,8 @@ from sparkdeploy.plan.make import OVERLAY_WRITE_BYTES
 from sparkdeploy.plan.observe import locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.settings import Settings, resources
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.checks.finding import Verdict, node_finding
 from sparkdeploy.checks.survey import compare, probe, survey
-from sparkdeploy.console import console
 from sparkdeploy.deploy.inside import check_all_reduce, probe_containers
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import resolve
@@ -24,6 +23,7 @@ from sparkdeploy.plan.draft import decide, form
 from sparkdeploy.plan.observe import Registry, observe
 from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

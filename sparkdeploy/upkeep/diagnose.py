@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
-from sparkdeploy.console import console
 from sparkdeploy.deploy import names
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.doctor import doctor_report
@@ -31,7 +30,8 @@ from sparkdeploy.monitor.status import current_rows
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
 from sparkdeploy.settings import load_settings
-from sparkdeploy.terminal import visible, visible_line
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import visible, visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,13 +19,14 @@ from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.checks import docker, machine
 from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
 from sparkdeploy.checks.host_facts import HostTargets, own_folders, read_host_facts
-from sparkdeploy.console import console, format_gib
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.base import missing_packages
 from sparkdeploy.node import facts
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.node.shared_files import ROOT_UID, user_name
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

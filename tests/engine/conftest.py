@@ -15,13 +15,13 @@ import docker
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
 from tests.engine.processor import hides_avx512, narrowed_engines
 from tests.engine.shipped_stages import shipped_stages
 from tests.engine.stand_in.image import SERVER, build_stand_in

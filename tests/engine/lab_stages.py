@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import Stage, fingerprint
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

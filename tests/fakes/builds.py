@@ -8,11 +8,11 @@ import tarfile
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, cast
 
-from sparkdeploy.console import Step
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.inside import rdma
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.settings import BuildNetwork
+from sparkdeploy.terminal.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-@dataclass
-class Recorder:
-    """A status line that keeps what it showed."""
+class RecordedStep(Step):
+    """A step that keeps what it said."""
 
-    shown: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__("build", lambda: 1.0, lambda _text: None)
+        self.shown: list[str] = []
 
-    def show(self, text: str) -> None:
+    def say(self, text: str) -> None:
         self.shown.append(text)
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass
@@ -97,7 +95,6 @@ def labels_in(dockerfile: str) -> dict[str, str]:
 def build(
     host: ScriptedHost, stage: Stage, make_settings: Callable[[BuildNetwork], Settings]
 ) -> tuple[ImageFact, list[str]]:
-    recorder = Recorder()
-    step = Step("build", 0.0, recorder, lambda: 1.0)
+    step = RecordedStep()
     fact = build_stage(cast("DockerHost", host), stage, make_settings(BuildNetwork()), step)
-    return fact, recorder.shown
+    return fact, step.shown

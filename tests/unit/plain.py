@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.ink import plain_text
-from sparkdeploy.table import laid_out
+from sparkdeploy.terminal.style import plain_text
+from sparkdeploy.terminal.tables import laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparkdeploy.table import Block
+    from sparkdeploy.terminal.tables import Block
 
 
 def plain_lines(blocks: Iterable[Block], width: int | None = None) -> list[str]:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from sparkdeploy.secret_shapes import text_without_secrets
-from sparkdeploy.terminal import visible_log
+from sparkdeploy.terminal.safe_text import visible_log
 
 SIZE = 20_000
 TEXTS = {

@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
-from sparkdeploy.console import Console
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.terminal.console import Console
 
 
 @pytest.mark.parametrize(

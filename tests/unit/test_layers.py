@@ -24,12 +24,14 @@ NOTES = ("field", "vllm", "rehearsal", "reference-system", "style")
 
 LAYERS = (
     (
-        *("about", "atomic_files", "bounded_http", "errors", "folders", "ink", "labels", "moment"),
-        *("stored_json", "table", "terminal", "wrap"),
+        *("about", "atomic_files", "bounded_http", "errors", "folders", "labels"),
+        *("stored_json", "terminal", "units"),
     ),
     (
-        *("agenda", "console", "live", "paper", "picture", "secret_shapes"),
-        *("screen", "settings", "shell", "yaml_text"),
+        "secret_shapes",
+        "settings",
+        "shell",
+        "yaml_text",
     ),
     ("recipe",),
     ("node",),
@@ -54,7 +56,7 @@ DOORS = {
     },
     "subprocess": {"sparkdeploy.shell"},
     "jinja2": {"sparkdeploy.image.templates"},
-    "rich": {"sparkdeploy.paper"},
+    "rich": {"sparkdeploy.terminal.progress"},
     "yaml": {"sparkdeploy.yaml_text"},
 }
 INSIDE_IMAGES = "sparkdeploy.image.inside."

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.ink import line_of
-from sparkdeploy.screen import CLEAR, END_OF_INPUT, GIVE_BACK, TAKE, FullScreen
+from sparkdeploy.terminal.screen import END_OF_INPUT, GIVE_BACK, TAKE, FullScreen
+from sparkdeploy.terminal.style import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,38 +56,24 @@ def glass() -> Iterator[Glass]:
     os.close(made.outer)
 
 
-def test_rows_that_did_not_change_are_not_written_again(glass: Glass) -> None:
+def test_lines_are_drawn_from_the_top_and_cut_at_the_size_of_now(glass: Glass) -> None:
     with glass.opened() as screen:
-        screen.show([line_of("first"), line_of("second"), line_of("third"), line_of("fourth")])
+        screen.show([line_of("first"), line_of("other \x1b[2J"), line_of("3"), line_of("fourth")])
         drawn = glass.drawn()
-        assert drawn.startswith(TAKE)
-        assert "\x1b[3;1Hthird\x1b[K" in drawn
-        assert "fourth" not in drawn
-        screen.show([line_of("first"), line_of("other \x1b[2J")])
-        assert glass.drawn() == "\x1b[2;1Hother \\x1b[2J\x1b[K\x1b[3;1H\x1b[K"
-        screen.show([line_of("first"), line_of("other \x1b[2J")])
-        assert glass.drawn() == ""
-    assert glass.drawn() == GIVE_BACK
-
-
-def test_a_new_size_draws_everything_anew(glass: Glass) -> None:
-    with glass.opened() as screen:
-        screen.show([line_of("a" * 30)])
-        glass.drawn()
+        assert drawn == f"{TAKE}\x1b[Hfirst\x1b[K\r\nother \\x1b[2J\x1b[K\r\n3\x1b[K\x1b[J"
         glass.resize(10, 2)
-        os.kill(os.getpid(), signal.SIGWINCH)
-        assert screen.wait(10.0) == "", "it does not wait for the next second"
         screen.show([line_of("a" * 30)])
-        assert glass.drawn() == f"{CLEAR}\x1b[1;1H{'a' * 9}…\x1b[K\x1b[2;1H\x1b[K"
+        assert glass.drawn() == f"\x1b[H{'a' * 9}…\x1b[K\x1b[J"
+    assert glass.drawn() == GIVE_BACK
 
 
 def test_a_crash_gives_the_terminal_back_as_it_was(glass: Glass) -> None:
     before = termios.tcgetattr(glass.keys.fileno())
-    heard = signal.getsignal(signal.SIGWINCH)
+    heard = signal.getsignal(signal.SIGTSTP)
     with pytest.raises(ZeroDivisionError), glass.opened() as screen:
         screen.show([line_of(str(1 / 0))])
     assert termios.tcgetattr(glass.keys.fileno()) == before
-    assert signal.getsignal(signal.SIGWINCH) == heard
+    assert signal.getsignal(signal.SIGTSTP) == heard
     assert glass.drawn().endswith(GIVE_BACK)
 
 

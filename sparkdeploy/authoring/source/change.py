@@ -16,7 +16,6 @@ from sparkdeploy.authoring.source.differences import differences
 from sparkdeploy.authoring.source.index import rows_of
 from sparkdeploy.authoring.source.place import changing, remove, remove_folder
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.console import console
 from sparkdeploy.errors import NodeError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.recipe.harmless import shown
@@ -33,6 +32,7 @@ from sparkdeploy.recipe.sources.shelf import (
     snapshot_as_json,
 )
 from sparkdeploy.stored_json import MAX_BYTES
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,7 +11,7 @@ from sparkdeploy.authoring.source.files import RECIPE_SUFFIXES
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import look_into
 from sparkdeploy.recipe.sources.shelf import SNAPSHOT
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

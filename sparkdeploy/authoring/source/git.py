@@ -18,7 +18,7 @@ from sparkdeploy import shell
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.sources.shelf import masked
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

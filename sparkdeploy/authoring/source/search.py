@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.ink import Ink, Piece, line_of
 from sparkdeploy.recipe.library import Library, read_unchecked, recipe_folders
 from sparkdeploy.recipe.sources.shelf import RecipeRow, Sources
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sparkdeploy.settings import Settings
-    from sparkdeploy.table import TextRow
+    from sparkdeploy.terminal.tables import TextRow
 
 
 CONSENT_SIGN = "!"
@@ -37,8 +37,8 @@ class Hit:
         row = self.row
         parts = [row.model, row.drafts, _machines(row, always=names_machines)]
         told = row.refusal or ", ".join([*filter(None, parts), row.image or row.engine])
-        sign = Piece(CONSENT_SIGN if row.consents else " ", Ink.CAUTION)
-        ink = Ink.BAD if row.refusal else Ink.PLAIN
+        sign = Piece(CONSENT_SIGN if row.consents else " ", Style.CAUTION)
+        ink = Style.BAD if row.refusal else Style.PLAIN
         return row_of(line_of(sign, f" {self.called}"), self.fits or "", Piece(told, ink))
 
     def as_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.record import Cell, MachineOrigin, Run, SuiteResult
 from sparkdeploy.errors import BenchError
-from sparkdeploy.terminal import visible_json
+from sparkdeploy.terminal.safe_text import visible_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 

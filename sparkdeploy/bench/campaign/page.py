@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.campaign.state import StepEnding, StepKind
 from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.console import format_seconds
 from sparkdeploy.image.templates import render_page
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -30,7 +30,6 @@ from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.bench.run import ISO_8601
-from sparkdeploy.console import console
 from sparkdeploy.deploy.evidence import known_secrets
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, SparkdeployError
@@ -39,6 +38,7 @@ from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.recipe.paths import named_paths
 from sparkdeploy.secret_shapes import SHORTEST_KNOWN
 from sparkdeploy.settings import LOGIN, resources
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -27,12 +27,13 @@ from sparkdeploy.bench.campaign.report import write_findings
 from sparkdeploy.bench.campaign.state import CampaignState, EndedStep, StepEnding, StepKind, short
 from sparkdeploy.bench.campaign.steps import Steps, planned
 from sparkdeploy.bench.run import ISO_8601
-from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.node.shared_files import open_plain
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

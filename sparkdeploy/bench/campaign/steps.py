@@ -25,7 +25,6 @@ from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, shelf_of
 from sparkdeploy.bench.suites import SuiteName
 from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.console import console, format_seconds
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.doctor import examine
 from sparkdeploy.deploy.nodes import connect
@@ -34,6 +33,8 @@ from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.plan.container import PYTHON, Deployment
 from sparkdeploy.server.pooling import MEASURE_HINT
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

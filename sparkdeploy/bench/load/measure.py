@@ -19,8 +19,9 @@ from sparkdeploy.bench.measure import GONE
 from sparkdeploy.bench.record import FailureKind, SuiteResult
 from sparkdeploy.bench.suites import Condition, SuiteName
 from sparkdeploy.bench.watch import difference, kv_peak, machine_watch, together
-from sparkdeploy.console import console, format_seconds
 from sparkdeploy.errors import BenchError
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.streams import Come
     from sparkdeploy.bench.suites import Ask
     from sparkdeploy.bench.watch import BenchWatch
-    from sparkdeploy.console import Step
     from sparkdeploy.server.metrics import Metrics
+    from sparkdeploy.terminal.step import Step
 
 LATE_S = 0.02
 STEADY = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.load.plan import Slo
-from sparkdeploy.table import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.load.record import SustainedRate
     from sparkdeploy.bench.quantiles import Quantiles
     from sparkdeploy.bench.record import Cell, SuiteResult
-    from sparkdeploy.table import Block
+    from sparkdeploy.terminal.tables import Block
 
 _HEAD = (
     *("asked/s", "done/s", "good/s", "held", "TTFT p50", "p95", "gap p99", "e2e p95"),

@@ -13,7 +13,7 @@ from sparkdeploy.bench.quality.comparison import SharedQuality, Thresholds, fail
 from sparkdeploy.bench.record import RecipeOrigin, Run
 from sparkdeploy.errors import BenchError
 from sparkdeploy.node.private_folder import write_private
-from sparkdeploy.terminal import visible_json
+from sparkdeploy.terminal.safe_text import visible_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 

@@ -11,7 +11,7 @@ from sparkdeploy.bench.endpoint import Access, served_side
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import first_texts, read_capture, take_capture
 from sparkdeploy.bench.quality.kept import FOLDER, QualityShelf, judged, served_of
-from sparkdeploy.console import console
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sparkdeploy.console import console
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.words import nearest
 from sparkdeploy.stored_json import read_json
-from sparkdeploy.terminal import visible_line
+from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,7 +11,6 @@ import docker
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.console import console
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.context import ContextFile, write_tar
@@ -22,6 +21,7 @@ from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.terminal.console import console
 
 MakeImage = Callable[..., str]
 SITE = "/usr/lib/python3/dist-packages"

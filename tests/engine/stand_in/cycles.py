@@ -12,12 +12,12 @@ import sys
 import threading
 from pathlib import Path
 
-from sparkdeploy.console import console
 from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import make_request, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
 
 WARM_UP = 5
 

@@ -26,11 +26,10 @@ from sparkdeploy.checks import report
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.cli.checkpoint import _stored_table
 from sparkdeploy.cli.image import _image_table
-from sparkdeploy.console import Console
-from sparkdeploy.ink import Ink, plain_text
-from sparkdeploy.table import TextTable, laid_out
+from sparkdeploy.terminal.console import Console
+from sparkdeploy.terminal.style import Style, line_cells, plain_text
+from sparkdeploy.terminal.tables import TextTable, laid_out, longest_word
 from sparkdeploy.upkeep.images import ShelfImage
-from sparkdeploy.wrap import line_cells, longest_word
 from tests.fakes.bench_runs import sample_run
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden
@@ -39,7 +38,7 @@ from tests.unit.plain import plain_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.table import Block
+    from sparkdeploy.terminal.tables import Block
     from tests.unit.program import Run
 
 WIDTHS = (40, 47, 61, 79, 80, 99, 120, 151, 200, 250)
@@ -145,12 +144,13 @@ def test_a_table_on_a_terminal_of_80_columns(request: pytest.FixtureRequest, nam
     assert_golden(request, f"tables/{name}.txt", text)
 
 
-def test_a_failure_is_red_and_its_fix_is_one_piece() -> None:
+def test_a_failure_is_red_and_its_fix_stands_in_one_line() -> None:
     table = next(iter(report.lines(FINDINGS)))
-    pieces = [piece for line in laid_out([table], 60) for piece in line]
-    red = " ".join(piece.text.strip() for piece in pieces if piece.ink is Ink.BAD)
+    lines = list(laid_out([table], 60))
+    pieces = [piece for line in lines for piece in line]
+    red = " ".join(piece.text.strip() for piece in pieces if piece.style is Style.BAD)
     assert red.startswith("x no Docker Engine answers at")
-    assert [piece.text for piece in pieces if piece.ink is Ink.COMMAND] == [FINDINGS[2].fix]
+    assert any(plain_text(line).endswith(f"fix: {FINDINGS[2].fix}") for line in lines)
 
 
 def test_a_pipe_is_plain_and_loads_nothing_that_draws() -> None:

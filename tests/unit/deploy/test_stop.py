@@ -8,11 +8,11 @@ import pytest
 
 from sparkdeploy.deploy import again, lifecycle
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.ink import plain_text
 from sparkdeploy.monitor.status_words import status_lines
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.settings import load_settings
-from sparkdeploy.table import laid_out
+from sparkdeploy.terminal.style import plain_text
+from sparkdeploy.terminal.tables import laid_out
 from tests.fakes.machines import NEW, Killed, Lab, build, dies, interrupts, launches
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from sparkdeploy.settings import BuildNetwork, resources
 from .conftest import LoadEngine, MakeSettings
 
 if TYPE_CHECKING:
-    from sparkdeploy.console import Step
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.terminal.step import Step
 
 GIB, GB = 2**30, 10**9
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.console import Console
-from sparkdeploy.ink import Ink, line_of, plain_text
 from sparkdeploy.monitor.draw import screen_of
 from sparkdeploy.monitor.run import nothing_beside
 from sparkdeploy.monitor.scene import Scene, Standing
 from sparkdeploy.monitor.words import flow, sparkline
+from sparkdeploy.terminal.console import Console
+from sparkdeploy.terminal.style import Style, line_of, plain_text
 from tests.unit.monitor.scenes import EXPECTED, NODE, NOW, deployment, node, scene
 
 SIZES = ((80, 24), (120, 40), (200, 50))
@@ -81,9 +81,9 @@ def test_what_went_away_stays_with_since_when(life: Standing, told: str) -> None
     whole = "\n".join(texts(shown, 80, 24))
     assert "last error: the kernel killed it" in whole
     inks = {
-        piece.ink for line in screen_of(shown, 80, 24) for piece in line if "gone" in piece.text
+        piece.style for line in screen_of(shown, 80, 24) for piece in line if "gone" in piece.text
     }
-    assert inks == {Ink.BAD}
+    assert inks == {Style.BAD}
 
 
 @given(st.lists(st.text("ab ", max_size=30), max_size=12), st.integers(20, 60))

@@ -11,10 +11,10 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.status import MemberRow, StatusRow
-from sparkdeploy.moment import clock_words, stamp
 from sparkdeploy.monitor import status
 from sparkdeploy.monitor.status_words import status_lines
 from sparkdeploy.server.metrics import read_metrics
+from sparkdeploy.units import iso_utc, local_time
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
 from tests.fakes.machines import reached_alone
@@ -86,11 +86,11 @@ def test_no_figure_of_a_status_is_lost(width: int | None) -> None:
 
 def test_a_moment_is_as_short_as_tells_it() -> None:
     now = datetime(2026, 11, 20, 14, 30, tzinfo=UTC)
-    assert clock_words(now - timedelta(hours=2), now) == "12:30"
-    assert clock_words(now - timedelta(days=1), now) == "Thu 14:30"
-    assert clock_words(now - timedelta(days=7), now) == "2026-11-13 14:30"
-    assert clock_words(now + timedelta(days=2), now) == "2026-11-22 14:30"
-    assert (stamp(now), stamp(None)) == ("2026-11-20T14:30:00+00:00", "")
+    assert local_time(now - timedelta(hours=2), now) == "12:30"
+    assert local_time(now - timedelta(days=1), now) == "Thu 14:30"
+    assert local_time(now - timedelta(days=7), now) == "2026-11-13 14:30"
+    assert local_time(now + timedelta(days=2), now) == "2026-11-22 14:30"
+    assert (iso_utc(now), iso_utc(None)) == ("2026-11-20T14:30:00+00:00", "")
 
 
 COUNTED = """

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
-from sparkdeploy.console import Console
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, write_evidence
-from sparkdeploy.terminal import (
+from sparkdeploy.terminal.console import Console
+from sparkdeploy.terminal.safe_text import (
     LogReading,
     nothing_raw,
     visible,

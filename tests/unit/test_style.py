@@ -1,13 +1,25 @@
-"""Lines of ink on a terminal."""
+"""Lines with styles on a terminal."""
 
 from __future__ import annotations
 
 import io
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from sparkdeploy.ink import Ink, Piece, line_of, plain_text
-from sparkdeploy.paper import STYLES, draws_on, painted
+from sparkdeploy.terminal.style import (
+    Piece,
+    Style,
+    cells,
+    clipped,
+    columns_of,
+    draws_on,
+    line_of,
+    painted,
+    plain_text,
+)
 
 
 class Terminal(io.StringIO):
@@ -22,12 +34,8 @@ def colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
 
 
-def test_each_ink_has_a_style() -> None:
-    assert set(STYLES) == set(Ink)
-
-
 def test_a_piece_is_coloured_and_the_rest_is_not() -> None:
-    line = line_of("it ", Piece("failed", Ink.BAD))
+    line = line_of("it ", Piece("failed", Style.BAD))
     assert painted(line, 80) == "it \x1b[1;31mfailed\x1b[0m"
     assert plain_text(line) == "it failed"
 
@@ -49,3 +57,19 @@ def test_plain_lines_where_no_colours_are_wanted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert not draws_on(Terminal())
+
+
+@given(st.text("a1 é模型ﬀ한́", max_size=30), st.integers(0, 40))
+def test_cells_are_those_of_a_terminal(text: str, width: int) -> None:
+    assert cells(text) == cell_len(text)
+    assert cells(clipped(text, width)) <= width
+
+
+def test_a_pipe_is_as_wide_as_it_likes_and_columns_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert columns_of(io.StringIO()) is None
+    monkeypatch.setenv("COLUMNS", "120")
+    assert columns_of(io.StringIO()) == 120
+    for text in ("0", "wide", "-3", "²"):
+        monkeypatch.setenv("COLUMNS", text)
+        assert columns_of(io.StringIO()) is None

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 
-from sparkdeploy.ink import Ink, Piece, line_of, plain_text
-from sparkdeploy.paper import columns_of
-from sparkdeploy.table import GAP, Fill, TextColumn, TextRow, TextTable, laid_out, row_of
-from sparkdeploy.wrap import cells, line_cells, longest_word, wrapped
+from sparkdeploy.terminal.style import (
+    Piece,
+    Style,
+    line_cells,
+    line_of,
+    plain_text,
+)
+from sparkdeploy.terminal.tables import (
+    GAP,
+    Fill,
+    TextColumn,
+    TextRow,
+    TextTable,
+    laid_out,
+    longest_word,
+    row_of,
+    wrapped,
+)
 from tests.unit.plain import plain_lines
 
 WIDTHS = st.integers(40, 250)
@@ -81,16 +92,11 @@ def test_a_pipe_gets_one_line_a_row(table: TextTable) -> None:
 
 @given(SENTENCES, st.integers(0, 12), WIDTHS)
 def test_a_long_line_goes_on_and_says_the_same(text: str, indent: int, width: int) -> None:
-    line = line_of(" " * indent + text, Piece(" and red", Ink.BAD))
+    line = line_of(" " * indent + text, Piece(" and red", Style.BAD))
     rows = list(wrapped(line, width))
     assert " ".join(plain_text(row).strip() for row in rows).split() == plain_text(line).split()
     assert all(line_cells(row) <= max(width, longest_word(row) + indent + 2) for row in rows)
-    assert [piece.text.strip() for row in rows for piece in row if piece.ink is Ink.BAD]
-
-
-@given(st.text("a1 é模型ﬀ한́", max_size=30))
-def test_cells_are_those_of_a_terminal(text: str) -> None:
-    assert cells(text) == cell_len(text)
+    assert [piece.text.strip() for row in rows for piece in row if piece.style is Style.BAD]
 
 
 def test_columns_line_up_where_letters_are_two_cells_wide() -> None:
@@ -137,13 +143,3 @@ def test_a_command_stays_in_one_piece(text: str) -> None:
 def test_what_a_cell_holds_commands_no_terminal() -> None:
     table = TextTable((TextColumn(),), (row_of("a\x1b[2Jb\nc", beneath=["\x07"]),))
     assert plain_lines([table], 80) == ["a\\x1b[2Jb c", "\\x07"]
-
-
-def test_a_pipe_is_as_wide_as_it_likes_and_columns_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert columns_of(io.StringIO()) is None
-    monkeypatch.setenv("COLUMNS", "120")
-    assert columns_of(io.StringIO()) == 120
-    for text in ("0", "wide", "-3", "²"):
-        monkeypatch.setenv("COLUMNS", text)
-        assert columns_of(io.StringIO()) is None
