@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.deploy.launch import Launch
+from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.node.node import node_behind
 from sparkdeploy.plan.container import Place, part_spec
 from sparkdeploy.plan.formation import alone
@@ -49,18 +49,17 @@ def begin(
     deployment: str,
     *,
     crashes_dir: Path,
-    before_start: Callable[[], None] = lambda: None,
 ) -> Launch:
     """Put a container in place."""
     launch = _launch(deployment, crashes_dir)
-    launch.start([(node_behind("here", host), spec)], lambda _node: before_start())
+    launch.start([Rank(node_behind("here", host), spec)])
     return launch
 
 
 def begin_return(host: DockerHost, kept: ListedContainer, *, crashes_dir: Path) -> Launch:
     """Start a kept container again."""
     launch = _launch(kept.deployment, crashes_dir)
-    launch.start([(node_behind("here", host), kept)])
+    launch.start([Rank(node_behind("here", host), kept)])
     return launch
 
 

@@ -34,7 +34,7 @@ def setup(
 
     def agrees(needs: Sequence[Need]) -> bool:
         commands = "; ".join(commands_of([need for need in needs if need.is_fixable]))
-        return yes or console.confirm(f"Run `{commands}`?")
+        return yes or console.confirm(f"Run all of this: {commands}")
 
     needs = set_up(current_settings(), rehearsal=rehearsal, agrees=agrees)
     findings = [need.finding for need in needs]

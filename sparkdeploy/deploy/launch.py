@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -18,10 +17,12 @@ from sparkdeploy import labels
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
-from sparkdeploy.deploy.replace import Replacement, TakenAwayError, begin, leave
+from sparkdeploy.deploy.memory import require_memory
+from sparkdeploy.deploy.replace import Replacement, TakenAwayError
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.node import named
+from sparkdeploy.plan.problems import owner_of
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.terminal.console import console
 
@@ -31,10 +32,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.deploy.watch import Watch
+    from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What starts on one node: a new container, or one that was made before."""
+
+    node: Node
+    part: ContainerSpec | ListedContainer
+    claim: MemoryClaim | None = None
 
 
 @dataclass(slots=True)
@@ -84,25 +95,28 @@ class Launch:
 
     def start(
         self,
-        parts: Sequence[tuple[Node, ContainerSpec | ListedContainer]],
-        before_start: Callable[[Node], None] = lambda _node: None,
+        ranks: Sequence[Rank],
         leaving: Sequence[Node] = (),
+        *,
+        drop_page_cache: bool = False,
     ) -> None:
         """Put new containers, or kept ones, in place, in this order; if one cannot be, none is.
 
-        `before_start` is called for a node when nothing of the deployment runs there any more, and
-        may raise. Nodes that are `leaving` have a part of the old deployment and none of the new.
-        The nodes have listed their containers under the lock.
+        Each node has to have the memory when nothing of the deployment runs there any more. Nodes
+        that are `leaving` have a part of the old deployment and none of the new. The nodes have
+        listed their containers under the lock.
         """
-        self._note(node for node, _ in parts)
+        for rank in ranks:
+            _refuse_foreign(rank, self.deployment, of_several=len(ranks) > 1)
+        self._note(rank.node for rank in ranks)
         for node in leaving:
-            self._begin(node, leave)
+            self._begin(node, None, drop_page_cache=drop_page_cache)
         # Kept ones have the mark of their own launch.
-        mark = {labels.LAUNCH: uuid4().hex} if len(parts) > 1 else {}
-        for node, part in parts:
-            is_new = isinstance(part, ContainerSpec)
-            comes = replace(part, labels={**part.labels, **mark}) if is_new else part
-            self._begin(node, partial(begin, part=comes, before_start=partial(before_start, node)))
+        mark = {labels.LAUNCH: uuid4().hex} if len(ranks) > 1 else {}
+        for rank in ranks:
+            if isinstance(part := rank.part, ContainerSpec):
+                part = replace(part, labels={**part.labels, **mark})
+            self._begin(rank.node, replace(rank, part=part), drop_page_cache=drop_page_cache)
 
     def wait_and_commit(
         self, watch: Watch, details: Callable[[], Mapping[str, Any]] | None = None
@@ -203,16 +217,21 @@ class Launch:
         self.record.clear_unverified(self.deployment)
         return folders
 
-    def _begin(self, node: Node, bring: Callable[..., None]) -> None:
+    def _begin(self, node: Node, rank: Rank | None, *, drop_page_cache: bool) -> None:
         with named(node):
             replacement = Replacement(node.docker, self.deployment, self.settings.crashes_dir)
         # Before anything is done: whatever interrupts from here on finds it.
         self.begun.append((node, replacement))
         try:
             with named(node):
-                bring(replacement, found=deployments_in(node.listing).get(self.deployment))
-            if node.is_here and replacement.new_id is not None:
-                self.record.mark_unverified(self.deployment, replacement.new_id)
+                found = deployments_in(node.listing).get(self.deployment)
+                replacement.set_aside(found, rank.part if rank is not None else None)
+                if rank is None:
+                    return
+                require_memory(node, self.deployment, rank.claim, drop_page_cache=drop_page_cache)
+                replacement.bring(rank.part)
+            if node.is_here:
+                self.record.mark_unverified(self.deployment, replacement.container_id)
         except BaseException:
             with defer_signals():
                 self.revert()
@@ -249,6 +268,25 @@ class Launch:
         if not self._is_in_place():
             self.is_finished = True
             raise TakenAwayError(self.deployment) from cause
+
+
+def _refuse_foreign(rank: Rank, deployment: str, *, of_several: bool) -> None:
+    """Another head's part is never replaced, and two launches of several nodes never mix.
+
+    A plan says so too; since it was made another head may have come to the node.
+    """
+    node, head = rank.node, rank.part.labels.get(labels.NODES, "").partition(",")[0]
+    for fact in node.listing:
+        is_in_the_way = fact.deployment == deployment or (
+            of_several and fact.is_running and bool(fact.nodes)
+        )
+        is_foreign = fact.nodes[:1] != (head,) if fact.rank else not node.is_here
+        if fact.is_own and is_in_the_way and is_foreign:
+            owner = owner_of(fact, node.name)
+            raise NodeError(
+                f"{node.name}: in use: {owner}'s deployment {fact.deployment} is there",
+                hint=f"on {owner}: sparkdeploy down {fact.deployment}; or choose another --name",
+            )
 
 
 def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> list[Node]:

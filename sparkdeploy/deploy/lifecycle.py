@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.again import parts_of, start_again, watch_parts
+from sparkdeploy import labels
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     deployments_in,
@@ -15,25 +15,27 @@ from sparkdeploy.deploy.deployments import (
     nodes_with,
     refuse_as_worker,
 )
-from sparkdeploy.deploy.launch import Launch
-from sparkdeploy.deploy.lock import defer_signals, deploy_lock
+from sparkdeploy.deploy.expectation import expectation_on
+from sparkdeploy.deploy.launch import Launch, Rank, parts_elsewhere
+from sparkdeploy.deploy.lock import defer_signals, deploy_lock, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
 from sparkdeploy.deploy.removal import require_known
 from sparkdeploy.deploy.served import served_by
 from sparkdeploy.deploy.serving import answers
-from sparkdeploy.deploy.watch import awaited_start
+from sparkdeploy.deploy.watch import Watch, awaited_start, start_pace
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.container import own_tags
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
 from sparkdeploy.node.ports import is_port_free, port_owner
+from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.deploy.watch import Watch
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
@@ -278,3 +280,72 @@ def _started(
     served = served_by(head, settings)
     url = f"http://127.0.0.1:{served.port}"
     return Started(head.deployment, url, served.model, changed, readiness)
+
+
+def start_again(
+    nodes: Nodes, launch: Launch, head: ListedContainer, *, drop_page_cache: bool
+) -> None:
+    """Start a container of this node, and all parts that it once started with, on their nodes.
+
+    Memory is looked at before each starts, as it was planned then. Raises NodeError or
+    SparkdeployError where a part is missing, or its node is in use; nothing was changed then.
+    """
+    parts = parts_of(nodes, head)
+    expected = [expectation_on(fact) for _, fact in parts]
+    ranks = [
+        Rank(node, fact, made_with.memory if made_with is not None else None)
+        for (node, fact), made_with in zip(parts, expected, strict=True)
+    ]
+    with ranks_lock([node for node, _ in parts], launch.command):
+        for node in nodes:
+            node.forget_listing()
+        leaving = parts_elsewhere(nodes, launch.deployment, [node.name for node, _ in parts])
+        launch.start(ranks, leaving, drop_page_cache=drop_page_cache)
+
+
+def parts_of(nodes: Nodes, head: ListedContainer) -> list[tuple[Node, ListedContainer]]:
+    """Return what is left of the launch that a head's container was part of; workers first."""
+    found: list[tuple[Node, ListedContainer]] = []
+    for name in head.nodes[1:]:
+        node = nodes.node(name)
+        if node.is_here:
+            raise NodeError(f"{name} is this machine, and {head.name} names it as a worker")
+        with named(node):
+            deployment = find_deployment(node.docker, head.deployment)
+        facts = deployment.containers if deployment is not None else ()
+        fact = next((fact for fact in facts if fact.launch == head.launch), None)
+        if fact is None:
+            raise SparkdeployError(
+                f"{head.name} is one of {len(head.nodes)} parts that started together, and {name} "
+                "keeps none of them",
+                hint="the earlier recipe brings it back: `sparkdeploy up RECIPE --cluster "
+                f"--name {head.deployment}`",
+            )
+        found.append((node, fact))
+    return [*found, (nodes.here, head)]
+
+
+def watch_parts(launch: Launch, parts: dict[Node, str], host: DockerHost) -> Watch:
+    """Return the wait for containers that run, by node; `host` is that of the head.
+
+    It lasts as long as they were given at their first start.
+    """
+    head_id = next(container_id for node, container_id in parts.items() if node.is_here)
+    fact = host.find_container(head_id)
+    timeout_s = fact.startup_timeout_s if fact is not None else None
+    return Watch(
+        deployment=launch.deployment,
+        command=launch.command,
+        deadline_s=timeout_s if timeout_s is not None else Limits().startup_timeout_s,
+        pace=pace_of(host, fact) if fact is not None else launch.command,
+        parts=parts,
+        settings=launch.settings,
+    )
+
+
+def pace_of(host: DockerHost, fact: ListedContainer) -> str:
+    """Return the key under which `up` has remembered what such a start takes."""
+    image = host.find_image(fact.image_id)
+    tags = own_tags(image.tags) if image is not None else ()
+    image_name = tags[0] if tags else fact.image_id
+    return start_pace(image_name, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
     find_deployment,
     kept_name,
@@ -35,10 +34,10 @@ from sparkdeploy.plan.container import container_name
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.deploy.deployments import Inspected, Listed
+    from sparkdeploy.deploy.deployments import Listed
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
 
@@ -161,17 +160,45 @@ class Replacement:
             self._keep(self.new_id)
         return folder
 
-    def set_aside(self, current: ListedContainer | None) -> None:
-        """Take what stands under the name out of the way; it knows afterwards what that was."""
+    def set_aside(
+        self, found: Listed | None, part: ContainerSpec | ListedContainer | None = None
+    ) -> None:
+        """Take what stands under the name out of the way of `part`; without one for good.
+
+        `found` is the deployment as it is now. The old container is renamed before it is stopped,
+        so that its name tells the half-done state from a deployment that ended by itself. One that
+        died is removed, after its evidence is saved; one that was stopped is kept. Of several parts
+        that start again one may still run, and is stopped. Raises NodeError when a foreign
+        container has the name.
+        """
+        name = container_name(self.deployment)
+        current = found.serving if found is not None else None
+        self.knows(found.kept if found is not None else ())
+        if found is not None and found.is_half_replaced:
+            raise NodeError(
+                f"deployment {found.name} is half replaced",
+                hint="`sparkdeploy rollback` or the next `sparkdeploy up` finishes or reverts it",
+            )
         if current is None:
-            return
-        if current.is_running:
+            if part is not None and self.host.find_container(name) is not None:
+                raise NodeError(
+                    f"a container named {name} exists that sparkdeploy did not make; it stays",
+                    hint=f"choose another name with --name, or `docker rename {name} ...`",
+                )
+        elif part is not None and not isinstance(part, ContainerSpec) and part.name == name:
+            if current.is_running:
+                # A rank that still runs cannot join those that start anew.
+                self.host.stop(current.container_id)
+        elif current.is_running:
             self.old = current
             self.host.rename(current.container_id, replaced_name(self.deployment))
             self.is_old_stopping = True
             self.told_to_stop_s = time.monotonic()
             self.host.stop(current.container_id)
-            return
+        else:
+            self._put_away(current)
+
+    def _put_away(self, current: ListedContainer) -> None:
         ended = self._find(current.container_id)
         if ended is None:
             return
@@ -185,19 +212,31 @@ class Replacement:
             self.host.remove(ended)
 
     def bring(self, part: ContainerSpec | ListedContainer) -> None:
-        """Make a container, or bring one that was made before, and start it."""
-        if isinstance(part, ContainerSpec):
-            self.new_id = self.host.create(part)
-        elif part.name == container_name(self.deployment):
-            self.origin, self.new_id = Origin.ENDED, part.container_id
-            if isinstance(part, ContainerFact):
-                self._save_end(part)
-        else:
-            self.origin = Origin.KEPT
-            self.host.rename(part.container_id, container_name(self.deployment))
-            self.kept.pop(kept_number(part.name), None)
-            self.new_id = part.container_id
-        self.host.start(self.container_id)
+        """Make a container, or bring one that was made before, and start it.
+
+        Whatever it raises, it knows how far it came, and `revert` undoes that.
+        """
+        name = container_name(self.deployment)
+        if isinstance(part, ContainerFact) and part.name == name:
+            self._save_end(part)
+        try:
+            if isinstance(part, ContainerSpec):
+                self.new_id = self.host.create(part)
+            elif part.name == name:
+                self.origin, self.new_id = Origin.ENDED, part.container_id
+            else:
+                self.origin = Origin.KEPT
+                self.host.rename(part.container_id, name)
+                self.kept.pop(kept_number(part.name), None)
+                self.new_id = part.container_id
+            self.host.start(self.container_id)
+        except BaseException:
+            with defer_signals():
+                # It may have come just before the interruption.
+                new = self.host.find_container(name) if self.new_id is None else None
+                if new is not None and new.container_id != self.old_id:
+                    self.new_id = new.container_id
+            raise
 
     def _save_end(self, fact: ContainerFact) -> None:
         """Save the evidence of one that died, before its end can be seen no more."""
@@ -225,77 +264,3 @@ class Replacement:
         except OSError as error:
             console.warn(f"the evidence of {self.deployment} is not kept: {error}")
             return None
-
-
-def begin(
-    replacement: Replacement,
-    part: ContainerSpec | ListedContainer,
-    found: Listed | Inspected | None,
-    *,
-    before_start: Callable[[], None],
-) -> None:
-    """Set a running old container aside and start the new one, or one that was made before.
-
-    `found` is the deployment as it is now. The old container is renamed before it is stopped, so
-    that its name tells the half-done state from a deployment that ended by itself. An old one that
-    died is removed, after its evidence is saved; one that was stopped is kept. What has the name
-    itself may be started again: of several parts one may still run, and is stopped first.
-    `before_start` is called when nothing of the deployment runs and may raise. Raises NodeError
-    when a foreign container has the name. Whatever it raises, the replacement knows how far it
-    came, and `revert` undoes that.
-    """
-    host, name = replacement.host, container_name(replacement.deployment)
-    current = found.serving if found is not None else None
-    _refuse_half_done(replacement, found)
-    if current is not None:
-        _refuse_anothers(current, part.labels)
-    elif host.find_container(name) is not None:
-        raise NodeError(
-            f"a container named {name} exists that sparkdeploy did not make; it stays",
-            hint=f"choose another name with --name, or `docker rename {name} ...`",
-        )
-    is_there = not isinstance(part, ContainerSpec) and part.name == name
-    # Not within what follows: until the old one is known to be the old one, it would look new.
-    if not is_there:
-        replacement.set_aside(current)
-    elif current is not None and current.is_running:
-        # A rank that still runs cannot join those that start anew.
-        host.stop(current.container_id)
-    try:
-        before_start()
-        replacement.bring(part)
-    except BaseException:
-        with defer_signals():
-            # It may have come just before the interruption.
-            new = None if is_there else host.find_container(name)
-            if new is not None and new.container_id != replacement.old_id:
-                replacement.new_id = new.container_id
-        raise
-
-
-def leave(replacement: Replacement, found: Listed | Inspected | None) -> None:
-    """Set a running container aside with nothing in its place: this node is needed no more."""
-    _refuse_half_done(replacement, found)
-    replacement.set_aside(found.serving if found is not None else None)
-
-
-def _refuse_half_done(replacement: Replacement, found: Listed | Inspected | None) -> None:
-    if found is None:
-        return
-    replacement.knows(found.kept)
-    if found.is_half_replaced:
-        raise NodeError(
-            f"deployment {found.name} is half replaced",
-            hint="`sparkdeploy rollback` or the next `sparkdeploy up` finishes or reverts it",
-        )
-
-
-def _refuse_anothers(old: ListedContainer, marks: Mapping[str, str]) -> None:
-    """Another machine's part is never replaced, also when it has just come up."""
-    head, rank = marks.get(labels.NODES, "").partition(",")[0], marks.get(labels.RANK, "0")
-    owner = old.nodes[0] if old.nodes else "this node itself"
-    if (rank == "0") != (old.rank == 0) or (rank != "0" and owner != head):
-        raise NodeError(
-            f"{old.deployment} was deployed here by {owner}; it stays",
-            hint=f"there: sparkdeploy down {old.deployment}; or choose another --name",
-        )

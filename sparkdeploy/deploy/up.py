@@ -14,10 +14,9 @@ from sparkdeploy.deploy.deployments import deployments_in, find_deployment, look
 from sparkdeploy.deploy.download import bring_models
 from sparkdeploy.deploy.expectation import expectation_of
 from sparkdeploy.deploy.image_pin import with_known_image
-from sparkdeploy.deploy.launch import Launch, parts_elsewhere
+from sparkdeploy.deploy.launch import Launch, Rank, parts_elsewhere
 from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
-from sparkdeploy.deploy.memory import require_memory
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
 from sparkdeploy.deploy.serving import answers
@@ -28,7 +27,6 @@ from sparkdeploy.node.facts import is_another, own_name
 from sparkdeploy.plan.draft import draft_plan
 from sparkdeploy.plan.problems import (
     existing_container,
-    ownership_problems,
     refuse_to_prepare,
     refuse_to_start,
 )
@@ -218,16 +216,14 @@ def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
 
 def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions) -> None:
     """Start all ranks together: a rank that is left over from before cannot join anew."""
-    parts = [
-        (ranks.node(seat.node), _to_start(plan, plan.parts[seat.rank]))
+    starts = [
+        Rank(
+            ranks.node(seat.node),
+            _to_start(plan, plan.parts[seat.rank]),
+            plan.parts[seat.rank].claim,
+        )
         for seat in plan.formation.start_order
     ]
-    claims = {part.node: part.claim for part in plan.parts}
-
-    def has_memory(node: Node) -> None:
-        drop = options.drop_page_cache
-        require_memory(node, launch.deployment, claims[node.name], drop_page_cache=drop)
-
     with launch.lock(), ranks_lock(ranks, launch.command):
         # Memory is promised to other deployments meanwhile: the one list that needs the lock.
         for node in nodes:
@@ -240,7 +236,7 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
         leaving = parts_elsewhere(nodes, launch.deployment, plan.formation.nodes)
         is_again = plan.head.stopped is not None
         with console.drawn_step(_STARTS_AGAIN if is_again else _DOING[plan.head.action]):
-            launch.start(parts, has_memory, leaving)
+            launch.start(starts, leaving, drop_page_cache=options.drop_page_cache)
 
 
 def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
@@ -258,15 +254,6 @@ def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
                 f"{where}another command changed {plan.deployment.name} while this one prepared",
                 hint="`sparkdeploy status` shows what is there now; run it again",
             )
-    if plan.formation.is_alone:
-        return
-    # Another head may have come to one of the nodes while images and weights travelled.
-    nodes = tuple(
-        replace(seen, containers=tuple(filter(lambda it: it.is_own, node.listing)))
-        for seen, node in ((seen, ranks.node(seen.facts.name)) for seen in plan.observed.nodes)
-    )
-    again = replace(plan, observed=replace(plan.observed, nodes=nodes))
-    refuse_to_start(replace(plan, problems=tuple(ownership_problems(again))))
 
 
 def _to_start(plan: Plan, part: Part) -> ContainerSpec | ContainerFact:

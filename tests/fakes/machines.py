@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdeploy import labels
-from sparkdeploy.deploy import again, lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import launch as deploy_launch
+from sparkdeploy.deploy import lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.deploy import up as deploy_up
 from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import Expectation
-from sparkdeploy.deploy.replace import begin as begin_for_real
+from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.deploy.up import Extent, Outcome, UpOptions
 from sparkdeploy.deploy.watch import Watch
@@ -258,6 +258,9 @@ class Lab:
         return plan
 
 
+bring_for_real = Replacement.bring
+
+
 @functools.cache
 def _loaded(shipped: Library, assignments: tuple[str, ...]) -> Resolved:
     return load_recipe(shipped, "v2", assignments)
@@ -321,24 +324,21 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(prepare, "prepare_folders", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.doctor.doctor_report", lambda *_: {})
     monkeypatch.setattr(deploy_up, "expectation_of", lambda *_: Expectation(None, (), None))
-    monkeypatch.setattr(deploy_up, "require_memory", lambda *_, **_options: None)
+    monkeypatch.setattr(deploy_launch, "require_memory", lambda *_, **_options: None)
     monkeypatch.setattr(deploy_up, "ranks_lock", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(again, "require_memory", lambda *_, **_options: None)
-    monkeypatch.setattr(again, "ranks_lock", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(lifecycle, "ranks_lock", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
     monkeypatch.setattr("sparkdeploy.deploy.watch.load_durations", lambda *_a, **_k: {})
     monkeypatch.setattr("sparkdeploy.deploy.watch.save_durations", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.watch.POLL_S", 0.001)
 
-    def begin(
-        replacement: Any, *, part: ContainerSpec | ContainerFact, found: Any, before_start: Any
-    ) -> None:
+    def bring(replacement: Replacement, part: ContainerSpec | ContainerFact) -> None:
         if isinstance(part, ContainerSpec):
             number = lab.planned[-1].resolved.recipe.serve.max_num_seqs
             part = replace(part, labels={**part.labels, "test.text": str(number)})
-        begin_for_real(replacement, part=part, found=found, before_start=before_start)
+        bring_for_real(replacement, part)
 
-    monkeypatch.setattr(deploy_launch, "begin", begin)
+    monkeypatch.setattr(Replacement, "bring", bring)
     for module in (deploy_up, recovery, status, lifecycle):
         monkeypatch.setattr(module, "answers", lambda fact: fact.is_running and lab.is_answering)
     return lab

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.deploy import again, lifecycle
+from sparkdeploy.deploy import launch, lifecycle
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.monitor.status_words import status_lines
 from sparkdeploy.node.lock import node_lock
@@ -112,7 +112,7 @@ def test_without_room_nothing_is_started(lab: Lab, monkeypatch: pytest.MonkeyPat
     def refuses(*_: Any, **_options: Any) -> None:
         raise NodeError("memory: 3 GiB needed")
 
-    monkeypatch.setattr(again, "require_memory", refuses)
+    monkeypatch.setattr(launch, "require_memory", refuses)
     with pytest.raises(NodeError, match="3 GiB needed"):
         lab.start()
     assert lab.status().state == "stopped"
