@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.cluster_record import ClusterRecord
@@ -26,46 +25,14 @@ class NothingDeployedError(NodeError):
     """No name was given, and there is no deployment that could be meant."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownDeployments:
-    """The names of deployments on this machine, what is left over of some included."""
-
-    own: tuple[str, ...] = ()
-    """What a command without a name may be about."""
-    others: tuple[str, ...] = ()
-    """Of other users of this machine, or of a cluster that another machine heads."""
-
-    def only_one(self, command: Sequence[str], behind: str = "") -> str:
-        """Return what a command without a name is about, never anything of another user.
-
-        `command` is what is typed before the name, word by word, and `behind` what follows it.
-        Raises UsageError where several may be meant, `main` among them or not, or where all are
-        others'; NothingDeployedError where there is none.
-        """
-        if len(self.own) == 1:
-            return self.own[0]
-        names = self.own or self.others
-        if not names:
-            raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
-        before = ["sparkdeploy", *command]
-        typed = [f"{shlex.join([*before, name])} {behind}".rstrip() for name in names]
-        shown = " or ".join(f"`{words}`" for words in typed[:SPELT_OUT])
-        more = f"; there is: {', '.join(names)}" if len(names) > SPELT_OUT else ""
-        message = (
-            f"there are {len(names)} deployments: which one?"
-            if len(names) > 1
-            else "what is deployed is not yours: name it"
-        )
-        raise UsageError(message, hint=f"{shown}{more}")
-
-
 def said(name: str | None, command: Sequence[str], behind: str = "") -> str:
     """Return the name that was given, or that of the user's only deployment.
 
     `command` is what was typed, word by word and without `sparkdeploy`, and `behind` what follows
-    the name. Raises as `KnownDeployments.only_one` does.
+    the name. Raises UsageError where several may be meant, or where all are other users';
+    NothingDeployedError where there is none.
     """
-    return name if name is not None else _known().only_one(command, behind)
+    return name if name is not None else _only(*_known(), command, behind)
 
 
 def several(names: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
@@ -75,8 +42,8 @@ def several(names: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
     """
     if names:
         return tuple(dict.fromkeys(names))
-    known = _known()
-    return known.own or (known.only_one(command),)
+    own, others = _known()
+    return own or (_only(own, others, command),)
 
 
 def to_change(name: str | None, command: Sequence[str]) -> str:
@@ -90,22 +57,39 @@ def to_change(name: str | None, command: Sequence[str]) -> str:
 
 def there(name: str) -> str:
     """Return the name; NodeError where no deployment has it, and nothing of one is left over."""
-    known = _known()
-    names = (*known.own, *known.others)
-    if name not in names:
-        raise no_deployment(name, names)
+    own, others = _known()
+    if name not in (*own, *others):
+        raise no_deployment(name, (*own, *others))
     return name
 
 
 def is_deployment(word: str) -> bool:
     """Say whether a word is the name of a deployment; what can be no name is not looked for."""
-    if not is_name(word):
-        return False
-    known = _known()
-    return word in (*known.own, *known.others)
+    return is_name(word) and any(word in names for names in _known())
 
 
-def _known() -> KnownDeployments:
+def _only(
+    own: tuple[str, ...], others: tuple[str, ...], command: Sequence[str], behind: str = ""
+) -> str:
+    if len(own) == 1:
+        return own[0]
+    names = own or others
+    if not names:
+        raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
+    typed = [
+        f"`{shlex.join(['sparkdeploy', *command, name])} {behind}".rstrip() + "`"
+        for name in names[:SPELT_OUT]
+    ]
+    more = f"; there is: {', '.join(names)}" if len(names) > SPELT_OUT else ""
+    message = f"there are {len(names)} deployments: which one?"
+    if len(names) == 1:
+        message = "what is deployed is not yours: name it"
+    raise UsageError(message, hint=f"{' or '.join(typed)}{more}")
+
+
+def _known() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names on this machine, what is left over of some included, and apart from them
+    those of other users, or of what another machine heads."""
     settings = load_settings()
     with connect(settings) as host:
         found = list_deployments(host)
@@ -114,4 +98,4 @@ def _known() -> KnownDeployments:
     )
     noted = ClusterRecord.below(settings.state_dir).deployments()
     names = dict.fromkeys((*(item.name for item in found), *noted))
-    return KnownDeployments(tuple(name for name in names if name not in others), others)
+    return tuple(name for name in names if name not in others), others

@@ -13,7 +13,7 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.deploy.lock import announced_lock
-from sparkdeploy.deploy.travel import same_images, same_weights
+from sparkdeploy.deploy.sync import send_images, send_weights
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.compilation import refuse_start
@@ -53,15 +53,12 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
     build_images(plan, nodes.here.docker, settings)
     prepare_checkpoint(plan, settings)
     prepare_template(plan)
-    for travel in same_images(plan, nodes, settings):
-        node = nodes.node(travel.node)
+    for node, image_bytes in send_images(plan, nodes, settings).items():
         with named(node):
-            weights_bytes = same_weights(plan, nodes, node, settings)
-        total_bytes = travel.engine_bytes + travel.context_bytes + weights_bytes
+            weights_bytes = send_weights(plan, nodes, node, settings)
         console.info(
-            f"{travel.node}: {format_bytes(total_bytes)} sent (engine "
-            f"{format_bytes(travel.engine_bytes)}, plugin context "
-            f"{format_bytes(travel.context_bytes)}, weights {format_bytes(weights_bytes)})"
+            f"{node.name}: {format_bytes(image_bytes + weights_bytes)} sent (engine "
+            f"{format_bytes(image_bytes)}, weights {format_bytes(weights_bytes)})"
         )
     if plan.head.spec is not None:
         prepare_folders(plan, nodes)

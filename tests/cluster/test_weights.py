@@ -26,7 +26,7 @@ FOLDER = f"{HOME}/weights"
 SLOWLY = 'exec /usr/bin/rsync --bwlimit=4M "$@"'
 SEND = f"""\
 from pathlib import Path
-from sparkdeploy.deploy.travel import same_tree
+from sparkdeploy.deploy.sync import send_tree
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.cluster import open_nodes
 from sparkdeploy.plan.place import Tree
@@ -37,7 +37,7 @@ with open_nodes(settings, frozenset({{"spark-b"}})) as nodes:
     (worker,) = nodes.others
     tree = Tree(Path("{FOLDER}"), Path("{FOLDER}"), ("blob", "blobs/etag"))
     try:
-        print("sent", same_tree(tree, nodes.here, worker, settings))
+        print("sent", send_tree(tree, nodes.here, worker, settings))
     except SparkdeployError as error:
         print("failed", error.message, error.hint)
 """

@@ -320,7 +320,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(deploy_nodes, "name_here", lambda _config: "spark-1")
     monkeypatch.setattr(deploy_up, "draft_plan", lab.draft)
     monkeypatch.setattr(deploy_up, "bring_models", lambda *_: False)
-    monkeypatch.setattr(prepare, "same_images", lambda *_: ())
+    monkeypatch.setattr(prepare, "send_images", lambda *_: {})
     monkeypatch.setattr(prepare, "prepare_folders", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.doctor.doctor_report", lambda *_: {})
     monkeypatch.setattr(deploy_up, "expectation_of", lambda *_: Expectation(None, (), None))

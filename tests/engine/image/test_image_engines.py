@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from sparkdeploy.deploy import travel
+from sparkdeploy.deploy import sync
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.inside.prove import MARK
@@ -285,10 +285,10 @@ def test_images_travel_between_nodes_with_different_engines(
     ):
         before = listed(one.docker)
         for head, worker in ((one, two), (two, one)):
-            sent = travel._bring(engine, plugin, head, worker, settings)
-            assert sent.engine_bytes > 0
-            again = travel._bring(engine, plugin, head, worker, settings)
-            assert (again.engine_bytes, again.context_bytes) == (0, 0)
+            sent = sync._bring(engine, plugin, head, worker, settings)
+            assert sent > 0
+            again = sync._bring(engine, plugin, head, worker, settings)
+            assert again == 0
             for stage in (plugin, engine):
                 arrived = listed(worker.docker)[stage.tag]
                 assert arrived.labels == before[stage.tag].labels

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,10 @@ from typing import TYPE_CHECKING
 from sparkdeploy import shell
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage, find_built
-from sparkdeploy.image.context import write_tar
 from sparkdeploy.node.facts import free_bytes_on
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
 from sparkdeploy.plan.place import move_to, trees_of
-from sparkdeploy.plan.problems import LOAD_FACTOR
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
 
@@ -45,46 +42,33 @@ _PROGRESS = re.compile(r"(?<![\d,])([\d,]{1,32})[ \t]{1,16}\d{1,3}%")
 _SENT = re.compile(r"^Total bytes sent: ([\d,]+)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageTravel:
-    """What went to one node for its images."""
+def send_images(plan: Plan, nodes: Nodes, settings: Settings) -> dict[Node, int]:
+    """Bring every other node the images of the plan; NodeError or BuildError name the node.
 
-    node: str
-    engine_bytes: int
-    """Compressed, as they were sent; 0 when the engine stage was there."""
-    context_bytes: int
-    """The uppermost stage's context; 0 when the image was there."""
-
-
-def same_images(plan: Plan, nodes: Nodes, settings: Settings) -> tuple[ImageTravel, ...]:
-    """Bring every other node the images of the plan; NodeError or BuildError name the node."""
+    Returns the bytes that went to each, compressed: 0 where the engine stage was there.
+    """
     *_, below, top = (step.stage for step in plan.images)
     workers = (nodes.node(part.node) for part in plan.parts[1:])
-    return tuple(_bring(below, top, nodes.here, worker, settings) for worker in workers)
+    return {worker: _bring(below, top, nodes.here, worker, settings) for worker in workers}
 
 
-def _bring(engine: Stage, top: Stage, head: Node, worker: Node, settings: Settings) -> ImageTravel:
+def _bring(engine: Stage, top: Stage, head: Node, worker: Node, settings: Settings) -> int:
     with named(worker):
         if find_built(worker.docker, top) is not None:
-            return ImageTravel(worker.name, 0, 0)
-        stranger = worker.docker.find_image(top.tag)
-        if stranger is not None:
+            return 0
+        if worker.docker.find_image(top.tag) is not None:
             console.warn(f"{worker.name}: {top.tag} is another image there; making it anew")
         has_engine = find_built(worker.docker, engine) is not None
-    sent = 0 if has_engine else _send_image(engine, head, worker)
-    context_bytes = _context_bytes(top)
-    title = f"image {top.name} on {worker.name} ({format_bytes(context_bytes)} of context)"
-    with named(worker), console.step(title) as step:
+    sent_bytes = 0 if has_engine else _send_image(engine, head, worker)
+    with named(worker), console.step(f"image {top.name} on {worker.name}") as step:
         build_stage(worker.docker, top, settings, step)
-    return ImageTravel(worker.name, sent, context_bytes)
+    return sent_bytes
 
 
 def _send_image(engine: Stage, head: Node, worker: Node) -> int:
     image = head.docker.find_image(engine.tag)
     if image is None:
         raise NodeError(f"{head.name}: {engine.tag} is not there")
-    with named(worker):
-        _require_image_disk(worker, image)
     stream = _Compressed(head.docker.save_images([engine.tag]))
     try:
         with named(worker), console.step(f"image engine to {worker.name}") as step:
@@ -141,27 +125,11 @@ class _Compressed:
             raise
 
 
-def _require_image_disk(worker: Node, image: ImageFact) -> None:
-    free_bytes, root = _docker_free_disk(worker)
-    needed_bytes = LOAD_FACTOR * image.size_bytes
-    if free_bytes is not None and free_bytes < needed_bytes:
-        raise NodeError(
-            f"{worker.name}: disk: the engine image takes {format_bytes(needed_bytes)} while it is "
-            f"loaded, and {root} has {format_bytes(free_bytes)} free",
-            hint=f"on {worker.name}: docker image prune, or move docker's data-root",
-        )
-
-
-def _docker_free_disk(node: Node) -> tuple[int | None, str]:
-    """Return the free bytes of the disk that a node's engine keeps its images on, and where."""
-    root = node.docker.info().root_dir
-    return free_bytes_on(node, Path(root)), root
-
-
 def _explained(error: NodeError, worker: Node, image: ImageFact, read_bytes: int) -> NodeError:
     """Say `disk full` where that is why an engine hung up in the middle of an archive."""
     try:
-        free_bytes, root = _docker_free_disk(worker)
+        root = worker.docker.info().root_dir
+        free_bytes = free_bytes_on(worker, Path(root))
     except NodeError:
         return error
     left_bytes = max(image.size_bytes - read_bytes, 0) + image.size_bytes // 20
@@ -175,12 +143,6 @@ def _explained(error: NodeError, worker: Node, image: ImageFact, read_bytes: int
             detail=error.message,
         )
     return error
-
-
-def _context_bytes(stage: Stage) -> int:
-    with tempfile.TemporaryFile() as file:
-        write_tar(list(stage.context), file)
-        return file.tell()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +160,7 @@ class Difference:
         return (*self.missing, *self.changed)
 
 
-def same_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> int:
+def send_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> int:
     """Make a node's folders hold what ours hold; return the bytes that were sent."""
     move = move_to(plan.observed, worker.name)
     if move is None:
@@ -206,10 +168,10 @@ def same_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> 
     models = (plan.observed.model, *plan.observed.companions)
     template = plan.folders.chat_template
     trees = trees_of(models, template.path if template is not None else None, move)
-    return sum(same_tree(tree, nodes.here, worker, settings) for tree in trees)
+    return sum(send_tree(tree, nodes.here, worker, settings) for tree in trees)
 
 
-def same_tree(tree: Tree, head: Node, worker: Node, settings: Settings) -> int:
+def send_tree(tree: Tree, head: Node, worker: Node, settings: Settings) -> int:
     """Make a worker's folder hold what ours holds; return the bytes that were sent.
 
     Raises CheckpointError when a file is still another one after it was sent, NodeError when
@@ -220,7 +182,9 @@ def same_tree(tree: Tree, head: Node, worker: Node, settings: Settings) -> int:
         return 0
     for path in difference.changed[:SHOWN_FILES]:
         console.warn(f"{worker.name}: {tree.there / path} differs from {head.name}'s; sent again")
-    _require_weights_disk(tree, difference, worker)
+    done = worker.script(f"mkdir -p {shlex.quote(str(tree.there))}")
+    if done.exit_code != 0:
+        raise NodeError(f"{worker.name}: {tree.there} cannot be made", detail=done.stderr.strip())
     sent_bytes = _send_files(tree, difference, worker)
     left = compare(tree, head, worker, settings)
     if left.paths:
@@ -258,20 +222,6 @@ def compare(tree: Tree, head: Node, worker: Node, settings: Settings) -> Differe
 def _said(entry: Entry, digest: str | None) -> tuple[str, str | None]:
     """What must be equal: a link's letters, a file's content wherever it lies."""
     return entry.kind, entry.link if entry.kind == "l" else digest
-
-
-def _require_weights_disk(tree: Tree, difference: Difference, worker: Node) -> None:
-    folder = shlex.quote(str(tree.there))
-    done = worker.script(f"mkdir -p {folder} && df -B1 --output=avail {folder} | tail -n 1")
-    if done.exit_code != 0:
-        raise NodeError(f"{worker.name}: {tree.there} cannot be made", detail=done.stderr.strip())
-    free = done.stdout.strip()
-    if free.isdigit() and int(free) < difference.size_bytes:
-        raise NodeError(
-            f"{worker.name}: disk: {format_bytes(difference.size_bytes)} of weights are missing "
-            f"there, and {tree.there} has {format_bytes(int(free))} free",
-            hint=f"free some space on {worker.name}",
-        )
 
 
 def _send_files(tree: Tree, difference: Difference, worker: Node) -> int:
