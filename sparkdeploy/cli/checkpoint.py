@@ -106,33 +106,6 @@ def remove(
     console.answer(f"deleted {item.path}, {format_bytes(item.freed_bytes)} freed")
 
 
-@group.command("plan")
-def plan_checkpoint(
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
-    as_json: JsonOption = False,
-    _on: OnOption = None,
-) -> None:
-    """State bytes to fetch, bytes to write and free space, before anything starts."""
-    from sparkdeploy.upkeep.checkpoints import checkpoint_needs
-
-    settings = current_settings()
-    needs = checkpoint_needs(requested(recipe, assignments, settings), settings)
-    place = "is here" if needs.is_here else "is not here"
-    fetch, hub_free = _bytes(needs.fetch_bytes), _bytes(needs.hub_free_bytes)
-    lines = (
-        f"model {needs.model} {place} (sizes: {needs.known_from})",
-        f"to fetch {fetch}, free in the hub's cache {hub_free}",
-        f"to write {_bytes(needs.write_bytes)}, free {_bytes(needs.free_bytes)}",
-        f"--standalone would write {_bytes(needs.standalone_bytes)}",
-    )
-    answer(lines, asdict(needs), as_json=as_json)
-
-
-def _bytes(size_bytes: int | None) -> str:
-    return "unknown" if size_bytes is None else format_bytes(size_bytes)
-
-
 @group.command()
 def build(
     standalone: Annotated[

@@ -76,15 +76,14 @@ def _only(
     names = own or others
     if not names:
         raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
-    typed = [
-        f"`{shlex.join(['sparkdeploy', *command, name])} {behind}".rstrip() + "`"
-        for name in names[:SPELT_OUT]
-    ]
+    before = ["sparkdeploy", *command]
+    typed = [f"{shlex.join([*before, name])} {behind}".rstrip() for name in names[:SPELT_OUT]]
+    shown = " or ".join(f"`{words}`" for words in typed)
     more = f"; there is: {', '.join(names)}" if len(names) > SPELT_OUT else ""
     message = f"there are {len(names)} deployments: which one?"
     if len(names) == 1:
         message = "what is deployed is not yours: name it"
-    raise UsageError(message, hint=f"{' or '.join(typed)}{more}")
+    raise UsageError(message, hint=f"{shown}{more}")
 
 
 def _known() -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.contents import model_sizes
 from sparkdeploy.checkpoint.draft_vocabulary import (
     HINT,
     DraftVocabulary,
@@ -15,12 +14,8 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     vocabulary_file,
     write_vocabulary,
 )
-from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
-from sparkdeploy.checkpoint.hub import open_hub
-from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.links import real_path
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
-from sparkdeploy.checkpoint.ranges import HubRanges, read_config
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.deploy.deployments import list_deployments
@@ -29,22 +24,20 @@ from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.use_note import refuse_used
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
-from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.node import facts
-from sparkdeploy.plan.make import OVERLAY_WRITE_BYTES
 from sparkdeploy.plan.observe import locate_model
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.settings import Settings, resources
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sparkdeploy.checkpoint.fp8 import Mismatch
     from sparkdeploy.checkpoint.manifest import Manifest
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.schema import Model, Recipe
+    from sparkdeploy.settings import Settings
 
 
 def write_standalone(
@@ -132,77 +125,6 @@ def _running_from(item: Stored, host: DockerHost) -> list[str]:
         elif users:
             console.warn(f"{deployment.name} is stopped and will not start without {item.name}")
     return running
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointNeeds:
-    """What making a recipe's checkpoint needs; None where no source states it."""
-
-    model: str
-    is_here: bool
-    known_from: str
-    fetch_bytes: int | None
-    write_bytes: int | None
-    free_bytes: int | None
-    hub_free_bytes: int | None
-    standalone_bytes: int | None
-    """What `--standalone` would write."""
-
-
-def checkpoint_needs(request: Request, settings: Settings) -> CheckpointNeeds:
-    """State bytes to fetch, bytes to write and free space; nothing is changed, not even a pin."""
-    recipe = resolve(request, settings).recipe
-    fact, overlay_bytes = locate_model(recipe, settings).fact, OVERLAY_WRITE_BYTES
-    fetch_bytes: int | None
-    model_bytes: int | None
-    if is_here := isinstance(fact, ModelFact):
-        known_from, model_bytes, fetch_bytes = "the files", fact.size_bytes, fact.fp8_bytes
-        if fact.overlay is None or fact.overlay.is_complete:
-            overlay_bytes = 0
-    else:
-        known_from, model_bytes, shard_bytes = _sizes_elsewhere(recipe, settings)
-        fetch_bytes = None if model_bytes is None else model_bytes + shard_bytes
-    return CheckpointNeeds(
-        model=recipe.model.source,
-        is_here=is_here,
-        known_from=known_from,
-        fetch_bytes=fetch_bytes,
-        write_bytes=None if fetch_bytes is None else fetch_bytes + overlay_bytes,
-        free_bytes=facts.free_bytes(settings.data_dir),
-        hub_free_bytes=facts.free_bytes(settings.hub_cache),
-        standalone_bytes=model_bytes,
-    )
-
-
-def _sizes_elsewhere(recipe: Recipe, settings: Settings) -> tuple[str, int | None, int]:
-    """Who states it, the pin, the hub or shipped facts; bytes of model and of FP8 tensors."""
-    takes_fp8 = recipe.checkpoint.fp8_dense.source is not None
-    try:
-        return _sizes_on_hub(recipe.model, settings, takes_fp8=takes_fp8)
-    except CheckpointError as error:
-        shipped = read_shipped_facts(resources() / "recipes" / "facts" / "models.yaml")
-        known = shipped.get(recipe.model.known_as)
-        if known is None:
-            return f"nobody: {error.message}", None, 0
-        said = f"shipped facts, derived, because {error.message}"
-        if not takes_fp8:
-            return said, known.total_bytes, 0
-        return said, known.total_bytes, expected_bytes(model_sizes(known.config))
-
-
-def _sizes_on_hub(model: Model, settings: Settings, *, takes_fp8: bool) -> tuple[str, int, int]:
-    """What the hub says now, in one try, of the pinned commit or the branch."""
-    hub, repo = replace(open_hub(settings), attempts=1), model.known_as
-    pin = HubLock(settings.state_dir).pin(repo, model.revision)
-    if pin is not None and pin.files:
-        found, known_from = pin.facts(repo, model.revision), f"pinned at {pin.commit[:12]}"
-    else:
-        found = hub.describe(repo, pin.commit if pin is not None else model.revision)
-        known_from = f"the hub, at {found.commit[:12]}"
-    if not takes_fp8:
-        return known_from, found.size_bytes, 0
-    config = read_config(HubRanges(hub, found))
-    return known_from, found.size_bytes, expected_bytes(model_sizes(config))
 
 
 def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> DraftVocabulary:

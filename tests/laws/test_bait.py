@@ -131,7 +131,6 @@ COMMANDS = {
     "source": ("recipe source add theirs .", 0),
     "image": ("image ls", 4),
     "checkpoint": ("checkpoint ls", 0),
-    "checkpoint plan": ("checkpoint plan ./their.yaml", 3),
     "plan": ("plan ./their.yaml", 3),
     "on": ("plan --on spark ./their.yaml", 3),
     "on with nothing of theirs": ("status --on spark", 4),

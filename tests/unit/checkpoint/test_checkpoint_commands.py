@@ -114,32 +114,6 @@ def fp8_double(double: HubDouble, fp8_twin: Path) -> HubDouble:
     return double
 
 
-def test_plan_asks_the_hub_about_a_model_that_is_not_here_and_pins_nothing(
-    run: Run, fp8_double: HubDouble, small_twin: Path
-) -> None:
-    missing = run.answer("checkpoint", "plan", "hybrid", *PREBUILT, "--json")
-    twin_bytes = sum(path.stat().st_size for path in small_twin.iterdir())
-    assert missing["known_from"] == "the hub, at 111111111111"
-    assert missing["fetch_bytes"] == twin_bytes + 4 * 3 * (256 * 128 + 2 * 2)
-    assert missing["standalone_bytes"] == twin_bytes
-    assert HubLock(load_settings().state_dir).pins() == {}
-
-
-def test_plan_without_a_hub_states_shipped_facts_and_says_so(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Port 1 of this machine answers nobody.
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    fp8 = "--set=checkpoint.fp8_dense={mode: prebuilt, source: Qwen/Qwen3.5-122B-A10B-FP8}"
-    plain = run.answer("checkpoint", "plan", "v2", "--json")
-    takes = run.answer("checkpoint", "plan", "v2", fp8, "--json")
-    assert plain["known_from"].startswith("shipped facts, derived, because ")
-    assert plain["fetch_bytes"] == 72_379_244_512
-    assert takes["fetch_bytes"] - plain["fetch_bytes"] == 144 * (1024 * 3072 + 192 * 2)
-    unknown = run.answer("checkpoint", "plan", "v2", "--set=model.repo=lab/unknown", "--json")
-    assert (unknown["fetch_bytes"], unknown["known_from"][:6]) == (None, "nobody")
-
-
 def test_build_writes_a_standalone_checkpoint_that_verify_knows(
     run: Run, fp8_double: HubDouble, tmp_path: Path
 ) -> None:
