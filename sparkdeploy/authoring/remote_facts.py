@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.checkpoint.ranges import read_config
-from sparkdeploy.checkpoint.remote import ask_headers, ask_patiently, remote_tensors
+from sparkdeploy.checkpoint.remote import ask_hub, ask_in_time, remote_tensors
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.derived import derived_facts
 from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, known_layers, quantisation_of
@@ -31,13 +31,13 @@ def hub_facts(model: Weights, settings: Settings) -> ModelFacts:
 
     Nothing is kept. Raises CheckpointError when the hub refuses or a header is damaged.
     """
-    told = ask_patiently(model.source, model.revision, settings)
+    told = ask_hub(model.source, model.revision, settings)
     return _facts(model.source, told)
 
 
 def facts_in_time(model: Weights, settings: Settings) -> ModelFacts:
     """Return what the hub says within seconds; raise CheckpointError when that is nothing."""
-    told = ask_headers(model.source, model.revision, settings)
+    told = ask_in_time(model.source, model.revision, settings, headers=True)
     if told.listing is None or told.config is None:
         raise CheckpointError(
             f"nothing is known of {model.source}: it is not here, has no shipped facts, and "

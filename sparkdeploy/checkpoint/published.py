@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, read_config, read_generation
-from sparkdeploy.checkpoint.remote import ask_configs
+from sparkdeploy.checkpoint.remote import ask_in_time
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import resources
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
+CONFIG_LIMIT_S = 60.0
+"""Nothing can be written or rehearsed without a configuration: a slow hub gets time."""
 WEIGHT_KINDS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
 OTHER_KINDS = {
     "adapter_config.json": (
@@ -58,7 +60,7 @@ class PublishedConfig:
 def published_config(
     weights: Weights, settings: Settings, instead: str = "--set model.path=FOLDER"
 ) -> PublishedConfig:
-    """Look on this machine, in what is shipped, and for some seconds on the hub.
+    """Look on this machine, in what is shipped, and on the hub, which has a minute.
 
     What is shipped as others quote it counts where the hub tells nothing. Raises CheckpointError
     when it is nowhere, and for what is no model with a config.json; `instead` is how a user names a
@@ -78,7 +80,7 @@ def published_config(
     is_quoted = "quoted" in shipped.get("weight_bytes", {})
     if shipped and not is_quoted:
         return known
-    told = ask_configs(weights.source, weights.revision, settings)
+    told = ask_in_time(weights.source, weights.revision, settings, limit_s=CONFIG_LIMIT_S)
     listed = told.listing.files if told.listing is not None else ()
     files = frozenset(file.name for file in listed)
     _refuse_other_kinds(weights.source, files)

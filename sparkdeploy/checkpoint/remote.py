@@ -1,8 +1,7 @@
-"""What a hub says of a model within seconds: its files' sizes, its config.json, its headers."""
+"""What a hub says of a model in time: its files' sizes, its configuration, its headers."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,11 @@ from sparkdeploy.checkpoint.ranges import (
     read_generation,
     read_remote_headers,
 )
+from sparkdeploy.checkpoint.threads import run_within
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.repo_files import RepoFacts
@@ -32,7 +32,7 @@ ASKING_LIMIT_S = 5.0
 
 @dataclass(slots=True)
 class Remote:
-    """A model elsewhere, as far as it was told in time; `failure` says why there is no more."""
+    """A model elsewhere, as far as the hub answered; `failure` says why there is no more."""
 
     repo: str
     listing: RepoFacts | None = None
@@ -45,65 +45,43 @@ class Remote:
     """What helps against the failure."""
 
 
-def ask_sizes(repo: str, revision: str, settings: Settings) -> Remote:
-    """Ask for the files' sizes and config.json; never longer than `ASKING_LIMIT_S`."""
-    told = Remote(repo)
-    return _in_time(told, lambda: _describe(told, revision, settings))
-
-
-def ask_configs(repo: str, revision: str, settings: Settings) -> Remote:
-    """As `ask_sizes`, and for generation_config.json."""
-    told = Remote(repo)
-
-    def ask() -> None:
-        told.generation = read_generation(_describe(told, revision, settings))
-
-    return _in_time(told, ask)
-
-
-def ask_headers(repo: str, revision: str, settings: Settings) -> Remote:
-    """Ask for every header too, as far as they come within `ASKING_LIMIT_S`."""
-    told = Remote(repo)
-    return _in_time(told, lambda: _read_headers(told, revision, settings))
-
-
-def ask_patiently(repo: str, revision: str, settings: Settings) -> Remote:
-    """Ask for all and wait for it; raise CheckpointError when the hub refuses."""
-    told = Remote(repo)
-    _read_headers(told, revision, settings)
-    return told
-
-
-def _describe(told: Remote, revision: str, settings: Settings) -> HubRanges:
-    """Fill the answer piece by piece: what came in time counts."""
-    hub = replace(open_hub(settings), attempts=1)
-    pin = HubLock(settings.state_dir).pin(told.repo, revision)
-    told.listing = hub.describe(told.repo, pin.commit if pin is not None else revision)
-    source = HubRanges(hub, told.listing)
-    told.config = read_config(source)
-    return source
-
-
-def _read_headers(told: Remote, revision: str, settings: Settings) -> None:
-    told.tensors = tuple(remote_tensors(_describe(told, revision, settings)).values())
-
-
-def _in_time(told: Remote, ask: Callable[[], object]) -> Remote:
-    """Let another thread ask, which nobody waits for at the end of the program either."""
-    told.failure = f"the hub did not answer within {ASKING_LIMIT_S:g} s"
-
-    def work() -> None:
-        try:
-            ask()
-            told.failure = ""
-        except CheckpointError as error:
-            told.failure, told.hint = error.message, error.hint
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(ASKING_LIMIT_S)
+def ask_in_time(
+    repo: str,
+    revision: str,
+    settings: Settings,
+    *,
+    headers: bool = False,
+    limit_s: float | None = None,
+) -> Remote:
+    """Ask as `ask_hub` does, for `ASKING_LIMIT_S` unless said otherwise; what came counts."""
+    answer, limit_s = Remote(repo), limit_s or ASKING_LIMIT_S
+    try:
+        run_within(limit_s, lambda: _fill(answer, revision, settings, headers=headers))
+    except TimeoutError:
+        answer.failure = f"the hub did not answer within {limit_s:g} s"
+    except CheckpointError as error:
+        answer.failure, answer.hint = error.message, error.hint
     # A copy: the thread may go on.
-    return replace(told)
+    return replace(answer)
+
+
+def ask_hub(repo: str, revision: str, settings: Settings) -> Remote:
+    """Ask for sizes, configurations and every header; CheckpointError when the hub refuses."""
+    answer = Remote(repo)
+    _fill(answer, revision, settings, headers=True)
+    return answer
+
+
+def _fill(answer: Remote, revision: str, settings: Settings, *, headers: bool) -> None:
+    """Fill the answer piece by piece, at the pinned commit if there is one."""
+    hub = replace(open_hub(settings), attempts=1)
+    pin = HubLock(settings.state_dir).pin(answer.repo, revision)
+    answer.listing = hub.describe(answer.repo, pin.commit if pin is not None else revision)
+    source = HubRanges(hub, answer.listing)
+    answer.config = read_config(source)
+    answer.generation = read_generation(source)
+    if headers:
+        answer.tensors = tuple(remote_tensors(source).values())
 
 
 def remote_tensors(source: RangeSource) -> Mapping[str, TensorInfo]:

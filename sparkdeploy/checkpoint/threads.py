@@ -56,7 +56,10 @@ def work_through(
 
 
 def run_within(limit_s: float, work: Callable[[], T]) -> T:
-    """Return what `work` returns, in a thread of its own; TimeoutError when it takes longer."""
+    """Return what `work` returns, in a thread that nobody waits for after `limit_s`.
+
+    Raises what it raises, and TimeoutError when it takes longer.
+    """
     results: list[T] = []
     ended = queue.SimpleQueue[BaseException | None]()
 

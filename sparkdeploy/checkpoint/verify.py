@@ -10,7 +10,6 @@ from typing import Any
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.cache import BLOBS
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
-from sparkdeploy.checkpoint.draft_layer import draft_layer_of
 from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
 from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.family.promises import promise_problems
@@ -19,14 +18,13 @@ from sparkdeploy.checkpoint.family.quantised import (
     method_of,
     quantisation_problems,
 )
-from sparkdeploy.checkpoint.family.tensors import promised_tensors
+from sparkdeploy.checkpoint.family.tensors import Promised, promised_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.links import LINKS_LIMIT, real_path
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.plain_files import plain_files
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
-from sparkdeploy.checkpoint.stated import SHARED_EXPERTS, shared_experts_block
 from sparkdeploy.errors import CheckpointError, Mistakes
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
@@ -60,10 +58,10 @@ def verify_headers(folder: Path) -> Verified:
     headers = contents.read_headers(folder)
     tensors = contents.read_tensors(folder, headers)
     index = contents.read_index(folder)
-    not_known = tuple(_not_known(config))
+    promised, not_known = _promised(config)
     problems = [
         *_index_problems(index, headers, tensors),
-        *_family_problems(folder, config, tensors),
+        *_family_problems(folder, config, tensors, promised),
         *_manifest_problems(folder, tensors),
     ]
     if problems:
@@ -86,36 +84,38 @@ def verify_headers(folder: Path) -> Verified:
 
 
 def _family_problems(
-    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Located]
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Located],
+    promised: Iterable[Promised],
 ) -> Iterator[str]:
-    """Of Qwen3.5-MoE every rule is known; of others what their configuration promises."""
+    """Yield what of the tensors is not as the configuration promises."""
     infos = {name: item.info for name, item in tensors.items()}
     if is_qwen35_moe(config):
         sizes = contents.model_sizes(config)
         yield from _fp8_problems(folder, config, sizes, tensors)
-        yield from _model_problems(sizes, tensors)
-        return
-    yield from quantisation_problems(config, infos)
-    try:
-        promised = promised_tensors(config)
-    except UnknownArchitectureError:
-        return
-    yield from promise_problems(promised or (), infos)
+        yield from _draft_problems(sizes, tensors)
+    else:
+        yield from quantisation_problems(config, infos)
+    yield from promise_problems(promised, infos)
 
 
-def _not_known(config: Mapping[str, Any]) -> Iterator[str]:
-    if is_qwen35_moe(config):
-        return
+def _promised(config: Mapping[str, Any]) -> tuple[tuple[Promised, ...], tuple[str, ...]]:
+    """Return the tensors that a configuration promises, and what could not be known."""
+    not_known = []
     method = method_of(config)
-    if method is not None and method not in KNOWN_METHODS:
-        yield f"how {shown(method)} packs weights: dtypes and scales were not checked"
+    if not is_qwen35_moe(config) and method is not None and method not in KNOWN_METHODS:
+        not_known.append(f"how {shown(method)} packs weights: dtypes and scales were not checked")
+    promised = None
     try:
         promised = promised_tensors(config)
+        if promised is None:
+            not_known.append(
+                "which tensors this family has: they were not held against config.json"
+            )
     except UnknownArchitectureError as error:
-        yield f"{error}: its tensors were not held against config.json"
-        return
-    if promised is None:
-        yield "which tensors this family has: they were not held against config.json"
+        not_known.append(f"{error}: its tensors were not held against config.json")
+    return tuple(promised or ()), tuple(not_known)
 
 
 def is_qwen35_moe(config: Mapping[str, Any]) -> bool:
@@ -264,41 +264,6 @@ def _fp8_problems(
                 check_fp8(str(folder), expected_fp8(sizes), found)
         except CheckpointError as error:
             yield from (error.detail or error.message).splitlines()
-    yield from _draft_layer_problems(folder, _object_of(block, "draft_layer"), tensors)
-    yield from _shared_int4_problems(_object_of(block, SHARED_EXPERTS), sizes, tensors)
-    if block and block.get("expected_fp8_layers") != (3 * sizes.layers if mode else 0):
-        yield f"config.json expects {shown(block.get('expected_fp8_layers'))} FP8 layers"
-
-
-def _shared_int4_problems(
-    stated: Mapping[str, Any], sizes: ModelSizes, tensors: Mapping[str, Located]
-) -> Iterator[str]:
-    """Hold what the plugin shall make INT4 of shared experts against what is there."""
-    if not stated:
-        return
-    names = [name for name, _ in contents.shared_expert_shapes(sizes)]
-    if stated != shared_experts_block(len(names)):
-        asked = shown(stated.get("int4_layers"))
-        yield f"config.json makes INT4 of {asked} shared-expert weights, and there are {len(names)}"
-    for name in names:
-        dtype = tensors[name].info.dtype if name in tensors else "BF16"
-        if dtype not in {"BF16", "F16"}:
-            yield f"{name} is {printable(dtype)}, and config.json asks for INT4 of 16 bits"
-
-
-def _draft_layer_problems(
-    folder: Path, stated: Mapping[str, Any], tensors: Mapping[str, Located]
-) -> Iterator[str]:
-    """Hold what the plugin shall convert of a draft layer against what is there."""
-    if not stated:
-        return
-    try:
-        found = draft_layer_of(str(folder), tensors).as_block()
-    except CheckpointError as error:
-        yield error.message
-        return
-    if stated != found:
-        yield f"config.json does not ask for the draft layer that the files have: {found}"
 
 
 def _object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -310,25 +275,15 @@ def _object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return part
 
 
-def _model_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
+def _draft_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
     present = {name for name in tensors if name.startswith("mtp.")}
-    wanted_names = contents.mtp_names(sizes)
+    wanted = contents.mtp_names(sizes)
     if any(name.endswith(".mlp.experts.gate_up_proj") for name in present):
         # Some repositories store a layer's experts as two tensors.
-        wanted_names = frozenset(it for it in wanted_names if ".mlp.experts." not in it)
-    missing = sorted(wanted_names - present) if present else []
+        wanted = frozenset(it for it in wanted if ".mlp.experts." not in it)
+    missing = sorted(wanted - present) if present else []
     if missing:
         yield f"{len(missing)} tensors of the draft layer are missing: {summary(missing)}"
-    by_token = (sizes.vocab, sizes.hidden)
-    wanted = {"model.language_model.embed_tokens.weight": by_token}
-    if not sizes.ties_embeddings:
-        wanted["lm_head.weight"] = by_token
-    wanted |= dict(contents.shared_expert_shapes(sizes))
-    for name, shape in wanted.items():
-        if name not in tensors:
-            yield f"{name} is missing"
-        elif tensors[name].info.shape != shape:
-            yield f"{name} is {list(tensors[name].info.shape)}, config.json says {list(shape)}"
 
 
 def _manifest_problems(folder: Path, tensors: Mapping[str, Located]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from sparkdeploy.checkpoint.family.demands import attention_demands
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
-from sparkdeploy.checkpoint.remote import ask_sizes
+from sparkdeploy.checkpoint.remote import ask_in_time
 from sparkdeploy.checkpoint.treatment import unfit
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model_facts import known_layers
@@ -44,7 +44,7 @@ def missing_model(
         size_bytes = shipped["size_bytes"]
         missing = replace(missing, size_bytes=size_bytes, weights_bytes=size_bytes)
         return _described(missing, shipped["config"], treatment)
-    answer = ask_sizes(repo, revision, settings)
+    answer = ask_in_time(repo, revision, settings)
     if answer.listing is not None:
         size_bytes, weights_bytes = answer.listing.size_bytes, answer.listing.weights_bytes
         missing = replace(missing, size_bytes=size_bytes, weights_bytes=weights_bytes)

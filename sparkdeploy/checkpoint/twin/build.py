@@ -1,7 +1,7 @@
 """Write a twin to disk."""
 
-import json
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,45 +26,31 @@ _FORMAT = 4
 
 
 def build_twin(out: Path, shape: TwinShape, *, seed: int) -> None:
-    """Make the folder `out` a twin: the same bytes for the same shape and seed, on any machine.
+    """Make the folder `out` a twin: the same bytes for the same shape and seed, on any machine."""
+    identity = {"format": _FORMAT, "seed": seed, "shape": asdict(shape)}
+    write_once(out, identity, lambda folder: _write_twin(folder, shape, seed))
 
-    It appears all at once, and replaces a different twin. Raises CheckpointError when `out` holds
-    anything else.
+
+def write_once(out: Path, identity: object, write: Callable[[Path], None]) -> None:
+    """Let `write` fill the folder `out` unless it did so for the same identity; all at once.
+
+    Raises CheckpointError when it cannot be written.
     """
-    if is_twin_of(out, shape, seed=seed):
-        return
-    if not durable.is_replaceable(out, TWIN_FILE):
-        raise CheckpointError(
-            f"{out} holds something other than a twin, which would be overwritten.",
-            hint="Name an empty or a new folder.",
-        )
+    with contextlib.suppress(OSError, ValueError):
+        if read_json(out / TWIN_FILE) == identity:
+            return
     try:
         with durable.staged_folder(out) as staging:
-            _write_twin(staging, shape, seed)
+            write(staging)
+            durable.write_json(staging / TWIN_FILE, identity)
     except OSError as error:
         raise CheckpointError(f"{out}: the twin cannot be written: {error}") from error
-
-
-def is_twin_of(folder: Path, shape: TwinShape, *, seed: int) -> bool:
-    try:
-        found = json.loads((folder / TWIN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(found == _identity(shape, seed))
-
-
-def _identity(shape: TwinShape, seed: int) -> dict[str, object]:
-    return {"format": _FORMAT, "seed": seed, "shape": asdict(shape)}
 
 
 def _write_twin(folder: Path, shape: TwinShape, seed: int) -> None:
     for name, shard in _shards(shape, seed).items():
         safetensors.write_file(folder / name, shard)
-    files = {
-        INDEX_FILE: index_content(read_tensors(folder)),
-        **config_files(shape),
-        TWIN_FILE: _identity(shape, seed),
-    }
+    files = {INDEX_FILE: index_content(read_tensors(folder)), **config_files(shape)}
     durable.write_text(folder / CHAT_TEMPLATE_FILE, files["tokenizer_config.json"]["chat_template"])
     for name, content in files.items():
         durable.write_json(folder / name, content)
@@ -104,16 +90,16 @@ def config_files(shape: TwinShape) -> dict[str, Any]:
         "chat_template": (_FOLDER / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8"),
         **tokenizer.facts(),
     }
-    facts["quantization"] = _filled(templates["quantization_config.json"], facts)
-    return {name: _filled(template, facts) for name, template in templates.items()}
+    facts["quantization"] = filled(templates["quantization_config.json"], facts)
+    return {name: filled(template, facts) for name, template in templates.items()}
 
 
-def _filled(template: object, facts: Mapping[str, object]) -> object:
+def filled(template: object, facts: Mapping[str, object]) -> Any:  # noqa: ANN401 - any JSON
     """Put the fact of its name in the place of every `$NAME`."""
     if isinstance(template, dict):
-        return {key: _filled(value, facts) for key, value in template.items()}
+        return {key: filled(value, facts) for key, value in template.items()}
     if isinstance(template, list):
-        return [_filled(value, facts) for value in template]
+        return [filled(value, facts) for value in template]
     if isinstance(template, str) and template.startswith("$"):
         return facts[template[1:]]
     return template

@@ -18,20 +18,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.contents import CONFIG_FILE
 from sparkdeploy.checkpoint.twin import values
-from sparkdeploy.checkpoint.twin.build import TWIN_FILE
+from sparkdeploy.checkpoint.twin.build import filled, write_once
 from sparkdeploy.checkpoint.twin.grammar import CONSTANT
 from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
-from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sparkdeploy.checkpoint.safetensors import TensorData
     from sparkdeploy.checkpoint.twin.shape import TwinShape
@@ -42,6 +41,7 @@ MASK_TOKEN: Final = "<|fim_pad|>"  # noqa: S105 - no password
 BLOCK_TOKENS: Final = 16
 """As z-lab's drafters were trained: one known token and fifteen masked ones."""
 ROPE_THETA: Final = 10_000_000.0
+_CONFIG = Path(__file__).with_name("drafter.json")
 _FORMAT = 1
 """Counts up whenever the same shape and seed give other bytes."""
 _INNER = 256
@@ -53,32 +53,14 @@ _WEAK = 0.02
 
 
 def build_drafter(out: Path, shape: TwinShape, *, seed: int) -> None:
-    """Make the folder `out` a drafter for the twin of that shape: the same bytes on any machine.
-
-    Raises CheckpointError when `out` holds anything else.
-    """
+    """Make the folder `out` a drafter for the twin of that shape: the same bytes on any machine."""
     wanted = {"drafter": _FORMAT, "seed": seed, "shape": asdict(shape)}
-    if _identity_of(out) == wanted:
-        return
-    if not durable.is_replaceable(out, TWIN_FILE):
-        raise CheckpointError(
-            f"{out} holds something other than a twin's drafter, which would be overwritten.",
-            hint="Name an empty or a new folder.",
-        )
-    try:
-        with durable.staged_folder(out) as staging:
-            safetensors.write_file(staging / WEIGHTS_FILE, drafter_tensors(shape, seed))
-            durable.write_json(staging / CONFIG_FILE, drafter_config(shape))
-            durable.write_json(staging / TWIN_FILE, wanted)
-    except OSError as error:
-        raise CheckpointError(f"{out}: the drafter cannot be written: {error}") from error
 
+    def write(folder: Path) -> None:
+        safetensors.write_file(folder / WEIGHTS_FILE, drafter_tensors(shape, seed))
+        durable.write_json(folder / CONFIG_FILE, drafter_config(shape))
 
-def _identity_of(folder: Path) -> object:
-    try:
-        return read_json(folder / TWIN_FILE)
-    except (OSError, ValueError):
-        return None
+    write_once(out, wanted, write)
 
 
 def target_layers(shape: TwinShape) -> tuple[int, ...]:
@@ -86,40 +68,20 @@ def target_layers(shape: TwinShape) -> tuple[int, ...]:
     return (0, shape.layers - 2)
 
 
-def drafter_config(shape: TwinShape) -> dict[str, Any]:
+def drafter_config(shape: TwinShape) -> Any:  # noqa: ANN401 - any JSON
     """Return a config.json with the keys of z-lab's own."""
     tokenizer = TwinTokenizer(shape.vocab)
-    return {
-        "architectures": [ARCHITECTURE],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "block_size": BLOCK_TOKENS,
-        "dflash_config": {
-            "block_size": BLOCK_TOKENS,
-            "mask_token_id": tokenizer.token_id(MASK_TOKEN),
-            "target_layer_ids": list(target_layers(shape)),
-        },
-        "dtype": "bfloat16",
-        "eos_token_id": tokenizer.token_id("<|endoftext|>"),
-        "head_dim": shape.hidden,
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": _INNER,
-        "layer_types": ["full_attention"],
-        "max_position_embeddings": 262144,
-        "model_type": "qwen3",
-        "num_attention_heads": 1,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 1,
-        "num_target_layers": shape.layers,
-        "rms_norm_eps": 1e-06,
-        "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": shape.vocab,
+    facts = {
+        **asdict(shape),
+        "architecture": ARCHITECTURE,
+        "block_tokens": BLOCK_TOKENS,
+        "end": tokenizer.token_id("<|endoftext|>"),
+        "inner": _INNER,
+        "mask": tokenizer.token_id(MASK_TOKEN),
+        "rope_theta": ROPE_THETA,
+        "targets": list(target_layers(shape)),
     }
+    return filled(read_json(_CONFIG), facts)
 
 
 def drafter_tensors(shape: TwinShape, seed: int) -> Mapping[str, TensorData]:

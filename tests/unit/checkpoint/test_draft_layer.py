@@ -81,20 +81,3 @@ def test_the_overlay_says_what_the_plugin_has_to_convert(folder: Path, tmp_path:
     assert stated_draft_layer(target) == COUNTED
     assert read_tensors(target).keys() == read_tensors(folder).keys(), "nothing is written"
     verify_headers(target)
-
-
-@pytest.mark.parametrize(
-    "change", [{"int4_layers": 2}, {"fp8_layers": 7}, {"group": 64}, {"experts": "int8"}]
-)
-def test_verify_finds_an_overlay_that_asks_for_another_layer(
-    folder: Path, tmp_path: Path, change: dict[str, object]
-) -> None:
-    target = tmp_path / "data" / "m" / "ck" / "shrunk"
-    build_overlay(open_folder(folder), SHRUNK, target)
-    config_file = target / "config.json"
-    content = json.loads(config_file.read_text())
-    content["quantization_config"]["spark_hybrid"]["draft_layer"] |= change
-    config_file.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError) as caught:
-        verify_headers(target)
-    assert "draft layer that the files have" in f"{caught.value.message} {caught.value.detail}"

@@ -16,7 +16,7 @@ QUOTED, LACKING = "cyankiwi/GLM-4.7-Flash-AWQ-4bit", "google/gemma-4-26B-A4B-it"
 
 def test_the_hubs_own_word_goes_before_what_others_quote(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Remote(QUOTED, config={"model_type": "of the hub"})
-    monkeypatch.setattr(published, "ask_configs", lambda *_: told)
+    monkeypatch.setattr(published, "ask_in_time", lambda *_, **__: told)
     found = published_config(Weights(repo=QUOTED), load_settings())
     assert (found.config["model_type"], found.origin) == ("of the hub", "from the hub")
 

@@ -140,10 +140,6 @@ def _index(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     edit_json(folder / INDEX, change)
 
 
-def _expect(folder: Path, layers: str) -> None:
-    _edit_config(folder, "quantization_config", spark_hybrid={"expected_fp8_layers": layers})
-
-
 def _name_another_kind_of_file(folder: Path) -> None:
     _index(folder, lambda content: content["weight_map"].update({"lm_head.weight": "config.json"}))
 
@@ -171,7 +167,6 @@ def _duplicate(folder: Path) -> None:
         (lambda f: _index(f, lambda c: c.update(metadata=[])), "metadata of the index is not"),
         (lambda f: _index(f, lambda c: c.update(metadata=None)), "metadata of the index is not"),
         (_name_another_kind_of_file, "'config.json' is no .safetensors file"),
-        (lambda f: _expect(f, "\x1b[2J"), r"expects '\\x1b\[2J' FP8"),
         (lambda f: _edit_config(f, "text_config", hidden_size=256), "config.json says"),
         (_duplicate, "two indexed files hold lm_head.weight"),
         (lambda f: (f / MANIFEST_FILE).write_text("{"), "is not whole"),
@@ -179,7 +174,7 @@ def _duplicate(folder: Path) -> None:
     ],
     ids=[
         *("mtp", "scale", "scale-shape", "unlisted", "metadata", "no-metadata", "kind"),
-        *("layers", "config", "twice", "manifest", "lost"),
+        *("config", "twice", "manifest", "lost"),
     ],
 )
 def test_every_flaw_is_found_and_named(
