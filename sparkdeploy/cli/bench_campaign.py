@@ -66,8 +66,8 @@ def campaign(
     if resume or stop:
         if recipes or assignments or quick or (resume and stop):
             raise UsageError("--resume and --stop take the campaign as it was begun, one of them")
-        go_on = stage.resume_campaign if resume else stage.stop_campaign
-        _tell(go_on(settings, consent), as_json=as_json)
+        folder = stage.run_campaign(None, settings, consent, is_stopped=stop)
+        _tell(folder, as_json=as_json)
         return
     refuse_no_name(name)
     wanted = stage.WantedCampaign(

@@ -1,4 +1,4 @@
-"""One file with all that a campaign found, ready to be posted: versioned, bounded, no secret."""
+"""One file with all that a campaign found, ready to be posted: versioned, without secrets."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,17 +9,13 @@ from sparkdeploy.bench.quality.comparison import SharedQuality, Thresholds
 from sparkdeploy.bench.quality.kept import QualityResult, judged, served_by
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
-from sparkdeploy.bench.record import Cell, MachineOrigin, Run, SuiteResult
-from sparkdeploy.errors import BenchError
+from sparkdeploy.bench.record import MachineOrigin, Run
 from sparkdeploy.terminal.safe_text import visible_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
 SCHEMA_VERSION = 1
 KIND = "sparkdeploy campaign"
-SCHEMA_FILE = "docs/bench-bundle.schema.json"
-MAX_BYTES = 4 << 20
-"""A recipe takes about 100 KiB, most of it single requests."""
 MAX_TEXT = 4000
 """Characters that are kept of a tool's output: its end."""
 NOT_RUN = "not run"
@@ -95,59 +91,13 @@ def shareable(bundle: CampaignBundle, private: Private) -> CampaignBundle:
 
 
 def bundle_text(bundle: CampaignBundle) -> str:
-    """Return the file's text; where it were too long, single requests are left out, and said.
-
-    BenchError when even that is too long.
-    """
-    text = _text(bundle)
-    if len(text.encode()) > MAX_BYTES:
-        note = "single requests are left out: the file was too long"
-        recipes = tuple(
-            replace(recipe, run=_without_samples(recipe.run) if recipe.run is not None else None)
-            for recipe in bundle.recipes
-        )
-        text = _text(replace(bundle, recipes=recipes, notes=(*bundle.notes, note)))
-    if len(text.encode()) > MAX_BYTES:
-        raise BenchError(f"the bundle is longer than {MAX_BYTES >> 20} MiB")
-    return text
+    return visible_json(adapter_of(CampaignBundle).dump_json(bundle, indent=1).decode()) + "\n"
 
 
 def read_bundle(path: Path) -> CampaignBundle:
-    """Read strictly; within a schema fields may be added, and unknown ones are passed over.
-
-    BenchError says what is wrong with a file that is none, too long or of a newer schema.
-    """
-    content = read_content(path, "campaign's bundle")
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise BenchError(f"{path} is no campaign's bundle")
-    if path.stat().st_size > MAX_BYTES:
-        raise BenchError(f"{path} is longer than {MAX_BYTES >> 20} MiB, and no bundle is")
-    version = content.get("schema")
-    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
-        raise BenchError(
-            f"{path} has schema {version}, and this sparkdeploy reads up to {SCHEMA_VERSION}",
-            hint="update sparkdeploy",
-        )
-    try:
-        bundle: CampaignBundle = checked(content, CampaignBundle, path)
-    except BenchError as error:
-        raise BenchError(error.message, hint=f"{SCHEMA_FILE} says what is in a bundle") from error
+    bundle: CampaignBundle = checked(read_content(path, "campaign's bundle"), CampaignBundle, path)
     return bundle
-
-
-def _text(bundle: CampaignBundle) -> str:
-    return visible_json(adapter_of(CampaignBundle).dump_json(bundle, indent=1).decode()) + "\n"
 
 
 def _without_place(run: Run) -> Run:
     return replace(run, origin=replace(run.origin, url="", deployment=None))
-
-
-def _without_samples(run: Run) -> Run:
-    def shorter(cell: Cell) -> Cell:
-        return replace(cell, samples=())
-
-    def suite(item: SuiteResult) -> SuiteResult:
-        return replace(item, cells=tuple(map(shorter, item.cells)))
-
-    return replace(run, suites=tuple(map(suite, run.suites)))

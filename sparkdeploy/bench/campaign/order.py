@@ -41,14 +41,6 @@ class PutBack:
 NextStep = ServeRecipe | Take | PutBack
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLeft:
-    known_s: float
-    """Of the steps whose like has been done."""
-    is_whole: bool
-    """Whether all steps are among them."""
-
-
 def next_action(state: CampaignState, standing: int | None) -> NextStep | None:
     """Return what to do, None when all is done.
 
@@ -104,29 +96,6 @@ def progress(state: CampaignState) -> tuple[int, int]:
     """Return how many steps have ended, and how many there are; putting back is one of them."""
     total = sum(len(recipe.kinds) for recipe in state.recipes)
     return sum(len(recipe.ended) for recipe in state.recipes), total + 1
-
-
-def time_left(state: CampaignState) -> TimeLeft | None:
-    """Return what the steps that are left take, by the mean of their like; None before the first
-    and after the last.
-
-    `doctor` takes seconds and says nothing of the rest. Putting back is an `up` or less.
-    """
-    taken: dict[StepKind, list[float]] = {}
-    for recipe in state.recipes:
-        for item in recipe.ended:
-            if item.ending is StepEnding.DONE:
-                taken.setdefault(item.kind, []).append(item.duration_s)
-    if not taken.keys() - {StepKind.DOCTOR}:
-        return None
-    means = {kind: sum(all_s) / len(all_s) for kind, all_s in taken.items()}
-    left = [kind for _, kind in pending_steps(state)]
-    if state.before is not None:
-        left.append(StepKind.UP)
-    if not left:
-        return None
-    known = [means[kind] for kind in left if kind in means]
-    return TimeLeft(sum(known), len(known) == len(left))
 
 
 def _with_ended(state: CampaignState, index: int, news: tuple[EndedStep, ...]) -> CampaignState:

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.report.published import Field
 
 FRAGMENT, ALONE = "steps.html.j2", "alone.html.j2"
-_ENDS = ("</main>", "<footer", "</body>")
-"""Before the first of these that the report has, the campaign's own section is put."""
 
 
 def campaign_page(bundle: CampaignBundle, field: Field) -> str:
     """Return one HTML page that loads nothing; a campaign without a run has its steps alone."""
-    section = _rendered(FRAGMENT, bundle)
     if not bundle.runs:
         return _rendered(ALONE, bundle)
     page = report_page(
@@ -35,11 +32,8 @@ def campaign_page(bundle: CampaignBundle, field: Field) -> str:
         version=bundle.sparkdeploy,
         quality=newest_of_each(bundle.quality_results(), bundle.runs),
     )
-    place = next((mark for mark in _ENDS if mark in page), None)
-    if place is None:
-        return page + section
-    before, mark, after = page.rpartition(place)
-    return f"{before}{section}{mark}{after}"
+    before, mark, after = page.rpartition("<footer")
+    return f"{before}{_rendered(FRAGMENT, bundle)}{mark}{after}"
 
 
 def step_lines(recipes: Sequence[SharedRecipe]) -> Iterator[str]:

@@ -19,7 +19,6 @@ from sparkdeploy.bench.campaign.order import (
     is_last_of_recipe,
     next_action,
     progress,
-    time_left,
     with_serving,
     with_step,
 )
@@ -33,7 +32,6 @@ from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.node.shared_files import open_plain
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.terminal.console import console
-from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,53 +57,44 @@ class WantedCampaign:
 
 
 def run_campaign(
-    wanted: WantedCampaign, settings: Settings, consent: Callable[[str], bool]
+    wanted: WantedCampaign | None,
+    settings: Settings,
+    consent: Callable[[str], bool],
+    *,
+    is_stopped: bool = False,
 ) -> CampaignFolder:
     """Begin a campaign, or go on with the one of the same words that was broken off.
 
-    UsageError when another one is not over; raises for recipes that cannot be read, and for what
-    could not be put back, before anything is begun.
+    Without `wanted` go on with the one that is not over; `is_stopped` measures nothing more, puts
+    back what served before and writes what there is. UsageError when another one is not over;
+    raises for recipes that cannot be read, and for what could not be put back, before anything is
+    begun.
     """
     with alone(settings):
         found = unfinished(settings.state_dir)
-        if found is None:
+        if found is not None:
+            folder, state = found
+            _require_same(wanted, state)
+            _ask_again(state, consent)
+            if is_stopped:
+                state = replace(state, is_stopped=True)
+                folder.write(state)
+        elif wanted is not None:
             folder, state = _begin(wanted, settings, consent)
         else:
-            folder, state = found
-            if not wanted.is_of(state) or state.is_stopped:
-                names = " ".join(recipe.wanted for recipe in state.recipes)
-                raise UsageError(
-                    f"the campaign of {names}, begun {state.started_at}, is not over",
-                    hint=f"`{COMMAND} --resume` goes on with it, `{COMMAND} --stop` ends it and "
-                    "puts back what served before",
-                )
-            _ask_again(state, consent)
+            raise BenchError("there is no campaign to go on with", hint=f"`{COMMAND}` begins one")
         return _go_on(folder, state, settings)
 
 
-def resume_campaign(settings: Settings, consent: Callable[[str], bool]) -> CampaignFolder:
-    """Go on with the campaign that is not over; BenchError when there is none."""
-    with alone(settings):
-        folder, state = _required(settings)
-        _ask_again(state, consent)
-        return _go_on(folder, state, settings)
-
-
-def stop_campaign(settings: Settings, consent: Callable[[str], bool]) -> CampaignFolder:
-    """Measure nothing more, put back what served before, and write what there is."""
-    with alone(settings):
-        folder, state = _required(settings)
-        _ask_again(state, consent)
-        state = replace(state, is_stopped=True)
-        folder.write(state)
-        return _go_on(folder, state, settings)
-
-
-def _required(settings: Settings) -> tuple[CampaignFolder, CampaignState]:
-    found = unfinished(settings.state_dir)
-    if found is None:
-        raise BenchError("there is no campaign to go on with", hint=f"`{COMMAND}` begins one")
-    return found
+def _require_same(wanted: WantedCampaign | None, state: CampaignState) -> None:
+    if wanted is None or (wanted.is_of(state) and not state.is_stopped):
+        return
+    names = " ".join(recipe.wanted for recipe in state.recipes)
+    raise UsageError(
+        f"the campaign of {names}, begun {state.started_at}, is not over",
+        hint=f"`{COMMAND} --resume` goes on with it, `{COMMAND} --stop` ends it and puts back what "
+        "served before",
+    )
 
 
 def _begin(
@@ -228,18 +217,11 @@ class _Doer:
 
     def _say(self, action: NextStep) -> None:
         done, total = progress(self.state)
-        left = time_left(self.state)
-        told = ""
-        if left is not None:
-            least = "about" if left.is_whole else "at least"
-            told = f"; {least} {format_seconds(left.known_s)} left"
-        console.info(f"[{done + 1}/{total}] {self._named(action)}{told}")
-
-    def _named(self, action: NextStep) -> str:
-        if isinstance(action, PutBack):
-            return "putting back what served before"
-        name = self.state.recipes[action.recipe].name
-        return f"{name}: {'up' if isinstance(action, ServeRecipe) else action.kind.value}"
+        words = "putting back what served before"
+        if not isinstance(action, PutBack):
+            kind = StepKind.UP if isinstance(action, ServeRecipe) else action.kind
+            words = f"{self.state.recipes[action.recipe].name}: {kind.value}"
+        console.info(f"[{done + 1}/{total}] {words}")
 
 
 def _timed(kind: StepKind, work: Callable[[], str]) -> EndedStep:

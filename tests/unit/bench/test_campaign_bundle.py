@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.campaign import bundle as bundles
 from sparkdeploy.bench.campaign.bundle import (
     CampaignBundle,
     SharedRecipe,
@@ -29,9 +27,8 @@ from sparkdeploy.bench.quality.comparison import SharedEstimate, SharedQuality
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.published import read_published
-from sparkdeploy.errors import BenchError
 from sparkdeploy.settings import load_settings
-from tests.fakes.bench_runs import fields_of, judged, loaded_run, sample_run
+from tests.fakes.bench_runs import fields_of, judged, loaded_run
 from tests.unit.bench.planted import HOME, PLANTED, planted_run
 from tests.unit.conftest import REPOSITORY
 
@@ -125,62 +122,6 @@ def test_the_documented_schema_is_the_real_one(request: pytest.FixtureRequest) -
     if request.config.getoption("--update-golden"):
         SCHEMA_FILE.write_text(json.dumps(schema, indent=1, sort_keys=True) + "\n")
     assert fields_of(json.loads(SCHEMA_FILE.read_text())) == fields_of(schema)
-
-
-def damaged(change: dict[str, Any]) -> str:
-    content = json.loads(bundle_text(bundle_with(SharedRecipe("v2", "", (), sample_run()))))
-    return json.dumps({**content, **change})
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"kind": "another"}, "no campaign's bundle"),
-        ({"schema": 99}, "has schema 99"),
-        ({"schema": "1"}, "has schema 1,"),
-        ({"recipes": [{"name": "v2"}]}, "recipes.0.title"),
-        ({"is_quick": 1}, "is_quick"),
-        ({"notes": "x"}, "notes"),
-    ],
-)
-def test_what_is_none_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    path = tmp_path / "bundle.json"
-    path.write_text(damaged(change))
-    with pytest.raises(BenchError, match=re.escape(said)):
-        read_bundle(path)
-
-
-def test_what_is_too_long_loses_its_single_requests_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = bundle_with(SharedRecipe("v2", "", (), sample_run()))
-    whole = bundle_text(bundle)
-    monkeypatch.setattr(bundles, "MAX_BYTES", len(whole) - 1)
-    path = tmp_path / "bundle.json"
-    path.write_text(bundle_text(bundle))
-
-    read = read_bundle(path)
-    assert read.notes == ("single requests are left out: the file was too long",)
-    assert not any(c.samples for suite in read.runs[0].suites for c in suite.cells)
-    assert read.runs[0].suites[0].cells[0].statistics == sample_run().suites[0].cells[0].statistics
-    path.write_text(whole)
-    with pytest.raises(BenchError, match="is longer than"):
-        read_bundle(path)
-    monkeypatch.setattr(bundles, "MAX_BYTES", 1000)
-    with pytest.raises(BenchError, match="the bundle is longer than"):
-        bundle_text(bundle)
-
-
-@pytest.fixture
-def posted(tmp_path: Path) -> Path:
-    failed = SharedStep("tools", "failed", "no parser")
-    recipes = (
-        SharedRecipe("baseline", "", (), sample_run("baseline", speed=30)),
-        SharedRecipe("v2", "", (failed,), sample_run("v2")),
-    )
-    path = tmp_path / "posted.json"
-    path.write_text(bundle_text(bundle_with(*recipes)))
-    return path
 
 
 def judged_bundle(agreement: float) -> CampaignBundle:

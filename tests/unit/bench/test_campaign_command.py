@@ -76,7 +76,7 @@ def test_a_campaign_says_how_far_it_is_and_where_its_report_lies(run: Run, hands
 
     assert done.returncode == 0, done.stderr
     assert "[1/11] v2: doctor\n" in done.stderr
-    assert "[3/11] v2: five; at least" in done.stderr
+    assert "[3/11] v2: five\n" in done.stderr
     assert "[11/11] putting back what served before\n" in done.stderr
     assert hands.asked == [
         *(

@@ -13,11 +13,9 @@ from sparkdeploy.bench.campaign.order import (
     PutBack,
     ServeRecipe,
     Take,
-    TimeLeft,
     next_action,
     pending_steps,
     progress,
-    time_left,
     with_serving,
     with_step,
 )
@@ -135,16 +133,3 @@ def test_after_a_step_that_failed_the_server_is_looked_after_and_the_next_step_g
     assert next_action(world.state, world.standing) == ServeRecipe(0)
     world.step("done")
     assert next_action(world.state, world.standing) == Take(0, StepKind.DECODE)
-
-
-def test_the_time_left_is_told_by_what_the_same_steps_took() -> None:
-    world = World(state_of(recipe("a"), recipe("b")))
-    assert time_left(world.state) is None
-    world.step("done")  # doctor says nothing of the rest
-    assert time_left(world.state) is None
-    world.step("done")
-    # The second doctor and up, and putting back.
-    assert time_left(world.state) == TimeLeft(3.0, is_whole=False)
-    for _ in range(7):
-        world.step("done")
-    assert time_left(world.state) == TimeLeft(10.0, is_whole=True)
