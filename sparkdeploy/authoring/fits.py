@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.machine import HERE
-from sparkdeploy.authoring.outlook import Among, WhenMissing, facts_folder, ground_for
+from sparkdeploy.authoring.outlook import WhenMissing, facts_folder, ground_for
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits
@@ -32,7 +32,9 @@ def fitting_rows(hardware: str) -> list[dict[str, object]]:
 def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
     name = resolved.recipe.name
     try:
-        outlook = ground.outlook(resolved, WhenMissing.NOBODY, among_of(resolved))
+        # A recipe for several machines is judged by one machine's share.
+        is_cluster = resolved.recipe.cluster.least_nodes > 1
+        outlook = ground.outlook(resolved, WhenMissing.NOBODY, cluster=is_cluster)
     except SparkdeployError as error:
         least = resolved.recipe.cluster.least_nodes
         unknown = {"recipe": name, "fits": Fits.UNKNOWN.value, "machines": least}
@@ -40,11 +42,6 @@ def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
     verdict = {**asdict(outlook.verdict), "fits": outlook.verdict.fits.value}
     told = {"line": outlook.verdict_line(), "words": outlook.verdict_words()}
     return {"recipe": name, **verdict, "machines": outlook.nodes, **told}
-
-
-def among_of(resolved: Resolved) -> Among:
-    """A recipe for several machines is held against one machine's share."""
-    return Among.CLUSTER if resolved.recipe.cluster.least_nodes > 1 else Among.ONE
 
 
 def fit_words(rows: Iterable[Mapping[str, object]]) -> dict[str, str]:

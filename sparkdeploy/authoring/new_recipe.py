@@ -20,7 +20,7 @@ from sparkdeploy.authoring.new_engine import engine_for
 from sparkdeploy.authoring.new_from import changing_text
 from sparkdeploy.authoring.new_model import NewModel, Use
 from sparkdeploy.authoring.new_treatment import misfits
-from sparkdeploy.authoring.outlook import Among, WhenMissing, ground_for
+from sparkdeploy.authoring.outlook import WhenMissing, ground_for
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.errors import (
     Mistakes,
@@ -349,9 +349,8 @@ def _resolved(draft: DraftRecipe, settings: Settings) -> Resolved:
 
 def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitVerdict | None, str]:
     resolved = _resolved(draft, settings)
-    among = Among.CLUSTER if draft.nodes > 1 else Among.ONE
     try:
-        outlook = ground.outlook(resolved, WhenMissing.SHIPPED, among)
+        outlook = ground.outlook(resolved, WhenMissing.SHIPPED, cluster=draft.nodes > 1)
     except RecipeError:
         raise
     except SparkdeployError as error:

@@ -10,36 +10,15 @@ from typing import TYPE_CHECKING
 from sparkdeploy.authoring.machine import machine_wanted, measured_on
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
-from sparkdeploy.checkpoint.family import turboquant
-from sparkdeploy.checkpoint.family.demands import attention_demands
-from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import (
-    capacity,
-    capacity_report,
-    contexts,
-    drafting_report,
-    model_facts,
-    speed,
-    speed_report,
-)
-from sparkdeploy.estimate.acceptance import read_acceptance
-from sparkdeploy.estimate.anchored import anchored
-from sparkdeploy.estimate.attention import read_attention
+from sparkdeploy.estimate import attention, memory, memory_report, model_facts, speed_report
 from sparkdeploy.estimate.hardware import read_hardware
-from sparkdeploy.estimate.share import facts_of_rank, facts_of_step
-from sparkdeploy.estimate.verdict import (
-    Fits,
-    FitVerdict,
-    machines_words,
-    verdict_line,
-    verdict_of,
-    verdict_words,
-)
+from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
+from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
+from sparkdeploy.estimate.weights import facts_of_rank, facts_of_step
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe
-from sparkdeploy.recipe.report import model_name
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import Piece, Style
@@ -47,8 +26,7 @@ from sparkdeploy.terminal.style import Piece, Style
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sparkdeploy.estimate.acceptance import Acceptance
-    from sparkdeploy.estimate.speed import Speed, SpeedEstimate
+    from sparkdeploy.estimate.speed import Acceptance, Speed
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
@@ -65,48 +43,46 @@ class WhenMissing(Enum):
     NOBODY = "shipped, or none"
 
 
-class Among(Enum):
-    """Which machines an estimate is for."""
-
-    ONE = "one machine that holds the whole model"
-    CLUSTER = "as many nodes of one GPU as the recipe's cluster section takes"
-
-
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What can be said about a recipe on a machine before anything is downloaded or started."""
 
     resolved: Resolved
     facts: model_facts.ModelFacts
-    """Of several nodes: what one of them holds, the one that holds most."""
+    """Of several nodes: what one of them has, the one that has most."""
     step_facts: model_facts.ModelFacts
     """Of several nodes: what is read one byte after the other in a decode step."""
-    budget: capacity.Budget
-    recipes: Mapping[str, Resolved]
+    budget: memory.Budget
     acceptance: Mapping[str, Acceptance]
     speed: Speed
-    estimates: tuple[SpeedEstimate, ...]
     nodes: int = 1
 
     @property
     def verdict(self) -> FitVerdict:
-        return verdict_of(self.resolved.recipe, self.budget, self.facts, self._own)
+        step = decode_step(self.resolved, self.step_facts, self.acceptance)
+        expect = self.resolved.recipe.expect
+        # What others reported is of one Spark.
+        is_reported = expect is not None and self.speed.hardware.fit is not None and self.nodes == 1
+        return verdict_of(
+            self.resolved.recipe,
+            self.budget,
+            self.facts,
+            tok_s=self.speed.tokens_per_second(step) if step is not None else None,
+            reported_tok_s=expect.tok_s if expect is not None and is_reported else None,
+        )
 
-    @property
-    def _own(self) -> SpeedEstimate | None:
-        name = self.resolved.recipe.name
-        return next((made for made in self.estimates if made.name == name), None)
+    def verdict_line(self) -> str:
+        """Return the verdict as one sentence: fits or not on these machines, and what of it."""
+        verdict, least = self.verdict, self.resolved.recipe.cluster.least_nodes
+        title, is_bound = self.budget.hardware.title, self._is_bound
+        machines = title if self.nodes == 1 else f"{self.nodes} x {title}"
+        line = f"{verdict.fits.value} on {machines}: {verdict_words(verdict, is_bound=is_bound)}"
+        is_too_few = verdict.fits is Fits.NO and self.nodes < least
+        return f"{line}; the recipe is for {least} machines: --cluster" if is_too_few else line
 
     @property
     def _is_bound(self) -> bool:
         return self.speed.fitted_to is None or self.nodes > 1
-
-    def verdict_line(self) -> str:
-        verdict, least = self.verdict, self.resolved.recipe.cluster.least_nodes
-        machines = machines_words(self.budget.hardware.title, self.nodes)
-        line = verdict_line(verdict, machines, is_bound=self._is_bound)
-        is_too_few = verdict.fits is Fits.NO and self.nodes < least
-        return f"{line}; the recipe is for {least} machines: --cluster" if is_too_few else line
 
     def verdict_words(self) -> str:
         """Return the verdict without the machine, for a table of one machine."""
@@ -121,57 +97,26 @@ class Outlook:
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
         if self.nodes > 1:
             yield from speed_report.node_lines(self.resolved.recipe.cluster, self.nodes)
-        yield from capacity_report.capacity_lines(self.resolved, self.facts, self.budget)
+        yield from memory_report.memory_lines(self.resolved, self.facts, self.budget)
 
     def speed_lines(self) -> Iterator[Block]:
-        """Yield the roofline: this recipe's step, more requests, every recipe, what is next."""
-        known = (self.step_facts, self.acceptance)
-        yield from speed_report.speed_lines(self.speed)
-        yield from drafting_report.drafting_lines(self.resolved.recipe, self.acceptance)
-        if self.nodes > 1:
-            yield from speed_report.unknown_lines(self.resolved.recipe.cluster)
-        steps = speed_report.batch_steps(self.resolved, *known)
-        if steps:
-            yield from speed_report.step_lines(steps[0], self.speed)
-            yield from speed_report.batch_lines(steps, self.speed)
-            yield from self._draft_lines()
-        longer = self._contexts()
-        if longer is not None:
-            yield from contexts.context_lines(longer)
-        # Published figures, and what another recipe would save, are of one machine.
-        if self.nodes > 1:
-            return
-        yield from speed_report.estimate_lines(self.estimates, self.speed)
-        name = self.resolved.recipe.name
-        if name in self.recipes:
-            recipes = {**self.recipes, name: self.resolved}
-            yield from speed_report.next_lines(name, recipes, *known)
-
-    def _draft_lines(self) -> Iterator[str]:
-        """Yield what the drafts bring in other texts, and how many of them pay."""
-        known = (self.step_facts, self.acceptance, self.speed)
-        yield from drafting_report.text_lines(self.resolved, *known)
-        # A published speed of a parent is one machine's.
-        made = self._own if self.nodes == 1 else None
-        yield from drafting_report.third_draft_lines(self.resolved, *known, made)
-
-    def _contexts(self) -> contexts.ContextOutlook | None:
+        """Yield what others reported, then the roofline."""
+        reported, expect = self.verdict.reported_tok_s, self.resolved.recipe.expect
+        if reported is not None and expect is not None:
+            yield f"{reported:g} tok/s {expect.figure} reported: {expect.source}, {expect.engine}"
+        known = (self.resolved, self.step_facts, self.acceptance, self.speed)
         longest_tokens = self.budget.max_model_len
-        known = (self.step_facts, self.acceptance)
-        return contexts.context_outlook(self.resolved, *known, self.speed, longest_tokens)
+        yield from speed_report.speed_lines(*known, nodes=self.nodes, longest_tokens=longest_tokens)
 
     def as_dict(self) -> dict[str, object]:
-        steps = speed_report.batch_steps(self.resolved, self.step_facts, self.acceptance)
+        known = (self.resolved, self.step_facts, self.acceptance, self.speed)
         return {
             "schema": 1,
             "recipe": self.resolved.recipe.name,
             **({"nodes": self.nodes} if self.nodes > 1 else {}),
             "verdict": {**asdict(self.verdict), "fits": self.verdict.fits.value},
-            "capacity": capacity_report.capacity_as_dict(self.resolved, self.facts, self.budget),
-            "speed": {
-                **speed_report.estimates_as_dict(self.estimates, self.speed, steps),
-                "contexts": contexts.contexts_as_dict(self._contexts()),
-            },
+            "capacity": memory_report.memory_as_dict(self.resolved, self.facts, self.budget),
+            "speed": speed_report.speed_as_dict(*known),
         }
 
 
@@ -181,10 +126,11 @@ def outlook_for(
     *,
     hardware: str,
     when_missing: WhenMissing = WhenMissing.SHIPPED,
-    among: Among = Among.ONE,
+    cluster: bool = False,
 ) -> Outlook:
     """Return the outlook of what a user typed; no Docker or GPU is needed.
 
+    With `cluster` it is for as many nodes of one GPU as the recipe's cluster section takes.
     Only `WhenMissing.HUB` uses the network, and only for a model that is not here.
 
     Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model,
@@ -195,7 +141,7 @@ def outlook_for(
     # Not from request, which imports all that deploys and would double the time of the answer.
     wanted = recipe or ground.settings.default_recipe
     resolved = load_recipe(ground.shelf, wanted, tuple(assignments or ()))
-    outlook = ground.outlook(resolved, when_missing, among)
+    outlook = ground.outlook(resolved, when_missing, cluster=cluster)
     _refuse_unserved(outlook)
     return outlook
 
@@ -203,8 +149,8 @@ def outlook_for(
 def _refuse_unserved(outlook: Outlook) -> None:
     """Raise RecipeError where the cache's format does not go with the model's attention."""
     recipe = outlook.resolved.recipe
-    for found in unserved(recipe.serve, attention_demands(outlook.facts.config)):
-        raise RecipeError(found.message(shown(recipe.model.source)), hint=turboquant.FIX)
+    for words in attention.unserved(recipe.serve, attention.needs_of(outlook.facts.config)):
+        raise RecipeError(f"{shown(recipe.model.source)} has {words}", hint=attention.FIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,41 +164,17 @@ class Ground:
     acceptance: Mapping[str, Acceptance]
     reached: Speed
 
-    def _of_one_model(self, resolved: Resolved) -> Mapping[str, Resolved]:
-        return {name: it for name, it in self.recipes.items() if _beside(it, resolved)}
-
     def outlook(
-        self, resolved: Resolved, when_missing: WhenMissing, among: Among = Among.ONE
+        self, resolved: Resolved, when_missing: WhenMissing, *, cluster: bool = False
     ) -> Outlook:
         """Raises as `outlook_for` does."""
-        recipe, machine = resolved.recipe, self.reached.hardware
         facts = replace(
-            facts_of(recipe.model, self.settings, self.shipped, when_missing),
+            facts_of(resolved.recipe.model, self.settings, self.shipped, when_missing),
             drafter=_drafter_of(resolved, self.settings, self.shipped, when_missing),
         )
-        # The same model in every row: the files at hand describe it better than the shipped facts.
-        known = {**self.shipped, recipe.model.known_as: facts}
-        compared = speed.in_order({**self._of_one_model(resolved), recipe.name: resolved})
-        whole = Outlook(
-            resolved=resolved,
-            facts=facts,
-            step_facts=facts,
-            budget=capacity.make_budget(resolved, facts, machine),
-            recipes=self._of_one_model(resolved),
-            acceptance=self.acceptance,
-            speed=self.reached,
-            estimates=anchored(
-                [speed.estimate(item, known, self.acceptance, self.reached) for item in compared],
-                {item.recipe.name: item for item in compared},
-                self.reached,
-            ),
-        )
-        return whole if among is Among.ONE else _of_one_node(whole)
-
-
-def _beside(one: Resolved, other: Resolved) -> bool:
-    """Say whether two recipes serve the same model, in whatever format of its weights."""
-    return model_name(one.recipe.model.known_as) == model_name(other.recipe.model.known_as)
+        budget = memory.make_budget(resolved, facts, self.reached.hardware)
+        whole = Outlook(resolved, facts, facts, budget, self.acceptance, self.reached)
+        return _of_one_node(whole) if cluster else whole
 
 
 def facts_folder() -> Path:
@@ -268,8 +190,7 @@ def ground_for(hardware: str, settings: Settings) -> Ground:
     acceptance = read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
     measured = measured_on(machine, settings)
-    attention = read_attention(folder / "attention.yaml", machines)
-    reached = speed.fit_speed(machine, recipes, shipped, acceptance, attention, measured)
+    reached = fit_speed(machine, recipes, shipped, acceptance, measured)
     return Ground(settings, shelf, shipped, recipes, acceptance, reached)
 
 
@@ -285,18 +206,13 @@ def _of_one_node(whole: Outlook) -> Outlook:
         tensor_parallel=cluster.tensor_parallel,
         pipeline_parallel=cluster.pipeline_parallel,
     )
-    read = facts_of_step(whole.facts, tensor_parallel=cluster.tensor_parallel)
-    made = speed.estimate(resolved, {read.repo: read}, whole.acceptance, whole.speed)
-    nodes = nodes_needed(cluster, gpus_per_node=1)
     return replace(
         whole,
         resolved=resolved,
         facts=held,
-        step_facts=read,
-        budget=capacity.make_budget(resolved, held, whole.speed.hardware),
-        # Published figures are of one machine.
-        estimates=(replace(made, published_tok_s=None),) if nodes > 1 else whole.estimates,
-        nodes=nodes,
+        step_facts=facts_of_step(whole.facts, tensor_parallel=cluster.tensor_parallel),
+        budget=memory.make_budget(resolved, held, whole.speed.hardware),
+        nodes=nodes_needed(cluster, gpus_per_node=1),
     )
 
 

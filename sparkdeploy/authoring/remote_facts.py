@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.checkpoint.ranges import read_config
 from sparkdeploy.checkpoint.remote import ask_hub, ask_in_time, remote_tensors
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.derived import derived_facts
 from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, known_layers, quantisation_of
+from sparkdeploy.estimate.weights import WeightKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.remote import Remote
     from sparkdeploy.recipe.schema import Weights
@@ -22,8 +18,6 @@ if TYPE_CHECKING:
 
 HEADERS = "safetensors headers on the hub (tensors were not downloaded)"
 SIZES = "file sizes on the hub (no header was read in time: `--headers` waits for them)"
-CLOSE_SHARE = 0.02
-"""Tensors derived from config.json count when they come this close to the files' size."""
 
 
 def hub_facts(model: Weights, settings: Settings) -> ModelFacts:
@@ -59,15 +53,8 @@ def _facts(repo: str, told: Remote) -> ModelFacts:
     config = told.config or {}
     if told.tensors is not None:
         return facts_from(repo, config, told.tensors, HEADERS)
-    return _by_sizes(repo, config, told.listing.weights_bytes if told.listing is not None else 0)
-
-
-def _by_sizes(repo: str, config: Mapping[str, Any], size_bytes: int) -> ModelFacts:
-    """Derive the tensors where they come to the files' size; else the size stands alone."""
     architecture, unknown = known_layers(config)
-    derived = derived_facts(repo, config) if architecture is not None else None
-    if derived is not None and abs(derived.total_bytes / size_bytes - 1) < CLOSE_SHARE:
-        return derived
+    size_bytes = told.listing.weights_bytes if told.listing is not None else 0
     return ModelFacts(
         repo=repo,
         architecture=architecture,

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint import contents
+from sparkdeploy.checkpoint.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.cache import BLOBS
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
 from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
-from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError
-from sparkdeploy.checkpoint.family.promises import promise_problems
-from sparkdeploy.checkpoint.family.quantised import (
-    KNOWN_METHODS,
-    method_of,
-    quantisation_problems,
-)
-from sparkdeploy.checkpoint.family.tensors import Promised, promised_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.links import LINKS_LIMIT, real_path
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.plain_files import plain_files
+from sparkdeploy.checkpoint.promises import promise_problems
+from sparkdeploy.checkpoint.quantised import (
+    KNOWN_METHODS,
+    method_of,
+    quantisation_problems,
+)
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
+from sparkdeploy.checkpoint.tensors import Promised, promised_tensors
 from sparkdeploy.errors import CheckpointError, Mistakes
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"

@@ -159,10 +159,9 @@ def show_recipe(
     assignments = with_consent(assignments, unsafe=unsafe)
     if capacity:
         from sparkdeploy.authoring.machine import HERE
-        from sparkdeploy.authoring.outlook import Among, outlook_for
+        from sparkdeploy.authoring.outlook import outlook_for
 
-        among = Among.CLUSTER if cluster else Among.ONE
-        outlook = outlook_for(recipe, assignments, hardware=HERE, among=among)
+        outlook = outlook_for(recipe, assignments, hardware=HERE, cluster=cluster)
         answer(outlook.capacity_lines(), outlook.as_dict(), as_json=as_json)
         return
     from sparkdeploy.deploy.request import resolve
@@ -206,7 +205,7 @@ def plan_recipe(
                 "--hardware and --headers estimate; --show and --check are about the plan",
                 hint="run `sparkdeploy plan` once with each",
             )
-        from sparkdeploy.authoring.outlook import Among, WhenMissing, outlook_for
+        from sparkdeploy.authoring.outlook import WhenMissing, outlook_for
         from sparkdeploy.node.container import refuse_no_name
 
         refuse_no_name(name)
@@ -215,7 +214,7 @@ def plan_recipe(
             assignments,
             hardware=hardware or "spark",
             when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
-            among=Among.CLUSTER if cluster else Among.ONE,
+            cluster=cluster,
         )
         print_outlook(outlook, as_json=as_json)
         return

@@ -1,91 +1,149 @@
-"""How fast attention reads its KV cache: a share of the memory bandwidth, by the cache's format.
+"""What a model's attention needs beside keys and values, and what of it TurboQuant cannot serve.
 
-A packed format costs instructions for each byte, so a kernel may be held up by the multiprocessors
-before it has used the bandwidth. How much of it is reached was measured on one machine. Another one
-whose multiprocessors get fewer bytes a clock has more instructions for each byte to spare.
+Read in the model files of vLLM 0.25.1 and 0.33.0, v1/attention/backends/turboquant_attn.py and
+platforms/cuda.py: on NVIDIA's GPUs windows, sinks, caps and slopes are taken as arguments and left
+out of the sum; the plugin stops an engine that hands them over, but only once it loads.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.recipe.document import read_document
+from sparkdeploy.checkpoint.architecture import (
+    UnknownArchitectureError,
+    architecture_of,
+    config_sizes,
+)
+from sparkdeploy.checkpoint.layers import Attention, Latent
+from sparkdeploy.errors import CheckpointError
+from sparkdeploy.recipe import flags
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.estimate.hardware import Hardware
+    from sparkdeploy.checkpoint.layers import Mixer
+    from sparkdeploy.recipe.schema import Serve
 
-PLAIN = "auto"
-"""The format that others are held against: the model's own 16 bits."""
-PACKED = "turboquant_"
-ROWS_AT_ONCE = 16
-"""Query rows of a KV head that the plugin's kernel meets with codes once unpacked: query heads that
-share it, times the tokens that are verified. More rows have the codes unpacked again."""
-_SAME_AS_PLAIN = frozenset({"bfloat16", "float16", "half"})
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPace:
-    """How attention goes over a cache of one format."""
-
-    share: float
-    """Of the memory bandwidth."""
-    fixed_s: float
-    """What one layer takes in one pass beside reading, more than with a 16-bit cache."""
+FIX: Final = "--set serve.kv_cache_dtype=auto, or fp8"
+_UNROTATED: Final = frozenset({"turboquant_k8v4"})
+"""Formats whose keys are FP8 as they come: no Hadamard matrix."""
+_WITH_SINKS: Final = frozenset({"gpt_oss"})
+"""Model types whose every layer has a sink for each head; config.json does not say it."""
+_SINK_SWITCHES: Final = (
+    "add_swa_attention_sink_bias",
+    "add_full_attention_sink_bias",
+    "swa_attention_sink_enabled",
+    "attention_sinks",
+    "learnable_sink",
+)
+"""Keys of models that have sinks where their configuration says so (MiMo, Laguna, Granite)."""
+_WITH_SLOPES: Final = frozenset({"bloom", "mpt", "step1"})
+"""Model types whose positions are slopes (ALiBi) and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionTable:
-    """What was measured on one machine, by format, and what follows for others."""
+class AttentionNeeds:
+    """What a model needs of every attention back end, by its config.json; 0 and empty for nothing.
 
-    measured_on: Hardware
-    source: str
-    """Where the figures come from, in words that follow a colon."""
-    best_share: float
-    """Formats that nobody measured are given it, and none is given more."""
-    measured: Mapping[str, AttentionPace]
+    Of a model type whose layers are not known, only what its configuration says in so many words.
+    """
 
-    def pace(self, kv_cache_dtype: str, hardware: Hardware, query_rows: int = 1) -> AttentionPace:
-        """Return what is expected on a machine, of so many query rows a KV head.
-
-        share = min(best, measured x bytes a multiprocessor clock there / bytes a clock here): the
-        instructions for a byte take as many clocks on both. A format that reached the best share
-        was held up by memory and is taken to be so anywhere. Where the clocks of a machine are not
-        known the measured share itself is taken.
-        """
-        known = self._unpacked(kv_cache_dtype, query_rows)
-        there, here = self.measured_on.bytes_a_clock, hardware.bytes_a_clock
-        if there is None or here is None or known.share >= self.best_share:
-            return known
-        share = known.share * there / here
-        return AttentionPace(min(self.best_share, share), known.fixed_s)
-
-    def _unpacked(self, kv_cache_dtype: str, query_rows: int) -> AttentionPace:
-        """Measured was with one unpacking; it is what takes a packed format's time."""
-        known = self.measured_pace(kv_cache_dtype)
-        if not kv_cache_dtype.startswith(PACKED):
-            return known
-        return replace(known, share=known.share / -(-query_rows // ROWS_AT_ONCE))
-
-    def measured_pace(self, kv_cache_dtype: str) -> AttentionPace:
-        """Return what was measured of a format, of FP8 whatever its exponent."""
-        name = PLAIN if kv_cache_dtype in _SAME_AS_PLAIN else kv_cache_dtype
-        family = "fp8" if name.startswith("fp8") else name
-        return self.measured.get(family, AttentionPace(self.best_share, 0.0))
+    window_tokens: int = 0
+    """Of sliding windows; the widest where layers differ."""
+    chunk_tokens: int = 0
+    has_sinks: bool = False
+    logit_cap: float = 0.0
+    """Attention logits are bent to stay below it."""
+    has_slopes: bool = False
+    is_latent: bool = False
+    """MLA: one compressed vector a token instead of keys and values."""
+    key_widths: tuple[int, ...] = ()
+    """Elements of a head's key, each width once."""
 
 
-def read_attention(path: Path, table: Mapping[str, Hardware]) -> AttentionTable:
-    """Return the shipped figures; `table` are the machines that they may have been measured on."""
-    found = read_document(path).content["attention"]
-    return AttentionTable(
-        measured_on=table[found["measured_on"]],
-        source=found["source"],
-        best_share=found["best_share"],
-        measured={
-            name: AttentionPace(entry["share"], entry["fixed_us"] / 1e6)
-            for name, entry in found["formats"].items()
-        },
+NO_NEEDS: Final = AttentionNeeds()
+
+
+def needs_of(config: Mapping[str, Any]) -> AttentionNeeds:
+    """Return what a config.json needs; nothing for numbers that are the download's to refuse."""
+    try:
+        text = config_sizes(config).text
+        mixers = _mixers(config)
+    except CheckpointError:
+        return NO_NEEDS
+    model_type = text.get("model_type", config.get("model_type"))
+    attention = [it for it in mixers or () if isinstance(it, Attention)]
+    windows = [it.window or 0 for it in attention]
+    is_latent = any(isinstance(it, Latent) for it in mixers or ())
+    return AttentionNeeds(
+        window_tokens=max(windows, default=0) if mixers is not None else _stated_window(text),
+        chunk_tokens=max((it.chunk or 0 for it in attention), default=0),
+        has_sinks=model_type in _WITH_SINKS or any(text.get(key) is True for key in _SINK_SWITCHES),
+        logit_cap=_positive(text.get("attn_logit_softcapping")),
+        has_slopes=model_type in _WITH_SLOPES or text.get("alibi") is True,
+        is_latent=is_latent or (mixers is None and _positive(text.get("kv_lora_rank")) > 0),
+        key_widths=tuple(sorted({it.key_width for it in attention})),
     )
+
+
+def _mixers(config: Mapping[str, Any]) -> list[Mixer] | None:
+    """Return those of all layers, drafting ones too; None of a model type that is not known."""
+    try:
+        found = architecture_of(config)
+    except UnknownArchitectureError:
+        return None
+    return [mixer for layer in (*found.layers, *found.draft_layers) for mixer in layer.mixers]
+
+
+def _stated_window(text: Mapping[str, Any]) -> int:
+    """Return the window of a model type that is not known, where its layers are said to have it."""
+    kinds, window = text.get("layer_types"), int(_positive(text.get("sliding_window")))
+    if isinstance(kinds, list):
+        return window if "sliding_attention" in kinds else 0
+    return 0 if text.get("use_sliding_window") is False else window
+
+
+def _positive(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and value > 0 else 0.0  # type: ignore[operator,arg-type]
+
+
+def unserved(serve: Serve, needs: AttentionNeeds) -> Iterator[str]:
+    """Yield what a model has that its cache's format does not serve, at most one for each outcome.
+
+    A recipe that changes the configuration or leaves layers out of the format decides by layer;
+    there the plugin looks at each when the engine starts.
+    """
+    name = serve.kv_cache_dtype
+    leaves_out = "--kv-cache-dtype-skip-layers" in map(flags.flag_of, serve.extra_args)
+    if not name.startswith("turboquant") or leaves_out or serve.hf_overrides:
+        return
+    cause = f"(serve.kv_cache_dtype: {name})"
+    if ignored := " and ".join(_ignored(needs)):
+        wrong = "which vLLM's TurboQuant ignores: the text would be wrong"
+        yield f"{ignored}, {wrong} {cause}"
+    if fatal := " and ".join(_fatal(name, needs)):
+        yield f"{fatal}, with which vLLM's TurboQuant does not start {cause}"
+
+
+def _ignored(needs: AttentionNeeds) -> Iterator[str]:
+    if needs.window_tokens:
+        yield f"sliding windows of {needs.window_tokens:,} tokens"
+    if needs.has_sinks:
+        yield "attention sinks"
+    if needs.logit_cap:
+        yield f"attention logits capped at {needs.logit_cap:g} (attn_logit_softcapping)"
+    if needs.has_slopes:
+        yield "ALiBi slopes"
+
+
+def _fatal(kv_cache_dtype: str, needs: AttentionNeeds) -> Iterator[str]:
+    if needs.chunk_tokens:
+        yield f"local chunks of {needs.chunk_tokens:,} tokens"
+    if needs.is_latent:
+        yield "latent attention (MLA)"
+    uneven = [width for width in needs.key_widths if width & (width - 1)]
+    if uneven and kv_cache_dtype not in _UNROTATED:
+        widths = " and ".join(map(str, uneven))
+        yield f"heads of {widths} elements (its rotation takes powers of two)"

@@ -40,16 +40,6 @@ class Hardware:
     """What its GPU's name contains."""
     fit: Fit | None = None
     """None where no measurement is known: speeds are then upper bounds."""
-    multiprocessors: int | None = None
-    multiprocessor_hz: float | None = None
-    """Their clock under load."""
-
-    @property
-    def bytes_a_clock(self) -> float | None:
-        """Return what memory brings one multiprocessor in one clock; None where nobody says."""
-        if not self.multiprocessors or not self.multiprocessor_hz:
-            return None
-        return self.bandwidth_bytes_s / (self.multiprocessors * self.multiprocessor_hz)
 
 
 def read_hardware(path: Path) -> Mapping[str, Hardware]:
@@ -65,8 +55,6 @@ def read_hardware(path: Path) -> Mapping[str, Hardware]:
             mxfp4_tile=tuple(entry["mxfp4_tile"]),
             gpu=entry["gpu"],
             fit=Fit(**entry["fit"]) if "fit" in entry else None,
-            multiprocessors=entry["multiprocessors"],
-            multiprocessor_hz=float(entry["multiprocessor_hz"]),
         )
         for name, entry in table.items()
     }

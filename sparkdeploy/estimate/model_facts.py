@@ -6,16 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError, architecture_of
-from sparkdeploy.checkpoint.family.kinds import WeightKind, kinds_for
-from sparkdeploy.estimate.weights import bytes_in_memory
+from sparkdeploy.checkpoint.architecture import UnknownArchitectureError, architecture_of
+from sparkdeploy.checkpoint.quantised import method_of
+from sparkdeploy.estimate.weights import WeightKind, bytes_in_memory, kinds_for
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.family.layers import Architecture
+    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.checkpoint.safetensors import TensorInfo
 
 
@@ -83,9 +83,7 @@ def facts_from(
 
 def quantisation_of(config: Mapping[str, Any]) -> str:
     """Return the `quant_method` of a config.json; empty for none."""
-    stated = config.get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, dict) else None
-    return method if isinstance(method, str) else ""
+    return method_of(config) or ""
 
 
 def known_layers(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:

@@ -1,33 +1,267 @@
-"""Speed: how long the bytes of a decode step take at a machine's bandwidth.
+"""Speed: the bytes that a decode step moves, and how long they take at a machine's bandwidth.
 
-One number is fitted, to the published speed of one recipe: the share of the bandwidth that all but
-attention reaches. What attention reads of a cache goes at the pace of `attention.py`. Every other
-recipe's estimate follows from its bytes and its drafts' acceptance.
+One number is fitted, to the published speed of one recipe or to records: the share of the bandwidth
+that is reached. Every other estimate follows from a recipe's bytes and its drafts' acceptance.
 """
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.estimate.decode import decode_step
+from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.estimate.kv_cache import token_bytes
+from sparkdeploy.estimate.layout import drafting_layers, state_element_bytes
+from sparkdeploy.estimate.memory import converted_weights
+from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from sparkdeploy.estimate.acceptance import Acceptance
-    from sparkdeploy.estimate.anchored import FromPublished
-    from sparkdeploy.estimate.attention import AttentionTable
-    from sparkdeploy.estimate.decode import DecodeStep
+    from sparkdeploy.checkpoint.layers import Architecture, Mixer
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Recipe
+    from sparkdeploy.recipe.schema import Recipe, Speculative
 
-KERNEL_SHARE = 0.84
-"""Of the bandwidth: what albond/DGX_Spark_Qwen3.5-122B-A10B-AR-INT4 reports for its LM head."""
-CLOSE_SHARE = 0.03
+CONTEXT_TOKENS = 1024
+"""Short answers in the middle: the benchmark of the published figures asks for 64 to 2048."""
+MISS_SHARE = 0.2
+"""How far published figures lie from the estimates (docs/capacity.md), but for two of ten."""
+
+
+class StepPart(StrEnum):
+    """What bytes are read for in a step."""
+
+    EXPERTS = "routed experts"
+    RECURRENT = "recurrent weights"
+    STATE = "recurrent state"
+    SHARED = "shared experts"
+    FEED_FORWARD = "feed-forward"
+    ATTENTION = "attention"
+    CACHE = "KV cache"
+    SMALL = "router and norms"
+    HEAD = "LM head"
+    DRAFT_LAYER = "draft layer"
+    DRAFT_HEAD = "LM head for drafts"
+
+
+PART_OF_KIND: Final = {
+    WeightKind.EXPERTS: StepPart.EXPERTS,
+    WeightKind.GDN: StepPart.RECURRENT,
+    WeightKind.MAMBA: StepPart.RECURRENT,
+    WeightKind.SHARED_EXPERTS: StepPart.SHARED,
+    WeightKind.FEED_FORWARD: StepPart.FEED_FORWARD,
+    WeightKind.ATTENTION: StepPart.ATTENTION,
+    WeightKind.ROUTER: StepPart.SMALL,
+    WeightKind.NORMS: StepPart.SMALL,
+}
+"""What a decode step reads of the weights; embeddings are looked up, towers are not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How often the first, second ... drafted token is accepted, of all steps; an input."""
+
+    positions: tuple[float, ...]
+    source: str
+    reported: int
+    """How many of the positions somebody reported; the others are assumed."""
+    assumption: str
+
+    def tokens_per_step(self, drafted: int) -> float | None:
+        """Return 1 and what is accepted of so many drafts; None beyond the known positions."""
+        return 1 + sum(self.positions[:drafted]) if drafted <= len(self.positions) else None
+
+
+def read_acceptance(path: Path) -> Mapping[str, Acceptance]:
+    return {
+        name: _acceptance(entry)
+        for name, entry in read_document(path).content["acceptance"].items()
+    }
+
+
+def _acceptance(entry: Mapping[str, Any]) -> Acceptance:
+    reported, assumed = entry.get("positions", []), entry.get("assumed", [])
+    if "rate" in entry:
+        assumed = [entry["rate"] ** at for at in range(1, entry["drafted"] + 1)]
+    positions = (*reported, *assumed)
+    return Acceptance(positions, entry["source"], len(reported), entry["assumption"])
+
+
+def acceptance_of(
+    speculative: Speculative, acceptance: Mapping[str, Acceptance]
+) -> Acceptance | None:
+    """Return what is known of a drafter: of MTP by its name, of another one by its repository."""
+    return acceptance.get("mtp" if speculative.is_mtp else speculative.model or "")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One decode step of a number of requests: bytes moved by part, and tokens it yields each."""
+
+    requests: int
+    parts: Mapping[StepPart, float]
+    tokens_per_request: float
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.parts.values())
+
+
+def distinct_experts(experts: int, chosen: int, rows: int) -> float:
+    """Return how many different experts `rows` tokens reach when each chooses independently.
+
+    E (1 - (1 - k/E)^rows): an upper bound, since neighbouring tokens choose alike.
+    """
+    return experts * (1 - (1 - chosen / experts) ** rows)
+
+
+def decode_step(
+    resolved: Resolved,
+    facts: ModelFacts,
+    acceptance: Mapping[str, Acceptance],
+    *,
+    requests: int = 1,
+    context_tokens: int = CONTEXT_TOKENS,
+) -> DecodeStep | None:
+    """Return a recipe's decode step, or None when something it needs is not known.
+
+    That is the model's layers, its cache's format, its drafter's size or acceptance, and what of
+    the weights a step reads, where only the sizes of files are known. A model that keeps no cache
+    has no such step.
+    """
+    recipe, architecture = resolved.recipe, facts.architecture
+    tokens = _tokens_per_step(recipe.serve.speculative, facts, acceptance)
+    if tokens is None or architecture is None or not architecture.keeps_cache:
+        return None
+    weights = converted_weights(facts, recipe)
+    if 2 * weights.get(WeightKind.OTHER, 0) > sum(weights.values()):
+        return None
+    drafted = recipe.serve.speculative.tokens if recipe.serve.speculative is not None else 0
+    rows = requests * (1 + drafted)
+    parts: dict[StepPart, float] = dict.fromkeys(StepPart, 0.0)
+    for kind, part in PART_OF_KIND.items():
+        parts[part] += weights.get(kind, 0)
+    parts[StepPart.EXPERTS] *= _share_reached(architecture, rows)
+    parts[StepPart.HEAD] = _head_bytes(weights)
+    parts[StepPart.STATE] = requests * _state_bytes(resolved, facts, architecture, drafted)
+    try:
+        parts[StepPart.CACHE] = requests * _cache_bytes(recipe, facts, context_tokens)
+    except RecipeError:
+        return None
+    parts |= _drafting(recipe, facts, weights, requests)
+    return DecodeStep(requests, {part: size for part, size in parts.items() if size}, tokens)
+
+
+def _tokens_per_step(
+    speculative: Speculative | None, facts: ModelFacts, acceptance: Mapping[str, Acceptance]
+) -> float | None:
+    if speculative is None:
+        return 1.0
+    if not speculative.is_mtp and facts.drafter is None:
+        return None
+    known = acceptance_of(speculative, acceptance)
+    return known.tokens_per_step(speculative.tokens) if known is not None else None
+
+
+def _share_reached(architecture: Architecture, rows: int) -> float:
+    experts = architecture.experts
+    if experts is None:
+        return 1.0
+    return distinct_experts(experts.count, experts.chosen, rows) / experts.count
+
+
+def _cache_bytes(recipe: Recipe, facts: ModelFacts, context_tokens: int) -> int:
+    """Return what one request's cache takes to read in a step.
+
+    The verified rows of a request go over it together; an MTP layer reads its own for every draft,
+    a drafter that drafts a block at once reads its own once.
+    """
+    speculative = recipe.serve.speculative
+    passes = speculative.tokens if speculative is not None and speculative.is_mtp else 1
+    own = facts.architecture.layers if facts.architecture is not None else ()
+    layers = [*((it, 1) for it in own), *((it, passes) for it in drafting_layers(recipe, facts))]
+    return sum(
+        times * _read_bytes(mixer, recipe.serve.kv_cache_dtype, context_tokens, facts.tensor_ranks)
+        for layer, times in layers
+        for mixer in layer.mixers
+    )
+
+
+def _read_bytes(mixer: Mixer, kv_dtype: str, context_tokens: int, ranks: int) -> int:
+    """Return what one layer reads of its cache in one pass: what is within its reach."""
+    if isinstance(mixer, Latent):
+        chosen = min(context_tokens, mixer.chosen_tokens or context_tokens)
+        indexer = context_tokens * mixer.indexer_bytes
+        return chosen * token_bytes(mixer, kv_dtype, ranks) + indexer
+    if isinstance(mixer, Attention):
+        reach = min(context_tokens, mixer.window or mixer.chunk or context_tokens)
+        return reach * token_bytes(mixer, kv_dtype, ranks)
+    return 0
+
+
+def _state_bytes(
+    resolved: Resolved, facts: ModelFacts, architecture: Architecture, drafted: int
+) -> int:
+    """Return what one request's states take: read once, and written for each row.
+
+    With drafts vLLM stores the state after every row, to go back to the last accepted one.
+    """
+    element_bytes = state_element_bytes(resolved)
+    states = (it for layer in architecture.layers for it in layer.mixers)
+    return sum(
+        (2 + drafted)
+        * it.state_bytes(ranks=facts.tensor_ranks, draft_tokens=drafted, memory_bytes=element_bytes)
+        for it in states
+        if isinstance(it, Recurrent)
+    )
+
+
+def _drafting(
+    recipe: Recipe, facts: ModelFacts, weights: Mapping[WeightKind, int], requests: int
+) -> dict[StepPart, float]:
+    speculative, architecture = recipe.serve.speculative, facts.architecture
+    if speculative is None or architecture is None:
+        return {}
+    if not speculative.is_mtp:
+        return _drafting_at_once(facts.drafter, weights) if facts.drafter is not None else {}
+    drafted = speculative.tokens
+    # The draft layer once for each drafted token, the first time over all verified rows.
+    rows = [requests * (1 + drafted), *[requests] * (drafted - 1)]
+    reached = sum(_share_reached(architecture, row) for row in rows)
+    layer = drafted * weights.get(WeightKind.MTP_DENSE, 0)
+    head, draft = _head_bytes(weights), recipe.checkpoint.draft_lm_head
+    if draft is not None:
+        # Its rows have FP32 scales, and are dealt evenly over ranks.
+        head = -(-draft.rows // facts.tensor_ranks) * (architecture.hidden_size + 4)
+    return {
+        StepPart.DRAFT_LAYER: layer + weights.get(WeightKind.MTP_EXPERTS, 0) * reached,
+        StepPart.DRAFT_HEAD: drafted * head,
+    }
+
+
+def _drafting_at_once(
+    drafter: ModelFacts, weights: Mapping[WeightKind, int]
+) -> dict[StepPart, float]:
+    """A drafter of its own goes once over a whole block, and so does the served model's head.
+
+    Its embeddings are looked up, and a head of its own is read instead of the model's.
+    """
+    own = dict(drafter.memory_bytes)
+    own.pop(WeightKind.EMBEDDINGS, None)
+    head = own.pop(WeightKind.LM_HEAD, None) or _head_bytes(weights)
+    return {StepPart.DRAFT_LAYER: sum(own.values()), StepPart.DRAFT_HEAD: head}
+
+
+def _head_bytes(weights: Mapping[WeightKind, int]) -> int:
+    """A model that ties its embeddings has no head of its own and reads them instead."""
+    return weights.get(WeightKind.LM_HEAD) or weights.get(WeightKind.EMBEDDINGS, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,67 +269,16 @@ class Speed:
     """How a machine's bandwidth becomes time."""
 
     hardware: Hardware
-    attention: AttentionTable
-    efficiency: float
-    fitted_to: str | None
+    efficiency: float = 1.0
+    fitted_to: str | None = None
     """What gave the efficiency, in words; None for an upper bound."""
-    launch_s: float = 0.0
-    """Time a step of that recipe leaves unexplained when kernels reach `KERNEL_SHARE`."""
 
     def duration_s(self, step: DecodeStep) -> float:
-        return self._others_s(step, self.efficiency) + self.attention_s(step)
-
-    def attention_s(self, step: DecodeStep) -> float:
-        """Return what attention takes to go over the cache."""
-        pace = self.attention.pace(step.kv_cache_dtype, self.hardware, step.query_rows)
-        reading_s = step.cache_bytes / (pace.share * self.hardware.bandwidth_bytes_s)
-        return reading_s + step.attention_passes * pace.fixed_s
+        return step.total_bytes / (self.efficiency * self.hardware.bandwidth_bytes_s)
 
     def tokens_per_second(self, step: DecodeStep) -> float:
-        """Of all requests together."""
+        """Return those of all requests together."""
         return step.requests * step.tokens_per_request / self.duration_s(step)
-
-    def launched_apart(self, step: DecodeStep) -> float | None:
-        """Return tokens a second with the launch cost counted once a step, not as bandwidth."""
-        if self.fitted_to is None:
-            return None
-        return step.tokens_per_request / (self._kernels_s(step) + self.launch_s)
-
-    def fitted(self, step: DecodeStep, end_to_end_tok_s: float) -> Speed:
-        """Return the same with the efficiency at which one request's step has this speed."""
-        others_s = step.tokens_per_request / end_to_end_tok_s - self.attention_s(step)
-        efficiency = self._others_s(step, 1.0) / others_s
-        launch_s = step.tokens_per_request / end_to_end_tok_s - self._kernels_s(step)
-        return replace(self, efficiency=efficiency, launch_s=max(0.0, launch_s))
-
-    def _kernels_s(self, step: DecodeStep) -> float:
-        return self._others_s(step, KERNEL_SHARE) + self.attention_s(step)
-
-    def _others_s(self, step: DecodeStep, share: float) -> float:
-        """What all but the cache takes at a share of the bandwidth."""
-        others_bytes = step.total_bytes - step.cache_bytes
-        return others_bytes / (share * self.hardware.bandwidth_bytes_s)
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedEstimate:
-    """One recipe's step and speed; tokens a second for one request."""
-
-    name: str
-    step: DecodeStep | None
-    tok_s: float | None
-    apart_tok_s: float | None
-    """The same with the launch cost counted once a step instead of as bandwidth."""
-    published_tok_s: float | None
-    has_own_cache_format: bool = False
-    needs_a_fork: bool = False
-    from_published: FromPublished | None = None
-
-    @property
-    def miss(self) -> float | None:
-        if self.tok_s is None or self.published_tok_s is None:
-            return None
-        return self.tok_s / self.published_tok_s - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +295,34 @@ def fit_speed(
     recipes: Mapping[str, Resolved],
     facts: Mapping[str, ModelFacts],
     acceptance: Mapping[str, Acceptance],
-    attention: AttentionTable,
     measured: Sequence[MeasuredSpeed] = (),
 ) -> Speed:
     """Return the machine's speed: records of it give the efficiency, else one published figure.
 
     Of several records the median counts. Without any the efficiency is 1.
     """
-    bound, fit = Speed(hardware, attention, 1.0, None), hardware.fit
+    bound, fit = Speed(hardware), hardware.fit
     if not measured and fit is not None:
         measured = (MeasuredSpeed(fit.recipe, fit.end_to_end_tok_s, ""),)
-    fitted = []
-    for item in measured:
-        resolved = recipes.get(item.recipe)
-        known = facts.get(resolved.recipe.model.known_as) if resolved is not None else None
-        step = decode_step(resolved, known, acceptance) if resolved and known else None
-        if step is not None:
-            fitted.append(bound.fitted(step, item.end_to_end_tok_s))
-    # A record that leaves no time for anything but attention says nothing of the rest.
-    fitted = [it for it in fitted if it.efficiency > 0]
-    if not fitted:
+    shares = [
+        item.end_to_end_tok_s / bound.tokens_per_second(step)
+        for item in measured
+        if (step := _measured_step(item, recipes, facts, acceptance)) is not None
+    ]
+    if not shares:
         return bound
-    efficiency = statistics.median(it.efficiency for it in fitted)
-    nearest = min(fitted, key=lambda it: abs(it.efficiency - efficiency))
-    return replace(nearest, efficiency=efficiency, fitted_to=_origin(measured))
+    return replace(bound, efficiency=statistics.median(shares), fitted_to=_origin(measured))
+
+
+def _measured_step(
+    item: MeasuredSpeed,
+    recipes: Mapping[str, Resolved],
+    facts: Mapping[str, ModelFacts],
+    acceptance: Mapping[str, Acceptance],
+) -> DecodeStep | None:
+    resolved = recipes.get(item.recipe)
+    known = facts.get(resolved.recipe.model.known_as) if resolved is not None else None
+    return decode_step(resolved, known, acceptance) if resolved and known else None
 
 
 def _origin(measured: Sequence[MeasuredSpeed]) -> str:
@@ -147,77 +334,26 @@ def _origin(measured: Sequence[MeasuredSpeed]) -> str:
     return f"{records} of such a machine ({', '.join(names)})"
 
 
-def estimate(
-    resolved: Resolved,
-    facts: Mapping[str, ModelFacts],
-    acceptance: Mapping[str, Acceptance],
-    speed: Speed,
-) -> SpeedEstimate:
-    """Return one recipe's estimate; without a step when something it needs is not known."""
-    recipe = resolved.recipe
-    known = _with_drafter(recipe, facts)
-    step = decode_step(resolved, known, acceptance) if known is not None else None
-    return SpeedEstimate(
-        name=recipe.name,
-        step=step,
-        tok_s=speed.tokens_per_second(step) if step is not None else None,
-        apart_tok_s=speed.launched_apart(step) if step is not None else None,
-        published_tok_s=recipe.expect.tok_s if recipe.expect is not None else None,
-        has_own_cache_format=recipe.serve.kv_cache_dtype.startswith("turboquant"),
-        needs_a_fork=recipe.preview is not None,
-    )
-
-
-def _with_drafter(recipe: Recipe, facts: Mapping[str, ModelFacts]) -> ModelFacts | None:
-    """Return what is known of a recipe's model, beside the drafter that this recipe names."""
-    known, speculative = facts.get(recipe.model.known_as), recipe.serve.speculative
-    drafter = speculative.drafter if speculative is not None else None
-    if known is None or drafter is None:
-        return known
-    # Another recipe's drafter may stand beside the model.
-    is_own = known.drafter is not None and known.drafter.repo == drafter.known_as
-    return known if is_own else replace(known, drafter=facts.get(drafter.known_as))
-
-
-def miss_reasons(made: SpeedEstimate) -> Iterator[str]:
-    """Yield why an estimate is off; nothing is corrected by it."""
-    if made.step is None:
-        yield "no estimate: the size or the acceptance of its drafter is not known"
+def acceptance_lines(recipe: Recipe, acceptance: Mapping[str, Acceptance]) -> Iterator[str]:
+    """Yield the rates that the tokens a step come from: who reported them, what is assumed."""
+    speculative = recipe.serve.speculative
+    known = acceptance_of(speculative, acceptance) if speculative is not None else None
+    if speculative is None or known is None:
         return
-    miss = made.miss
-    if miss is None or abs(miss) <= CLOSE_SHARE:
-        return
-    if made.needs_a_fork:
-        yield "published with a fork of vLLM, whose kernels may read other bytes than counted here"
-        return
-    if made.has_own_cache_format:
+    reported = known.positions[: min(known.reported, speculative.tokens)]
+    assumed = known.positions[known.reported : speculative.tokens]
+    name = "mtp" if speculative.is_mtp else str(speculative.model)
+    rates = f" by position: {_rates(reported)}" if reported else ""
+    yield f"  drafts of {name} accepted{rates} ({known.source})"
+    if assumed:
+        yield f"  assumed by position: {_rates(assumed)}, {known.assumption}"
+    checkpoint = recipe.checkpoint
+    if checkpoint.mtp_weights != "bf16" or checkpoint.draft_lm_head is not None:
         yield (
-            "published with a cache format of its author's own, whose decode kernel walks a "
-            "sequence key by key: time that bytes do not show; at long context the cache counts, "
-            "here not"
-        )
-        return
-    if miss < 0 and made.apart_tok_s is not None and made.step.tokens_per_request > 1:
-        yield (
-            "one factor charges the fixed cost of a step (launches, scheduling) by the byte, and "
-            f"this step has more bytes; counted once a step it would be {made.apart_tok_s:.1f}"
-        )
-        yield "the rows of one request choose alike, so fewer experts are read than counted"
-    if miss > 0:
-        yield (
-            "its step is shorter than the one the factor was fitted to, so fixed costs weigh more"
+            "  of a 16-bit draft layer that drafts from all tokens: nobody has measured here what "
+            "a converted one loses"
         )
 
 
-def in_order(recipes: Mapping[str, Resolved]) -> Sequence[Resolved]:
-    """Return recipes as they build on each other: parents first, then by name."""
-
-    def depth(name: str | None) -> int:
-        found = recipes.get(name) if name is not None else None
-        if found is None:
-            return 0
-        # A user's v2 that extends v2 means the shipped one, which is not among them.
-        base = found.recipe.extends
-        return 1 if base == name else 1 + depth(base)
-
-    return [recipes[name] for name in sorted(recipes, key=lambda name: (depth(name), name))]
+def _rates(positions: Sequence[float]) -> str:
+    return ", ".join(f"{rate:.0%}" for rate in positions)

@@ -13,8 +13,8 @@ from sparkdeploy.units import format_gib
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdeploy.estimate.capacity import Budget
     from sparkdeploy.estimate.hardware import Hardware
+    from sparkdeploy.estimate.memory import Budget
 
 HUNDREDTHS = 100
 """Shares of memory are told in steps of one hundredth."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from sparkdeploy.estimate.speed import MISS_SHARE
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.estimate.capacity import Budget
+    from sparkdeploy.estimate.memory import Budget
     from sparkdeploy.estimate.model_facts import ModelFacts
-    from sparkdeploy.estimate.speed import SpeedEstimate
     from sparkdeploy.recipe.schema import Recipe
 
 
@@ -30,20 +30,28 @@ class FitVerdict:
     """At once, at the recipe's context; None where the cache is not known or there is none."""
     context_tokens: int | None
     tok_s: float | None
-    """Of one request; None where something is not known, and for a model that writes no text."""
+    """Of one request, by its bytes; None where something is not known, and for a model that writes
+    no text."""
     reason: str
     """Why it does not fit, or what is not known."""
     writes_text: bool = True
+    reported_tok_s: float | None = None
+    """What others reported of this recipe on such a machine."""
 
 
 def verdict_of(
-    recipe: Recipe, budget: Budget, facts: ModelFacts, made: SpeedEstimate | None
+    recipe: Recipe,
+    budget: Budget,
+    facts: ModelFacts,
+    *,
+    tok_s: float | None,
+    reported_tok_s: float | None = None,
 ) -> FitVerdict:
     row = budget.longest
     taken = budget.weight_bytes + budget.reserve_bytes
     context, requests = (row.context_tokens, row.concurrency) if row else (None, None)
     writes_text = recipe.serve.runner != "pooling"
-    tok_s = made.tok_s if made is not None and writes_text else None
+    tok_s = tok_s if writes_text else None
     if taken >= budget.claim_bytes:
         reason = (
             f"weights and reserves take {format_gib(taken)} of the "
@@ -61,9 +69,9 @@ def verdict_of(
             f"weights and reserves take {format_gib(taken)} of {format_gib(budget.claim_bytes)}, "
             f"not known: {budget.unknown}"
         )
-        return FitVerdict(Fits.UNKNOWN, None, None, tok_s, reason)
+        return FitVerdict(Fits.UNKNOWN, None, None, tok_s, reason, writes_text, reported_tok_s)
     remarks = "; ".join(_remarks(recipe, facts))
-    return FitVerdict(Fits.YES, requests, context, tok_s, remarks, writes_text)
+    return FitVerdict(Fits.YES, requests, context, tok_s, remarks, writes_text, reported_tok_s)
 
 
 def _remarks(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
@@ -74,25 +82,20 @@ def _remarks(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield "its drafter is not counted"
 
 
-def verdict_line(verdict: FitVerdict, machines: str, *, is_bound: bool) -> str:
-    """Return the verdict as one sentence: fits or not on these machines, and what of it."""
-    return f"{verdict.fits.value} on {machines}: {verdict_words(verdict, is_bound=is_bound)}"
-
-
-def machines_words(title: str, nodes: int) -> str:
-    return title if nodes == 1 else f"{nodes} x {title}"
-
-
 def verdict_words(verdict: FitVerdict, *, is_bound: bool) -> str:
     """Return how many requests and how fast; `is_bound` for a speed that no measurement backs."""
-    said = []
+    words = []
     if verdict.requests is not None and verdict.fits is Fits.YES:
-        said.append(f"{verdict.requests:.1f} requests of {verdict.context_tokens:,} tokens at once")
+        context = f"{verdict.context_tokens:,} tokens"
+        words.append(f"{verdict.requests:.1f} requests of {context} at once")
+    if verdict.reported_tok_s is not None:
+        words.append(f"{verdict.reported_tok_s:g} tok/s reported")
     if verdict.tok_s is not None:
-        about = "at most" if is_bound else "about"
-        said.append(f"{about} {verdict.tok_s:.0f} tok/s for one")
+        least, most = (verdict.tok_s * (1 + sign * MISS_SHARE) for sign in (-1, 1))
+        about = f"at most {verdict.tok_s:.0f}" if is_bound else f"about {least:.0f} to {most:.0f}"
+        words.append(f"{about} tok/s for one")
     elif verdict.fits is not Fits.NO and verdict.writes_text:
-        said.append("its speed is not known")
+        words.append("its speed is not known")
     if verdict.reason:
-        said.append(verdict.reason)
-    return ", ".join(said)
+        words.append(verdict.reason)
+    return ", ".join(words)

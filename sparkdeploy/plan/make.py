@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
 from sparkdeploy.estimate.memory_claim import memory_claim
-from sparkdeploy.estimate.share import share_of_weights
+from sparkdeploy.estimate.weights import share_of_weights
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.plan.container import part_spec
 from sparkdeploy.plan.findings import machine_findings

@@ -6,20 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import source as sources
-from sparkdeploy.checkpoint.family.demands import attention_demands
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.remote import ask_in_time
 from sparkdeploy.checkpoint.treatment import unfit
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.estimate.attention import needs_of
 from sparkdeploy.estimate.model_facts import known_layers
 from sparkdeploy.plan.observed import MissingModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.checkpoint.family.layers import Architecture
+    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.checkpoint.treatment import Treatment
     from sparkdeploy.settings import Settings
 
@@ -58,7 +58,7 @@ def _described(
 ) -> MissingModel:
     layers, unknown = layers_of(config)
     unfit = unfit_for(config, treatment) if treatment is not None else ()
-    demands = attention_demands(config)
+    demands = needs_of(config)
     return replace(missing, layers=layers, unknown=unknown, demands=demands, unfit=unfit)
 
 

@@ -6,10 +6,9 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.family import turboquant
-from sparkdeploy.checkpoint.family.turboquant import unserved
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.checks.finding import fail
+from sparkdeploy.estimate import attention
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.exchangeable import (
     Exchangeable,
@@ -141,11 +140,11 @@ def _cache_problems(plan: Plan) -> Iterator[Finding]:
     recipe = plan.resolved.recipe
     models = ((recipe.model, plan.observed.model), *_companions(plan))
     for weights, fact in models:
-        for found in unserved(recipe.serve, fact.demands) if fact is not None else ():
+        for words in attention.unserved(recipe.serve, fact.demands) if fact is not None else ():
             yield fail(
                 "model.kv_cache",
-                found.message(shown(weights.source)),
-                turboquant.FIX,
+                f"{shown(weights.source)} has {words}",
+                attention.FIX,
                 blocks="prepare",
             )
 

@@ -14,7 +14,6 @@ from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder
 from sparkdeploy.checkpoint.draft_sample import draft_origin
-from sparkdeploy.checkpoint.family.demands import attention_demands
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
@@ -22,7 +21,8 @@ from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
 from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import NodeError, RecipeError
-from sparkdeploy.estimate.share import embedding_bytes
+from sparkdeploy.estimate.attention import needs_of
+from sparkdeploy.estimate.weights import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts, ports
@@ -269,7 +269,7 @@ def _model_fact(
         has_weights=has_weights(sizes),
         layers=layers,
         unknown=unknown,
-        demands=attention_demands(config),
+        demands=needs_of(config),
     )
     return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.family.demands import NO_DEMANDS, AttentionDemands
+from sparkdeploy.estimate.attention import NO_NEEDS, AttentionNeeds
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.family.layers import Architecture
+    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ImageFact, ListedContainer
@@ -60,7 +60,7 @@ class ModelFact:
     has_weights: bool = True
     """Whether there is any file that could hold some."""
     unknown: str = ""
-    demands: AttentionDemands = NO_DEMANDS
+    demands: AttentionNeeds = NO_NEEDS
     unfit: tuple[str, ...] = ()
     """Why the recipe's treatment does not apply to it."""
     has_draft_vocabulary: bool = True
@@ -83,7 +83,7 @@ class MissingModel:
     layers: Architecture | None = None
     unknown: str = ""
     """Why its size or its layers are not known."""
-    demands: AttentionDemands = NO_DEMANDS
+    demands: AttentionNeeds = NO_NEEDS
     unfit: tuple[str, ...] = ()
     """Why the recipe's treatment does not apply to it."""
 

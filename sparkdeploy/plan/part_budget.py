@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.checks.finding import Finding, not_seen, ok, warn
-from sparkdeploy.estimate.capacity import make_budget
 from sparkdeploy.estimate.hardware import Hardware
+from sparkdeploy.estimate.memory import make_budget
 from sparkdeploy.estimate.model_facts import ModelFacts
+from sparkdeploy.estimate.weights import WeightKind
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.estimate.capacity import Budget
+    from sparkdeploy.estimate.memory import Budget
     from sparkdeploy.plan.observed import ObservedNode
     from sparkdeploy.plan.steps import Part, Plan
 

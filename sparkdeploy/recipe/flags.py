@@ -186,6 +186,14 @@ def flag_of(argument: str) -> str | None:
     return next((flag for flag in OWNED_FLAGS if flag.startswith(name)), name)
 
 
+def switch_of(arguments: Iterable[str], flag: str) -> bool | None:
+    """Return whether `extra_args` turn a switch on or off, in any spelling; None without it."""
+    given = [with_hyphens(argument) for argument in arguments if flag_of(argument) == flag]
+    if not given:
+        return None
+    return not given[-1].startswith("--no-") and not given[-1].lower().endswith("=false")
+
+
 def _flag_of_short_form(name: str) -> str:
     if name in SHORT_FORMS or name == "-":
         return SHORT_FORMS.get(name, name)

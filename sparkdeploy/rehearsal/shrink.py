@@ -10,13 +10,16 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.family.architecture import UnknownArchitectureError, architecture_of
-from sparkdeploy.checkpoint.family.config_sizes import config_sizes
+from sparkdeploy.checkpoint.architecture import (
+    UnknownArchitectureError,
+    architecture_of,
+    config_sizes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.checkpoint.family.layers import Architecture
+    from sparkdeploy.checkpoint.layers import Architecture
 
 HIDDEN, INNER, EXPERT_INNER = 256, 512, 128
 _MOST: Final = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.family.architecture import architecture_of
-from sparkdeploy.checkpoint.family.layers import STATE_BYTES
+from sparkdeploy.checkpoint.architecture import architecture_of
+from sparkdeploy.checkpoint.layers import STATE_BYTES
 from sparkdeploy.estimate.kv_cache import (
     CPU_BLOCK_TOKENS,
     CUDA_BLOCK_TOKENS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.family.tensors import promised_tensors
+from sparkdeploy.checkpoint.tensors import promised_tensors
 from tests.families import config
 
 if TYPE_CHECKING:

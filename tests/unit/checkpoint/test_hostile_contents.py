@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from sparkdeploy.authoring.remote_facts import facts_in
 from sparkdeploy.checkpoint import hub_client
+from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.contents import (
     INDEX_FILE,
     mtp_names,
     parse_index,
 )
 from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
-from sparkdeploy.checkpoint.family.architecture import architecture_of
 from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
 from sparkdeploy.checkpoint.hub import Hub
@@ -36,7 +36,7 @@ from sparkdeploy.checkpoint.ranges import (
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.share import embedding_bytes
+from sparkdeploy.estimate.weights import embedding_bytes
 from tests.examples import examples
 from tests.fakes.checkpoints import ignore
 from tests.hub.hostile import hostile_hub

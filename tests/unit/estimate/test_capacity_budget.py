@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.family.kinds import WeightKind
-from sparkdeploy.estimate.capacity import (
+from sparkdeploy.estimate.hardware import Hardware, read_hardware
+from sparkdeploy.estimate.memory import (
     Budget,
     budget_warnings,
     loaded_weights,
     make_budget,
 )
-from sparkdeploy.estimate.capacity_report import capacity_as_dict, capacity_lines
-from sparkdeploy.estimate.hardware import Hardware, read_hardware
+from sparkdeploy.estimate.memory_report import memory_as_dict, memory_lines
 from sparkdeploy.estimate.model_facts import read_shipped_facts
+from sparkdeploy.estimate.weights import WeightKind
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
@@ -104,17 +104,13 @@ def test_what_cannot_work_is_said_before_the_wait(setting: str, words: str) -> N
 def test_a_gpu_with_memory_of_its_own_leaves_the_machine_its_own() -> None:
     made = budget("serve.gpu_memory_utilization=0.97", hardware=H200)
     assert list(budget_warnings(made)) == []
-    assert "left for the machine" not in "\n".join(plain_lines(capacity_lines(V2, BIG, made)))
+    assert "left for the machine" not in "\n".join(plain_lines(memory_lines(V2, BIG, made)))
 
 
-def test_the_report_says_what_vllms_number_divides_by() -> None:
-    made = budget()
-    text = "\n".join(plain_lines(capacity_lines(V2, BIG, made)))
-    assert "4 groups of up to 13 layers share one pool" in text
-    assert "Up to 0.19 the log divided by the groups" in text
-    newer = load_recipe(SHIPPED, "v2", ["engine=cuda-0.33"])
-    lines = plain_lines(capacity_lines(newer, BIG, make_budget(newer, BIG, SPARK)))
-    assert any("tokens, Maximum concurrency" in line for line in lines)
+def test_the_report_says_what_vllm_will_log() -> None:
+    text = "\n".join(plain_lines(memory_lines(V2, BIG, budget())))
+    assert "vLLM 0.25.1 will log: GPU KV cache size: " in text
+    assert "for 262,144 tokens per request: " in text
 
 
 def test_prefix_caching_takes_a_state_more() -> None:
@@ -129,7 +125,7 @@ def test_prefix_caching_takes_a_state_more() -> None:
 
 
 def test_every_figure_of_the_report_is_in_its_json() -> None:
-    content = capacity_as_dict(V2, BIG, budget())
+    content = memory_as_dict(V2, BIG, budget())
     assert content["kv_bytes_per_token"] == 26_624
     assert sum(content["stored_bytes"].values()) == BIG.total_bytes
     assert [row["tokens"] for row in content["contexts"]] == [8192, 32768, 131072, 262144]
@@ -152,4 +148,4 @@ def test_no_budget_is_negative_and_longer_requests_never_fit_more_often(
     concurrency = [row.concurrency for row in made.rows()]
     assert made.available_bytes >= 0
     assert concurrency == sorted(concurrency, reverse=True)
-    assert all(row.requests >= 0 and row.tokens >= 0 for row in made.rows())
+    assert all(row.concurrency >= 0 and row.tokens >= 0 for row in made.rows())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.family.architecture import architecture_of
+from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.twin.build import config_files
 from sparkdeploy.checkpoint.twin.shape import TwinShape
 from sparkdeploy.errors import RecipeError
@@ -20,8 +20,8 @@ from sparkdeploy.estimate.kv_cache import (
     LayerCache,
     UnknownLayoutError,
     cache_layout,
+    slot_bytes,
 )
-from sparkdeploy.estimate.kv_formats import slot_bytes
 from sparkdeploy.estimate.layout import stage_ranges
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from tests.families import config
@@ -29,7 +29,7 @@ from tests.unit.conftest import REPOSITORY
 from tests.unit.estimate.random_configs import architectures
 
 if TYPE_CHECKING:
-    from sparkdeploy.checkpoint.family.layers import Architecture
+    from sparkdeploy.checkpoint.layers import Architecture
 
 GIB = 2**30
 POOL_BYTES = int(35.2 * GIB)
@@ -121,7 +121,7 @@ def test_the_log_of_a_real_vllm_is_met_exactly() -> None:
 
 def test_an_unknown_cache_dtype_is_refused_by_name() -> None:
     with pytest.raises(RecipeError, match="turboquant_asym"):
-        slot_bytes("turboquant_asym", 256)
+        slot_bytes("turboquant_asym", 256, 256)
 
 
 def known_state(model: Architecture, draft_tokens: int) -> int:

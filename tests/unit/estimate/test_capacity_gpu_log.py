@@ -5,8 +5,8 @@ docs/figures/plugin-h200.md says how they ran; each line here is one server's `G
 
 import pytest
 
-from sparkdeploy.checkpoint.family.architecture import architecture_of
-from sparkdeploy.checkpoint.family.layers import Architecture
+from sparkdeploy.checkpoint.architecture import architecture_of
+from sparkdeploy.checkpoint.layers import Architecture
 from sparkdeploy.estimate.kv_cache import CacheSettings, cache_layout
 
 GIB = 2**30

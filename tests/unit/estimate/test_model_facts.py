@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
-from sparkdeploy.checkpoint.family.architecture import architecture_of
-from sparkdeploy.checkpoint.family.kinds import WeightKind
 from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.twin.build import build_twin
 from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.derived import derived_facts
 from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, read_shipped_facts
+from sparkdeploy.estimate.weights import WeightKind
+from tests.families.derived import derived_facts
 from tests.unit.conftest import REPOSITORY
 from tests.unit.estimate.derived_weights import derive_weights
 

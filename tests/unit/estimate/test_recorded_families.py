@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.estimate.capacity import make_budget
-from sparkdeploy.estimate.derived import derived_facts
 from sparkdeploy.estimate.hardware import read_hardware
+from sparkdeploy.estimate.memory import make_budget
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.families.cases import CASES, CPU, GPU, hold
+from tests.families.derived import derived_facts
 from tests.gpu.families import large_config
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from sparkdeploy.estimate.capacity import Budget
+    from sparkdeploy.estimate.memory import Budget
     from tests.families.cases import Machine
 
 HERE = Path(__file__).parent

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.family.kinds import WeightKind
-from sparkdeploy.estimate.capacity import budget_warnings, make_budget
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.layout import layout_of, stage_ranges
+from sparkdeploy.estimate.memory import budget_warnings, make_budget
 from sparkdeploy.estimate.model_facts import ModelFacts, read_shipped_facts
-from sparkdeploy.estimate.share import (
+from sparkdeploy.estimate.weights import (
+    WeightKind,
     embedding_bytes,
     facts_of_rank,
     facts_of_step,

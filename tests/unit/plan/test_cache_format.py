@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.checkpoint.family.demands import AttentionDemands, attention_demands
-from sparkdeploy.checkpoint.family.turboquant import unserved
+from sparkdeploy.estimate.attention import AttentionNeeds, needs_of, unserved
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Serve
@@ -32,7 +31,7 @@ ALTERNATING = ["sliding_attention", "full_attention"] * 2
 
 def refusals(config: dict[str, Any], cache: str = "turboquant_4bit_nc", **serve: Any) -> list[str]:
     settings = Serve(kv_cache_dtype=cache, **serve)
-    return [f"{it.what}, {it.outcome}" for it in unserved(settings, attention_demands(config))]
+    return list(unserved(settings, needs_of(config)))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def refusals(config: dict[str, Any], cache: str = "turboquant_4bit_nc", **serve:
 def test_what_turboquant_would_ignore_is_refused(config: dict[str, Any], words: str) -> None:
     (said,) = refusals(SIZES | config)
     assert words in said
-    assert said.endswith("which vLLM's TurboQuant ignores: the text would be wrong")
+    assert "which vLLM's TurboQuant ignores: the text would be wrong" in said
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_what_turboquant_would_ignore_is_refused(config: dict[str, Any], words: 
 def test_what_turboquant_does_not_start_with_is_refused(config: dict[str, Any], words: str) -> None:
     (said,) = refusals(SIZES | config)
     assert words in said
-    assert said.endswith("with which vLLM's TurboQuant does not start")
+    assert "with which vLLM's TurboQuant does not start" in said
 
 
 @pytest.mark.parametrize(
@@ -123,11 +122,11 @@ def test_shipped_recipes_ask_nothing_that_their_cache_lacks(shipped: Library) ->
         recipe = load_recipe(shipped, name).recipe
         known = MODELS.get(recipe.model.known_as)
         if known is not None:
-            assert not list(unserved(recipe.serve, attention_demands(known.config))), name
+            assert not list(unserved(recipe.serve, needs_of(known.config))), name
 
 
 def test_a_drafter_is_looked_at_too(shipped: Library) -> None:
-    drafter = replace(drafter_fact(), demands=AttentionDemands(window_tokens=4096))
+    drafter = replace(drafter_fact(), demands=AttentionNeeds(window_tokens=4096))
     facts = observed(companions=(drafter,))
     settings = ("serve.attention_backend=null", "serve.kv_cache_dtype=turboquant_4bit_nc")
     said = [it.seen for it in plan(shipped, facts, "dflash", *settings).problems]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
 
-from sparkdeploy.checkpoint.family.architecture import architecture_of
+from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.published import PublishedConfig
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.rehearsal.miniature import miniature_of_stand_in
@@ -19,7 +19,7 @@ from tests.unit.estimate.random_configs import LAYER_LISTS, configs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.family.layers import Architecture
+    from sparkdeploy.checkpoint.layers import Architecture
 
 
 def text_of(found: dict[str, Any]) -> dict[str, Any]:

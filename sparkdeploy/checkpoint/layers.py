@@ -152,10 +152,6 @@ class Architecture:
         mixers = (mixer for layer in self.layers for mixer in layer.mixers)
         return next((mixer for mixer in mixers if isinstance(mixer, Recurrent)), None)
 
-    @property
-    def recurrent_layers(self) -> int:
-        return sum(isinstance(it, Recurrent) for layer in self.layers for it in layer.mixers)
-
 
 def _grows(mixer: Mixer) -> bool:
     return isinstance(mixer, Latent) or (isinstance(mixer, Attention) and mixer.grows)

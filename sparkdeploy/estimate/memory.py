@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sparkdeploy.checkpoint.family.kinds import WeightKind
-from sparkdeploy.checkpoint.family.layers import Attention
+from sparkdeploy.checkpoint.layers import Attention
 from sparkdeploy.estimate.layout import LARGE_BATCH_TOKENS, SMALL_BATCH_TOKENS, layout_of
 from sparkdeploy.estimate.memory_claim import CPU_SERVER_BYTES, GIB
+from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.recipe.flags import switch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.checkpoint.family.layers import Architecture
+    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.kv_cache import CacheLayout
     from sparkdeploy.estimate.model_facts import ModelFacts
@@ -33,7 +34,6 @@ LINEAR: Final = frozenset(
         *(WeightKind.ATTENTION, WeightKind.GDN, WeightKind.MAMBA),
     }
 )
-_SEES_NOTHING: Final = "--language-model-only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,6 @@ class ContextRow:
     concurrency: float
     tokens: int
 
-    @property
-    def requests(self) -> int:
-        return int(self.concurrency)
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -63,7 +59,7 @@ class Budget:
     hardware: Hardware
     utilization: float
     loaded: Mapping[WeightKind, int]
-    """Weights as they lie in memory, after the recipe's treatment."""
+    """Weights as they lie in memory, after the recipe's conversion."""
     reserves: tuple[Reserve, ...]
     layout: CacheLayout | None
     """None for a model that keeps no cache, and where `unknown` says what is not known of it."""
@@ -141,8 +137,8 @@ def longest_context(serve: Serve, architecture: Architecture | None) -> int:
 def loaded_weights(
     facts: ModelFacts, recipe: Recipe, hardware: Hardware | None = None
 ) -> Mapping[WeightKind, int]:
-    """Return the weights in memory: treated, and without the draft layer when nothing drafts."""
-    loaded = treated_weights(facts, recipe)
+    """Return the weights in memory: converted, and without the draft layer when nothing drafts."""
+    loaded = converted_weights(facts, recipe)
     draft, architecture = recipe.checkpoint.draft_lm_head, facts.architecture
     # A model that is not on this machine has no weights to add to; one that ties its LM head to
     # its embedding has a draft head all the same.
@@ -153,7 +149,7 @@ def loaded_weights(
     if speculative is None or not speculative.is_mtp:
         loaded.pop(WeightKind.MTP_DENSE, None)
         loaded.pop(WeightKind.MTP_EXPERTS, None)
-    if _SEES_NOTHING in recipe.serve.extra_args:
+    if switch_of(recipe.serve.extra_args, "--language-model-only"):
         loaded.pop(WeightKind.VISION, None)
         loaded.pop(WeightKind.AUDIO, None)
     if hardware is not None and WeightKind.EXPERTS in loaded:
@@ -173,33 +169,35 @@ def _in_tiles(size_bytes: int, facts: ModelFacts, hardware: Hardware) -> int:
     return size_bytes
 
 
-def treated_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int]:
-    """Return the weights after the treatment: FP8 with a scale a block, INT8 with a scale a row,
-    INT4 with a 16-bit scale a group of 128 inputs and no zero point.
+def converted_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int]:
+    """Return the weights after their conversions.
+
+    FP8 has a scale a block, INT8 a scale a row, INT4 a 16-bit scale a group of 128 inputs and no
+    zero point.
 
     `--quantization fp8` makes FP8 of 16-bit linear layers and experts while vLLM loads them
     (model_executor/layers/quantization/fp8.py); embeddings, head, router and towers stay.
     """
-    treated = dict(facts.memory_bytes)
+    loaded = dict(facts.memory_bytes)
     if recipe.serve.quantization == "fp8" and not facts.quantisation:
-        treated |= {kind: treated[kind] // 2 for kind in LINEAR & treated.keys()}
+        loaded |= {kind: loaded[kind] // 2 for kind in LINEAR & loaded.keys()}
     checkpoint = recipe.checkpoint
     fp8 = checkpoint.fp8_dense
     # A finished hybrid's files are counted as they are: its shared experts are FP8 already.
-    if fp8.mode != "off" and not fp8.is_finished and WeightKind.SHARED_EXPERTS in treated:
-        elements = treated[WeightKind.SHARED_EXPERTS] // 2
-        treated[WeightKind.SHARED_EXPERTS] = elements + 4 * (elements // FP8_BLOCK**2)
-    if checkpoint.shared_experts == "int4" and WeightKind.SHARED_EXPERTS in treated:
-        treated[WeightKind.SHARED_EXPERTS] = _int4_bytes(treated[WeightKind.SHARED_EXPERTS] // 2)
-    if WeightKind.LM_HEAD in treated:
-        treated[WeightKind.LM_HEAD] = _head_bytes(treated[WeightKind.LM_HEAD], facts, checkpoint)
+    if fp8.mode != "off" and not fp8.is_finished and WeightKind.SHARED_EXPERTS in loaded:
+        elements = loaded[WeightKind.SHARED_EXPERTS] // 2
+        loaded[WeightKind.SHARED_EXPERTS] = elements + 4 * (elements // FP8_BLOCK**2)
+    if checkpoint.shared_experts == "int4" and WeightKind.SHARED_EXPERTS in loaded:
+        loaded[WeightKind.SHARED_EXPERTS] = _int4_bytes(loaded[WeightKind.SHARED_EXPERTS] // 2)
+    if WeightKind.LM_HEAD in loaded:
+        loaded[WeightKind.LM_HEAD] = _head_bytes(loaded[WeightKind.LM_HEAD], facts, checkpoint)
     if checkpoint.mtp_weights == "int4-fp8":
-        treated |= _shrunk_draft_layer(treated, facts.architecture)
-    return treated
+        loaded |= _shrunk_draft_layer(loaded, facts.architecture)
+    return loaded
 
 
 def _head_bytes(size_bytes: int, facts: ModelFacts, checkpoint: Checkpoint) -> int:
-    """A head of 16 bits after its treatment; INT8 rows have an FP32 scale each."""
+    """A head of 16 bits after its conversion; INT8 rows have an FP32 scale each."""
     elements = size_bytes // 2
     rows = facts.architecture.vocab_size if facts.architecture is not None else 0
     match checkpoint.lm_head:
@@ -217,18 +215,18 @@ def _int4_bytes(elements: int) -> int:
 
 
 def _shrunk_draft_layer(
-    treated: Mapping[WeightKind, int], architecture: Architecture | None
+    converted: Mapping[WeightKind, int], architecture: Architecture | None
 ) -> dict[WeightKind, int]:
     """Experts as INT4, the rest as FP8 but for its routers; norms and gates are next to nothing."""
     shrunk = {}
-    if WeightKind.MTP_EXPERTS in treated:
-        shrunk[WeightKind.MTP_EXPERTS] = _int4_bytes(treated[WeightKind.MTP_EXPERTS] // 2)
-    if WeightKind.MTP_DENSE in treated:
+    if WeightKind.MTP_EXPERTS in converted:
+        shrunk[WeightKind.MTP_EXPERTS] = _int4_bytes(converted[WeightKind.MTP_EXPERTS] // 2)
+    if WeightKind.MTP_DENSE in converted:
         experts = architecture.experts if architecture is not None else None
         routers = 0
         if architecture is not None and experts is not None:
             routers = 2 * experts.count * architecture.hidden_size * len(architecture.draft_layers)
-        elements = max(0, treated[WeightKind.MTP_DENSE] - routers) // 2
+        elements = max(0, converted[WeightKind.MTP_DENSE] - routers) // 2
         shrunk[WeightKind.MTP_DENSE] = routers + elements + 4 * (elements // FP8_BLOCK**2)
     return shrunk
 

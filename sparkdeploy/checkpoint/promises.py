@@ -10,8 +10,8 @@ from sparkdeploy.checkpoint.repo_files import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sparkdeploy.checkpoint.family.tensors import Promised, Shape
     from sparkdeploy.checkpoint.safetensors import TensorInfo
+    from sparkdeploy.checkpoint.tensors import Promised, Shape
 
 _FLOATS: Final = frozenset({"BF16", "F16", "F32", "F8_E4M3", "F8_E5M2"})
 _EMBEDDINGS: Final = ("embed_tokens.weight", "embeddings.weight")

@@ -1,12 +1,16 @@
-"""From a config.json to layers: one small function for each way that families keep a request."""
+"""From a config.json to layers: one small function for each way that architectures keep a request.
+
+Numbers of a config.json are a stranger's: named, bounded, and never guessed.
+"""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.family.config_sizes import ConfigSizes, config_sizes
-from sparkdeploy.checkpoint.family.layers import (
+from sparkdeploy.checkpoint.contents import EXPERTS_LIMIT, LAYERS_LIMIT, WIDTH_LIMIT
+from sparkdeploy.checkpoint.layers import (
     STATE_BYTES,
     Architecture,
     Attention,
@@ -17,21 +21,19 @@ from sparkdeploy.checkpoint.family.layers import (
     Recurrent,
 )
 from sparkdeploy.checkpoint.repo_files import shown
+from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FULL, WINDOW, CHUNK, LINEAR, MAMBA, BOTH, NONE = (
-    "full",
-    "window",
-    "chunk",
-    "linear",
-    "mamba",
-    "both",
-    "none",
-)
+SIZE_LIMIT = WIDTH_LIMIT
+"""Of any count or width in config.json."""
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+"""Where models that also see or hear keep their language model; the first that is there."""
+FULL, WINDOW, CHUNK, LINEAR, MAMBA, BOTH, NONE = range(7)
+"""How a layer keeps a request."""
 _BY_WORD: Final = {
     "full_attention": FULL,
     "attention": FULL,
@@ -53,12 +55,71 @@ _ALTERNATING: Final = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6,
 _SWITCHED_ON: Final = ("qwen2", "qwen3")
 """Model types whose windows are off unless `use_sliding_window` says otherwise."""
 _MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
-EXPERT_COUNTS: Final = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-)
+EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSizes:
+    """The language model's part of a config.json."""
+
+    text: Mapping[str, Any]
+    whole: Mapping[str, Any]
+
+    def number(self, *names: str, least: int = 1) -> int:
+        """Return the first of these keys that is there; raise CheckpointError without any."""
+        found = self.optional(*names, least=least)
+        if found is None:
+            raise CheckpointError(f"config.json: {names[0]} is missing.")
+        return found
+
+    def optional(self, *names: str, least: int = 0) -> int | None:
+        """Return the first of these keys that is there and no null.
+
+        Raises CheckpointError for what is no number from `least` to a limit that no model has.
+        """
+        for name in names:
+            value = self.text.get(name)
+            if value is not None:
+                return _checked(name, value, least)
+        return None
+
+    def listed(self, name: str, length: int) -> list[Any] | None:
+        """Return a list with an entry for each layer; None where there is none."""
+        found = self.text.get(name)
+        if not isinstance(found, list):
+            return None
+        if len(found) < length:
+            raise CheckpointError(
+                f"config.json: {name} has {len(found)} entries for {length} layers."
+            )
+        return found[:length]
+
+    def says(self, name: str) -> bool:
+        """Return whether a switch is on, in the language model's part or beside it."""
+        return self.text.get(name, self.whole.get(name)) is True
+
+
+def config_sizes(config: Mapping[str, Any]) -> ConfigSizes:
+    """Find the language model's part; raise CheckpointError where it is no object."""
+    # Qwen's Omni models have their language model one floor deeper.
+    outer = config.get("thinker_config", config)
+    if not isinstance(outer, dict):
+        raise CheckpointError("config.json: thinker_config is not an object.")
+    name = next((part for part in _TEXT_PARTS if outer.get(part) is not None), None)
+    text = outer if name is None else outer[name]
+    if not isinstance(text, dict):
+        raise CheckpointError(f"config.json: {name} is not an object.")
+    return ConfigSizes(text, config)
+
+
+def _checked(name: str, value: object, least: int) -> int:
+    limits = {"num_hidden_layers": LAYERS_LIMIT} | dict.fromkeys(EXPERT_COUNTS, EXPERTS_LIMIT)
+    limit = limits.get(name, SIZE_LIMIT)
+    if type(value) is not int or not least <= value <= limit:
+        raise CheckpointError(
+            f"config.json: {name} is {shown(value)}, not a number from {least} to {limit}."
+        )
+    return value
 
 
 class UnknownArchitectureError(Exception):
@@ -116,12 +177,17 @@ def _layers(sizes: ConfigSizes, model_type: str, family: str) -> tuple[Layer, ..
     )
 
 
-def _kinds(sizes: ConfigSizes, model_type: str, family: str, count: int) -> list[str]:
+def _kinds(sizes: ConfigSizes, model_type: str, family: str, count: int) -> list[int]:
     """Return how each layer keeps a request, in the order that vLLM looks for it."""
     if model_type in _ALL_ALIKE:
         return [_ALL_ALIKE[model_type]] * count
     letters = sizes.text.get("hybrid_override_pattern")
     if isinstance(letters, str):
+        if len(letters) < count:
+            raise CheckpointError(
+                f"config.json: hybrid_override_pattern has {len(letters)} letters for {count} "
+                "layers."
+            )
         return [_known(letter, _BY_LETTER) for letter in letters[:count]]
     words = sizes.listed("layers_block_type", count) or sizes.listed("layer_types", count)
     if words is not None:
@@ -134,7 +200,7 @@ def _kinds(sizes: ConfigSizes, model_type: str, family: str, count: int) -> list
     return _attention_kinds(sizes, model_type, count)
 
 
-def _attention_among_mamba(sizes: ConfigSizes, count: int) -> list[str]:
+def _attention_among_mamba(sizes: ConfigSizes, count: int) -> list[int]:
     indices = sizes.text.get("attn_layer_indices")
     if isinstance(indices, list):
         return [FULL if index in indices else MAMBA for index in range(count)]
@@ -144,7 +210,7 @@ def _attention_among_mamba(sizes: ConfigSizes, count: int) -> list[str]:
     return [FULL if index % period == offset else MAMBA for index in range(count)]
 
 
-def _attention_kinds(sizes: ConfigSizes, model_type: str, count: int) -> list[str]:
+def _attention_kinds(sizes: ConfigSizes, model_type: str, count: int) -> list[int]:
     positionless = sizes.listed("no_rope_layers", count)
     if positionless is not None and sizes.optional("attention_chunk_size"):
         return [CHUNK if has_positions else FULL for has_positions in positionless]
@@ -161,13 +227,13 @@ def _attention_kinds(sizes: ConfigSizes, model_type: str, count: int) -> list[st
     return [WINDOW] * count
 
 
-def _known(word: object, words: Mapping[str, str]) -> str:
+def _known(word: object, words: Mapping[str, int]) -> int:
     if not isinstance(word, str) or word not in words:
         raise UnknownArchitectureError(f"how a layer of type {shown(word)} keeps a request")
     return words[word]
 
 
-def _mixers(sizes: ConfigSizes, model_type: str, family: str, kind: str) -> tuple[Mixer, ...]:
+def _mixers(sizes: ConfigSizes, model_type: str, family: str, kind: int) -> tuple[Mixer, ...]:
     if kind == NONE:
         return ()
     if kind == LINEAR:
@@ -182,7 +248,7 @@ def _mixers(sizes: ConfigSizes, model_type: str, family: str, kind: str) -> tupl
     return (_latent(sizes) if family == "latent" else _attention(sizes, model_type, kind),)
 
 
-def _attention(sizes: ConfigSizes, model_type: str, kind: str) -> Attention:
+def _attention(sizes: ConfigSizes, model_type: str, kind: int) -> Attention:
     heads = sizes.number("num_attention_heads", "n_head")
     hidden = sizes.number("hidden_size", "n_embd", "d_model")
     kv_heads = sizes.optional("num_key_value_heads", least=1) or heads
@@ -280,13 +346,6 @@ def _experts(sizes: ConfigSizes) -> Experts | None:
             "moe_intermediate_size", "expert_intermediate_size", "intermediate_size"
         ),
     )
-
-
-_EXPERT_WIDTHS: Final = (
-    "moe_intermediate_size",
-    "expert_intermediate_size",
-    "intermediate_size",
-)
 
 
 def _has_experts(sizes: ConfigSizes, index: int) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.family.kinds import WeightKind
-from sparkdeploy.estimate.capacity import budget_warnings
 from sparkdeploy.estimate.layout import layout_of
+from sparkdeploy.estimate.memory import budget_warnings
 from sparkdeploy.estimate.memory_claim import GIB
-from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.estimate.weights import WeightKind
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib
@@ -16,13 +15,12 @@ from sparkdeploy.units import format_gib
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.estimate.capacity import Budget
     from sparkdeploy.estimate.kv_cache import CacheLayout
+    from sparkdeploy.estimate.memory import Budget
     from sparkdeploy.estimate.model_facts import ModelFacts
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.terminal.tables import Block
 
-ONE_LINE_SINCE = (0, 28, 0)
 FORMATS = {
     "auto": "BF16",
     "fp8": "8-bit floats",
@@ -34,7 +32,7 @@ FORMATS = {
 """Perplexity: vLLM's own documentation in quantization/turboquant/config.py (0.25.1, 0.33)."""
 
 
-def capacity_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[Block]:
+def memory_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[Block]:
     yield from _weight_lines(facts, budget)
     yield f"memory of {budget.hardware.title}: {format_gib(budget.hardware.memory_bytes)}"
     yield _memory_table(budget)
@@ -45,12 +43,11 @@ def capacity_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Ite
     else:
         yield from _cache_lines(resolved, facts, budget, layout)
         yield from _format_lines(resolved, facts, budget)
-        yield from _log_lines(resolved, budget, layout)
     for warning in budget_warnings(budget):
         yield line_of("  ", Piece("!", Style.CAUTION), f" {warning}")
 
 
-def capacity_as_dict(resolved: Resolved, facts: ModelFacts, budget: Budget) -> dict[str, Any]:
+def memory_as_dict(resolved: Resolved, facts: ModelFacts, budget: Budget) -> dict[str, Any]:
     return {
         "model": facts.repo,
         "facts": facts.origin,
@@ -69,7 +66,7 @@ def capacity_as_dict(resolved: Resolved, facts: ModelFacts, budget: Budget) -> d
         "contexts": [
             {
                 "tokens": row.context_tokens,
-                "requests": row.requests,
+                "requests": int(row.concurrency),
                 "concurrency": row.concurrency,
                 "tokens_held": row.tokens,
             }
@@ -97,12 +94,15 @@ def _layout_as_dict(resolved: Resolved, budget: Budget) -> dict[str, Any]:
 def _weight_lines(facts: ModelFacts, budget: Budget) -> Iterator[str]:
     yield f"weights ({facts.origin})"
     yield f"  {'':<26}{'stored':>12}{'in memory':>12}"
-    kinds = [kind for kind in WeightKind if kind in facts.weight_bytes or kind in budget.loaded]
-    for kind in kinds:
-        size, loaded = facts.weight_bytes.get(kind, 0), budget.loaded.get(kind, 0)
-        yield f"  {kind.value:<26}{format_gib(size):>12}{format_gib(loaded):>12}"
-    stored, in_memory = format_gib(facts.total_bytes), format_gib(budget.weight_bytes)
-    yield f"  {'together':<26}{stored:>12}{in_memory:>12}"
+    stored, loaded = facts.weight_bytes, budget.loaded
+    sizes = {
+        kind.value: (stored.get(kind, 0), loaded.get(kind, 0))
+        for kind in WeightKind
+        if kind in stored or kind in loaded
+    }
+    sizes["together"] = (facts.total_bytes, budget.weight_bytes)
+    for name, (on_disk, in_memory) in sizes.items():
+        yield f"  {name:<26}{format_gib(on_disk):>12}{format_gib(in_memory):>12}"
 
 
 def _memory_table(budget: Budget) -> TextTable:
@@ -133,6 +133,14 @@ def _cache_lines(
         yield f"  {row.context_tokens:>10,}{row.concurrency:>18.2f}{row.tokens:>14,}"
     if speculative is not None and speculative.model and facts.drafter is None:
         yield "  the drafter is a model of its own: its weights and cache are not counted here"
+    length, vllm = budget.max_model_len, resolved.engine.vllm
+    if length:
+        logged = layout.logged_tokens(budget.available_bytes, length, vllm)
+        concurrency = layout.concurrency(budget.available_bytes, length)
+        yield (
+            f"  vLLM {vllm} will log: GPU KV cache size: {logged:,} tokens; Maximum concurrency "
+            f"for {length:,} tokens per request: {concurrency:.2f}x"
+        )
 
 
 def _what_is_kept(facts: ModelFacts, layout: CacheLayout) -> Iterator[str]:
@@ -164,60 +172,9 @@ def _format_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iter
     rows = []
     for name, quality in FORMATS.items():
         layout, _ = layout_of(resolved, facts, name)
-        if layout is None:
-            continue
-        held = layout.tokens(budget.available_bytes, length)
-        rows.append(row_of(name, f"{layout.bytes_per_token:,}", f"{held:,}", quality))
+        if layout is not None:
+            held = layout.tokens(budget.available_bytes, length)
+            rows.append(row_of(name, f"{layout.bytes_per_token:,}", f"{held:,}", quality))
     figures = (TextColumn(title, Fill.FIGURE) for title in ("bytes a token", "tokens held"))
     columns = (TextColumn("format"), *figures, TextColumn("quality", Fill.WORDS))
     yield TextTable(columns, tuple(rows), indent=2)
-
-
-def _log_lines(resolved: Resolved, budget: Budget, layout: CacheLayout) -> Iterator[str]:
-    length, vllm = budget.max_model_len, resolved.engine.vllm
-    if not length:
-        return
-    available = budget.available_bytes
-    blocks, request = layout.blocks(available), layout.blocks_per_request(length)
-    tokens = f"{layout.logged_tokens(available, length, vllm):,}"
-    concurrency = f"{layout.concurrency(available, length):.2f}x"
-    yield f"what vLLM {vllm} will log"
-    size = f"GPU KV cache size: {tokens} tokens"
-    most = f"Maximum concurrency for {length:,} tokens per request: {concurrency}"
-    if parse_version(vllm) >= ONE_LINE_SINCE:
-        yield f"  {size}, {most}"
-    else:
-        yield f"  {size}"
-        yield f"  {most}"
-    yield f"  {_pool_words(layout, blocks)}"
-    parts = " and ".join(_request_words(layout, length))
-    yield (
-        f"  A request of {length:,} tokens takes {parts}, so {blocks:,} / {request} = "
-        f"{concurrency}."
-    )
-    old = layout.logged_tokens(available, length, "0.19.1")
-    yield (
-        f"  Up to 0.19 the log divided by the groups: {blocks:,} // {len(layout.groups)} x "
-        f"{layout.block_tokens:,} = {old:,} tokens, as if all of them grew with the context."
-    )
-    yield (
-        "  From 0.20 on it is concurrency x max_model_len; from 0.28 on both stand in one line. "
-        "The pool is the same, so compare the concurrency."
-    )
-
-
-def _pool_words(layout: CacheLayout, blocks: int) -> str:
-    groups, most = len(layout.groups), max(len(it.layers) for it in layout.groups)
-    shared = f"{groups} groups of up to {most} layers share" if groups > 1 else "One group has"
-    even = ", which take as much as one state" if layout.state_blocks else ""
-    return (
-        f"{shared} one pool of {blocks:,} blocks; a block is {layout.block_tokens:,} tokens{even}."
-    )
-
-
-def _request_words(layout: CacheLayout, length: int) -> Iterator[str]:
-    cache = layout.blocks_per_request(length) - layout.state_blocks
-    if cache:
-        yield f"{cache} blocks of KV cache"
-    if layout.state_blocks:
-        yield f"{layout.state_blocks} of state"

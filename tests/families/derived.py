@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.family.tensors import promised_tensors
 from sparkdeploy.checkpoint.safetensors import TensorInfo
+from sparkdeploy.checkpoint.tensors import promised_tensors
 from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, quantisation_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.checkpoint.family.tensors import Promised
+    from sparkdeploy.checkpoint.tensors import Promised
 
 ORIGIN: Final = "derived from config.json (no header was read); towers and draft layers left out"
 _BLOCK: Final = 128

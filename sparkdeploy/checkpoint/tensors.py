@@ -10,16 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sparkdeploy.checkpoint.family.architecture import architecture_of
-from sparkdeploy.checkpoint.family.config_sizes import config_sizes
-from sparkdeploy.checkpoint.family.layers import Attention, Latent, Recurrent
+from sparkdeploy.checkpoint.architecture import architecture_of, config_sizes
+from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-    from sparkdeploy.checkpoint.family.config_sizes import ConfigSizes
-    from sparkdeploy.checkpoint.family.layers import Architecture, Experts, Layer, Mixer
+    from sparkdeploy.checkpoint.architecture import ConfigSizes
+    from sparkdeploy.checkpoint.layers import Architecture, Experts, Layer, Mixer
 
 Shape = tuple[int, ...]
 
