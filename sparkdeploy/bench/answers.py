@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.record import Counting, Failure, FailureKind
+from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.server.streaming import DONE, error_message, event_data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-_DONE = "[DONE]"
 _SHOWN_CHARACTERS = 200
-_PAGE = re.compile(r"\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
-_UNSHOWN = re.compile(
-    # What is not closed hides all that follows, also from a second search.
-    r"<(script|style|head)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)",
-    re.IGNORECASE | re.DOTALL,
-)
-_TAGS = re.compile(r"<[^<>]*>")
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")
 
 
@@ -94,13 +86,15 @@ class _UnusableError(Exception):
 def read_answer(exchange: Exchange) -> CountedAnswer:
     reading = _Reading()
     try:
-        for at_s, text in server_events(exchange.arrivals):
-            if text.strip() == _DONE:
+        for at_s, data in event_data((part.at_s, part.data) for part in exchange.arrivals):
+            if data == DONE:
                 break
-            _read_event(reading, at_s, text)
+            _read_event(reading, at_s, data.decode(errors="replace"))
         else:
             _check_end(reading, exchange)
         tokens, counting = _count(reading)
+    except UnhealthyError as error:
+        return CountedAnswer(failure=Failure(FailureKind.MALFORMED, error.message))
     except _UnusableError as error:
         return CountedAnswer(failure=error.failure)
     return CountedAnswer(
@@ -113,21 +107,6 @@ def read_answer(exchange: Exchange) -> CountedAnswer:
     )
 
 
-def server_events(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, str]]:
-    """Yield when the last byte of each server-sent event came, and its data, however it was cut."""
-    rest = b""
-    data: list[str] = []
-    for arrival in arrivals:
-        *lines, rest = (rest + arrival.data).split(b"\n")
-        for raw in lines:
-            line = raw.rstrip(b"\r").decode(errors="replace")
-            if line.startswith("data:"):
-                data.append(line[5:].removeprefix(" "))
-            elif not line and data:
-                yield arrival.at_s, "\n".join(data)
-                data = []
-
-
 def _read_event(reading: _Reading, at_s: float, text: str) -> None:
     reading.has_events = True
     try:
@@ -137,9 +116,7 @@ def _read_event(reading: _Reading, at_s: float, text: str) -> None:
     if not isinstance(content, dict):
         raise _UnusableError(FailureKind.MALFORMED, f"not an object: {text}")
     if content.get("error"):
-        told = content["error"]
-        words = told.get("message") if isinstance(told, dict) else None
-        raise _UnusableError(FailureKind.SERVER_ERROR, str(words or told))
+        raise _UnusableError(FailureKind.SERVER_ERROR, error_message(text))
     try:
         usage_total = _read_usage(reading, content.get("usage"))
         _read_choices(reading, at_s, content.get("choices") or (), usage_total)
@@ -186,37 +163,16 @@ def _check_end(reading: _Reading, exchange: Exchange) -> None:
 def _refuse_what_is_no_stream(body: bytes) -> None:
     words = plain_words(body)
     start = body.lstrip()[:1]
-    if start == b"{" and is_error(body):
+    if start == b"{" and not words.startswith("{"):
         raise _UnusableError(FailureKind.SERVER_ERROR, words)
     if start in {b"{", b"<"}:
         kind = "one JSON object" if start == b"{" else "a page"
         raise _UnusableError(FailureKind.MALFORMED, f"{kind} instead of a stream: {words}")
 
 
-def is_error(body: bytes) -> bool:
-    content = _json_object(body)
-    return content is not None and bool(content.get("error") or content.get("detail"))
-
-
 def plain_words(body: bytes) -> str:
-    """Return what an answer that is no stream says: an error's message, a page without its tags."""
-    content = _json_object(body)
-    text = body.decode(errors="replace")
-    if content is not None:
-        told = content.get("error") or content.get("detail") or content.get("message")
-        words = told.get("message") if isinstance(told, dict) else told
-        text = str(words) if words else text
-    elif _PAGE.match(text):
-        text = html.unescape(_TAGS.sub(" ", _UNSHOWN.sub(" ", text)))
-    return " ".join(text.split())[:_SHOWN_CHARACTERS]
-
-
-def _json_object(body: bytes) -> dict[str, Any] | None:
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+    """Return what an answer that is no stream says, an error's message alone."""
+    return " ".join(error_message(body.decode(errors="replace")).split())[:_SHOWN_CHARACTERS]
 
 
 def _count(reading: _Reading) -> tuple[tuple[TokenArrival, ...], Counting]:

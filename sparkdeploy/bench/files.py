@@ -21,32 +21,11 @@ from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.safe_text import visible_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
-
-    from pydantic_core import ErrorDetails
 
 
 PROBE_BYTES = 1 << 18
 """A record of all suites is about as large."""
-
-
-_WANTED = {
-    "string": "a text",
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a number",
-    "bool": "true or false",
-    "tuple": "a list",
-    "list": "a list",
-    "dict": "an object",
-    "mapping": "an object",
-    "dataclass": "an object",
-    "none": "null",
-}
-"""By how pydantic's types of errors begin."""
-_FOUND: Mapping[type, str] = {dict: "an object", list: "a list"}
-_SHOWN_CHARACTERS = 40
 
 
 @functools.cache
@@ -109,25 +88,7 @@ def checked(content: Any, kind: type, path: Path) -> Any:  # noqa: ANN401 - JSON
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BenchError(f"{path} is damaged: {place}: {_in_words(first)}") from error
-
-
-def _in_words(error: ErrorDetails) -> str:
-    """Say what a field should be and what stands there; the library's words where it knows more."""
-    kind, found = error["type"], error["input"]
-    if kind == "missing":
-        return "it is missing"
-    wanted = next((words for part, words in _WANTED.items() if kind.startswith(part)), None)
-    if wanted is None:
-        return error["msg"]
-    return f"here is {_found_words(found)}, and it must be {wanted}"
-
-
-def _found_words(found: object) -> str:
-    for kind, words in _FOUND.items():
-        if isinstance(found, kind):
-            return words
-    return json.dumps(found)[:_SHOWN_CHARACTERS]
+        raise BenchError(f"{path} is damaged: {place}: {first['msg']}") from error
 
 
 def record_text(run: Run) -> str:

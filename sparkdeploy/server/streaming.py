@@ -12,8 +12,8 @@ from sparkdeploy.errors import UnhealthyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_DATA = b"data:"
-_DONE = b"[DONE]"
+DATA = b"data:"
+DONE = b"[DONE]"
 LOGS_HINT = "`sparkdeploy status` and `sparkdeploy logs` show what the server does"
 _MAX_LINE_BYTES = 8 << 20
 """No event of an answer is so long; another program's answer may be."""
@@ -82,12 +82,9 @@ def answer_pieces(chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
     Whatever the server ends its lines with, and wherever the chunks end.
     """
     is_stream = has_finished = False
-    for line in _lines(chunks):
-        if not line.startswith(_DATA):
-            continue
+    for _, data in event_data((0.0, chunk) for chunk in chunks):
         is_stream = True
-        data = line[len(_DATA) :].strip()
-        if data == _DONE:
+        if data == DONE:
             return
         piece = _piece(data)
         has_finished = has_finished or bool(piece.finish_reason)
@@ -101,6 +98,21 @@ def answer_pieces(chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
         raise UnhealthyError("the connection ended before the answer did", hint=LOGS_HINT)
 
 
+def event_data(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Yield when each event's line was complete, and its data; an event of OpenAI's is one line.
+
+    UnhealthyError for a line that no event has.
+    """
+    rest, at_s = b"", 0.0
+    for at_s, chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from ((at_s, line[len(DATA) :].strip()) for line in lines if line.startswith(DATA))
+        if len(rest) > _MAX_LINE_BYTES:
+            raise UnhealthyError("the server did not answer with lines of an event stream")
+    if rest.startswith(DATA):
+        yield at_s, rest[len(DATA) :].strip()
+
+
 def error_message(text: str) -> str:
     """Return the message of an OpenAI-style error, or the text as it is."""
     try:
@@ -108,19 +120,8 @@ def error_message(text: str) -> str:
     except ValueError:
         return text.strip()
     error = content.get("error", content) if isinstance(content, dict) else content
-    message = error.get("message") if isinstance(error, dict) else error
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
     return message.strip() if isinstance(message, str) else text.strip()
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line.rstrip(b"\r") for line in whole)
-        if len(rest) > _MAX_LINE_BYTES:
-            raise UnhealthyError("the server did not answer with lines of an event stream")
-    if rest:
-        yield rest
 
 
 def _piece(data: bytes) -> AnswerPiece:

@@ -17,9 +17,10 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.answers import read_answer, server_events
+from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import quantiles
 from sparkdeploy.bench.streams import Streams
+from sparkdeploy.server.streaming import DONE, event_data
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -108,8 +109,8 @@ def main() -> None:
     late = quantiles(
         at_s - float(json.loads(text)["id"])
         for exchange in exchanges
-        for at_s, text in server_events(exchange.arrivals)
-        if text != "[DONE]"
+        for at_s, text in event_data((it.at_s, it.data) for it in exchange.arrivals)
+        if text != DONE
     )
     print(f"{options.streams} streams of {options.rate:g} tokens/s for {options.seconds:g} s")
     print(f"  tokens: {counted} of {asked}, {asked - counted} lost")

@@ -90,7 +90,7 @@ def test_an_answer_is_counted_though_the_server_keeps_the_connection(
         (
             b"<!DOCTYPE html><html><head><title>x</title></head><body><h1>Log in</h1>&amp; wait",
             FailureKind.MALFORMED,
-            "a page instead of a stream: Log in & wait",
+            "a page instead of a stream: <!DOCTYPE html>",
         ),
     ],
 )

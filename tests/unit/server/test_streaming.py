@@ -82,7 +82,7 @@ def test_what_is_no_answer_is_said(body: bytes, says: str) -> None:
         ('{"error": {"message": " too long "}}', "too long"),
         ('{"message": "old style"}', "old style"),
         ('{"error": "plain"}', "plain"),
-        ('{"detail": "Not Found"}', '{"detail": "Not Found"}'),
+        ('{"detail": "Not Found"}', "Not Found"),
         ("[1]", "[1]"),
         (" nginx ", "nginx"),
     ],
