@@ -191,7 +191,7 @@ def _stop_here(host: DockerHost, fact: ContainerFact | None) -> list[str]:
 
 
 def _start(nodes: Nodes, launch: Launch, *, drop_page_cache: bool) -> Started:
-    name, settings, host = launch.deployment, launch.settings, nodes.here.docker
+    name, settings = launch.deployment, launch.settings
     with launch.lock():
         found = _require_own(nodes, name)
         if recover(nodes, name, found, settings).has_changed:
@@ -205,16 +205,16 @@ def _start(nodes: Nodes, launch: Launch, *, drop_page_cache: bool) -> Started:
         return _started(head, settings, changed=True, readiness=_wait_for(launch))
     if answers(head):
         return _started(head, settings, changed=False)
-    parts = {node: fact.container_id for node, fact in parts_of(nodes, head)}
-    watch = watch_parts(launch, parts, host)
-    console.expect(awaited_start(name, watch.pace, settings))
-    readiness = wait_for_running(nodes, launch, watch)
+    readiness = wait_for_running(nodes, launch, head)
     return _started(head, settings, changed=False, readiness=readiness)
 
 
-def wait_for_running(nodes: Nodes, launch: Launch, watch: Watch) -> Readiness:
+def wait_for_running(nodes: Nodes, launch: Launch, head: ListedContainer) -> Readiness:
     """Wait for what runs already, and then finish or revert what an `up --detach` left."""
     name, settings = launch.deployment, launch.settings
+    parts = {node: fact.container_id for node, fact in parts_of(nodes, head)}
+    watch = watch_parts(launch, parts, nodes.here.docker)
+    console.expect(awaited_start(name, watch.pace, settings))
 
     def finish() -> None:
         recover(nodes, name, look_again(nodes.here, name), settings)

@@ -281,28 +281,16 @@ def _nothing_to_do(
     if options.extent is not Extent.ANSWER:
         return Outcome(plan, changed=False)
     found = look_again(ranks.here, name)
-    serving = found.serving if found is not None and not found.is_half_replaced else None
-    if serving is not None and answers(serving):
+    if found is None or found.serving is None:
+        raise NodeError(f"{name} was stopped or replaced by another command")
+    if not found.is_half_replaced and answers(found.serving):
         return Outcome(plan, changed=False, is_answering=True)
-    readiness = _wait_for_what_starts(plan, nodes, ranks, launch, options)
-    return Outcome(plan, changed=False, readiness=readiness, is_answering=True)
-
-
-def _wait_for_what_starts(
-    plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions
-) -> Readiness:
-    found = {}
-    for part in plan.parts:
-        node, seen = ranks.node(part.node), plan.observed.node(part.node)
-        fact = existing_container(seen, plan.deployment) if seen is not None else None
-        if fact is None:
-            raise NodeError(f"{node.name}: the container of {launch.deployment} is gone")
-        found[node] = fact.container_id
     try:
-        return wait_for_running(nodes, launch, _watch(plan, launch, found))
+        readiness = wait_for_running(nodes, launch, found.serving)
     except KeyboardInterrupt:
         _stop_if_wanted(nodes, launch, options)
         raise
+    return Outcome(plan, changed=False, readiness=readiness, is_answering=True)
 
 
 def _watch(plan: Plan, launch: Launch, containers: dict[Node, str]) -> Watch:

@@ -60,9 +60,10 @@ def build_engine(
     is built where this machine cannot run the other platform's programs, and BuildError.
     """
     meant = what_is_meant(name, assignments, settings)
-    if isinstance(meant, EngineAlone) and is_tag(meant.engine.image):
+    engine = meant.engine if isinstance(meant, Resolved) else meant
+    if meant is engine and is_tag(engine.image):
         raise BuildError(
-            f"engine {name} stands on the tag {meant.engine.image}, which is asked for with a"
+            f"engine {name} stands on the tag {engine.image}, which is asked for with a"
             " recipe alone",
             hint=f"name a recipe: `sparkdeploy image build RECIPE --set engine={name}`",
         )
@@ -71,7 +72,7 @@ def build_engine(
         own = facts.architecture_of(host.info())
         wanted = own if platform is None else PLATFORMS[platform]
         if wanted != own:
-            _refuse_foreign(meant.engine, wanted, own)
+            _refuse_foreign(engine, wanted, own)
         if isinstance(meant, Resolved):
             refuse_missing_mods(meant)
             again = partial(_recipe_with, name, assignments, settings)
@@ -92,16 +93,7 @@ def _recipe_with(
     return load_recipe(replace(library(settings), images=images), name, assignments)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAlone:
-    """An engine by its own name: no recipe puts anything on it."""
-
-    engine: Engine
-
-
-def what_is_meant(
-    name: str, assignments: Sequence[str], settings: Settings
-) -> EngineAlone | Resolved:
+def what_is_meant(name: str, assignments: Sequence[str], settings: Settings) -> Engine | Resolved:
     """Return an engine by its name, or a recipe; UsageError for a changed engine."""
     shelf = library(settings)
     if name in shelf.engine_files():
@@ -110,7 +102,7 @@ def what_is_meant(
                 f"{name} is an engine: values of recipes say nothing to it",
                 hint="name a recipe, or leave out --set and --allow-...",
             )
-        return EngineAlone(load_engine(shelf, name))
+        return load_engine(shelf, name)
     is_file = name.endswith((".yaml", ".yml")) or "/" in name
     if not is_file and name not in shelf.recipe_files():
         raise RecipeError(
@@ -138,15 +130,16 @@ def _refuse_foreign(engine: Engine, wanted: Architecture, own: Architecture) -> 
 
 
 def _steps(
-    meant: EngineAlone | Resolved, architecture: Architecture, host: DockerHost, settings: Settings
+    meant: Engine | Resolved, architecture: Architecture, host: DockerHost, settings: Settings
 ) -> tuple[ImageStep, ...]:
     images = {tag: image for image in host.own_images() for tag in image.tags}
-    base_source = choose_base_source(meant.engine, architecture, images, settings, host)
+    engine = meant.engine if isinstance(meant, Resolved) else meant
+    base_source = choose_base_source(engine, architecture, images, settings, host)
     if isinstance(meant, Resolved):
         stages = stages_for(meant, base_source=base_source, architecture=architecture)
     else:
         stages = stages_of(
-            meant.engine, base_source=base_source, architecture=architecture, resources=resources()
+            engine, base_source=base_source, architecture=architecture, resources=resources()
         )
     return image_steps(stages, images)
 

@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.reports import RegistryImage
-from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.load import Resolved, load_engine
 from sparkdeploy.recipe.settled import ImageContents, ImageLock
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.upkeep import image_build as room
@@ -80,7 +80,8 @@ def stages(shipped: Library, name: str, architecture: Any, source: Any) -> tuple
 def test_every_stage_is_built_for_the_docker_engines_own_platform(
     shipped: Library, engine: _Engine, name: str, by: str
 ) -> None:
-    wanted = room.what_is_meant(name, (), load_settings()).engine.name
+    meant = room.what_is_meant(name, (), load_settings())
+    wanted = meant.engine.name if isinstance(meant, Resolved) else meant.name
     images = room.build_engine(name, (), None, load_settings())
     assert engine.asked == list(stages(shipped, wanted, "x86_64", "registry")), by
     assert [image.platform for image in images] == ["linux/amd64"] * 3
