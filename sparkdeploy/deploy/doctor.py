@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.checks.host_facts import HostFacts, TargetName
-    from sparkdeploy.node.container import ListedContainer, NeighbourFact
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.observed import Observed
@@ -134,7 +134,11 @@ def examine(
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, seen, settings),
         *machine_symptoms(symptoms),
-        *(_on_gpu(symptoms, beside) if resolved.engine.runs_on != "cpu" else ()),
+        *(
+            (*gpu_symptoms(symptoms), check_other_servers(beside, symptoms.programs))
+            if resolved.engine.runs_on != "cpu"
+            else ()
+        ),
         *_host_findings(seen),
         *recipe_findings(resolved.recipe, resolved.engine),
     )
@@ -167,11 +171,6 @@ def _engine_finding(
     info = plan.observed.head.facts.docker if plan is not None else None
     late = f"docker did not answer within {DEADLINE_S:g} s"
     return docker.check_engine(info, late, "sudo systemctl restart docker")
-
-
-def _on_gpu(seen: SymptomFact, beside: Sequence[NeighbourFact] | None) -> Iterator[Finding]:
-    yield from gpu_symptoms(seen)
-    yield check_other_servers(beside, seen.programs)
 
 
 def _architecture_findings(plan: Plan | None, seen: HostFacts) -> Iterator[Finding]:

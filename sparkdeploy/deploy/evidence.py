@@ -171,11 +171,9 @@ def value_without_secrets(value: Any, known: Iterable[str] = ()) -> Any:  # noqa
 
 def record_without_secrets(record: Mapping[str, Any], known: Iterable[str] = ()) -> dict[str, Any]:
     config = dict(record.get("Config") or {})
-    config["Env"] = [_redacted(pair) for pair in config.get("Env") or ()]
+    pairs = (pair.partition("=") for pair in config.get("Env") or ())
+    config["Env"] = [
+        name + sign + (REMOVED if names_a_secret(name) else value) for name, sign, value in pairs
+    ]
     cleaned: dict[str, Any] = value_without_secrets({**record, "Config": config}, known)
     return cleaned
-
-
-def _redacted(pair: str) -> str:
-    name, separator, _ = pair.partition("=")
-    return f"{name}{separator}{REMOVED}" if names_a_secret(name) else pair

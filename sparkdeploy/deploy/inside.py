@@ -7,6 +7,7 @@ devices and limits, and no model.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,7 +168,9 @@ def _add(plan: Plan, part: Part, node: Node, port: int) -> Finding:
         code, said = node.docker.run_to_end(spec, timeout_s=SUM_TIMEOUT_S)
     except NodeError as error:
         return _no_sum(part.node, error.message, error.hint)
-    added = _read_sum(_after_mark(said, all_reduce.MARK))
+    added: _Added | None = None
+    with contextlib.suppress(ValueError):
+        added = TypeAdapter(_Added).validate_json(_after_mark(said, all_reduce.MARK))
     if code != 0 or added is None:
         return _why_no_sum(part, code, said)
     if added.sum != count:
@@ -190,13 +193,6 @@ class _Added:
 
     sum: float
     gb_per_s: float
-
-
-def _read_sum(text: str) -> _Added | None:
-    try:
-        return TypeAdapter(_Added).validate_json(text)
-    except ValueError:
-        return None
 
 
 def _sum_finding(node: str, verdict: Verdict, value: str) -> Finding:

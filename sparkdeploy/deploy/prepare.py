@@ -50,7 +50,8 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
 
     Raises BuildError, CheckpointError or NodeError, which names the node.
     """
-    build_images(plan, nodes.here.docker, settings)
+    missing = [image.stage for image in plan.images if image.action is Action.BUILD]
+    build_stages(missing, nodes.here.docker, settings)
     prepare_checkpoint(plan, settings)
     prepare_template(plan)
     for node, image_bytes in send_images(plan, nodes, settings).items():
@@ -62,12 +63,6 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
         )
     if plan.head.spec is not None:
         prepare_folders(plan, nodes)
-
-
-def build_images(plan: Plan, host: DockerHost, settings: Settings) -> None:
-    """Build what is missing; raise BuildError with the end of the log when a stage fails."""
-    missing = [image.stage for image in plan.images if image.action is Action.BUILD]
-    build_stages(missing, host, settings)
 
 
 def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings) -> None:

@@ -146,7 +146,10 @@ def _let_others_follow(
 ) -> Recovery:
     """Settle the other nodes by what this one has now, and note who still has something."""
     here = nodes.here
-    found = _as_it_is_now(here, found, done)
+    if done.has_changed:
+        # What else changes it waits for the lock.
+        here.forget_listing()
+        found = look_again(here, deployment)
     fact = found.serving if found is not None else None
     # A machine that is none of several has nobody who follows it.
     if nodes.config is None or (fact is not None and owner_of(fact, here.name) != here.name):
@@ -176,14 +179,6 @@ def _let_others_follow(
             done = outcome
     record.note(deployment, tuple(dict.fromkeys(noted)))
     return done
-
-
-def _as_it_is_now(here: Node, found: Inspected | None, done: Recovery) -> Inspected | None:
-    """Look again only after a change: what else changes it waits for the lock."""
-    if not done.has_changed:
-        return found
-    here.forget_listing()
-    return look_again(here, found.name) if found is not None else None
 
 
 def _recover_node(

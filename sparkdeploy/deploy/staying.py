@@ -139,17 +139,14 @@ def _running_parts(
     parts, unseen = _parts(nodes, head)
     died = next((it for it in parts if not it[1].is_running), None)
     # A part alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
-    is_ending = died is not None and (not head.is_running or _runs_still(nodes, head))
+    now = nodes.here.docker.find_container(head.container_id) if died is not None else None
+    runs_still = now is not None and now.is_running and now.name == head.name
+    is_ending = not head.is_running or runs_still
     if died is not None and is_ending and not is_attended():
         raise _end(parts, *died)
     if unseen is not None:
         raise unseen
     return parts if died is None else changes
-
-
-def _runs_still(nodes: Nodes, head: ContainerFact) -> bool:
-    fact = nodes.here.docker.find_container(head.container_id)
-    return fact is not None and fact.is_running and fact.name == head.name
 
 
 def _parts(nodes: Nodes, head: ContainerFact) -> tuple[list[Part], NodeError | None]:

@@ -171,11 +171,15 @@ class EngineReader(Reader):
 
     def look_once(self) -> None:
         try:
-            listed = (it for it in list_deployments(self._host) if self._is_watched(it.name))
+            names = self._names
+            listed = (it for it in list_deployments(self._host) if not names or it.name in names)
             inspected = (inspect_deployment(self._host, it) for it in listed)
             found = tuple(it for it in inspected if it is not None)
             self._keep_servers(found)
-            looks = {it.name: self._container_look(it) for it in found}
+            looks = {
+                it.name: ContainerLook(it, *self._cause(it), floor_bytes=floor_bytes(it.current))
+                for it in found
+            }
         except NodeError as error:
             self.look = replace(self.look, problem=error.message)
             return
@@ -190,9 +194,6 @@ class EngineReader(Reader):
         super().end()
         for server in self.servers.values():
             server.end()
-
-    def _is_watched(self, name: str) -> bool:
-        return not self._names or name in self._names
 
     def _keep_servers(self, found: Iterable[Inspected]) -> None:
         """Have one reader for each container that serves; of what ended the last look stays."""
@@ -212,10 +213,6 @@ class EngineReader(Reader):
                 servers[name] = ServerReader(fact, self._settings)
                 servers[name].start()
         self.servers = servers
-
-    def _container_look(self, found: Inspected) -> ContainerLook:
-        restarts, error = self._cause(found)
-        return ContainerLook(found, restarts, error, floor_bytes=floor_bytes(found.current))
 
     def _cause(self, found: Inspected) -> tuple[int, str]:
         """Return restarts and the last cause; a log is read again only when something happened."""

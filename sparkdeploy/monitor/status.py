@@ -113,7 +113,7 @@ def _ask(
 
 
 def _state_on(nodes: Nodes, deployment: str, head: Inspected | None, name: str) -> str:
-    if not _is_configured(nodes, name):
+    if nodes.config is None or name not in nodes.config.names:
         return NOT_CONFIGURED
     try:
         node = nodes.node(name)
@@ -134,10 +134,6 @@ def _state_on(nodes: Nodes, deployment: str, head: Inspected | None, name: str) 
         return STOPPED if is_stopped else f"exited ({fact.exit_code})"
     is_of_this_start = head is None or fact.launch == head.current.launch
     return RUNNING if is_of_this_start else OTHER_LAUNCH
-
-
-def _is_configured(nodes: Nodes, name: str) -> bool:
-    return nodes.config is not None and name in nodes.config.names
 
 
 def _left_over(name: str, members: tuple[MemberRow, ...]) -> StatusRow:

@@ -103,7 +103,7 @@ def _asked_at_once(model: ServedModel, bodies: Sequence[Mapping[str, Any]]) -> A
 
 def ask_conversation(model: ServedModel, recipe: Recipe) -> Iterator[Asked]:
     """Send a message through the chat template, and a tool call where a parser is named."""
-    if not _speaks(recipe):
+    if recipe.serve.runner == "pooling":
         return
     messages = [{"role": "user", "content": "What is the weather in Rome?"}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0.0}
@@ -112,10 +112,6 @@ def ask_conversation(model: ServedModel, recipe: Recipe) -> Iterator[Asked]:
         forced = {"type": "function", "function": {"name": "get_weather"}}
         called = {**body, "max_tokens": 64, "tools": [TOOL], "tool_choice": forced}
         yield _asked(model, "a tool call", "/v1/chat/completions", called)
-
-
-def _speaks(recipe: Recipe) -> bool:
-    return recipe.serve.runner != "pooling"
 
 
 def _asked(model: ServedModel, what: str, path: str, body: Mapping[str, Any]) -> Asked:

@@ -65,15 +65,13 @@ def clean(
         return ()
     with deploy_lock(settings, "clean"):
         # What a deployment has begun to use since the question stays.
-        still = {(item.kind, item.name) for item in _leftovers(settings, host)}
+        still = {
+            (item.kind, item.name) for item in find_leftovers(settings, host, now_s=time.time())
+        }
         found = tuple(item for item in agreed if (item.kind, item.name) in still)
         for item in found:
             _remove(item, host)
     return found
-
-
-def _leftovers(settings: Settings, host: DockerHost) -> tuple[Leftover, ...]:
-    return find_leftovers(settings, host, now_s=time.time())
 
 
 def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tuple[Leftover, ...]:

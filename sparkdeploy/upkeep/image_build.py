@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.image_pin import pin_image, refuse_missing_mods
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import ImageStep
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.settled import ImageLock
     from sparkdeploy.settings import Settings
 
 
@@ -75,22 +73,21 @@ def build_engine(
             _refuse_foreign(engine, wanted, own)
         if isinstance(meant, Resolved):
             refuse_missing_mods(meant)
-            again = partial(_recipe_with, name, assignments, settings)
             foreign = platform_of(wanted) if wanted != own else None
             settling = Settling(host, wanted, settings, foreign)
-            meant = pin_image(meant, again, settling)
+            meant = pin_image(
+                meant,
+                lambda images: load_recipe(
+                    replace(library(settings), images=images), name, assignments
+                ),
+                settling,
+            )
         steps = _steps(meant, wanted, host, settings)
         missing = [step.stage for step in steps if step.action is Action.BUILD]
         if wanted != own:
             missing = [_for_platform(stage, host, settings) for stage in missing]
         build_stages(missing, host, settings)
         return tuple(_seen(steps, host))
-
-
-def _recipe_with(
-    name: str, assignments: Sequence[str], settings: Settings, images: ImageLock
-) -> Resolved:
-    return load_recipe(replace(library(settings), images=images), name, assignments)
 
 
 def what_is_meant(name: str, assignments: Sequence[str], settings: Settings) -> Engine | Resolved:

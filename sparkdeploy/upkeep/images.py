@@ -67,7 +67,9 @@ def show_image(reference: str, settings: Settings) -> dict[str, Any]:
         "stands_on": [image.tags[0] for image in chain[1:]],
         "proof": {image.stage: image.proof for image in chain if _is_proven(image)},
         "mods": {
-            image.tags[0]: _mod_of(image) for image in reversed(chain) if image.stage == "mod"
+            image.tags[0]: {"name": image.labels.get(labels.MOD), **image.proof}
+            for image in reversed(chain)
+            if image.stage == "mod"
         },
         "inputs": {
             name.removeprefix(inputs): value
@@ -80,10 +82,6 @@ def show_image(reference: str, settings: Settings) -> dict[str, Any]:
 def _is_proven(image: ImageFact) -> bool:
     """Say whether its proof is its own: an image has the labels of the one below it too."""
     return image.stage not in ("base", "mod", "guard") and labels.PROOF in image.labels
-
-
-def _mod_of(image: ImageFact) -> dict[str, Any]:
-    return {"name": image.labels.get(labels.MOD), **image.proof}
 
 
 def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, ...]:

@@ -97,7 +97,9 @@ def find_needs(settings: Settings, *, rehearsal: bool) -> tuple[Need, ...]:
     engine, info = _engine(settings, system)
     images = Path(info.root_dir) if info is not None else DOCKER_FOLDER
     # Without an engine the installed toolkit counts.
-    has_runtime = _has_program("nvidia-container-runtime") if info is None else None
+    has_runtime = (
+        _has_program("nvidia-container-runtime") if info is None else info.has_nvidia_runtime
+    )
     # Whoever calls through sudo will work without it.
     base = missing_packages(int(os.environ.get("SUDO_UID", uid)))
     seen = read_host_facts(THIS_MACHINE, HostTargets(own_folders(settings)))
@@ -105,7 +107,7 @@ def find_needs(settings: Settings, *, rehearsal: bool) -> tuple[Need, ...]:
     needs = (
         Need(check_gpu(gpu)),
         engine,
-        *([Need(_runtime(info, installed=bool(has_runtime)))] if gpu.gpus else []),
+        *([Need(docker.check_nvidia_runtime(has_runtime=has_runtime))] if gpu.gpus else []),
         Need(check_disk(images, facts.free_bytes(images), serves=bool(gpu.gpus))),
         check_base(base, system, has_registry=bool(base) and _registry_answers(settings)),
         *map(Need, machine.folder_findings(seen.folders, caller_uid=uid)),
@@ -271,11 +273,6 @@ def _is_member() -> bool:
         group = grp.getgrnam("docker")
         return facts.own_name() in group.gr_mem and group.gr_gid not in os.getgroups()
     return False
-
-
-def _runtime(info: EngineInfo | None, *, installed: bool) -> Finding:
-    has_runtime = installed if info is None else info.has_nvidia_runtime
-    return docker.check_nvidia_runtime(has_runtime=has_runtime)
 
 
 def _registry_answers(settings: Settings) -> bool:
