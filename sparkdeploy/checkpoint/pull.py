@@ -1,5 +1,6 @@
 """Downloads: resolved once, resumed, and every file held against what the hub says of it."""
 
+import shlex
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +85,8 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
         size = format_bytes(sum(file.size_bytes for file in found.left_out))
         console.info(
             f"{found.repo}: left out {size} that vLLM does not read, such as "
-            f"{found.left_out[0].name}; `checkpoint pull --all-files {found.repo}` takes it"
+            f"{found.left_out[0].name}; "
+            f"`checkpoint pull --all-files {shlex.quote(found.repo)}` takes it"
         )
     return download
 

@@ -32,7 +32,7 @@ from sparkdeploy.cli.bench_pair import pair
 from sparkdeploy.cli.bench_printing import print_finished, print_run
 from sparkdeploy.cli.names import completing
 from sparkdeploy.cli.names import runs as kept_names
-from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.cli.options import JsonOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.terminal.console import console
@@ -77,7 +77,6 @@ def measure(
         float | None, typer.Option(min=0, help="Like --gate, against this many tok/s.")
     ] = None,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Measure a deployment (or --url) and keep the record."""
     from sparkdeploy.bench import endpoint as there
@@ -122,7 +121,7 @@ def _refuse_misspelt(name: str) -> None:
             raise UsageError(error.message, hint=f"did you mean `{command}`?") from error
 
 
-def list_runs(as_json: JsonOption = False, _on: OnOption = None) -> None:
+def list_runs(as_json: JsonOption = False) -> None:
     """List the runs that were kept."""
     from sparkdeploy.bench.run import kept_runs
     from sparkdeploy.bench.tables import list_lines
@@ -149,7 +148,6 @@ def show_run(
         ),
     ],
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Show one run: what made it and what it measured."""
     from sparkdeploy.bench.run import shelf_of
@@ -167,7 +165,6 @@ def compare_runs(
         ),
     ],
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Compare the runs of labels with those of the first one.
 

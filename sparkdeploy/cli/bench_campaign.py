@@ -10,7 +10,6 @@ from sparkdeploy.cli.options import (
     JsonOption,
     KnownBadOption,
     NameOption,
-    OnOption,
     SetOption,
     UnsafeOption,
     YesOption,
@@ -51,7 +50,6 @@ def campaign(
     unsafe: UnsafeOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Serve and measure recipes one after the other, to one page and one bundle.
 

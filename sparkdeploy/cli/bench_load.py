@@ -17,7 +17,7 @@ from sparkdeploy.cli.bench_options import (
     one_side,
 )
 from sparkdeploy.cli.bench_printing import print_finished
-from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.cli.options import JsonOption, current_settings
 
 
 def load(
@@ -59,7 +59,6 @@ def load(
     ] = None,
     save: SaveOption = None,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Send requests as users do: nobody waits for the others."""
     from sparkdeploy.bench import endpoint as there

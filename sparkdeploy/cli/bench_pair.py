@@ -18,7 +18,7 @@ from sparkdeploy.cli.bench_options import (
     RoundsOption,
     SuiteOption,
 )
-from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.cli.options import JsonOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.terminal.console import console
 
@@ -36,7 +36,6 @@ def pair(
     concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
     context: ContextOption = SWEPT_CONTEXT,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Measure two servers in turns, A B B A and so on, and compare them; every run is kept."""
     from sparkdeploy.bench.endpoint import Access

@@ -18,7 +18,7 @@ from sparkdeploy.cli.bench_options import (
     UrlOption,
     one_side,
 )
-from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.cli.options import JsonOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.terminal.console import console
@@ -62,7 +62,6 @@ def quality(
         typer.Option(min=0, help="Mean |change of ln p| in nats; not judged if unset."),
     ] = None,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Compare what two models think of every token of the same texts.
 
@@ -102,7 +101,6 @@ def needle(
         bool, typer.Option("--gate", help="Exit 8 when a needle was not found.")
     ] = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Hide a sentence in long texts and see whether the model finds it."""
     from sparkdeploy.bench.endpoint import Access
@@ -126,7 +124,6 @@ def tools(
     ca_file: CaFileOption = None,
     gate: Annotated[bool, typer.Option("--gate", help="Exit 8 when a call went wrong.")] = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """See whether tool calls come out of the parser as calls."""
     from sparkdeploy.bench.endpoint import Access

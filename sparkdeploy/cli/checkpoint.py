@@ -11,7 +11,6 @@ import typer
 
 from sparkdeploy.cli.options import (
     JsonOption,
-    OnOption,
     RecipeArgument,
     SetOption,
     UnsafeOption,
@@ -50,7 +49,6 @@ def pull(
     ] = False,
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Download a model or what a recipe needs; verify every file, and keep to that commit."""
     from sparkdeploy.upkeep.checkpoint_pull import pull_repositories
@@ -61,7 +59,7 @@ def pull(
 
 
 @group.command("ls")
-def list_stored(as_json: JsonOption = False, _on: OnOption = None) -> None:
+def list_stored(as_json: JsonOption = False) -> None:
     """List downloads and prepared checkpoints."""
     from sparkdeploy.checkpoint.store import stored
 
@@ -96,7 +94,6 @@ def _stored_table(found: Sequence[Stored]) -> TextTable:
 def remove(
     name: Annotated[str, typer.Argument(help="A name that `checkpoint ls` shows.")],
     yes: YesOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Delete a download or a prepared checkpoint that no deployment runs from."""
     from sparkdeploy.upkeep.checkpoints import remove_stored
@@ -119,7 +116,6 @@ def build(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace another checkpoint in that folder.")
     ] = False,
-    _on: OnOption = None,
 ) -> None:
     """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
     from sparkdeploy.checkpoint.fp8 import Mismatch

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.cli.options import JsonOption, current_settings
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.terminal.console import console
 
@@ -25,7 +25,6 @@ def connect(
         ),
     ] = "127.0.0.1",
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Print a client's own settings for a deployment; a key is named by its file."""
     from sparkdeploy.cli.outcome import say_tunnel

@@ -16,7 +16,6 @@ from sparkdeploy.cli.options import (
     MaxLenOption,
     NameArgument,
     NameOption,
-    OnOption,
     PageCacheOption,
     PortOption,
     PublicOption,
@@ -79,7 +78,6 @@ def up(
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
     from sparkdeploy.deploy.up import Extent, UpOptions
@@ -127,7 +125,6 @@ def switch(
     drop_page_cache: PageCacheOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Serve another recipe where a deployment answers: the same port, key and aliases."""
     from sparkdeploy.deploy import names
@@ -179,7 +176,6 @@ def status(
     names: WatchedArgument = None,
     watch: WatchOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Show the deployments of this machine; with --watch, what each does, once a second."""
     if watch:
@@ -201,7 +197,6 @@ def logs(
         typer.Option(help="On a cluster: this node's log.", autocompletion=completing(nodes)),
     ] = None,
     nccl: Annotated[bool, typer.Option("--nccl", help="With what NCCL tells of itself.")] = False,
-    _on: OnOption = None,
 ) -> None:
     """Show a deployment's log."""
     from sparkdeploy.deploy import names
@@ -214,7 +209,6 @@ def logs(
 def down(
     name: NameArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
-    _on: OnOption = None,
 ) -> None:
     """Stop and remove a deployment; images, checkpoints and caches stay."""
     from sparkdeploy.deploy import names, removal
@@ -238,7 +232,6 @@ def rollback(
     name: NameArgument = None,
     drop_page_cache: PageCacheOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """End a replacement under way or interrupted, or bring the deployment before this one back."""
     from sparkdeploy.deploy import names
@@ -266,7 +259,6 @@ def diagnose(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
     ] = None,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Pack all that is known of a failure into one file for a bug report, secrets removed."""
     from sparkdeploy.upkeep.diagnose import diagnose as pack
@@ -295,7 +287,6 @@ def rehearse(
     unsafe: UnsafeOption = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Serve a recipe's miniature on this machine's CPU, and ask it what users will ask."""
     from sparkdeploy.rehearsal import rehearse as stage

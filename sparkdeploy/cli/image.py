@@ -12,7 +12,6 @@ from sparkdeploy.cli.names import completing, engines, images
 from sparkdeploy.cli.options import (
     JsonOption,
     KnownBadOption,
-    OnOption,
     SetOption,
     UnsafeOption,
     current_settings,
@@ -56,7 +55,6 @@ def build(
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Build all images of an engine, or of a recipe's, without a model, a GPU or a deployment."""
     from sparkdeploy.upkeep.image_build import build_engine
@@ -81,7 +79,7 @@ def build(
 
 
 @group.command("ls")
-def list_images(as_json: JsonOption = False, _on: OnOption = None) -> None:
+def list_images(as_json: JsonOption = False) -> None:
     """List sparkdeploy's images on this machine."""
     from sparkdeploy.upkeep.images import list_images
 
@@ -110,7 +108,7 @@ def _image_table(images: Sequence[ShelfImage]) -> TextTable:
 
 
 @group.command("show")
-def show_image(image: ImageArgument, as_json: JsonOption = False, _on: OnOption = None) -> None:
+def show_image(image: ImageArgument, as_json: JsonOption = False) -> None:
     """Show what an image holds: versions, kernels, the plugin's self-check, its inputs."""
     from sparkdeploy.upkeep.images import show_image
 
@@ -135,7 +133,6 @@ def remove_images(
             help="Tags, ids, fingerprints or engines.", autocompletion=completing(images)
         ),
     ],
-    _on: OnOption = None,
 ) -> None:
     """Remove images that sparkdeploy made, and no others."""
     from sparkdeploy.upkeep.images import remove_images

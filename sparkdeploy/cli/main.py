@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 import tempfile
 import traceback
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from sparkdeploy import __version__
+from sparkdeploy.cli.command_table import COMMANDS
+from sparkdeploy.cli.names import completing, nodes
 from sparkdeploy.cli.start import INTERRUPTED_EXIT_CODE, Interruption
-from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import nothing_raw, visible
 
@@ -25,146 +28,10 @@ if TYPE_CHECKING:
     from typer.core import TyperCommand
 
 
-class CommandEntry(NamedTuple):
-    """Where a command is, and what `--help` says of it without loading it."""
-
-    module: str
-    """Below sparkdeploy.cli."""
-    name: str
-    """A function, or `group` for a group of commands."""
-    summary: str
-    """The first line of its help, word for word."""
-    fits_here: bool = False
-    """Whether `--fits` without a value means this machine."""
-
-
-COMMANDS = {
-    "list": CommandEntry(
-        "recipes",
-        "list_recipes",
-        "List the recipes by model, and the engines; with --fits, how fast on another machine.",
-        fits_here=True,
-    ),
-    "fits": CommandEntry(
-        "recipes",
-        "fits",
-        "Say whether recipes fit one machine at the same time; exit 1 where they may not.",
-    ),
-    "new": CommandEntry(
-        "recipes",
-        "new",
-        "Write a recipe: for a model from its configuration, or to change another one by hand.",
-    ),
-    "show": CommandEntry(
-        "recipes",
-        "show_recipe",
-        "Show a recipe with everything it inherits, and where each value was written.",
-    ),
-    "plan": CommandEntry(
-        "recipes",
-        "plan_recipe",
-        "Say what `up` would do, and do nothing; with --hardware, what would fit and how fast.",
-    ),
-    "up": CommandEntry(
-        "deployments",
-        "up",
-        "Deploy a recipe: images, checkpoint, container, and the model's first answer.",
-    ),
-    "switch": CommandEntry(
-        "deployments",
-        "switch",
-        "Serve another recipe where a deployment answers: the same port, key and aliases.",
-    ),
-    "status": CommandEntry(
-        "deployments",
-        "status",
-        "Show the deployments of this machine; with --watch, what each does, once a second.",
-    ),
-    "logs": CommandEntry("deployments", "logs", "Show a deployment's log."),
-    "ask": CommandEntry(
-        "talking", "ask", "Ask a deployment one question; the answer appears as it comes."
-    ),
-    "chat": CommandEntry("talking", "chat", "Talk to a deployment; it remembers what was said."),
-    "connect": CommandEntry(
-        "connecting",
-        "connect",
-        "Print a client's own settings for a deployment; a key is named by its file.",
-    ),
-    "stop": CommandEntry(
-        "stopping",
-        "stop",
-        "End a deployment's containers and leave them there, so that `start` brings them back.",
-    ),
-    "start": CommandEntry(
-        "stopping",
-        "start",
-        "Start a stopped deployment again: the same containers, until the model's first answer.",
-    ),
-    "restart": CommandEntry(
-        "stopping", "restart", "Stop a deployment, and start the same containers again."
-    ),
-    "down": CommandEntry(
-        "deployments", "down", "Stop and remove a deployment; images, checkpoints and caches stay."
-    ),
-    "rollback": CommandEntry(
-        "deployments",
-        "rollback",
-        "End a replacement under way or interrupted, or bring the deployment before this one back.",
-    ),
-    "diagnose": CommandEntry(
-        "deployments",
-        "diagnose",
-        "Pack all that is known of a failure into one file for a bug report, secrets removed.",
-    ),
-    "doctor": CommandEntry(
-        "recipes",
-        "doctor",
-        "Check this machine for a recipe: GPU, memory, Docker, folders, ports, network.",
-    ),
-    "setup": CommandEntry(
-        "upkeep",
-        "setup",
-        "Look for all that this machine lacks; as root, install it after a question.",
-    ),
-    "config": CommandEntry(
-        "upkeep",
-        "config",
-        "Show every setting with its value and whether it comes from the environment or a file.",
-    ),
-    "clean": CommandEntry(
-        "upkeep",
-        "clean",
-        "Remove our own old images, crash folders, caches and ended checks, after showing them.",
-    ),
-    "rehearse": CommandEntry(
-        "deployments",
-        "rehearse",
-        "Serve a recipe's miniature on this machine's CPU, and ask it what users will ask.",
-    ),
-    "recipe": CommandEntry("recipe_import", "group", "Recipes of others."),
-    "export": CommandEntry(
-        "export",
-        "group",
-        "A deployment as a systemd unit or a Compose file, and what runs beside it.",
-    ),
-    "checkpoint": CommandEntry(
-        "checkpoint",
-        "group",
-        "Checkpoints: downloads, and what is made of them.",
-    ),
-    "image": CommandEntry("image", "group", "Engines and their images."),
-    "bench": CommandEntry(
-        "bench",
-        "group",
-        "Measure and compare what is served; `bench [NAME]` is short for `bench run [NAME]`.",
-    ),
-    "cluster": CommandEntry(
-        "cluster", "group", "Two or more nodes: who they are, and whether they fit together."
-    ),
-}
 # Typer has no public name for what all its errors about a command line are.
 _ERRORS = typer.BadParameter.__mro__
 NotAsTyped: type[Any] = next(it for it in _ERRORS if it.__name__ == "ClickException")
+ON = "--on"
 COMPLETE = "_SPARKDEPLOY_COMPLETE"
 """Set by a shell that completes a line, in the scripts that Typer prints."""
 BUG_EXIT_CODE = 70
@@ -216,17 +83,47 @@ def named_command(arguments: list[str]) -> list[str]:
     return [word for word in arguments if not word.startswith("-")][:1]
 
 
-def _completed_line() -> list[str]:
-    """Return the words of the line that a shell asks to complete; Typer's scripts export it."""
-    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    return line.split()[1:]
+def split_on(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """Return the node of `--on NODE`, wherever it stands, and the other arguments."""
+    node: str | None = None
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            return node, [*kept, word, *words]
+        if word == ON:
+            node = next(words, "")
+        elif word.startswith(f"{ON}="):
+            node = word.removeprefix(f"{ON}=")
+        else:
+            kept.append(word)
+    return node, kept
+
+
+def _node_to_run_on(node: str | None, words: list[str]) -> str | None:
+    """Return the machine that was named, or that an ssh `docker_host` names; None for this one."""
+    command = next(iter(named_command(words)), "")
+    if command not in COMMANDS or COMMANDS[command].stays_here:
+        if node is not None and command in COMMANDS:
+            there = shlex.join(["ssh", "-t", node, shlex.join(["sparkdeploy", *words])])
+            raise UsageError(f"`sparkdeploy {command}` has no option {ON}", hint=there)
+        return None
+    from sparkdeploy.settings import ON_VARIABLE, load_settings
+
+    # Machines that share their configuration would hand it on for ever.
+    if node is not None or ON_VARIABLE in os.environ or {"-h", "--help"} & set(words):
+        return node
+    docker_host = load_settings().docker_host or ""
+    return docker_host if docker_host.startswith("ssh://") else None
 
 
 def _complete() -> int:
     """Let Typer answer a shell; nothing where that fails, for somebody is typing."""
     from typer.completion import get_completion_inspect_parameters
 
-    command = typer.main.get_command(program(named_command(_completed_line())))
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    _, words = split_on(line.split()[1:])
+    command = typer.main.get_command(program(named_command(words)))
     # It is what makes bash, zsh and fish known to Typer; its options are not wanted.
     get_completion_inspect_parameters()
     try:
@@ -245,6 +142,15 @@ def _print_version(wanted: bool) -> None:
 def _options(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show details.")] = False,
+    _on: Annotated[
+        str | None,
+        typer.Option(
+            ON,
+            metavar="NODE",
+            help="Run on this node of config.yaml, or ssh destination; it may stand anywhere.",
+            autocompletion=completing(nodes),
+        ),
+    ] = None,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
@@ -297,10 +203,16 @@ def _run() -> int:
     """Run the command that was typed."""
     if COMPLETE in os.environ:
         return _complete()
-    command = typer.main.get_command(program(named_command(sys.argv[1:])))
+    node, words = split_on(sys.argv[1:])
+    if (there := _node_to_run_on(node, words)) is not None:
+        from sparkdeploy.cli.on import run_on
+        from sparkdeploy.settings import load_settings
+
+        return run_on(there, words, load_settings())
+    command = typer.main.get_command(program(named_command(words)))
     try:
         # Typer's own call would make an exit code of a Ctrl-C, and lose what had failed before.
-        with command.make_context("sparkdeploy", sys.argv[1:]) as context:
+        with command.make_context("sparkdeploy", words) as context:
             code = command.invoke(context)
     except typer.Exit as ended:
         return int(ended.exit_code)

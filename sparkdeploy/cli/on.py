@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.settings import Settings
 
-OPTION = "--on"
 CONSENT = "--allow-unsafe"
-LOCAL_PATHS = re.compile(r"-o(?!-)|(--output|--image|--prompts)(?==|$)")
+LOCAL_PATHS = re.compile(r"-o(?!-)|(--output|--image)(?==|$)")
 """Options whose value is a path of the machine where they are typed."""
 # What begins with a dash would be an option to ssh.
 DESTINATION = re.compile(r"(?:ssh://)?(?:\w[\w.-]*@)?[\w\[][\w.:%\[\]-]*/?")
@@ -49,7 +48,6 @@ def run_on(node: str, argv: Sequence[str], settings: Settings) -> int:
     RecipeError for a recipe that may not be sent, and UsageError for a path of this machine.
     """
     target = target_of(node, settings)
-    argv = without_option(argv)
     _refuse_local_paths(node, argv)
     recipes = [word for word in argv if _is_recipe_file(word)]
     files: dict[str, ContextFile] = {}
@@ -83,20 +81,6 @@ def target_of(node: str, settings: Settings) -> SshTarget:
         return SshTarget(node, node)
     user, _, address = node.partition("@")
     return SshTarget(node, address, user)
-
-
-def without_option(argv: Sequence[str]) -> list[str]:
-    """Return the arguments without `--on NODE`."""
-    kept: list[str] = []
-    words = iter(argv)
-    for word in words:
-        if word == "--":
-            return [*kept, word, *words]
-        if word == OPTION:
-            next(words, None)
-        elif not word.startswith(f"{OPTION}="):
-            kept.append(word)
-    return kept
 
 
 def _say_how_to_send(argv: Sequence[str], folder: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperCommand
 
-from sparkdeploy.cli.names import completing, deployments, nodes, recipes
+from sparkdeploy.cli.names import completing, deployments, recipes
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,36 +43,6 @@ class FitsHereByDefault(TyperCommand):
             has_value = word != "--fits" or not follower.startswith("-")
             words.append(word if has_value else "--fits=here")
         return super().parse_args(ctx, words)
-
-
-def _run_there(context: typer.Context, node: str | None) -> None:
-    """Run the same command on the machine that was named, or that an ssh `docker_host` names."""
-    if context.resilient_parsing:
-        return
-    from sparkdeploy.settings import ON_VARIABLE
-
-    settings = current_settings()
-    # Machines that share their configuration would hand it on for ever.
-    is_there = ON_VARIABLE in os.environ
-    if node is None and not is_there and (settings.docker_host or "").startswith("ssh://"):
-        node = settings.docker_host
-    if node is not None:
-        from sparkdeploy.cli.on import run_on
-
-        raise typer.Exit(run_on(node, sys.argv[1:], settings))
-
-
-OnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="NODE",
-        callback=_run_there,
-        is_eager=True,
-        help="Run on this node of config.yaml, or ssh destination, instead of here.",
-        autocompletion=completing(nodes),
-    ),
-]
 
 
 def _ask_no_hub(is_offline: bool) -> bool:

@@ -15,7 +15,6 @@ from sparkdeploy.cli.options import (
     MaxLenOption,
     NameOption,
     OfflineOption,
-    OnOption,
     PortOption,
     PublicOption,
     RecipeArgument,
@@ -80,7 +79,6 @@ def fits(
     ],
     hardware: HardwareOption = None,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Say whether recipes fit one machine at the same time; exit 1 where they may not."""
     from sparkdeploy.authoring.fits_together import together, together_as_dict, together_lines
@@ -148,7 +146,6 @@ def show_recipe(
     unsafe: UnsafeOption = False,
     _offline: OfflineOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Show a recipe with everything it inherits, and where each value was written."""
     if cluster and not capacity:
@@ -194,7 +191,6 @@ def plan_recipe(
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Say what `up` would do, and do nothing; with --hardware, what would fit and how fast."""
     assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
@@ -247,7 +243,6 @@ def doctor(
     assignments: SetOption = None,
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
     from sparkdeploy.checks import report

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sparkdeploy.cli.options import JsonOption, NameArgument, OnOption, PageCacheOption
+from sparkdeploy.cli.options import JsonOption, NameArgument, PageCacheOption
 from sparkdeploy.terminal.console import console
 
 
-def stop(name: NameArgument = None, _on: OnOption = None) -> None:
+def stop(name: NameArgument = None) -> None:
     """End a deployment's containers and leave them there, so that `start` brings them back."""
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import stop as end
@@ -28,7 +28,6 @@ def start(
     name: NameArgument = None,
     drop_page_cache: PageCacheOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Start a stopped deployment again: the same containers, until the model's first answer."""
     from sparkdeploy.cli.outcome import print_started
@@ -44,7 +43,6 @@ def restart(
     name: NameArgument = None,
     drop_page_cache: PageCacheOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Stop a deployment, and start the same containers again."""
     from sparkdeploy.cli.outcome import print_started

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparkdeploy.cli.names import completing, deployments
-from sparkdeploy.cli.options import JsonOption, OnOption, current_settings
+from sparkdeploy.cli.options import JsonOption, current_settings
 from sparkdeploy.terminal.console import console
 
 MaxTokensOption = Annotated[
@@ -39,7 +39,6 @@ def ask(
     max_tokens: MaxTokensOption = None,
     no_think: NoThinkOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Ask a deployment one question; the answer appears as it comes."""
     from sparkdeploy.chat import ask as talk
@@ -65,7 +64,6 @@ def chat(
     system: SystemOption = None,
     max_tokens: MaxTokensOption = None,
     no_think: NoThinkOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Talk to a deployment; it remembers what was said. /help shows what may be typed."""
     from sparkdeploy.chat.answer import Wishes

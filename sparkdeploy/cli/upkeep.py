@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, OnOption, YesOption, current_settings
+from sparkdeploy.cli.options import JsonOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
@@ -68,7 +68,6 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, remove nothing.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
-    _on: OnOption = None,
 ) -> None:
     """Remove our own old images, crash folders, caches and ended checks, after showing them."""
     import time

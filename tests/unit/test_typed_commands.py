@@ -40,7 +40,7 @@ REVIEWED = {
     "checks/docker.py": {"dead[0].deployment", "running[-1].deployment"},
     "cli/bench.py": {"command", "meant"},
     "cli/image.py": {"engine"},
-    "cli/main.py": {"__version__", "traceback.format_exc()"},
+    "cli/main.py": {"__version__", "command", "traceback.format_exc()"},
     "cli/outcome.py": {"it"},
     "cli/recipe_source.py": {"' '.join(pending)"},
     "cli/recipes.py": {"command", "made.next_step"},

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sparkdeploy import yaml_text
-from sparkdeploy.cli.main import COMMANDS, program
+from sparkdeploy.cli.command_table import COMMANDS
+from sparkdeploy.cli.main import program
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.examples import examples
@@ -111,7 +112,8 @@ def test_show_survives_every_bomb_in_little_time_and_memory(tmp_path: Path) -> N
     program = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
-        "from sparkdeploy.cli.main import COMMANDS, program\n"
+        "from sparkdeploy.cli.command_table import COMMANDS\n"
+        "from sparkdeploy.cli.main import program\n"
         "from sparkdeploy.errors import RecipeError\n"
         "for path in sys.argv[1:]:\n"
         "    error = CliRunner().invoke(program(COMMANDS), ['show', path]).exception\n"

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from sparkdeploy import __version__
-from sparkdeploy.cli.on import target_of, without_option
+from sparkdeploy.cli.main import split_on
+from sparkdeploy.cli.on import target_of
 from sparkdeploy.errors import UsageError
 from sparkdeploy.node.remote_command import FACT
 from sparkdeploy.settings import load_settings
@@ -167,7 +168,6 @@ def test_a_node_that_does_not_answer_is_named(node: Node, said: Said) -> None:
         ("diagnose", "-o", "report.tar.gz"),
         ("diagnose", "--output=report.tar.gz"),
         ("ask", "What?", "--image", "a.png"),
-        ("bench", "load", "--prompts", "mine.jsonl"),
     ],
 )
 def test_paths_of_this_machine_are_refused_by_name(
@@ -268,8 +268,15 @@ def test_a_node_of_the_configuration_is_known_by_its_name(tmp_path: Path) -> Non
 
 
 def test_only_the_option_itself_is_left_out() -> None:
-    argv = ("up", "--on", "a", "v2", "--on=b", "--name", "x", "--", "--on")
-    assert without_option(argv) == ["up", "v2", "--name", "x", "--", "--on"]
+    argv = ["up", "--on", "a", "v2", "--on=b", "--name", "x", "--", "--on"]
+    assert split_on(argv) == ("b", ["up", "v2", "--name", "x", "--", "--on"])
+
+
+def test_what_is_about_this_machine_goes_nowhere(node: Node, said: Said) -> None:
+    code, _, err = said("setup", "--on", "spark")
+    assert code == 2
+    assert "ssh -t spark 'sparkdeploy setup'" in err
+    assert not node.calls.exists()
 
 
 def test_a_greeting_is_no_fact() -> None:

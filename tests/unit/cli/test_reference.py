@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer.main
 
-from sparkdeploy.cli.main import COMMANDS, program
+from sparkdeploy.cli.command_table import COMMANDS
+from sparkdeploy.cli.main import program
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def test_tab_completes_commands_options_and_names(terminal: Terminal) -> None:
         "sparkdeploy checkpoint pu\tx\t": ["checkpoint", "pull", "x"],
         "sparkdeploy plan v2-tq-3\t--har\th1": ["plan", "v2-tq-3bit", "--hardware", "h1"],
         "sparkdeploy plan --show docker\t": ["plan", "--show", "dockerfile"],
-        "sparkdeploy --verbose status --on spark-2\t": ["--verbose", "status", "--on", "spark-2"],
+        "sparkdeploy --on spark-2\tstatus": ["--on", "spark-2", "status"],
         "sparkdeploy bench show 2026\t": ["bench", "show", "20261121T085134Z-v2-five"],
         "sparkdeploy up ./not\t": ["up", "./notes.yaml"],
     }

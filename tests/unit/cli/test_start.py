@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from sparkdeploy.cli.main import COMMANDS, program
+from sparkdeploy.cli.command_table import COMMANDS
+from sparkdeploy.cli.main import program
 
 if TYPE_CHECKING:
     from pathlib import Path

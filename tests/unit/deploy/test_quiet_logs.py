@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from sparkdeploy.cli.main import COMMANDS, program
+from sparkdeploy.cli.command_table import COMMANDS
+from sparkdeploy.cli.main import program
 from sparkdeploy.monitor import status
 from tests.unit.server.log_files import recorded
 
