@@ -4,8 +4,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from sparkdeploy.checkpoint.cache import missing_in, snapshot_folder
 from sparkdeploy.checkpoint.durable import disk_errors, only_one, write_text
@@ -17,12 +20,6 @@ from sparkdeploy.stored_json import MAX_BYTES, read_json
 
 LOCK_FILE = "hub-lock.json"
 _SCHEMA = 1
-_KINDS: Mapping[str, Any] = {
-    "resolved_at": str,
-    "license": str | None,
-    "is_verified": bool,
-    "files": list,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +41,8 @@ class RevisionPin:
     def __post_init__(self) -> None:
         # It is the name of a folder.
         check_commit("a pin", self.commit)
+        if not (self.license or "").isprintable():
+            raise CheckpointError("its licence cannot be printed")
 
     def facts(self, repo: str, revision: str) -> RepoFacts:
         """As the hub said then; CheckpointError for files that cannot stand beside each other."""
@@ -108,8 +107,8 @@ class HubLock:
 
     def _pin(self, repo: str, entry: object) -> RevisionPin:
         try:
-            return _read_pin(entry)
-        except (CheckpointError, KeyError, TypeError) as error:
+            return _pin_reader().validate_python(entry)
+        except (CheckpointError, ValidationError) as error:
             reason = error.message if isinstance(error, CheckpointError) else "it is not whole"
             raise self._unusable(
                 f"holds an entry of {shown(repo)} that is not usable: {reason}"
@@ -133,16 +132,9 @@ class HubLock:
                 write_text(self.path, text)
 
 
-def _read_pin(entry: object) -> RevisionPin:
-    """What `asdict` made of a pin; TypeError or KeyError for anything else."""
-    if (
-        not isinstance(entry, dict)
-        or not all(isinstance(entry[name], kind) for name, kind in _KINDS.items())
-        or not (entry["license"] or "").isprintable()
-    ):
-        raise TypeError
-    files = tuple(RepoFile(**file) for file in entry["files"])
-    return RevisionPin(**{**entry, "files": files})
+@cache
+def _pin_reader() -> TypeAdapter[RevisionPin]:
+    return TypeAdapter(RevisionPin)
 
 
 def find_pinned(

@@ -3,8 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from sparkdeploy.checkpoint.durable import content_hash, write_text
 from sparkdeploy.checkpoint.plain_files import plain_files
@@ -36,26 +39,18 @@ class Manifest:
     files that were written here."""
 
 
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("version", "fp8_layer_count", "mtp_tensor_count"), (int,)),
-    **dict.fromkeys(("fingerprint", "mount_name"), (str,)),
-    **dict.fromkeys(("source_kind", "source_name", "source_root", "source_files"), (str,)),
-    "source_revision": (str, type(None)),
-    **dict.fromkeys(("treatment", "digests"), (dict,)),
-}
+@cache
+def _reader() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
 
 
 def read_manifest(path: Path) -> Manifest | None:
     """The manifest of the prepared checkpoint at `path`, or None when there is no whole one."""
     try:
-        content = read_json(path / MANIFEST_FILE)
+        manifest = _reader().validate_python(read_json(path / MANIFEST_FILE))
     except (OSError, ValueError):
         return None
-    if not isinstance(content, dict) or set(content) != set(_KINDS):
-        return None
-    if not all(type(content[name]) in kinds for name, kinds in _KINDS.items()):
-        return None
-    return Manifest(**content) if are_digests(content["digests"]) else None
+    return manifest if are_digests(manifest.digests) else None
 
 
 def write_manifest(

@@ -19,15 +19,16 @@ FILE_SUFFIXES = (".json", ".jinja", ".model", ".safetensors", ".txt")
 _HINT = "remove it, or download again"
 
 
-def plain_files(folder: Path) -> tuple[str, ...]:
-    """Names of all files below a folder, relative to it, sorted; hidden ones are left out.
+def plain_files(folder: Path, *, folder_links: bool = False) -> tuple[str, ...]:
+    """Return the names of all files below a folder, relative to it, sorted, but for hidden ones.
 
-    Links count as what they lead to, and links to folders are not followed. Raises CheckpointError
+    Links count as what they lead to; links to folders are not followed, and named only when
+    `folder_links` are wanted. Raises CheckpointError
     for a pipe, a socket, a device, a link to nothing, and a name that is no UTF-8; PermissionError
     for what this user may not look at.
     """
     try:
-        return tuple(sorted(_files_below(folder)))
+        return tuple(sorted(_files_below(folder, folder_links=folder_links)))
     except PermissionError:
         raise
     except OSError as error:
@@ -36,17 +37,17 @@ def plain_files(folder: Path) -> tuple[str, ...]:
         ) from error
 
 
-def _files_below(folder: Path) -> Iterator[str]:
+def _files_below(folder: Path, *, folder_links: bool) -> Iterator[str]:
     pending = [str(folder)]
     while pending:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if _is_folder(entry):
-                    if not entry.is_symlink():
-                        pending.append(entry.path)
-                else:
+                is_folder = _is_folder(entry)
+                if is_folder and not entry.is_symlink():
+                    pending.append(entry.path)
+                elif folder_links or not is_folder:
                     yield os.path.relpath(entry.path, folder)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, STORE, branch_commit, repo_folder, repo_of
 from sparkdeploy.checkpoint.links import Content, follow, real_path
 from sparkdeploy.checkpoint.plain_files import plain_files
-from sparkdeploy.checkpoint.repo_files import DEPTH_LIMIT, name_problem
+from sparkdeploy.checkpoint.repo_files import name_problem
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.paths import MODEL_FILES
 
@@ -37,7 +37,7 @@ class CheckpointSource:
 
     def files(self) -> tuple[Path, ...]:
         """Every file, relative to `files_dir`, sorted; names that begin with a dot are left out."""
-        return tuple(sorted(_files_below(self.files_dir, Path())))
+        return tuple(map(Path, plain_files(self.files_dir, folder_links=True)))
 
 
 def find_in_hub_cache(repo: str, revision: str | None, hub_cache: Path) -> CheckpointSource | None:
@@ -132,26 +132,12 @@ def _snapshot(root: Path, repo: str, commit: str) -> CheckpointSource:
 def _checked(source: CheckpointSource) -> CheckpointSource:
     """Follow every name once: what leads nowhere, or where no container gets to, is refused."""
     found = [_content(source, relative) for relative in source.files()]
-    plain_files(source.files_dir)
     return replace(source, shared=tuple(sorted({it.path for it in found if it.is_shared})))
 
 
 def _content(source: CheckpointSource, relative: Path) -> Content:
     store = None if source.kind == "folder" else real_path(source.root).parent / STORE
     return follow(source.files_dir / relative, source.root, store)
-
-
-def _files_below(folder: Path, relative: Path) -> Iterator[Path]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if len(relative.parts) > DEPTH_LIMIT:
-                raise CheckpointError(f"{folder} lies more than {DEPTH_LIMIT} folders deep.")
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files_below(folder / entry.name, relative / entry.name)
-            else:
-                yield relative / entry.name
 
 
 def _folders_down_to(root: Path, file: Path) -> Iterator[Path]:

@@ -129,10 +129,10 @@ def test_a_model_is_the_same_wherever_its_files_lie(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("../../blobs/c1/secret", "outside the folder"),
-        ("../../models--lab--sister/blobs/x", "outside the folder"),
-        ("../../../secret", "outside the folder"),
-        ("../../blobs/c1/{hash}", "is not there"),
+        ("../../blobs/c1/secret", "outside the folder|links to nothing"),
+        ("../../models--lab--sister/blobs/x", "outside the folder|links to nothing"),
+        ("../../../secret", "outside the folder|links to nothing"),
+        ("../../blobs/c1/{hash}", "links to nothing"),
         ("{cache}/blobs/{place}", "absolute link"),
         ("../../blobs/{linked}", "not a regular file"),
         ("../../blobs/{folder}", "not a regular file"),
