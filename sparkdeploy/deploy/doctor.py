@@ -34,7 +34,7 @@ from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.draft import decide
 from sparkdeploy.plan.findings import plan_findings
-from sparkdeploy.plan.observe import Registry, observe
+from sparkdeploy.plan.observe import observe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -105,9 +105,9 @@ def examine(
     def make() -> Plan:
         if plan is not None and not plan.formation.is_alone:
             return plan
-        nodes, assumed = Nodes(node_behind(settings.node_name, host)), Registry.ASSUMED
+        nodes = Nodes(node_behind(settings.node_name, host))
         found = survey(nodes, settings.hub_cache, limited)
-        observed = observe(resolved, settings, nodes, deployment, found=found, registry=assumed)
+        observed = observe(resolved, settings, nodes, deployment, found=found, asks_registry=False)
         if host is not None:
             observed = _with_ends(observed, host)
         return decide(resolved, settings, observed, deployment)

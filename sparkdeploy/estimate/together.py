@@ -1,4 +1,4 @@
-"""Whether several recipes fit one machine at the same time, by their budgets. Pure."""
+"""Whether several recipes fit one machine at the same time, by their budgets."""
 
 from __future__ import annotations
 

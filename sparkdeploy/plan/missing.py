@@ -29,37 +29,33 @@ def missing_model(
 ) -> MissingModel:
     """Ask the pin, then shipped facts, then the hub, which has some seconds."""
     pin, shipped = HubLock(settings.state_dir).pin(repo, revision), shipped_entry(repo)
-    missing = MissingModel(repo, sources.fetch_command(repo, revision), None, revision)
+    config, unknown, here_bytes = shipped["config"] if shipped else None, "", 0
+    size_bytes: int | None = shipped["size_bytes"] if shipped else None
+    weights_bytes = size_bytes
     if pin is not None and pin.files:
         found = pin.facts(repo, revision)
+        size_bytes, weights_bytes = found.size_bytes, found.weights_bytes
         here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
-        missing = replace(
-            missing,
-            size_bytes=found.size_bytes,
-            weights_bytes=found.weights_bytes,
-            here_bytes=here_bytes,
-        )
-        return _described(missing, shipped["config"], treatment) if shipped else missing
-    if shipped:
-        size_bytes = shipped["size_bytes"]
-        missing = replace(missing, size_bytes=size_bytes, weights_bytes=size_bytes)
-        return _described(missing, shipped["config"], treatment)
-    answer = ask_in_time(repo, revision, settings)
-    if answer.listing is not None:
-        size_bytes, weights_bytes = answer.listing.size_bytes, answer.listing.weights_bytes
-        missing = replace(missing, size_bytes=size_bytes, weights_bytes=weights_bytes)
-    if answer.config is None:
-        return replace(missing, unknown=answer.failure)
-    return _described(missing, answer.config, treatment)
-
-
-def _described(
-    missing: MissingModel, config: Mapping[str, Any], treatment: Treatment | None
-) -> MissingModel:
+    elif not shipped:
+        answer = ask_in_time(repo, revision, settings)
+        config, unknown = answer.config, answer.failure
+        if answer.listing is not None:
+            size_bytes, weights_bytes = answer.listing.size_bytes, answer.listing.weights_bytes
+    missing = MissingModel(
+        repo,
+        sources.fetch_command(repo, revision),
+        size_bytes,
+        revision,
+        here_bytes,
+        weights_bytes,
+        unknown=unknown,
+    )
+    if config is None:
+        return missing
     layers, unknown = layers_of(config)
     unfit = unfit_for(config, treatment) if treatment is not None else ()
-    demands = needs_of(config)
-    return replace(missing, layers=layers, unknown=unknown, demands=demands, unfit=unfit)
+    needs = needs_of(config)
+    return replace(missing, layers=layers, unknown=unknown, demands=needs, unfit=unfit)
 
 
 def unfit_for(config: Mapping[str, Any], treatment: Treatment) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +59,6 @@ class LocatedModel:
     source: CheckpointSource | None = None
 
 
-class Registry(Enum):
-    """Whether the registry is asked for a base image that is not here."""
-
-    ASKED = "asked"
-    ASSUMED = "assumed to answer: nothing is going to be built"
-
-
 def observe(
     resolved: Resolved,
     settings: Settings,
@@ -74,11 +66,12 @@ def observe(
     deployment: Deployment,
     *,
     found: Survey | None = None,
-    registry: Registry = Registry.ASKED,
+    asks_registry: bool = True,
 ) -> Observed:
     """Collect every fact that a plan needs; `unobserved` names what could not be seen.
 
-    The nodes are asked unless `found` has what they said.
+    The nodes are asked unless `found` has what they said. Without `asks_registry` it is assumed to
+    answer, because nothing is going to be built.
     """
     recipe = resolved.recipe
     found = found or survey(nodes, settings.hub_cache)
@@ -95,7 +88,13 @@ def observe(
             head,
             *(_with_weights(item, head, (model, *companions), nodes) for item in seen[1:]),
         ),
-        base_source=_base_source(resolved.engine, settings, head, nodes.here, registry),
+        base_source=choose_base_source(
+            resolved.engine,
+            head.facts.architecture,
+            head.images,
+            settings,
+            nodes.here.docker if head.facts.docker is not None and asks_registry else None,
+        ),
         model=model,
         companions=companions,
         port=_port_owner(recipe.serve.port, deployment.exposure, head.containers),
@@ -292,14 +291,6 @@ def _overlay_fact(
 def overlay_path(model: str, fingerprint: str, settings: Settings) -> Path:
     short_name = model.rpartition("/")[2].lower()
     return settings.data_dir / "m" / "ck" / f"{short_name}-{fingerprint}"
-
-
-def _base_source(
-    engine: Engine, settings: Settings, head: ObservedNode, node: Node, registry: Registry
-) -> BaseSource:
-    is_asked = head.facts.docker is not None and registry is Registry.ASKED
-    asked = node.docker if is_asked else None
-    return choose_base_source(engine, head.facts.architecture, head.images, settings, asked)
 
 
 def choose_base_source(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,10 +12,10 @@ from sparkdeploy import labels
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.report import SIGNS, legend, signed
 from sparkdeploy.image.mods import SCRIPT
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.images import mods_of
 from sparkdeploy.plan.make import unresolved_tag
 from sparkdeploy.plan.part_budget import CHECK as BUDGET_CHECK
-from sparkdeploy.plan.typed import docker_run, typed
 from sparkdeploy.recipe import graphs, prefix_caching
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.harmless import shown
@@ -24,15 +27,16 @@ from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, laid_out, r
 from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.image.mods import ModFiles
-    from sparkdeploy.node.container import ContainerSpec
+    from sparkdeploy.node.container import ContainerSpec, Mount
     from sparkdeploy.plan.steps import Action, Needs, Part, Plan
     from sparkdeploy.terminal.style import Line
     from sparkdeploy.terminal.tables import Block, TextRow
 
 MOD_LINES = 40
+_NEXT = " \\\n  "
 UNKNOWN_FINGERPRINT = "<hash of this container>"
 
 
@@ -245,3 +249,53 @@ def _remarks(plan: Plan) -> Iterator[Block]:
 
 def _remark(sign: str, seen: str) -> Line:
     return line_of("  ", signed(sign), " ", Piece(seen, Style.BAD if sign == "x" else Style.PLAIN))
+
+
+def typed(argv: Sequence[str]) -> str:
+    """Return a command that a shell takes as `argv`; each flag begins a line, with its values."""
+    lines: list[list[str]] = [[]]
+    for word in argv:
+        if word.startswith("--") and lines != [[]]:
+            lines.append([])
+        lines[-1].append(word)
+    return _NEXT.join(shlex.join(line) for line in lines)
+
+
+def docker_run(spec: ContainerSpec) -> str:
+    """Return the `docker run` that starts the same container."""
+    first, *entry = spec.entrypoint
+    options = [f"--{name}={value}" for name, value in _docker_options(spec)]
+    words = ["docker", "run", "--detach", *options, f"--entrypoint={first}"]
+    return typed(words) + _NEXT + typed([spec.image, *entry, *spec.command])
+
+
+def _docker_options(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
+    yield "name", spec.name
+    yield "user", spec.user
+    yield "network", spec.network
+    if spec.gpus == "all":
+        yield "gpus", "all"
+    yield "read-only", "true"
+    yield from (("cap-drop", name) for name in spec.cap_drop)
+    yield from (("cap-add", name) for name in spec.cap_add)
+    yield from (("security-opt", option) for option in spec.security_options)
+    yield from (("device", device) for device in spec.devices)
+    yield "shm-size", str(spec.shm_size_bytes)
+    yield from (("ulimit", f"{item.name}={item.value}:{item.value}") for item in spec.ulimits)
+    yield from (("tmpfs", f"{path}:{options}") for path, options in spec.tmpfs.items())
+    yield from (("mount", _mount(mount)) for mount in spec.mounts)
+    yield from (("env", f"{name}={value}") for name, value in spec.env.items())
+    yield from (("label", f"{name}={value}") for name, value in spec.labels.items())
+    yield "restart", spec.restart_policy
+    yield "stop-timeout", str(spec.stop_timeout_s)
+    yield "log-driver", LOG_DRIVER
+    yield from (("log-opt", f"{name}={value}") for name, value in LOG_SIZE.items())
+
+
+def _mount(mount: Mount) -> str:
+    """Docker reads its fields as a line of CSV."""
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
+    line = io.StringIO()
+    readonly = ["readonly"] if mount.mode == "ro" else []
+    csv.writer(line, lineterminator="").writerow([*fields, *readonly])
+    return line.getvalue()

@@ -20,7 +20,7 @@ from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
 from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.plan.draft import decide, form
-from sparkdeploy.plan.observe import Registry, observe
+from sparkdeploy.plan.observe import observe
 from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
@@ -85,8 +85,8 @@ def _check_inside(
         resolved = resolve(request, settings)
         nodes = nodes.only(needed_nodes(resolved, settings))
         nodes.require_all()
-        deployment, assumed = request.deployment, Registry.ASSUMED
-        seen = observe(resolved, settings, nodes, deployment, found=found, registry=assumed)
+        deployment = request.deployment
+        seen = observe(resolved, settings, nodes, deployment, found=found, asks_registry=False)
         plan = decide(resolved, settings, seen, deployment, form(resolved, nodes, seen))
         inside = probe_containers(plan, nodes)
     except SparkdeployError as error:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.twin.build import config_files
 from sparkdeploy.checkpoint.twin.shape import TwinShape
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate.kv_cache import (
     CacheLayout,
     CacheSettings,
@@ -24,6 +24,7 @@ from sparkdeploy.estimate.kv_cache import (
 )
 from sparkdeploy.estimate.layout import stage_ranges
 from sparkdeploy.estimate.model_facts import read_shipped_facts
+from sparkdeploy.recipe.flags import switch_of
 from tests.families import config
 from tests.unit.conftest import REPOSITORY
 from tests.unit.estimate.random_configs import architectures
@@ -222,3 +223,24 @@ def test_a_long_request_holds_what_its_attention_reaches(kind: Kind, blocks: int
     cache = LayerCache(kind, 16, 2048, (2, 64), reach_tokens=128)
     assert cache.request_blocks(10_000, 100) == blocks
     assert cache.request_blocks(16, 100) == (2 if kind == "window" else 1)
+
+
+def test_a_pattern_shorter_than_the_layers_is_named() -> None:
+    short = config("nemotron-h") | {"hybrid_override_pattern": "M*"}
+    with pytest.raises(CheckpointError, match="has 2 letters for"):
+        architecture_of(short)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_on"),
+    [
+        ([], None),
+        (["--async-scheduling"], True),
+        (["--async_scheduling"], True),
+        (["--no-async-scheduling"], False),
+        (["--async-scheduling=False"], False),
+        (["--async-scheduling", "--no_async_scheduling"], False),
+    ],
+)
+def test_a_switch_is_read_in_any_spelling(words: list[str], is_on: bool | None) -> None:
+    assert switch_of(words, "--async-scheduling") is is_on

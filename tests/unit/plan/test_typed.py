@@ -13,8 +13,7 @@ import pytest
 
 from sparkdeploy.node.container import LOG_SIZE, ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan.observed import ObservedNode
-from sparkdeploy.plan.report import arguments_text, container_text
-from sparkdeploy.plan.typed import docker_run, typed
+from sparkdeploy.plan.report import arguments_text, container_text, docker_run, typed
 from tests.fakes.fabric import node_fact, two_node_plan
 from tests.fakes.plans import observed, plan
 
