@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.quantiles import Quantiles
+from sparkdeploy.bench.load.record import Quantiles
 from sparkdeploy.bench.record import (
     METRICS,
     Cell,

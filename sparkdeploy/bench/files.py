@@ -100,18 +100,25 @@ def write_record(run: Run, path: Path) -> None:
     write_whole(record_text(run), path)
 
 
-def read_record(path: Path) -> Run:
-    """Within a schema version fields may be added, with defaults; unknown ones are passed over."""
-    content = read_content(path, "record of a run")
+def read_versioned(path: Path, form: type, what: str, schema: int, kind: str | None = None) -> Any:  # noqa: ANN401 - `form`
+    """Return a file of ours as `form`; BenchError for another kind, or of a newer sparkdeploy.
+
+    Within a schema version fields may be added, with defaults; unknown ones are passed over.
+    """
+    content = read_content(path, what)
     version = content.get("schema") if isinstance(content, dict) else None
-    if not isinstance(version, int):
-        raise BenchError(f"{path} is no record of a run: it has no schema version")
-    if version > SCHEMA_VERSION:
+    if not isinstance(version, int) or content.get("kind") != kind:
+        raise BenchError(f"{path} is no {what}")
+    if version > schema:
         raise BenchError(
-            f"{path} has schema {version}, and this sparkdeploy reads up to {SCHEMA_VERSION}",
+            f"{path} has schema {version}, and this sparkdeploy reads up to {schema}",
             hint="update sparkdeploy",
         )
-    run: Run = checked(content, Run, path)
+    return checked(content, form, path)
+
+
+def read_record(path: Path) -> Run:
+    run: Run = read_versioned(path, Run, "record of a run", SCHEMA_VERSION)
     return run
 
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate
-from sparkdeploy.bench.quantiles import Quantiles
+from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 

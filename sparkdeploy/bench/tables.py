@@ -14,10 +14,9 @@ from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.bench.compare import FigureDifference, Overall, RunComparison
+    from sparkdeploy.bench.compare import FigureDifference, Overall, RatioEstimate, RunComparison
     from sparkdeploy.bench.files import KeptRun
     from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary
-    from sparkdeploy.bench.variation import RatioEstimate
     from sparkdeploy.terminal.tables import Block, TextRow
 
 HEADLINE = "end_to_end_tok_s"

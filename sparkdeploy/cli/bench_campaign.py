@@ -21,7 +21,7 @@ from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from sparkdeploy.bench.campaign.folder import CampaignFolder
+    from sparkdeploy.bench.campaign.state import CampaignFolder
     from sparkdeploy.settings import Settings
 
 BASELINE = "baseline"

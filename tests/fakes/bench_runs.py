@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate, TurnResult
+from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate, TurnResult
 from sparkdeploy.bench.quality.comparison import SharedEstimate, SharedQuality
 from sparkdeploy.bench.quality.kept import QualityResult, served_by
-from sparkdeploy.bench.quantiles import Quantiles
 from sparkdeploy.bench.record import (
     Cell,
     CheckpointOrigin,

@@ -43,8 +43,7 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.bench.campaign.folder import CampaignFolder
-    from sparkdeploy.bench.campaign.state import CampaignState, RecipeState
+    from sparkdeploy.bench.campaign.state import CampaignFolder, CampaignState, RecipeState
     from sparkdeploy.settings import Settings
 
 

@@ -12,18 +12,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.before import FILE, note_before, put_back, restored
-from sparkdeploy.bench.campaign.folder import CampaignFolder, campaigns_below, unfinished
-from sparkdeploy.bench.campaign.order import (
+from sparkdeploy.bench.campaign.report import write_findings
+from sparkdeploy.bench.campaign.state import (
+    CampaignFolder,
+    CampaignState,
+    EndedStep,
     PutBack,
     ServeRecipe,
+    StepEnding,
+    StepKind,
+    campaigns_below,
     is_last_of_recipe,
     next_action,
     progress,
+    short,
+    unfinished,
     with_serving,
     with_step,
 )
-from sparkdeploy.bench.campaign.report import write_findings
-from sparkdeploy.bench.campaign.state import CampaignState, EndedStep, StepEnding, StepKind, short
 from sparkdeploy.bench.campaign.steps import Steps, planned
 from sparkdeploy.bench.run import ISO_8601
 from sparkdeploy.deploy.request import Request, resolve
@@ -36,7 +42,7 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.bench.campaign.order import NextStep
+    from sparkdeploy.bench.campaign.state import NextStep
     from sparkdeploy.settings import Settings
 
 COMMAND = "sparkdeploy bench campaign"

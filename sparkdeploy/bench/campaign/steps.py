@@ -39,8 +39,7 @@ from sparkdeploy.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.campaign.folder import CampaignFolder
-    from sparkdeploy.bench.campaign.state import CampaignState
+    from sparkdeploy.bench.campaign.state import CampaignFolder, CampaignState
     from sparkdeploy.bench.record import Run
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings

@@ -4,9 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sparkdeploy.bench.quantiles import Quantiles
-
 # As in bench/record.py, pydantic reads the types.
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Of all values of one kind (linear interpolation between ranks); `count` says how many."""
+
+    count: int
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+    max: float
 
 
 class Asking(StrEnum):

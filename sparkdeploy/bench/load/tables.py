@@ -10,8 +10,7 @@ from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.bench.load.record import SustainedRate
-    from sparkdeploy.bench.quantiles import Quantiles
+    from sparkdeploy.bench.load.record import Quantiles, SustainedRate
     from sparkdeploy.bench.record import Cell, SuiteResult
     from sparkdeploy.terminal.tables import Block
 

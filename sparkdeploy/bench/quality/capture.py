@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy import __version__
-from sparkdeploy.bench.files import adapter_of, checked, read_content, shipped, write_whole
+from sparkdeploy.bench.files import adapter_of, read_versioned, shipped, write_whole
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
 
@@ -102,18 +102,7 @@ def write_capture(capture: Capture, path: Path) -> None:
 
 
 def read_capture(path: Path) -> Capture:
-    content = read_content(path, "quality capture")
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise BenchError(
-            f"{path} is no quality capture",
-            hint="make one with `sparkdeploy bench quality NAME --save FILE`",
-        )
-    if content.get("schema") != SCHEMA_VERSION:
-        raise BenchError(
-            f"{path} has schema {content.get('schema')}, this sparkdeploy reads {SCHEMA_VERSION}",
-            hint="take the capture again, or update sparkdeploy",
-        )
-    capture: Capture = checked(content, Capture, path)
+    capture: Capture = read_versioned(path, Capture, "quality capture", SCHEMA_VERSION, KIND)
     return capture
 
 

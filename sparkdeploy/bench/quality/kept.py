@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sparkdeploy.bench.files import adapter_of, checked, read_content
+from sparkdeploy.bench.files import adapter_of, read_versioned
 from sparkdeploy.bench.quality.capture import CaptureOrigin
 from sparkdeploy.bench.quality.comparison import SharedQuality, Thresholds, failures
 from sparkdeploy.bench.record import RecipeOrigin, Run
@@ -102,20 +102,12 @@ class QualityShelf:
         damaged: list[str] = []
         for path in sorted(self.folder.glob("*.json")):
             try:
-                found.append(_read(path))
+                found.append(
+                    read_versioned(path, QualityResult, "quality result", SCHEMA_VERSION, KIND)
+                )
             except BenchError as error:
                 damaged.append(error.message)
         return tuple(sorted(found, key=lambda item: item.taken_at)), tuple(damaged)
-
-
-def _read(path: Path) -> QualityResult:
-    content = read_content(path, "quality result")
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise BenchError(f"{path} is no quality result")
-    if content.get("schema") != SCHEMA_VERSION:
-        raise BenchError(f"{path} has schema {content.get('schema')}, and {SCHEMA_VERSION} is read")
-    result: QualityResult = checked(content, QualityResult, path)
-    return result
 
 
 def newest_of_each(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparkdeploy.bench.compare import Side, compare
+from sparkdeploy.bench.compare import DifferenceVerdict, Side, compare, ratio_of, spread_of
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.loads import LoadAsked, alike, asked_of, common_rate
@@ -22,15 +22,13 @@ from sparkdeploy.bench.report.table import (
     run_columns,
 )
 from sparkdeploy.bench.tables import change, figure
-from sparkdeploy.bench.variation import DifferenceVerdict, ratio_of, spread_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdeploy.bench.compare import RunComparison
+    from sparkdeploy.bench.compare import RatioEstimate, RunComparison
     from sparkdeploy.bench.record import Cell, Run, SuiteResult
     from sparkdeploy.bench.report.table import Row, ShownRun
-    from sparkdeploy.bench.variation import RatioEstimate
 
 AGENT = "agent"
 COUNTED = {Asking.OPEN_LOOP: "requests", Asking.CONVERSATIONS: "conversations"}

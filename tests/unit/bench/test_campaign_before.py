@@ -11,14 +11,16 @@ import pytest
 
 from sparkdeploy.bench import before as stage
 from sparkdeploy.bench.before import Restored, note_before, restored
-from sparkdeploy.bench.campaign.folder import CampaignFolder, campaigns_below, unfinished
 from sparkdeploy.bench.campaign.state import (
     Before,
+    CampaignFolder,
     CampaignState,
     EndedStep,
     RecipeState,
     StepEnding,
     StepKind,
+    campaigns_below,
+    unfinished,
 )
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, NodeError, RecipeError

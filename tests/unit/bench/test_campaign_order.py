@@ -8,26 +8,24 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.campaign.order import (
-    NextStep,
-    PutBack,
-    ServeRecipe,
-    Take,
-    next_action,
-    pending_steps,
-    progress,
-    with_serving,
-    with_step,
-)
 from sparkdeploy.bench.campaign.state import (
     MEASURING,
     SERVED,
     Before,
     CampaignState,
     EndedStep,
+    NextStep,
+    PutBack,
     RecipeState,
+    ServeRecipe,
     StepEnding,
     StepKind,
+    Take,
+    next_action,
+    pending_steps,
+    progress,
+    with_serving,
+    with_step,
 )
 
 KINDS = st.sampled_from([MEASURING, tuple(StepKind)])

@@ -7,10 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from sparkdeploy.bench.compare import Side, compare, sides_of
+from sparkdeploy.bench.compare import (
+    DifferenceVerdict,
+    Side,
+    compare,
+    ratio_of,
+    sides_of,
+    spread_of,
+)
 from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
 from sparkdeploy.bench.tables import comparison_lines
-from sparkdeploy.bench.variation import DifferenceVerdict, ratio_of, spread_of
 from tests.fakes.bench_runs import loaded_run, sample_run
 from tests.unit.plain import plain_lines
 

@@ -109,7 +109,7 @@ def test_an_interrupted_load_keeps_the_rates_before(
     assert done.returncode == 130, done.stderr
     suite = suite_of(tmp_path)
     assert suite["is_complete"] is False
-    assert suite["notes"] == ["interrupted"]
+    assert suite["notes"][0] == "interrupted"  # a busy machine adds that it was late
     assert [cell["load"]["rate_per_s"] for cell in suite["cells"]] == [50.0]
 
 

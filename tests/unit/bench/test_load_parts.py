@@ -17,8 +17,8 @@ from sparkdeploy.bench.load.plan import (
     parse_rates,
     steady_moments,
 )
+from sparkdeploy.bench.load.record import Quantiles
 from sparkdeploy.bench.load.search import CLOSE, Search, Try
-from sparkdeploy.bench.quantiles import Quantiles
 from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.errors import UsageError
 

@@ -72,8 +72,8 @@ def test_a_field_of_a_later_version_of_the_same_schema_is_passed_over(tmp_path: 
     ("text", "words"),
     [
         ("", "no record"),
-        ("[]", "no schema version"),
-        ("{}", "no schema version"),
+        ("[]", "no record of a run"),
+        ("{}", "no record of a run"),
         ('{"schema": 1}', "damaged: run_id"),
     ],
 )
