@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError, create_model
 
 from sparkdeploy import folders, yaml_text
 from sparkdeploy.about import about
@@ -89,124 +89,90 @@ class Settings:
         return self.state_dir / "crashes"
 
 
-class ConfigFile(BaseModel):
-    """config.yaml as a user writes it; every key is optional."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    default_recipe: Annotated[
-        str | None,
-        about("What commands take that are given no recipe.", "v3", unset="`v2`"),
-    ] = None
-    rehearsal_engine: Annotated[
-        str | None,
-        about(
-            "The engine for CPUs that rehearsals run on.",
-            "cpu-0.32",
-            unset="that of the release nearest to the recipe's",
-        ),
-    ] = None
-    docker_host: Annotated[
-        str | None,
-        about(
-            "The Docker Engine; one by ssh is where every command runs.",
-            "ssh://ada@spark-1",
-            unset="`DOCKER_HOST`, or this machine's",
-        ),
-    ] = None
-    data_dir: Annotated[
-        str | None,
-        about(
-            "Where prepared checkpoints lie.",
-            "/data/sparkdeploy",
-            unset="`~/.local/share/sparkdeploy`",
-        ),
-    ] = None
-    cache_dir: Annotated[
-        str | None,
-        about(
-            "Where builds work, and compiled kernels are kept.",
-            "/data/cache/sparkdeploy",
-            unset="`~/.cache/sparkdeploy`",
-        ),
-    ] = None
-    ca_bundle: Annotated[
-        str | None,
-        about(
-            "A PEM file of the CAs that builds trust.",
-            "/etc/ssl/certs/company.pem",
-            unset="what pip, requests and OpenSSL are told",
-        ),
-    ] = None
-    index_url: Annotated[
-        str | None,
-        about(
-            "Where builds get Python packages.",
-            "https://pypi.company.lan/simple",
-            unset="pip's own setting, or `package_index`",
-        ),
-    ] = None
-    wheelhouse: Annotated[
-        str | None,
-        about(
-            "A folder of wheels for builds, or several with spaces between.",
-            "/data/wheels",
-            unset="pip's own setting, or none",
-        ),
-    ] = None
-    container_registry: Annotated[
-        str | None,
-        about("Where base images come from.", "registry.company.lan", unset=_HOST),
-    ] = None
-    github_registry: Annotated[
-        str | None,
-        about(
-            "Where images of LiteLLM and Open WebUI come from.", "registry.company.lan", unset=_HOST
-        ),
-    ] = None
-    torch_cpu_index: Annotated[
-        str | None,
-        about(
-            "Where torch's wheels for CPUs come from.", "https://torch.company.lan/cpu", unset=_HOST
-        ),
-    ] = None
-    torch_cuda_index: Annotated[
-        str | None,
-        about(
-            "Where torch's wheels for CUDA come from.",
-            "https://torch.company.lan/cu130",
-            unset=_HOST,
-        ),
-    ] = None
-    package_index: Annotated[
-        str | None,
-        about(
-            "Python's package index, where `index_url` names none.",
-            "https://pypi.company.lan/simple",
-            unset=_HOST,
-        ),
-    ] = None
-    source_forge: Annotated[
-        str | None,
-        about(
-            "Where a build of vLLM's sources fetches CUTLASS and kernels from.",
-            "https://git.company.lan",
-            unset=_HOST,
-        ),
-    ] = None
-    debian_mirror: Annotated[
-        str | None,
-        about(
-            "What a base without a registry is made from.",
-            "http://debian.company.lan/debian",
-            unset=_HOST,
-        ),
-    ] = None
-    hub: Annotated[
-        str | None,
-        about("Where models are downloaded from.", "https://hub.company.lan", unset=_HOST),
-    ] = None
-    cluster: dict[str, Any] | None = None
+_TEXTS = {
+    "default_recipe": ("What commands take that are given no recipe.", "v3", "`v2`"),
+    "rehearsal_engine": (
+        "The engine for CPUs that rehearsals run on.",
+        "cpu-0.32",
+        "that of the release nearest to the recipe's",
+    ),
+    "docker_host": (
+        "The Docker Engine; one by ssh is where every command runs.",
+        "ssh://ada@spark-1",
+        "`DOCKER_HOST`, or this machine's",
+    ),
+    "data_dir": (
+        "Where prepared checkpoints lie.",
+        "/data/sparkdeploy",
+        "`~/.local/share/sparkdeploy`",
+    ),
+    "cache_dir": (
+        "Where builds work, and compiled kernels are kept.",
+        "/data/cache/sparkdeploy",
+        "`~/.cache/sparkdeploy`",
+    ),
+    "ca_bundle": (
+        "A PEM file of the CAs that builds trust.",
+        "/etc/ssl/certs/company.pem",
+        "what pip, requests and OpenSSL are told",
+    ),
+    "index_url": (
+        "Where builds get Python packages.",
+        "https://pypi.company.lan/simple",
+        "pip's own setting, or `package_index`",
+    ),
+    "wheelhouse": (
+        "A folder of wheels for builds, or several with spaces between.",
+        "/data/wheels",
+        "pip's own setting, or none",
+    ),
+    "container_registry": ("Where base images come from.", "registry.company.lan", _HOST),
+    "github_registry": (
+        "Where images of LiteLLM and Open WebUI come from.",
+        "registry.company.lan",
+        _HOST,
+    ),
+    "torch_cpu_index": (
+        "Where torch's wheels for CPUs come from.",
+        "https://torch.company.lan/cpu",
+        _HOST,
+    ),
+    "torch_cuda_index": (
+        "Where torch's wheels for CUDA come from.",
+        "https://torch.company.lan/cu130",
+        _HOST,
+    ),
+    "package_index": (
+        "Python's package index, where `index_url` names none.",
+        "https://pypi.company.lan/simple",
+        _HOST,
+    ),
+    "source_forge": (
+        "Where a build of vLLM's sources fetches CUTLASS and kernels from.",
+        "https://git.company.lan",
+        _HOST,
+    ),
+    "debian_mirror": (
+        "What a base without a registry is made from.",
+        "http://debian.company.lan/debian",
+        _HOST,
+    ),
+    "hub": ("Where models are downloaded from.", "https://hub.company.lan", _HOST),
+}
+"""Of each key of config.yaml that is a text: what it is, one that somebody may write, and what
+counts where it is left out.
+"""
+_FIELDS: Any = {
+    name: (Annotated[str | None, about(meaning, example, unset=unset)], None)
+    for name, (meaning, example, unset) in _TEXTS.items()
+}
+ConfigFile = create_model(
+    "ConfigFile",
+    __config__=ConfigDict(frozen=True, extra="forbid", strict=True),
+    __doc__="config.yaml as a user writes it; every key is optional.",
+    **_FIELDS,
+    cluster=(dict[str, Any] | None, None),
+)
 
 
 def load_settings(env: Mapping[str, str] = os.environ) -> Settings:

@@ -64,28 +64,19 @@ def run(
     timeout_s: float | None = None,
     stdin: str | None = None,
     env: Mapping[str, str] | None = None,
+    into: IO[bytes] | None = None,
+    max_bytes: int | None = None,
 ) -> Completed:
-    """Run a program to its end; raise NodeError when it cannot start or runs out of time."""
+    """Run a program to its end; raise NodeError when it cannot start or runs out of time.
+
+    Its output goes byte for byte into a file where one is given; `stdout` stays empty then.
+    """
     output = bytearray()
+    take = output.extend if into is None else into.write
     process = _start(argv, stdin=stdin, env=env)
-    exit_code, errors = _read_to_the_end(process, argv, output.extend, timeout_s)
+    exit_code, errors = _read_to_the_end(process, argv, take, timeout_s, max_bytes)
     text = output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
     return Completed(tuple(argv), exit_code, text, errors)
-
-
-def run_into(
-    argv: Sequence[str],
-    file: IO[bytes],
-    *,
-    timeout_s: float,
-    stdin: str | None = None,
-    env: Mapping[str, str] | None = None,
-    max_bytes: int,
-) -> Completed:
-    """As `run`, with the program's output byte for byte in a file; `stdout` stays empty."""
-    process = _start(argv, stdin=stdin, env=env)
-    exit_code, errors = _read_to_the_end(process, argv, file.write, timeout_s, max_bytes)
-    return Completed(tuple(argv), exit_code, "", errors)
 
 
 def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:

@@ -66,26 +66,26 @@ COMMANDS = {
     ),
     "logs": CommandEntry("deployments", "logs", "Show a deployment's log."),
     "ask": CommandEntry(
-        "talking", "ask", "Ask a deployment one question; the answer appears as it comes."
+        "present", "ask", "Ask a deployment one question; the answer appears as it comes."
     ),
-    "chat": CommandEntry("talking", "chat", "Talk to a deployment; it remembers what was said."),
+    "chat": CommandEntry("present", "chat", "Talk to a deployment; it remembers what was said."),
     "connect": CommandEntry(
-        "connecting",
+        "present",
         "connect",
         "Print a client's own settings for a deployment; a key is named by its file.",
     ),
     "stop": CommandEntry(
-        "stopping",
+        "present",
         "stop",
         "End a deployment's containers and leave them there, so that `start` brings them back.",
     ),
     "start": CommandEntry(
-        "stopping",
+        "present",
         "start",
         "Start a stopped deployment again: the same containers, until the model's first answer.",
     ),
     "restart": CommandEntry(
-        "stopping", "restart", "Stop a deployment, and start the same containers again."
+        "present", "restart", "Stop a deployment, and start the same containers again."
     ),
     "down": CommandEntry(
         "deployments", "down", "Stop and remove a deployment; images, checkpoints and caches stay."

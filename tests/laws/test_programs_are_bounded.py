@@ -31,8 +31,8 @@ SHORT_S = 0.3
 
 COLLECTORS: dict[str, Callable[[list[str]], object]] = {
     "run": shell.run,
-    "run_into": lambda argv: shell.run_into(
-        argv, io.BytesIO(), timeout_s=60, max_bytes=LIMIT_BYTES
+    "run into": lambda argv: shell.run(
+        argv, into=io.BytesIO(), timeout_s=60, max_bytes=LIMIT_BYTES
     ),
     "follow": lambda argv: shell.follow(argv, lambda _: None),
 }
@@ -69,7 +69,7 @@ def test_every_function_that_starts_a_program_is_tried_here() -> None:
         and getattr(value, "__module__", "") == shell.__name__
         and "argv" in inspect.signature(value).parameters
     }
-    assert starting - {"Completed"} == {*COLLECTORS, *READ_AS_IT_COMES, *UNREAD}
+    assert starting - {"Completed"} == {*COLLECTORS, *READ_AS_IT_COMES, *UNREAD} - {"run into"}
 
 
 @pytest.mark.parametrize("name", ["git", "ssh", "docker"])
@@ -90,8 +90,8 @@ def test_a_program_that_does_not_end_is_ended(
     monkeypatch.setattr(shell, "LONGEST_S", SHORT_S)
     monkeypatch.setitem(
         COLLECTORS,
-        "run_into",
-        lambda argv: shell.run_into(argv, io.BytesIO(), timeout_s=SHORT_S, max_bytes=1),
+        "run into",
+        lambda argv: shell.run(argv, into=io.BytesIO(), timeout_s=SHORT_S, max_bytes=1),
     )
     fake("git", NEVER_ENDING)
     with pytest.raises(NodeError, match=r"`git` did not end within 0\.3 s"):

@@ -180,8 +180,12 @@ class Repository:
         argv = _argv(f"--git-dir={self.folder}", "ls-tree", "-r", "-l", "-z", commit)
         with tempfile.TemporaryFile() as file:
             try:
-                done = shell.run_into(
-                    argv, file, timeout_s=TIMEOUT_S, env=_environment(), max_bytes=MAX_LIST_BYTES
+                done = shell.run(
+                    argv,
+                    into=file,
+                    timeout_s=TIMEOUT_S,
+                    env=_environment(),
+                    max_bytes=MAX_LIST_BYTES,
                 )
             except shell.EndlessOutputError as error:
                 raise _too_many() from error
@@ -197,9 +201,9 @@ class Repository:
         with tempfile.TemporaryFile() as file:
             names = "".join(f"{blob.object_id}\n" for blob in blobs)
             argv = _argv(f"--git-dir={self.folder}", "cat-file", "--batch")
-            done = shell.run_into(
+            done = shell.run(
                 argv,
-                file,
+                into=file,
                 timeout_s=TIMEOUT_S,
                 stdin=names,
                 env=_environment(),

@@ -1,0 +1,157 @@
+"""`stop`, `start`, `restart`, `connect`, `ask` and `chat`: a deployment that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkdeploy.cli.names import completing, deployments
+from sparkdeploy.cli.options import JsonOption, NameArgument, PageCacheOption, current_settings
+from sparkdeploy.export.client_names import Client
+from sparkdeploy.terminal.console import console
+
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Of an answer; as many as fit when left out."),
+]
+SystemOption = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="What the model is told before all else.")
+]
+NoThinkOption = Annotated[
+    bool, typer.Option("--no-think", help="Ask the model's template for no thoughts.")
+]
+
+
+def stop(name: NameArgument = None) -> None:
+    """End a deployment's containers and leave them there, so that `start` brings them back."""
+    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.lifecycle import stop as end
+
+    name = names.to_change(name, ("stop",))
+    if name == names.NOTHING:
+        console.info("nothing to do: nothing is deployed")
+        return
+    stopped = end(name)
+    if not stopped:
+        console.info(f"nothing to do: {name} does not run")
+        return
+    for container in stopped:
+        console.info(f"stopped {container}")
+    console.info(f"its memory is free; `sparkdeploy start {name}` starts the same again")
+
+
+def start(
+    name: NameArgument = None,
+    drop_page_cache: PageCacheOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a stopped deployment again: the same containers, until the model's first answer."""
+    from sparkdeploy.cli.outcome import print_started
+    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.lifecycle import start as begin
+
+    print_started(
+        begin(names.said(name, ("start",)), drop_page_cache=drop_page_cache), as_json=as_json
+    )
+
+
+def restart(
+    name: NameArgument = None,
+    drop_page_cache: PageCacheOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a deployment, and start the same containers again."""
+    from sparkdeploy.cli.outcome import print_started
+    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.lifecycle import restart as begin_anew
+
+    print_started(
+        begin_anew(names.said(name, ("restart",)), drop_page_cache=drop_page_cache), as_json=as_json
+    )
+
+
+def connect(
+    client: Annotated[
+        Client, typer.Argument(help="What is to use the deployment.", show_default=False)
+    ] = Client.OPENAI,
+    name: Annotated[
+        str | None, typer.Argument(help="The deployment's name; the only one when left out.")
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", metavar="HOST", help="What the client calls this machine.", show_default=False
+        ),
+    ] = "127.0.0.1",
+    as_json: JsonOption = False,
+) -> None:
+    """Print a client's own settings for a deployment; a key is named by its file."""
+    from sparkdeploy.cli.outcome import say_tunnel
+    from sparkdeploy.export.connect import connect_client
+    from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
+    from sparkdeploy.recipe.report import BESIDE_DRAFTS
+
+    made = connect_client(client, name, host, current_settings())
+    if as_json:
+        console.answer_json(made.as_dict())
+        return
+    console.answer_text(made.settings.text)
+    console.info(f"for: {made.settings.place}")
+    console.info(f"known: {UNCHECKED_LISTENER}")
+    if made.served.drafts:
+        console.info(BESIDE_DRAFTS)
+    if made.served.key_file is None:
+        say_tunnel(made.served.port)
+    else:
+        console.info(f"the key is in {made.served.key_file} of this machine, for its owner alone")
+
+
+def ask(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] QUESTION",
+            help="The deployment, which may be left out, and the question; - reads it from stdin.",
+        ),
+    ] = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option("--image", metavar="FILE", help="A picture; may be given several times."),
+    ] = None,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = None,
+    no_think: NoThinkOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a deployment one question; the answer appears as it comes."""
+    from sparkdeploy.chat import ask as talk
+    from sparkdeploy.chat.answer import Wishes
+
+    name, text = talk.read_words(words or ())
+    question = talk.AskedQuestion(text, name, system, tuple(images or ()))
+    wishes = Wishes(max_tokens, thinks=not no_think)
+    if as_json:
+        console.answer_json(talk.ask_whole(question, wishes, current_settings()))
+        return
+    talk.ask(question, wishes, current_settings())
+
+
+def chat(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="The deployment's name; the only one when left out.",
+            autocompletion=completing(deployments),
+        ),
+    ] = None,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = None,
+    no_think: NoThinkOption = False,
+) -> None:
+    """Talk to a deployment; it remembers what was said. /help shows what may be typed."""
+    from sparkdeploy.chat.answer import Wishes
+    from sparkdeploy.chat.chat import chat as talk
+
+    talk(name, system, Wishes(max_tokens, thinks=not no_think), current_settings())
