@@ -186,7 +186,7 @@ def test_needles_are_hidden_in_prompts_of_the_length_asked_for(program: Program)
 def test_a_report_is_drawn_from_what_was_measured(program: Program, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     assert program.run("bench", "report", "counted", "swept", "-o", str(page)).returncode == 0
-    assert page.read_text().count("<svg") >= 4
+    assert page.read_text().count("<svg") >= 2
 
 
 @pytest.mark.slow
