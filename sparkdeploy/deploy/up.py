@@ -24,7 +24,7 @@ from sparkdeploy.deploy.use_note import naming
 from sparkdeploy.deploy.watch import Watch, awaited_start, expected_downtime, plan_pace
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
-from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.draft import decide_again, draft_plan
 from sparkdeploy.plan.problems import (
     existing_container,
     refuse_to_prepare,
@@ -153,19 +153,17 @@ def _decide(
     """
     refuse = refuse_to_prepare if options.extent is Extent.PREPARE else refuse_to_start
 
-    def draft(recipe: Resolved) -> Plan:
-        plan = draft_plan(recipe, settings, ranks, request.deployment)
-        refuse(plan)
-        return plan
-
-    plan = draft(resolved)
+    plan = draft_plan(resolved, settings, ranks, request.deployment)
+    refuse(plan)
     docker = ranks.here.docker
     pinned = with_known_image(plan, request, settings, docker, update=options.update_image)
     if pinned is not plan.resolved:
-        plan = draft(pinned)
+        plan = draft_plan(pinned, settings, ranks, request.deployment)
+        refuse(plan)
     _announce(plan, settings, options)
     if bring_models(plan, settings, confirm):
-        plan = draft(pinned)
+        plan = decide_again(plan, settings, ranks)
+        refuse(plan)
         _announce(plan, settings, options)
     return plan
 

@@ -11,7 +11,7 @@ from sparkdeploy.plan.container import HostFolders
 from sparkdeploy.plan.formation import alone, form_up
 from sparkdeploy.plan.images import stages_for
 from sparkdeploy.plan.make import make_plan
-from sparkdeploy.plan.observe import observe
+from sparkdeploy.plan.observe import observe, with_models
 from sparkdeploy.plan.template import read_template
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ def draft_plan(
     found = Survey({node.facts.name: node.facts for node in observed.nodes})
     observed = replace(observed, checks=(*observed.checks, *probe(nodes, found)))
     return decide(resolved, settings, observed, deployment, plan.formation)
+
+
+def decide_again(plan: Plan, settings: Settings, nodes: Nodes) -> Plan:
+    """Decide once more when models were fetched; nothing else is looked at again."""
+    observed = with_models(plan.observed, plan.resolved.recipe, settings, nodes)
+    return decide(plan.resolved, settings, observed, plan.deployment, plan.formation)
 
 
 def form(resolved: Resolved, nodes: Nodes, observed: Observed) -> Formation:

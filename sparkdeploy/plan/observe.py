@@ -77,17 +77,12 @@ def observe(
     found = found or survey(nodes, settings.hub_cache)
     if nodes.here.name not in found.seen:
         raise found.failures[nodes.here.name]
-    model = locate_model(recipe, settings).fact
-    companions = tuple(_companion(weights, settings) for weights in recipe.companions)
     wanted = container_name(deployment.name)
     ready = [node for node in nodes if node.name in found.seen]
     seen = at_once(lambda node: _observe_node(node, found, wanted), ready)
     head = seen[0]
-    return Observed(
-        nodes=(
-            head,
-            *(_with_weights(item, head, (model, *companions), nodes) for item in seen[1:]),
-        ),
+    observed = Observed(
+        nodes=tuple(seen),
         base_source=choose_base_source(
             resolved.engine,
             head.facts.architecture,
@@ -95,14 +90,22 @@ def observe(
             settings,
             nodes.here.docker if head.facts.docker is not None and asks_registry else None,
         ),
-        model=model,
-        companions=companions,
         port=_port_owner(recipe.serve.port, deployment.exposure, head.containers),
         checks=compare(nodes, found),
         gid_indexes=found.gid_indexes(nodes),
         caller_uid=facts.current_uid(),
         unobserved=tuple(_unobserved(head)),
     )
+    return with_models(observed, recipe, settings, nodes)
+
+
+def with_models(observed: Observed, recipe: Recipe, settings: Settings, nodes: Nodes) -> Observed:
+    """Return what was observed with the models as their files are now, on every node."""
+    model = locate_model(recipe, settings).fact
+    companions = tuple(_companion(weights, settings) for weights in recipe.companions)
+    head, *others = observed.nodes
+    workers = (_with_weights(item, head, (model, *companions), nodes) for item in others)
+    return replace(observed, nodes=(head, *workers), model=model, companions=companions)
 
 
 def _observe_node(node: Node, found: Survey, wanted: str) -> ObservedNode:
