@@ -53,8 +53,6 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """What `status` shows of a deployment."""
-
     name: str
     recipe: str
     state: str
@@ -71,7 +69,6 @@ class StatusRow:
     """How many earlier containers `rollback` can go back to."""
     members: tuple[MemberRow, ...] = ()
     user: str = ""
-    """Who deployed it."""
     head: str = ""
     """The node that heads it; empty when that is this one."""
     nodes: tuple[str, ...] = ()
@@ -80,13 +77,10 @@ class StatusRow:
     restarts: int = 0
     """How often the guard started vLLM again in the running container."""
     last_cause: str = ""
-    """Why it did so the last time."""
     drafting: str = ""
-    """What is wrong with its drafts."""
     url: str = ""
     """Where this machine reaches it; empty for a worker's part, and without a port."""
     model: str = ""
-    """What requests call it."""
     exposure: str = ""
     """`loopback`, or `public`: other machines reach its port, with a key."""
     since: str = ""
@@ -98,7 +92,6 @@ class StatusRow:
     requests: int | None = None
     """Finished since vLLM was started, by its own count; None where it tells nothing."""
     requests_a_minute: float | None = None
-    """Their mean over that time."""
     given_up: str = ""
     """Why the last start failed after which systemd gave it up."""
     wake_failed: str = ""

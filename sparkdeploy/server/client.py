@@ -11,7 +11,7 @@ import requests
 
 from sparkdeploy.bounded_http import AnswerTooLargeError, BoundedSession, chunks, read_whole
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.metrics import Speculation, parse_samples, speculation
+from sparkdeploy.server.metrics import Speculation, read_metrics
 from sparkdeploy.server.pooling import CHAT, COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
 from sparkdeploy.server.streaming import error_message
 from sparkdeploy.server.trust import CA_HINT, connection_error, is_untrusted
@@ -186,7 +186,8 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         return self._call("/metrics", timeout_s=timeout_s).text
 
     def speculation(self, *, timeout_s: float = CALL_TIMEOUT_S) -> Speculation | None:
-        return speculation(parse_samples(self.exposition(timeout_s=timeout_s)))
+        metrics = read_metrics(self.exposition(timeout_s=timeout_s))
+        return metrics.drafted if metrics is not None else None
 
     def _generate(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Completion:
         _ = self.name  # may take a request of its own, which does not count

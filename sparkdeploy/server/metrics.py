@@ -183,11 +183,6 @@ def read_metrics(exposition: str) -> Metrics | None:
     )
 
 
-def speculation(samples: Iterable[Sample]) -> Speculation | None:
-    """Return the speculation counters, or None when the server has none."""
-    return _Families(samples).speculation()
-
-
 def low_acceptance_warning(drafted: Speculation | None) -> str:
     """Return what to say of a drafter that is hardly ever right; empty where that is not known.
 

@@ -17,9 +17,7 @@ from sparkdeploy.server.metrics import (
     Metrics,
     Speculation,
     low_acceptance_warning,
-    parse_samples,
     read_metrics,
-    speculation,
 )
 
 RECORDED = Path(__file__).with_name("metrics") / "cpu-0.32-mtp-2.txt"
@@ -27,6 +25,11 @@ RECORDED = Path(__file__).with_name("metrics") / "cpu-0.32-mtp-2.txt"
 DRAFTER = Path(__file__).with_name("metrics") / "cpu-0.32-dflash-12.txt"
 """vLLM 0.32 for CPUs with a twin's made drafter, twelve tokens a step."""
 EDGES_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.5, 1.0, math.inf)
+
+
+def speculation(text: str) -> Speculation | None:
+    metrics = read_metrics(text)
+    return metrics.drafted if metrics is not None else None
 
 
 def test_a_recorded_server_is_read_whole() -> None:
@@ -126,7 +129,7 @@ def test_it_takes_two_hundred_steps_and_less_than_one_in_twenty(
 
 def test_a_server_that_counts_no_drafts_is_not_spoken_of() -> None:
     assert low_acceptance_warning(None) == ""
-    assert speculation(parse_samples("vllm:generation_tokens_total 7\n")) is None
+    assert speculation("vllm:generation_tokens_total 7\n") is None
 
 
 @given(drafts=st.integers(0, 10**6), tokens=st.integers(1, 15), accepted=st.floats(0, 1, width=32))
@@ -149,7 +152,7 @@ def test_recorded_counters_are_read_under_both_of_their_names(suffix: str) -> No
     `_created` beside each is a time, and no count.
     """
     text = DRAFTER.read_text().replace("_total{", f"{suffix}{{")
-    counted = speculation(parse_samples(text))
+    counted = speculation(text)
     assert counted is not None
     assert (counted.drafts, counted.draft_tokens, counted.accepted_tokens) == (321, 3852, 179)
     assert counted.accepted_per_position == (179, *(0,) * 11)
@@ -163,11 +166,9 @@ def test_engines_of_one_server_are_counted_together() -> None:
         for name, count in {"drafts": 150, "draft_tokens": 600, "accepted_tokens": 3}.items()
         for engine in (0, 1)
     ]
-    assert "6 of 1,200 drafted tokens" in low_acceptance_warning(
-        speculation(parse_samples("\n".join(lines)))
-    )
+    assert "6 of 1,200 drafted tokens" in low_acceptance_warning(speculation("\n".join(lines)))
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
 def test_figures_that_are_none_end_in_nothing(value: str) -> None:
-    assert speculation(parse_samples(f"vllm:spec_decode_num_drafts_total {value}\n")) is None
+    assert speculation(f"vllm:spec_decode_num_drafts_total {value}\n") is None
