@@ -14,7 +14,7 @@ from sparkdeploy.yaml_text import in_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.authoring.new_treatment import Misfit
+    from sparkdeploy.authoring.new_conversion import Misfit
     from sparkdeploy.recipe.schema import Weights
 
 COMMENT_COLUMN = 56

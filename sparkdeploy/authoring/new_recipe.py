@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from sparkdeploy import atomic_files
 from sparkdeploy.authoring.machine import HERE
+from sparkdeploy.authoring.new_conversion import misfits
 from sparkdeploy.authoring.new_draft import DraftRecipe, Guess
 from sparkdeploy.authoring.new_engine import engine_for
 from sparkdeploy.authoring.new_from import changing_text
 from sparkdeploy.authoring.new_model import NewModel, Use
-from sparkdeploy.authoring.new_treatment import misfits
 from sparkdeploy.authoring.outlook import WhenMissing, ground_for
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.errors import (

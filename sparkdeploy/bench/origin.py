@@ -112,7 +112,7 @@ def checkpoint_origin(record: dict[str, Any]) -> CheckpointOrigin | None:
         manifest = read_manifest(Path(source)) if target.startswith(CHECKPOINT_MOUNT) else None
         if manifest is not None:
             name, revision = manifest.source_name, manifest.source_revision
-            return CheckpointOrigin(name, revision, manifest.fingerprint, manifest.treatment)
+            return CheckpointOrigin(name, revision, manifest.fingerprint, manifest.conversion)
     for target in mounts:
         if target.startswith(MODEL_MOUNT):
             argv = " ".join(record["Args"])

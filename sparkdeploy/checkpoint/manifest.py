@@ -30,7 +30,7 @@ class Manifest:
     source_files: str
     source_revision: str | None
     mount_name: str
-    treatment: dict[str, Any]
+    conversion: dict[str, Any]
     fp8_layer_count: int
     """Gate, up and down count each: three for a layer."""
     mtp_tensor_count: int

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
+from sparkdeploy.checkpoint.conversion import PLAIN, Conversion, SourceFacts, check_source
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
 from sparkdeploy.checkpoint.durable import hidden_beside, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
@@ -15,30 +16,29 @@ from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manife
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.checkpoint.stated import SHARED_EXPERTS, shared_experts_block
-from sparkdeploy.checkpoint.treatment import PLAIN, SourceFacts, Treatment, check_source
 from sparkdeploy.errors import CheckpointError
 
 OVERLAY_VERSION = 2
-"""Counts up whenever the same source and treatment give another overlay."""
+"""Counts up whenever the same source and conversion give another overlay."""
 
 _WRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE, OVERLAY_FILE})
 
 
-def overlay_fingerprint(source: CheckpointSource, treatment: Treatment) -> str:
+def overlay_fingerprint(source: CheckpointSource, conversion: Conversion) -> str:
     """A sha256 in hex over everything that shapes the overlay; reads file status only."""
     inputs = {
         "version": OVERLAY_VERSION,
         "source": source_identity(source),
         "files": str(_place_in_mount(source)),
         "mount_name": source.mount_name,
-        "treatment": asdict(treatment),
+        "conversion": asdict(conversion),
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def build_overlay(
     source: CheckpointSource,
-    treatment: Treatment,
+    conversion: Conversion,
     target: Path,
     shard: Fp8Shard | None = None,
     draft: DraftVocabulary | None = None,
@@ -52,15 +52,15 @@ def build_overlay(
     replaced at once, and never a folder that is none. Raises CheckpointError as `check_source`
     does, and when a folder cannot be written.
     """
-    fingerprint = overlay_fingerprint(source, treatment)
+    fingerprint = overlay_fingerprint(source, conversion)
     try:
         with only_one(target.with_name(f".{target.name}.lock"), str(target)):
             tidy_beside(target)
             _link_source(source, target.parent.parent / "hub")
             known = read_manifest(target)
             if known is None or known.fingerprint != fingerprint:
-                _check_extras(treatment, shard, draft)
-                facts = check_source(source, treatment)
+                _check_extras(conversion, shard, draft)
+                facts = check_source(source, conversion)
                 if not durable.is_replaceable(target, MANIFEST_FILE):
                     raise CheckpointError(
                         f"{target} is no overlay of ours, and is left alone.",
@@ -70,19 +70,19 @@ def build_overlay(
                     "version": OVERLAY_VERSION,
                     "fingerprint": fingerprint,
                     "source_files": str(_place_in_mount(source)),
-                    "treatment": asdict(treatment),
+                    "conversion": asdict(conversion),
                     "fp8_layer_count": facts.fp8_layer_count,
                     "mtp_tensor_count": facts.mtp_tensor_count,
                 }
                 with durable.staged_folder(target) as staging:
-                    _fill(source, treatment, facts, staging, shard, draft)
+                    _fill(source, conversion, facts, staging, shard, draft)
                     known = write_manifest(staging, source, {}, stated)
     except OSError as error:
         raise CheckpointError(f"{target}: the overlay cannot be written: {error}") from error
     return known
 
 
-def overlay_config(facts: SourceFacts, treatment: Treatment) -> dict[str, Any]:
+def overlay_config(facts: SourceFacts, conversion: Conversion) -> dict[str, Any]:
     """The source's config.json with its quantization handed to the plugin.
 
     An engine without the plugin does not know the method and refuses, instead of serving garbage.
@@ -91,35 +91,35 @@ def overlay_config(facts: SourceFacts, treatment: Treatment) -> dict[str, Any]:
     quantization = config.get("quantization_config", {})
     if not isinstance(quantization, dict):
         raise CheckpointError("config.json: quantization_config is not an object.")
-    fp8 = {"mode": treatment.fp8_mode, "layers": treatment.fp8_layers, "block": [128, 128]}
+    fp8 = {"mode": conversion.fp8_mode, "layers": conversion.fp8_layers, "block": [128, 128]}
     spark_hybrid: dict[str, Any] = {
         "version": 1,
         "base_method": quantization.get("quant_method", PLAIN),
-        "fp8": fp8 if treatment.fp8_mode != "off" else None,
-        "lm_head": treatment.lm_head,
+        "fp8": fp8 if conversion.fp8_mode != "off" else None,
+        "lm_head": conversion.lm_head,
         "expected_fp8_layers": facts.fp8_layer_count,
     }
     if facts.draft_layer is not None:
         spark_hybrid["draft_layer"] = facts.draft_layer.as_block()
     if facts.shared_int4_count:
         spark_hybrid[SHARED_EXPERTS] = shared_experts_block(facts.shared_int4_count)
-    if treatment.draft_rows:
-        draft = {"rows": treatment.draft_rows, "dtype": "int8", "file": OVERLAY_FILE}
+    if conversion.draft_rows:
+        draft = {"rows": conversion.draft_rows, "dtype": "int8", "file": OVERLAY_FILE}
         spark_hybrid["draft_lm_head"] = draft
     changed = {**quantization, "quant_method": "spark-hybrid", "spark_hybrid": spark_hybrid}
     return {**config, "quantization_config": changed}
 
 
 def _check_extras(
-    treatment: Treatment, shard: Fp8Shard | None, draft: DraftVocabulary | None
+    conversion: Conversion, shard: Fp8Shard | None, draft: DraftVocabulary | None
 ) -> None:
     origin = "" if shard is None else shard.origin
-    if origin != treatment.fp8_origin:
+    if origin != conversion.fp8_origin:
         raise CheckpointError(
-            f"FP8 tensors of {treatment.fp8_origin or 'nowhere'} were asked for, and those of "
+            f"FP8 tensors of {conversion.fp8_origin or 'nowhere'} were asked for, and those of "
             f"{origin or 'nowhere'} are here."
         )
-    if (draft.origin if draft is not None else "") != treatment.draft_origin:
+    if (draft.origin if draft is not None else "") != conversion.draft_origin:
         raise CheckpointError("the draft vocabulary changed while the overlay was made")
 
 
@@ -141,7 +141,7 @@ def _link_source(source: CheckpointSource, hub: Path) -> None:
 
 def _fill(
     source: CheckpointSource,
-    treatment: Treatment,
+    conversion: Conversion,
     facts: SourceFacts,
     staging: Path,
     shard: Fp8Shard | None,
@@ -153,9 +153,9 @@ def _fill(
         durable.link_or_copy(shard.path, staging / SHARD_FILE)
         added = read_header(staging / SHARD_FILE).tensors
         tensors |= {name: Located(SHARD_FILE, info) for name, info in added.items()}
-    durable.write_json(staging / CONFIG_FILE, overlay_config(facts, treatment))
+    durable.write_json(staging / CONFIG_FILE, overlay_config(facts, conversion))
     if draft is not None:
-        tokens = {"tokens": draft.first(treatment.draft_rows)}
+        tokens = {"tokens": draft.first(conversion.draft_rows)}
         durable.write_text(staging / OVERLAY_FILE, json.dumps(tokens) + "\n")
     durable.write_json(staging / INDEX_FILE, contents.index_content(tensors))
     if dict(contents.read_tensors(staging)) != tensors:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.arriving import Arriving, StoppedError, WrongContentError
+from sparkdeploy.checkpoint.conversion import Conversion, check_remote
 from sparkdeploy.checkpoint.durable import Progress, disk_errors, only_one
 from sparkdeploy.checkpoint.hub import Hub, refuse_offline
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.ranges import HubRanges, Meter
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.threads import work_through
-from sparkdeploy.checkpoint.treatment import Treatment, check_remote
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts as machine
 from sparkdeploy.terminal.console import console
@@ -38,7 +38,7 @@ class WantedRepository:
     revision: str = "main"
     all_files: bool = False
     """Also what vLLM does not read."""
-    treatment: Treatment | None = None
+    conversion: Conversion | None = None
     """For a finished hybrid: what it must hold, which is looked at before it is fetched."""
 
 
@@ -69,8 +69,8 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
     """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence."""
     found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew, all_files=wanted.all_files)
     download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache) or 0)
-    if wanted.treatment is not None and download.missing:
-        check_remote(HubRanges(hub, found), wanted.treatment)
+    if wanted.conversion is not None and download.missing:
+        check_remote(HubRanges(hub, found), wanted.conversion)
     to_come = "nothing to download"
     if download.missing_bytes:
         to_come = f"{format_bytes(download.missing_bytes)} to download"

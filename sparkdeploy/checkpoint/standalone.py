@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
+from sparkdeploy.checkpoint.conversion import HYBRID_NOTE
 from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from sparkdeploy.checkpoint.ranges import Span
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, placed, read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
-from sparkdeploy.checkpoint.treatment import HYBRID_NOTE
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
 
@@ -192,7 +192,7 @@ def _write_last(
         "version": STANDALONE_VERSION,
         "fingerprint": fingerprint,
         "source_files": str(source.files_dir),
-        "treatment": {"fp8_mode": "standalone", "fp8_origin": shard.origin},
+        "conversion": {"fp8_mode": "standalone", "fp8_origin": shard.origin},
         "fp8_layer_count": replaced,
         "mtp_tensor_count": sum(name.startswith("mtp.") for name in tensors),
     }

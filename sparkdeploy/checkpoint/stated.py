@@ -26,7 +26,7 @@ def stated_shared_experts(folder: Path) -> int:
 
 
 def stated_counts(folder: Path, part: str, keys: Sequence[str]) -> tuple[int, ...]:
-    """Return the counts of one part of the treatment, in order; none where there is no such part.
+    """Return the counts of one part of the conversion, in order; none where there is no such part.
 
     Raises CheckpointError when config.json cannot be read, or says something else than counts.
     """

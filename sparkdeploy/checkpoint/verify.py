@@ -119,7 +119,7 @@ def _promised(config: Mapping[str, Any]) -> tuple[tuple[Promised, ...], tuple[st
 
 
 def is_qwen35_moe(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of the family that the twin and the treatments come from."""
+    """Whether a config.json is of the family that the twin and the conversions come from."""
     text = config.get("text_config", config)
     model_type = text.get("model_type") if isinstance(text, dict) else None
     named = config.get("architectures")

@@ -11,7 +11,7 @@ from sparkdeploy.checkpoint.prebuilt import resolve_fp8
 from sparkdeploy.checkpoint.pull import WantedRepository, announce, awaited_downloads, fetch
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.plan.observe import treatment_of
+from sparkdeploy.plan.observe import conversion_of
 from sparkdeploy.plan.observed import MissingModel
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
@@ -80,12 +80,12 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
 def _repositories(recipe: Recipe, settings: Settings) -> Iterator[WantedRepository]:
     if recipe.model.path is None:
         is_hybrid = recipe.checkpoint.fp8_dense.is_finished
-        treatment = treatment_of(recipe, settings) if is_hybrid else None
+        conversion = conversion_of(recipe, settings) if is_hybrid else None
         yield WantedRepository(
             recipe.model.source,
             recipe.model.revision,
             all_files=recipe.serve.load_format in OTHER_FORMATS,
-            treatment=treatment,
+            conversion=conversion,
         )
     for weights in recipe.companions:
         if weights.path is None:

@@ -107,7 +107,7 @@ def _converted(plan: Plan) -> dict[str, int | str] | None:
         )
     converted: dict[str, int | str] = {
         "fp8_layers": manifest.fp8_layer_count,
-        "lm_head": manifest.treatment["lm_head"],
+        "lm_head": manifest.conversion["lm_head"],
         "shared_int4_layers": stated_shared_experts(folder),
     }
     if recipe.serve.speculative is not None:

@@ -21,7 +21,7 @@ from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.plan.observe import locate_model, treatment_for
+from sparkdeploy.plan.observe import conversion_for, locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.plan.template import write_template
@@ -106,8 +106,8 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
     shard = bring_fp8(checkpoint, located.source, settings)
     draft = bring_vocabulary(plan.resolved.recipe, settings, located.source.files_dir)
     with console.step("checkpoint overlay"):
-        treatment = treatment_for(located.source, plan.resolved.recipe, settings)
-        result = build_overlay(located.source, treatment, overlay.path, shard, draft)
+        conversion = conversion_for(located.source, plan.resolved.recipe, settings)
+        result = build_overlay(located.source, conversion, overlay.path, shard, draft)
     shared = stated_shared_experts(overlay.path)
     console.info(
         f"  {overlay.path}: {result.fp8_layer_count} FP8 layers, "

@@ -31,7 +31,7 @@ class ModelFacts:
     origin: str
     """`safetensors headers` when read from files, otherwise the facts file and `derived`."""
     memory_bytes: Mapping[WeightKind, int] = field(default_factory=dict)
-    """As vLLM holds them, before a recipe's treatment; those stored where none are given."""
+    """As vLLM holds them, before a recipe's conversion; those stored where none are given."""
     unknown: str = ""
     """What is not known of it, as words that follow `not known: `; empty when all is."""
     config: Mapping[str, Any] = field(default_factory=dict)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.conversion import unfit
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.remote import ask_in_time
-from sparkdeploy.checkpoint.treatment import unfit
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.attention import needs_of
 from sparkdeploy.estimate.model_facts import known_layers
@@ -19,13 +19,13 @@ from sparkdeploy.plan.observed import MissingModel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sparkdeploy.checkpoint.conversion import Conversion
     from sparkdeploy.checkpoint.layers import Architecture
-    from sparkdeploy.checkpoint.treatment import Treatment
     from sparkdeploy.settings import Settings
 
 
 def missing_model(
-    repo: str, revision: str, settings: Settings, treatment: Treatment | None = None
+    repo: str, revision: str, settings: Settings, conversion: Conversion | None = None
 ) -> MissingModel:
     """Ask the pin, then shipped facts, then the hub, which has some seconds."""
     pin, shipped = HubLock(settings.state_dir).pin(repo, revision), shipped_entry(repo)
@@ -53,17 +53,17 @@ def missing_model(
     if config is None:
         return missing
     layers, unknown = layers_of(config)
-    unfit = unfit_for(config, treatment) if treatment is not None else ()
+    unfit = unfit_for(config, conversion) if conversion is not None else ()
     needs = needs_of(config)
     return replace(missing, layers=layers, unknown=unknown, demands=needs, unfit=unfit)
 
 
-def unfit_for(config: Mapping[str, Any], treatment: Treatment) -> tuple[str, ...]:
-    """Return why a treatment does not apply; what is wrong with numbers the download says."""
+def unfit_for(config: Mapping[str, Any], conversion: Conversion) -> tuple[str, ...]:
+    """Return why a conversion does not apply; what is wrong with numbers the download says."""
     try:
-        return tuple(unfit(config, treatment))
+        return tuple(unfit(config, conversion))
     except CheckpointError as error:
-        return () if treatment.is_none else (error.message,)
+        return () if conversion.is_none else (error.message,)
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:

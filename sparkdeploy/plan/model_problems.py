@@ -42,7 +42,7 @@ def model_problems(plan: Plan) -> Iterator[Finding]:
     yield from _weight_problems(plan)
     yield from _reading_problems(plan.observed)
     yield from _draft_problems(plan.resolved, plan.observed)
-    yield from _treatment_problems(plan.observed)
+    yield from _conversion_problems(plan.observed)
     yield from _cache_problems(plan)
     yield from _owner_problems(plan.observed)
     yield from _exchange_problems(plan)
@@ -125,11 +125,11 @@ def _reading_problems(observed: Observed) -> Iterator[Finding]:
             )
 
 
-def _treatment_problems(observed: Observed) -> Iterator[Finding]:
+def _conversion_problems(observed: Observed) -> Iterator[Finding]:
     for reason in observed.model.unfit if observed.model is not None else ():
         yield fail(
-            "model.treatment",
-            f"the recipe's treatment does not apply to this model: {reason}",
+            "model.conversion",
+            f"the recipe's conversion does not apply to this model: {reason}",
             "change `checkpoint` in the recipe, or serve a model that has it",
             blocks="prepare",
         )

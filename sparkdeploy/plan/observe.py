@@ -12,12 +12,12 @@ from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder
+from sparkdeploy.checkpoint.conversion import Conversion, check_untouched
 from sparkdeploy.checkpoint.draft_sample import draft_origin
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
-from sparkdeploy.checkpoint.treatment import Treatment, check_untouched
 from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.estimate.attention import needs_of
@@ -157,11 +157,11 @@ def _unobserved(head: ObservedNode) -> Iterator[str]:
         yield "GPU: nvidia-smi is missing or finds none"
 
 
-def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
-    """Return a recipe's treatment of a model that nobody has looked at yet."""
+def conversion_of(recipe: Recipe, settings: Settings) -> Conversion:
+    """Return a recipe's conversion of a model that nobody has looked at yet."""
     checkpoint = recipe.checkpoint
     fp8, draft = checkpoint.fp8_dense, checkpoint.draft_lm_head
-    return Treatment(
+    return Conversion(
         fp8_mode="finished" if fp8.is_finished else fp8.mode,
         fp8_layers=fp8.layers,
         lm_head=checkpoint.lm_head,
@@ -173,10 +173,10 @@ def treatment_of(recipe: Recipe, settings: Settings) -> Treatment:
     )
 
 
-def treatment_for(source: CheckpointSource, recipe: Recipe, settings: Settings) -> Treatment:
-    """Return a recipe's treatment of the model that is here, with whose tokenizer drafts count."""
+def conversion_for(source: CheckpointSource, recipe: Recipe, settings: Settings) -> Conversion:
+    """Return a recipe's conversion of the model that is here, with whose tokenizer drafts count."""
     origin = draft_origin(recipe, settings, source.files_dir)
-    return replace(treatment_of(recipe, settings), draft_origin=origin)
+    return replace(conversion_of(recipe, settings), draft_origin=origin)
 
 
 def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
@@ -184,21 +184,21 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
     with _readable():
         source = _find_source(recipe, settings)
         if source is None:
-            wanted = treatment_of(recipe, settings)
+            wanted = conversion_of(recipe, settings)
             missing = missing_model(recipe.model.source, recipe.model.revision, settings, wanted)
             return LocatedModel(missing)
-        treatment = treatment_for(source, recipe, settings)
-        if treatment.is_none:
+        conversion = conversion_for(source, recipe, settings)
+        if conversion.is_none:
             check_untouched(source)
-        fact = _model_fact(source, None if treatment.is_none else treatment, settings)
+        fact = _model_fact(source, None if conversion.is_none else conversion, settings)
         to_fetch = fp8_bytes(recipe.checkpoint, source, settings)
-        is_counted = bool(treatment.draft_origin) or not treatment.draft_rows
+        is_counted = bool(conversion.draft_origin) or not conversion.draft_rows
         config = contents.read_config(source.files_dir)
         known = replace(
             fact,
             fp8_bytes=to_fetch,
             has_draft_vocabulary=is_counted,
-            unfit=unfit_for(config, treatment),
+            unfit=unfit_for(config, conversion),
         )
         return LocatedModel(known, source)
 
@@ -246,10 +246,10 @@ def _companion(weights: Weights, settings: Settings) -> ModelFact | MissingModel
 
 
 def _model_fact(
-    source: CheckpointSource, treatment: Treatment | None, settings: Settings
+    source: CheckpointSource, conversion: Conversion | None, settings: Settings
 ) -> ModelFact:
     status = source.root.stat()
-    overlay = None if treatment is None else _overlay_fact(source, treatment, settings)
+    overlay = None if conversion is None else _overlay_fact(source, conversion, settings)
     # An adapter has none.
     has_config = (source.files_dir / contents.CONFIG_FILE).is_file()
     config = contents.read_config(source.files_dir) if has_config else {}
@@ -282,9 +282,9 @@ def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _overlay_fact(
-    source: CheckpointSource, treatment: Treatment, settings: Settings
+    source: CheckpointSource, conversion: Conversion, settings: Settings
 ) -> OverlayFact:
-    fingerprint = overlays.overlay_fingerprint(source, treatment)
+    fingerprint = overlays.overlay_fingerprint(source, conversion)
     path = overlay_path(source.name, fingerprint[:12], settings)
     manifest = read_manifest(path)
     is_complete = manifest is not None and manifest.fingerprint == fingerprint
@@ -357,7 +357,7 @@ def with_expected_models(observed: Observed, recipe: Recipe, settings: Settings)
     """
     model = observed.model
     if isinstance(model, MissingModel):
-        is_treated = not treatment_of(recipe, settings).is_none
+        is_treated = not conversion_of(recipe, settings).is_none
         overlay = overlay_path(model.repo, "<fingerprint>", settings) if is_treated else None
         model = _expected(model, overlay, observed.caller_uid, settings)
     companions = tuple(

@@ -62,7 +62,7 @@ class ModelFact:
     unknown: str = ""
     demands: AttentionNeeds = NO_NEEDS
     unfit: tuple[str, ...] = ()
-    """Why the recipe's treatment does not apply to it."""
+    """Why the recipe's conversion does not apply to it."""
     has_draft_vocabulary: bool = True
     """Whether the tokens of a draft head, if the recipe has one, were or can be counted."""
 
@@ -85,7 +85,7 @@ class MissingModel:
     """Why its size or its layers are not known."""
     demands: AttentionNeeds = NO_NEEDS
     unfit: tuple[str, ...] = ()
-    """Why the recipe's treatment does not apply to it."""
+    """Why the recipe's conversion does not apply to it."""
 
     @property
     def missing_bytes(self) -> int | None:

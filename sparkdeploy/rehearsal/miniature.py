@@ -1,4 +1,4 @@
-"""A recipe in miniature: the same treatment and speculation on a CPU engine and a twin."""
+"""A recipe in miniature: the same conversion and speculation on a CPU engine and a twin."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder, source_identity
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.checkpoint.twin.drafter import build_drafter
-from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
-from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
+from sparkdeploy.checkpoint.tiny_model.drafter import build_drafter
+from sparkdeploy.checkpoint.tiny_model.fp8 import build_tiny_fp8_model
+from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.recipe import prefix_caching
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.twin.shape import TwinShape
+    from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Checkpoint, Cluster, Serve
@@ -117,7 +117,7 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
         dropped.append(f"serve.extra_args={recipe.serve.extra_args}: they may exist on CUDA only")
     # Also without drafts: both texts that are compared are made in one way.
     serve = serve.model_copy(update={"extra_args": [], "enable_prefix_caching": False})
-    checkpoint, fewer = _treatment_of_twin(recipe.checkpoint)
+    checkpoint, fewer = _conversion_of_twin(recipe.checkpoint)
     small, notes = _on_cpu(resolved, engine, twin, serve, checkpoint)
     return Miniature(small, (*notes, *dropped, *fewer))
 
@@ -126,7 +126,7 @@ def drafter_beside(twin: Path) -> Path:
     return twin.with_name(f"{twin.name}-drafter")
 
 
-def make_drafter(resolved: Resolved, twin: Path, shape: TwinShape, *, seed: int) -> None:
+def make_drafter(resolved: Resolved, twin: Path, shape: TinyShape, *, seed: int) -> None:
     """Write the drafter beside a twin, where the recipe drafts with one of DFlash's."""
     drafting = resolved.recipe.serve.speculative
     if drafting is not None and drafting.method == DFLASH:
@@ -277,7 +277,7 @@ def without_speculation(resolved: Resolved) -> Resolved:
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"serve": serve}))
 
 
-def _treatment_of_twin(checkpoint: Checkpoint) -> tuple[Checkpoint, list[str]]:
+def _conversion_of_twin(checkpoint: Checkpoint) -> tuple[Checkpoint, list[str]]:
     draft = checkpoint.draft_lm_head
     if draft is None or draft.rows <= DRAFT_ROWS:
         return checkpoint, []
@@ -328,7 +328,7 @@ def twin_to_serve(resolved: Resolved, twin: Path) -> Path:
     if not resolved.recipe.checkpoint.fp8_dense.is_finished:
         return twin
     fp8, finished = (twin.with_name(f"{twin.name}-{part}") for part in ("fp8", "finished"))
-    build_fp8_twin(fp8, twin)
+    build_tiny_fp8_model(fp8, twin)
     origin = f"the twin {source_identity(open_folder(fp8))}"
     order = Order(model_sizes(read_config(twin)), origin, model=twin)
     folder = shard_folder(twin.with_name(f"{twin.name}-shards"), order)
@@ -346,7 +346,7 @@ def with_fp8_twin(resolved: Resolved, twin: Path) -> Resolved:
     if fp8.mode != "prebuilt" or fp8.source is None or is_folder(fp8.source):
         return resolved
     folder = twin.with_name(f"{twin.name}-fp8")
-    build_fp8_twin(folder, twin)
+    build_tiny_fp8_model(folder, twin)
     from_twin = fp8.model_copy(update={"source": str(folder)})
     checkpoint = recipe.checkpoint.model_copy(update={"fp8_dense": from_twin})
     return replace(resolved, recipe=recipe.model_copy(update={"checkpoint": checkpoint}))
@@ -361,7 +361,7 @@ def count_twin(resolved: Resolved, twin: Path, settings: Settings) -> None:
     if recipe.checkpoint.draft_lm_head is None:
         return
     size = model_sizes(read_config(twin)).vocab
-    spoken = dict.fromkeys(TwinTokenizer(size).printed_ids, 1)
+    spoken = dict.fromkeys(TinyTokenizer(size).printed_ids, 1)
     tokens = rank_tokens(spoken, special=(), vocabulary=size)
     counted = DraftVocabulary(tokens, len(spoken), len(spoken), ("the twin's grammar",))
     model = recipe.model.model_copy(update={"path": str(twin)})

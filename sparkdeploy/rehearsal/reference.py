@@ -30,7 +30,7 @@ class Answer:
 
 
 def reference_path(plan: Plan, asked: Mapping[str, object], state_dir: Path) -> Path:
-    """Return the file for these images, this treatment, these settings and what is asked of whom.
+    """Return the file for these images, this conversion, these settings and what is asked of whom.
 
     Speculation, MTP weights, the port and how many tokens a step may have are left out: they must
     not change the text.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.published import PublishedConfig, published_config
-from sparkdeploy.checkpoint.twin.build import build_twin
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.checkpoint.verify import is_qwen35_moe
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.lock import announced_lock, defer_signals
@@ -64,7 +64,7 @@ MOE_OF_QWEN = re.compile(r"Qwen3\.[5-9]-\d+B-A\d+B", re.IGNORECASE)
 """Repositories of Qwen3.5-MoE, where nobody can be asked for the config.json."""
 QUESTIONS = "sampling, a conversation"
 TWIN_SEED = 20261121
-TWIN_SHAPE = TwinShape()
+TWIN_SHAPE = TinyShape()
 MAX_TOKENS = 32
 RECORDED_EARLIER = "identical to what an earlier rehearsal of these images and this twin recorded"
 SERVED_BEFORE = "identical to what was served just before, without a drafter"
@@ -253,7 +253,7 @@ def _miniature_of_twin(
 ) -> Miniature:
     twin = settings.data_dir / "twins" / f"twin-{TWIN_SEED}"
     with console.step("twin checkpoint"):
-        build_twin(twin, TWIN_SHAPE, seed=TWIN_SEED)
+        build_tiny_model(twin, TWIN_SHAPE, seed=TWIN_SEED)
     twin = twin_to_serve(resolved, twin)
     resolved = with_fp8_twin(resolved, twin)
     count_twin(resolved, twin, settings)

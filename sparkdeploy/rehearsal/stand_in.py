@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE
-from sparkdeploy.checkpoint.twin.build import config_files
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import config_files
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.rehearsal.shrink import shrink
 from sparkdeploy.stored_json import read_json
 
@@ -84,9 +84,9 @@ def _copy_tokenizer(published: PublishedConfig, folder: Path) -> bool:
 
 def _write_stand_in_tokenizer(folder: Path) -> int:
     """Write the twin's tokenizer with marks that parsers know; return its tokens."""
-    files = config_files(TwinShape())
+    files = config_files(TinyShape())
     tokenizer: dict[str, Any] = files["tokenizer.json"]
-    first = TwinShape().vocab
+    first = TinyShape().vocab
     known = {item["content"] for item in tokenizer["added_tokens"]}
     marks = [mark for mark in read_json(_MARKS) if mark not in known]
     tokenizer["added_tokens"] += [_mark(first + at, mark) for at, mark in enumerate(marks)]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sparkdeploy.checkpoint.twin.build import build_twin
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.node.connection import NotInDockerError
 from sparkdeploy.node.host import DockerHost
 from tests.cluster.lending import lend
@@ -218,7 +218,7 @@ def nothing_stays(program: Program, head: Machine, worker: Machine) -> Iterator[
 
 def give_model(machine: Machine) -> None:
     """Make the model of the tests' own recipe there, at MODEL."""
-    build_twin(machine.own / "home" / Path(MODEL).name, TwinShape(), seed=20261121)
+    build_tiny_model(machine.own / "home" / Path(MODEL).name, TinyShape(), seed=20261121)
 
 
 def give_only(machine: Machine, stages: tuple[Stage, ...]) -> None:

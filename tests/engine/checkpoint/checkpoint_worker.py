@@ -10,22 +10,22 @@ import time
 from pathlib import Path
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import HubRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.checkpoint.treatment import Treatment
 
 ORIGIN = "lab"
 
 
 def build(root: Path, int4: Path, fp8: str) -> None:
     """Make the overlay, then the standalone checkpoint; both need the FP8 tensors."""
-    treatment = Treatment("prebuilt", lm_head="int8", mtp="required", fp8_origin=ORIGIN)
+    conversion = Conversion("prebuilt", lm_head="int8", mtp="required", fp8_origin=ORIGIN)
     overlay = root / "m" / "ck" / "hybrid"
-    build_overlay(open_folder(int4), treatment, overlay, fetched(root, int4, fp8))
+    build_overlay(open_folder(int4), conversion, overlay, fetched(root, int4, fp8))
     build_standalone(
         open_folder(int4),
         fetched(root, int4, fp8),

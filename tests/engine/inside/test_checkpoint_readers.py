@@ -11,15 +11,15 @@ import pytest
 from docker.errors import ContainerError
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.checkpoint.twin.build import build_twin
-from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
+from sparkdeploy.checkpoint.tiny_model.fp8 import build_tiny_fp8_model
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.inside.containers import FEW_CPU_SHARES, python_in
 from tests.engine.shipped_stages import build_all, shipped_stages
@@ -71,8 +71,8 @@ def test_transformers_and_safetensors_open_the_standalone_checkpoint(
     host: DockerHost, mark: str, tmp_path: Path
 ) -> None:
     twin, fp8, out = tmp_path / "twin", tmp_path / "fp8", tmp_path / "standalone"
-    build_twin(twin, TwinShape(), seed=1)
-    build_fp8_twin(fp8, twin)
+    build_tiny_model(twin, TinyShape(), seed=1)
+    build_tiny_fp8_model(fp8, twin)
     order = Order(model_sizes(read_config(twin)), "lab", model=twin)
     shard = fetch_shard(FolderRanges(fp8), order, tmp_path / "shard", lambda _done, _total: None)
     build_standalone(
@@ -114,8 +114,8 @@ def test_without_the_plugin_vllm_refuses_the_overlay(
 ) -> None:
     """The engine's stage is the image that is served, less the plugin."""
     twin, overlay = tmp_path / "twin", tmp_path / "m" / "ck" / "overlay"
-    build_twin(twin, TwinShape(), seed=1)
-    build_overlay(open_folder(twin), Treatment(fp8_mode="online", lm_head="int8"), overlay)
+    build_tiny_model(twin, TinyShape(), seed=1)
+    build_overlay(open_folder(twin), Conversion(fp8_mode="online", lm_head="int8"), overlay)
     with contextlib.closing(docker.from_env()) as client, pytest.raises(ContainerError) as refused:
         client.containers.run(
             engine_image(host, stage="engine"),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import docker
 import pytest
 
-from sparkdeploy.checkpoint.twin.build import config_files
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import config_files
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.node.host import DockerHost
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.shipped_stages import build_all, shipped_stages
@@ -40,7 +40,7 @@ def said_by_vllm(host: DockerHost, folder: Path, cases: Sequence[Case]) -> list[
     (folder / PROGRAM.name).write_text(PROGRAM.read_text())
     tokenizer = folder / "tokenizer"
     tokenizer.mkdir()
-    for name, content in config_files(TwinShape()).items():
+    for name, content in config_files(TinyShape()).items():
         if name.startswith(("tokenizer", "preprocessor", "video")):
             (tokenizer / name).write_text(json.dumps(content))
     with contextlib.closing(docker.from_env()) as client:

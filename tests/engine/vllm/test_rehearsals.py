@@ -176,7 +176,7 @@ def test_v3_fast_drafts_and_says_what_it_says_without(program: Program) -> None:
     assert report["lm_head"] == "int4"
     assert (report["draft_int4_layers"], report["draft_fp8_layers"]) == (1, 8)
     assert (report["fp8_layers"], report["shared_int4_layers"]) == (0, FP8_LAYERS)
-    assert report["reference"] == SERVED_BEFORE, "no other treatment's text stands for this one's"
+    assert report["reference"] == SERVED_BEFORE, "no other conversion's text stands for this one's"
     assert report["speculation"]["accepted_tokens"] > 0
 
 

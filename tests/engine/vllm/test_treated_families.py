@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.checkpoint.twin.build import config_files
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import config_files
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.engine.conftest import free_port
 from tests.engine.program import Program
 from tests.engine.vllm.twin_user import unique_name
@@ -53,7 +53,7 @@ def random_checkpoint(folder: Path, family: str) -> Path:
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
     (folder / "config.json").write_text(json.dumps(config(family)))
-    for name, content in config_files(TwinShape()).items():
+    for name, content in config_files(TinyShape()).items():
         if name.startswith("tokenizer"):
             (folder / name).write_text(json.dumps(content))
     return folder

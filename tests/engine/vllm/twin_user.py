@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import requests
 from huggingface_hub import snapshot_download
 
-from sparkdeploy.checkpoint.twin.build import build_twin
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.engine.conftest import until
 from tests.engine.program import Program
 from tests.hub.double import Repo, hub_double
@@ -85,7 +85,7 @@ def wait_until_guarded(host: DockerHost, name: str) -> None:
 
 def _made_twin(program: Program) -> Path:
     twin = program.root / "twin"
-    build_twin(twin, TwinShape(), seed=20261121)
+    build_tiny_model(twin, TinyShape(), seed=20261121)
     return twin
 
 

@@ -14,20 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.draft_vocabulary import DraftVocabulary, rank_tokens
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.safetensors import TensorData
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.checkpoint.twin import fp8, grammar, tensors, values
-from sparkdeploy.checkpoint.twin.build import build_twin
-from sparkdeploy.checkpoint.twin.drafter import build_drafter
-from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
+from sparkdeploy.checkpoint.tiny_model import fp8, grammar, tensors, values
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
+from sparkdeploy.checkpoint.tiny_model.drafter import build_drafter
+from sparkdeploy.checkpoint.tiny_model.shape import ExpertFormat, TinyShape
 
 SEED = 7
-WIDE = TwinShape(
+WIDE = TinyShape(
     layers=8,
     hidden=3072,
     vocab=248_320,
@@ -41,7 +41,7 @@ WIDE = TwinShape(
     linear_value_heads=8,
     expert_format=ExpertFormat.INT4,
 )
-NERVOUS = TwinShape(
+NERVOUS = TinyShape(
     layers=32,
     hidden=1024,
     vocab=512,
@@ -58,13 +58,13 @@ NERVOUS = TwinShape(
 NARROW = replace(
     WIDE, hidden=2048, expert_intermediate=512, shared_expert_intermediate=512, attention_heads=16
 )
-SMALL = TwinShape(hidden=256, expert_format=ExpertFormat.INT4)
+SMALL = TinyShape(hidden=256, expert_format=ExpertFormat.INT4)
 """A made drafter has one head as wide as the stream, and GPUs have kernels for 256 at most."""
 DRAFT_ROWS = 65_536
 DRAFT = DraftVocabulary(rank_tokens({}, special=(), vocabulary=WIDE.vocab), 0, 0, ())
 """By token number alone: this grammar says nearly every token there is, so any list is as good."""
 SHARD_ORIGIN = "the wide twin"
-V2 = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
+V2 = Conversion(fp8_mode="online", lm_head="int8", mtp="required")
 V2_DRAFT = replace(V2, draft_rows=DRAFT_ROWS, draft_origin=DRAFT.origin)
 V3 = replace(V2_DRAFT, mtp_weights="int4-fp8")
 TREATMENTS = {
@@ -94,10 +94,10 @@ def make(which: str, root: Path) -> None:
         _scale_grammar(WIDE)
         _build(root, which, WIDE)
         source = open_folder(root / "twins" / which)
-        for name, treatment in TREATMENTS.items():
-            shard = _prebuilt_shard(root) if treatment.fp8_origin else None
-            draft = DRAFT if treatment.draft_rows else None
-            built = build_overlay(source, treatment, root / "m" / "ck" / name, shard, draft)
+        for name, conversion in TREATMENTS.items():
+            shard = _prebuilt_shard(root) if conversion.fp8_origin else None
+            draft = DRAFT if conversion.draft_rows else None
+            built = build_overlay(source, conversion, root / "m" / "ck" / name, shard, draft)
             _say(f"{name}: {built.fp8_layer_count} fp8, {built.mtp_tensor_count} mtp tensors")
     else:
         _make_attention_matter(NERVOUS)
@@ -105,16 +105,16 @@ def make(which: str, root: Path) -> None:
     _say(f"{which} took {time.monotonic() - started:.0f} s")
 
 
-def _build(root: Path, which: str, shape: TwinShape) -> None:
+def _build(root: Path, which: str, shape: TinyShape) -> None:
     (root / "twins").mkdir(parents=True, exist_ok=True)
-    build_twin(root / "twins" / which, shape, seed=SEED)
+    build_tiny_model(root / "twins" / which, shape, seed=SEED)
 
 
 def _prebuilt_shard(root: Path) -> Fp8Shard:
     """The shared experts as the official FP8 repository has them, quantised on the GPU."""
     fp8.quantize = _quantize
     wide, repository = root / "twins" / "wide", root / "twins" / "wide-fp8"
-    fp8.build_fp8_twin(repository, wide)
+    fp8.build_tiny_fp8_model(repository, wide)
     order = Order(model_sizes(read_config(wide)), SHARD_ORIGIN, model=wide)
     return fetch_shard(
         FolderRanges(repository), order, root / "m" / "fp8", lambda _done, _total: None
@@ -133,17 +133,17 @@ def _quantize(content: bytes, rows: int, columns: int) -> tuple[bytes, bytes]:
     return (codes.view(torch.uint8).numpy().tobytes(), scales.view(torch.int16).numpy().tobytes())
 
 
-def _scale_grammar(shape: TwinShape) -> None:
+def _scale_grammar(shape: TinyShape) -> None:
     """Logits of the size they have at hidden 128, where BF16 still tells the sides apart."""
     factor = 128 / shape.hidden
     grammar._HEAD_SIZE *= factor
     grammar._UNPRINTED_SIZE *= factor
 
 
-def _make_attention_matter(shape: TwinShape) -> None:
+def _make_attention_matter(shape: TinyShape) -> None:
     plain_linears = tensors._attention_linears
 
-    def linears(of: TwinShape) -> Iterator[tuple[str, int, int, float]]:
+    def linears(of: TinyShape) -> Iterator[tuple[str, int, int, float]]:
         for name, outputs, inputs, gain in plain_linears(of):
             yield name, outputs, inputs, 1.5 if name == "o_proj" else gain
 

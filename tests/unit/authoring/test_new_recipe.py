@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def observed_unfit(recipe: str, *settings: str) -> tuple[str, ...]:
-    """What `plan` would refuse of a recipe's treatment."""
+    """What `plan` would refuse of a recipe's conversion."""
     read = load_settings()
     fact = locate_model(load_recipe(library(read), recipe, settings).recipe, read).fact
     return fact.unfit

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from sparkdeploy.bench.files import read_record, record_text, write_record
 from sparkdeploy.bench.record import SCHEMA_VERSION, CheckpointOrigin, Run, ServerDelta
-from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.errors import BenchError
 from tests.fakes.bench_runs import fields_of, sample_run
 from tests.unit.conftest import REPOSITORY
@@ -34,7 +34,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 def test_every_treatment_of_a_checkpoint_is_read_again(tmp_path: Path) -> None:
     run = sample_run()
-    treatment = asdict(Treatment(fp8_mode="online", lm_head="int8", draft_rows=32768))
+    treatment = asdict(Conversion(fp8_mode="online", lm_head="int8", draft_rows=32768))
     checkpoint = CheckpointOrigin("lab/model", "c" * 40, "f" * 16, treatment)
     run = replace(run, origin=replace(run.origin, checkpoint=checkpoint))
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.checkpoint.twin.build import build_twin
-from sparkdeploy.checkpoint.twin.fp8 import build_fp8_twin
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
+from sparkdeploy.checkpoint.tiny_model.fp8 import build_tiny_fp8_model
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
-SMALL = TwinShape(vocab=320, experts=2, vision_depth=1)
+SMALL = TinyShape(vocab=320, experts=2, vision_depth=1)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -17,7 +17,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A twin that no test may change."""
     out = tmp_path_factory.mktemp("twin") / "twin"
-    build_twin(out, TwinShape(), seed=1)
+    build_tiny_model(out, TinyShape(), seed=1)
     return out
 
 
@@ -25,7 +25,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The least twin there is, for tests that copy it."""
     out = tmp_path_factory.mktemp("small") / "twin"
-    build_twin(out, SMALL, seed=1)
+    build_tiny_model(out, SMALL, seed=1)
     return out
 
 
@@ -33,7 +33,7 @@ def small_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fp8_twin(small_twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of FP8 tensors that no test may change."""
     out = tmp_path_factory.mktemp("fp8") / "twin-fp8"
-    build_fp8_twin(out, small_twin)
+    build_tiny_fp8_model(out, small_twin)
     return out
 
 

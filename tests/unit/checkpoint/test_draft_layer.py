@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import Located, model_sizes, mtp_names, read_tensors
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of, stated_draft_layer
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
 from tests.families import config
 
-SHRUNK = Treatment(fp8_mode="online", lm_head="int8", mtp="required", mtp_weights="int4-fp8")
+SHRUNK = Conversion(fp8_mode="online", lm_head="int8", mtp="required", mtp_weights="int4-fp8")
 EXPERT = "mtp.layers.0.mlp.experts.3.down_proj.weight"
 COUNTED = DraftWeights(int4_layers=1, fp8_layers=8)
 

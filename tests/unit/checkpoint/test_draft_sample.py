@@ -21,7 +21,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     write_vocabulary,
 )
 from sparkdeploy.checkpoint.overlay import build_overlay
-from sparkdeploy.plan.observe import LocatedModel, locate_model, treatment_for
+from sparkdeploy.plan.observe import LocatedModel, conversion_for, locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Recipe
@@ -83,8 +83,8 @@ def test_a_plan_names_the_overlay_before_anything_is_counted(
     assert not kept(settings)
     assert located.source is not None
     draft = bring_vocabulary(recipe, settings, model)
-    treatment = treatment_for(located.source, recipe, settings)
-    build_overlay(located.source, treatment, planned.overlay.path, None, draft)
+    conversion = conversion_for(located.source, recipe, settings)
+    build_overlay(located.source, conversion, planned.overlay.path, None, draft)
     after = fact(locate_model(recipe, settings)).overlay
     assert after is not None
     assert (after.path, after.is_complete) == (planned.overlay.path, True)

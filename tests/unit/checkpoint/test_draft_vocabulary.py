@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.draft_vocabulary import (
     OVERLAY_FILE,
     DraftVocabulary,
@@ -19,8 +20,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
 )
 from sparkdeploy.checkpoint.overlay import build_overlay, overlay_fingerprint
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment
-from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
+from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.errors import CheckpointError
 
 SMALL = DraftVocabulary(tokens=(4, 0, 3, 1, 2), counted=9, distinct=2, texts=("a.txt",))
@@ -85,7 +85,7 @@ def test_text_is_counted_in_the_model_s_own_tokens(small_twin: Path, tmp_path: P
         small_twin, [first, second], on_progress=lambda done, total: told.append((done, total))
     )
     assert told[-1] == (52, 52)
-    tokenizer = TwinTokenizer(320)
+    tokenizer = TinyTokenizer(320)
     assert len(seen.tokens) == 320
     assert seen.tokens[0] == tokenizer.token_id("<|im_end|>"), "in the text it is one token"
     assert set(seen.tokens[: len(tokenizer.special_ids)]) == set(tokenizer.special_ids.values())
@@ -98,14 +98,14 @@ def test_the_overlay_lists_the_tokens_and_follows_their_order(
 ) -> None:
     source = open_folder(small_twin)
     counted = DraftVocabulary(rank_tokens({9: 5}, special=(), vocabulary=512), 5, 1, ())
-    treatment = Treatment(draft_rows=3, draft_origin=counted.origin)
+    conversion = Conversion(draft_rows=3, draft_origin=counted.origin)
     target = tmp_path / "m" / "ck" / "draft"
-    build_overlay(source, treatment, target, draft=counted)
+    build_overlay(source, conversion, target, draft=counted)
     assert json.loads((target / OVERLAY_FILE).read_text()) == {"tokens": [0, 1, 9]}
     config = json.loads((target / "config.json").read_text())["quantization_config"]
     block = {"rows": 3, "dtype": "int8", "file": OVERLAY_FILE}
     assert config["spark_hybrid"]["draft_lm_head"] == block
-    other = Treatment(draft_rows=3, draft_origin=SMALL.origin)
-    assert overlay_fingerprint(source, treatment) != overlay_fingerprint(source, other)
+    other = Conversion(draft_rows=3, draft_origin=SMALL.origin)
+    assert overlay_fingerprint(source, conversion) != overlay_fingerprint(source, other)
     with pytest.raises(CheckpointError, match="changed while"):
         build_overlay(source, other, target, draft=counted)

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.twin.drafter import (
+from sparkdeploy.checkpoint.tiny_model.drafter import (
     ARCHITECTURE,
     ROPE_THETA,
     build_drafter,
     drafter_tensors,
     target_layers,
 )
-from sparkdeploy.checkpoint.twin.grammar import CONSTANT
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.grammar import CONSTANT
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHAPE = TwinShape()
+SHAPE = TinyShape()
 WIDTH = SHAPE.hidden
 _ATTENTION = "layers.0.self_attn"
 

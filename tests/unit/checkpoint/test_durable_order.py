@@ -9,6 +9,7 @@ import pytest
 
 from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8_shard import DONE_FILE, SHARD_FILE, Order, fetch_shard
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
@@ -17,7 +18,6 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.node.private_folder import write_private
 from tests.fakes.checkpoints import ignore, standalone
 from tests.fakes.disk import RecordedDisk, record_disk, without_exchange
@@ -111,8 +111,8 @@ def test_prepared_checkpoints_are_synced_before_they_have_their_names(
     order = Order(model_sizes(read_config(folder)), "lab", model=folder)
     shard = fetch_shard(FolderRanges(fp8_twin), order, tmp_path / "store", ignore)
     assert disk.renamed.index(SHARD_FILE) < disk.renamed.index(DONE_FILE)
-    treatment = Treatment(lm_head="int8")
-    build_overlay(open_folder(folder), treatment, tmp_path / "m" / "ck" / "v2")
+    conversion = Conversion(lm_head="int8")
+    build_overlay(open_folder(folder), conversion, tmp_path / "m" / "ck" / "v2")
     standalone(open_folder(folder), shard, tmp_path / "out")
     assert {"v2", "out"} <= set(disk.renamed)
     assert MANIFEST_FILE in disk.renamed

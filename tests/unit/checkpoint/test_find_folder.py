@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import shard_store
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.settings import load_settings
 from tests.unit.checkpoint.conftest import COMMIT
 
@@ -33,7 +33,7 @@ def stored(hub_cache: Path, small_twin: Path, fp8_twin: Path) -> None:
     shutil.copytree(root, settings.hub_cache / "models--lab--only", symlinks=True)
     (settings.hub_cache / "models--lab--only" / "refs" / "main").unlink()
     source = open_folder(root / "snapshots" / COMMIT)
-    build_overlay(source, Treatment(lm_head="int8"), settings.data_dir / "m" / "ck" / "twin-1")
+    build_overlay(source, Conversion(lm_head="int8"), settings.data_dir / "m" / "ck" / "twin-1")
     order = Order(model_sizes(read_config(small_twin)), "lab", model=small_twin)
     fetch_shard(
         FolderRanges(fp8_twin),

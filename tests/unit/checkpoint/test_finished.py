@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.conversion import Conversion, check_source
 from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment, check_source
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.outside
 COMMIT = "d" * 40
 REPO = "bleysg/Qwen3.5-122B-A10B-int4-fp8-hybrid"
 GATE = "model.language_model.layers.0.mlp.shared_expert.gate_proj"
-V2 = Treatment(fp8_mode="finished", lm_head="int8", mtp="required")
+V2 = Conversion(fp8_mode="finished", lm_head="int8", mtp="required")
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ def test_the_overlay_links_it_and_tells_the_plugin(finished: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("mode", ["off", "online", "prebuilt"])
 def test_a_recipe_that_expects_plain_weights_refuses_one(finished: Path, mode: str) -> None:
-    treatment = Treatment(fp8_mode=mode, lm_head="int8")  # type: ignore[arg-type]
+    conversion = Conversion(fp8_mode=mode, lm_head="int8")  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="FP8 already") as caught:
-        check_source(open_folder(finished), treatment)
+        check_source(open_folder(finished), conversion)
     assert "from: hub" in (caught.value.hint or "")
 
 

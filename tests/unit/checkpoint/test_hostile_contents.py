@@ -22,6 +22,7 @@ from sparkdeploy.checkpoint.contents import (
     parse_index,
 )
 from sparkdeploy.checkpoint.contents import model_sizes as sizes_of
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Order, fetch_shard
 from sparkdeploy.checkpoint.hub import Hub
@@ -34,7 +35,6 @@ from sparkdeploy.checkpoint.ranges import (
     read_config,
 )
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.weights import embedding_bytes
 from tests.examples import examples
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.outside
 
 MB = 1_000_000
-PREBUILT = Treatment(fp8_mode="prebuilt", lm_head="int8", mtp="required", fp8_origin="lab")
+PREBUILT = Conversion(fp8_mode="prebuilt", lm_head="int8", mtp="required", fp8_origin="lab")
 
 
 @settings(max_examples=examples(300))
@@ -166,7 +166,7 @@ def test_a_model_with_a_file_of_our_name_is_refused_and_not_written_to(
 )
 def test_a_manifest_of_files_elsewhere_is_none(folder: Path, digests: object) -> None:
     out = folder.parent / "m" / "ck" / "v2"
-    build_overlay(open_folder(folder), Treatment(lm_head="int8"), out)
+    build_overlay(open_folder(folder), Conversion(lm_head="int8"), out)
     content = json.loads((out / MANIFEST_FILE).read_text())
     assert read_manifest(out) is not None
     (out / MANIFEST_FILE).write_text(json.dumps({**content, "digests": digests}))

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from sparkdeploy.authoring.remote_facts import facts_in
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, write_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.checkpoint.verify import verify_bytes, verify_headers
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import SparkdeployError
@@ -66,7 +66,7 @@ class Base:
 def base(small_twin: Path, fp8_twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Base:
     folder = tmp_path_factory.mktemp("mutations") / "twin"
     _link_tree(small_twin, folder)
-    stated = {"version": 2, "fingerprint": "f", "source_files": "", "treatment": {}}
+    stated = {"version": 2, "fingerprint": "f", "source_files": "", "conversion": {}}
     counts = {"fp8_layer_count": 0, "mtp_tensor_count": 23}
     write_manifest(folder, open_folder(folder), {}, {**stated, **counts})
     order = Order(model_sizes(read_config(folder)), "lab", model=folder)
@@ -124,13 +124,13 @@ def check_everything(base: Base, folder: Path, *, is_standalone: bool) -> None:
     place = folder.parent
     own = base.recipe.model.model_copy(update={"path": str(folder)})
     here = base.recipe.model_copy(update={"model": own})
-    treatment = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
+    conversion = Conversion(fp8_mode="online", lm_head="int8", mtp="required")
     unsound = check(lambda: verify_headers(folder))
     # What its headers are refused for is not read byte for byte.
     assert check(lambda: verify_bytes(folder, {}, ignore)) or not unsound
     check(lambda: locate_model(here, load_settings()))
     check(lambda: facts_in("lab/twin", FolderRanges(folder)))
-    check(lambda: build_overlay(open_folder(folder), treatment, place / "m" / "ck" / "v2"))
+    check(lambda: build_overlay(open_folder(folder), conversion, place / "m" / "ck" / "v2"))
     if is_standalone:
         out = place / "out"
         check(lambda: standalone(open_folder(folder), base.shard, out))

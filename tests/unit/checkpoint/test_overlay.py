@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sparkdeploy.checkpoint.conversion import Conversion, check_source
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.overlay import (
     build_overlay,
@@ -14,12 +15,11 @@ from sparkdeploy.checkpoint.overlay import (
 )
 from sparkdeploy.checkpoint.safetensors import read_header, write_file
 from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache, open_folder
-from sparkdeploy.checkpoint.treatment import Treatment, check_source
 from sparkdeploy.errors import CheckpointError
 from tests.fakes.checkpoints import edit_json
 from tests.unit.checkpoint.conftest import tree
 
-V2 = Treatment(fp8_mode="online", lm_head="int8", mtp="required")
+V2 = Conversion(fp8_mode="online", lm_head="int8", mtp="required")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -99,9 +99,9 @@ def test_the_manifest_says_what_was_made_from_what(source: CheckpointSource, tar
     assert manifest.mtp_tensor_count == result.mtp_tensor_count == 3 * 2 + 17
 
 
-def test_another_treatment_replaces_the_overlay(source: CheckpointSource, target: Path) -> None:
+def test_another_conversion_replaces_the_overlay(source: CheckpointSource, target: Path) -> None:
     build_overlay(source, V2, target)
-    hybrid = Treatment(fp8_mode="online")
+    hybrid = Conversion(fp8_mode="online")
     build_overlay(source, hybrid, target)
     manifest = read_manifest(target)
     assert manifest is not None
@@ -125,13 +125,13 @@ def test_a_failed_build_leaves_the_old_overlay_and_nothing_beside_it(
 
 
 @pytest.mark.parametrize(
-    ("treatment", "nothing"),
-    [(Treatment(), True), (Treatment(mtp="required"), True), (V2, False)],
+    ("conversion", "nothing"),
+    [(Conversion(), True), (Conversion(mtp="required"), True), (V2, False)],
 )
-def test_only_a_treatment_that_converts_needs_an_overlay(
-    treatment: Treatment, nothing: bool
+def test_only_a_conversion_that_converts_needs_an_overlay(
+    conversion: Conversion, nothing: bool
 ) -> None:
-    assert treatment.is_none is nothing
+    assert conversion.is_none is nothing
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_a_tensor_in_two_files_is_refused_unless_the_index_decides(folder: Path)
         check_source(open_folder(folder), V2)
 
 
-def test_the_fingerprint_depends_on_source_and_treatment(folder: Path) -> None:
+def test_the_fingerprint_depends_on_source_and_conversion(folder: Path) -> None:
     source = open_folder(folder)
     before = overlay_fingerprint(source, V2)
     assert overlay_fingerprint(source, V2) == before
-    assert overlay_fingerprint(source, Treatment(lm_head="int8")) != before
+    assert overlay_fingerprint(source, Conversion(lm_head="int8")) != before
     (folder / "config.json").write_text("{}")
     assert overlay_fingerprint(source, V2) != before

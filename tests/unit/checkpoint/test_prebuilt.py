@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8 import (
     expected_bytes,
     expected_fp8,
@@ -31,7 +32,6 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource, Span, coalesced
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.treatment import Treatment
 from sparkdeploy.errors import CheckpointError
 from tests.fakes.checkpoints import edit_json, edit_tensors, tensors_of
 from tests.hub.double import Fault, HubDouble, Repo, hub_double
@@ -215,9 +215,9 @@ def test_an_overlay_shows_the_shard_beside_the_download(
 ) -> None:
     shard = fetch(ranges)
     source = open_folder(small_twin)
-    treatment = Treatment(fp8_mode="prebuilt", fp8_origin="lab")
+    conversion = Conversion(fp8_mode="prebuilt", fp8_origin="lab")
     target = tmp_path / "data" / "m" / "ck" / "hybrid"
-    result = build_overlay(source, treatment, target, shard)
+    result = build_overlay(source, conversion, target, shard)
     assert result.fp8_layer_count == 12
     assert (target / SHARD_FILE).samefile(shard.path)
     assert set(read_tensors(target)) == set(read_tensors(small_twin)) | set(shard.digests)

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.contents import read_tensors
+from sparkdeploy.checkpoint.conversion import Conversion, check_source
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.stated import stated_shared_experts
-from sparkdeploy.checkpoint.treatment import Treatment, check_source
-from sparkdeploy.checkpoint.twin.build import build_twin
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-INT4 = Treatment(lm_head="int8", mtp="required", shared_experts="int4")
+INT4 = Conversion(lm_head="int8", mtp="required", shared_experts="int4")
 WEIGHTS = 3 * 4
 """Gate, up and down of the twin's layers."""
 
@@ -28,7 +28,7 @@ WEIGHTS = 3 * 4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("twin") / "twin"
-    build_twin(out, TwinShape(), seed=7)
+    build_tiny_model(out, TinyShape(), seed=7)
     return out
 
 

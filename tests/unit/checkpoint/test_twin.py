@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from sparkdeploy.checkpoint.safetensors import TensorInfo, read_header
-from sparkdeploy.checkpoint.twin.build import build_twin, config_files
-from sparkdeploy.checkpoint.twin.grammar import Grammar
-from sparkdeploy.checkpoint.twin.shape import ExpertFormat, TwinShape
-from sparkdeploy.checkpoint.twin.tensors import language_tensors, mtp_tensors, vision_tensors
-from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model, config_files
+from sparkdeploy.checkpoint.tiny_model.grammar import Grammar
+from sparkdeploy.checkpoint.tiny_model.shape import ExpertFormat, TinyShape
+from sparkdeploy.checkpoint.tiny_model.tensors import language_tensors, mtp_tensors, vision_tensors
+from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from tests.unit.checkpoint.conftest import SMALL, tree
 
 _LAYER = "model.language_model.layers"
@@ -30,16 +30,16 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _described(shape: TwinShape) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _described(shape: TinyShape) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtype and shape of every tensor, without making any."""
-    tokenizer = TwinTokenizer(shape.vocab)
+    tokenizer = TinyTokenizer(shape.vocab)
     text = Grammar(shape, 1, tokenizer.printed_ids)
     tensors = {**language_tensors(text), **vision_tensors(shape, 1), **mtp_tensors(shape, 1)}
     return {name: (dtype, size) for name, (dtype, size, _) in tensors.items()}
 
 
 def test_two_builds_are_byte_identical(twin: Path, tmp_path: Path) -> None:
-    build_twin(tmp_path / "again", TwinShape(), seed=1)
+    build_tiny_model(tmp_path / "again", TinyShape(), seed=1)
     again = {name: (entry[0], entry[2]) for name, entry in tree(tmp_path / "again").items()}
     assert again == {name: (entry[0], entry[2]) for name, entry in tree(twin).items()}
 
@@ -47,7 +47,7 @@ def test_two_builds_are_byte_identical(twin: Path, tmp_path: Path) -> None:
 def test_another_seed_gives_other_weights_of_the_same_shapes(
     small_twin: Path, tmp_path: Path
 ) -> None:
-    build_twin(tmp_path / "other", SMALL, seed=2)
+    build_tiny_model(tmp_path / "other", SMALL, seed=2)
     assert _tensors(tmp_path / "other") == _tensors(small_twin)
     shard = "model-00001-of-00002.safetensors"
     assert (tmp_path / "other" / shard).read_bytes() != (small_twin / shard).read_bytes()
@@ -55,8 +55,8 @@ def test_another_seed_gives_other_weights_of_the_same_shapes(
 
 def test_a_different_twin_is_replaced(tmp_path: Path) -> None:
     other = replace(SMALL, vocab=384)
-    build_twin(tmp_path / "twin", SMALL, seed=1)
-    build_twin(tmp_path / "twin", other, seed=1)
+    build_tiny_model(tmp_path / "twin", SMALL, seed=1)
+    build_tiny_model(tmp_path / "twin", other, seed=1)
     text = _json(tmp_path / "twin" / "config.json")["text_config"]
     assert text["vocab_size"] == 384
     assert [path.name for path in tmp_path.iterdir()] == ["twin"]
@@ -74,7 +74,7 @@ def test_the_index_lists_every_tensor_in_its_file(twin: Path) -> None:
 
 @pytest.mark.parametrize("experts", [2, 256])
 def test_the_draft_layer_has_three_tensors_an_expert_and_seventeen_more(experts: int) -> None:
-    tensors = mtp_tensors(TwinShape(experts=experts), 1)
+    tensors = mtp_tensors(TinyShape(experts=experts), 1)
     assert len(tensors) == 3 * experts + 17
     assert all(name.startswith("mtp.") for name in tensors)
     assert {dtype for dtype, _, _ in tensors.values()} == {"BF16"}
@@ -82,10 +82,10 @@ def test_the_draft_layer_has_three_tensors_an_expert_and_seventeen_more(experts:
 
 @pytest.mark.parametrize(
     "shape",
-    [TwinShape(), TwinShape(expert_format=ExpertFormat.INT4), TwinShape(linear_value_heads=32)],
+    [TinyShape(), TinyShape(expert_format=ExpertFormat.INT4), TinyShape(linear_value_heads=32)],
 )
 def test_the_16_bit_linears_are_exactly_those_that_the_configuration_keeps(
-    shape: TwinShape,
+    shape: TinyShape,
 ) -> None:
     kept = config_files(shape)["quantization_config.json"]["extra_config"]
     assert isinstance(kept, dict)
@@ -101,13 +101,13 @@ def test_the_16_bit_linears_are_exactly_those_that_the_configuration_keeps(
 @pytest.mark.parametrize(
     "shape",
     [
-        TwinShape(layers=8, hidden=256, vocab=2048),
-        TwinShape(linear_value_heads=32, vocab=320, expert_format=ExpertFormat.INT4),
-        TwinShape(attention_heads=4, linear_key_heads=4, linear_value_heads=8, vision_depth=1),
+        TinyShape(layers=8, hidden=256, vocab=2048),
+        TinyShape(linear_value_heads=32, vocab=320, expert_format=ExpertFormat.INT4),
+        TinyShape(attention_heads=4, linear_key_heads=4, linear_value_heads=8, vision_depth=1),
     ],
 )
-def test_a_wider_twin_states_its_own_sizes(tmp_path: Path, shape: TwinShape) -> None:
-    build_twin(tmp_path / "twin", shape, seed=1)
+def test_a_wider_twin_states_its_own_sizes(tmp_path: Path, shape: TinyShape) -> None:
+    build_tiny_model(tmp_path / "twin", shape, seed=1)
     tensors = _tensors(tmp_path / "twin")
     text = _json(tmp_path / "twin" / "config.json")["text_config"]
     assert tensors["lm_head.weight"].shape == (text["vocab_size"], text["hidden_size"])
@@ -118,6 +118,6 @@ def test_a_wider_twin_states_its_own_sizes(tmp_path: Path, shape: TwinShape) -> 
 
 @pytest.mark.parametrize("vocab", [320, 512, 5_000])
 def test_every_token_id_has_one_token(vocab: int) -> None:
-    described = json.loads(json.dumps(config_files(TwinShape(vocab=vocab))["tokenizer.json"]))
+    described = json.loads(json.dumps(config_files(TinyShape(vocab=vocab))["tokenizer.json"]))
     ids = [*described["model"]["vocab"].values(), *(t["id"] for t in described["added_tokens"])]
     assert sorted(ids) == list(range(vocab))

@@ -1,27 +1,27 @@
-"""Which treatments a family has, by its configuration alone."""
+"""Which conversions a family has, by its configuration alone."""
 
 from __future__ import annotations
 
 import pytest
 
 from sparkdeploy.checkpoint.contents import model_sizes, shared_expert_shapes
-from sparkdeploy.checkpoint.treatment import Treatment, unfit
+from sparkdeploy.checkpoint.conversion import Conversion, unfit
 from tests.families import NAMES, config
 from tests.families.checkpoints import plain
 
-FP8 = Treatment(fp8_mode="online")
-INT8 = Treatment(lm_head="int8")
-MTP = Treatment(fp8_mode="online", mtp="required")
-SHARED = Treatment(shared_experts="int4")
-SHRUNK = Treatment(mtp="required", mtp_weights="int4-fp8")
+FP8 = Conversion(fp8_mode="online")
+INT8 = Conversion(lm_head="int8")
+MTP = Conversion(fp8_mode="online", mtp="required")
+SHARED = Conversion(shared_experts="int4")
+SHRUNK = Conversion(mtp="required", mtp_weights="int4-fp8")
 # BERT has no head at all, and Mamba's configuration says nothing of one.
 WITH_HEADS = [name for name in NAMES if name not in {"bert"}]
 
 
 @pytest.mark.parametrize("family", ["qwen3.5-moe", "qwen3-next"])
-def test_qwens_hybrids_have_every_treatment(family: str) -> None:
-    for treatment in (FP8, INT8, MTP, SHARED, SHRUNK):
-        assert list(unfit(config(family), treatment)) == []
+def test_qwens_hybrids_have_every_conversion(family: str) -> None:
+    for conversion in (FP8, INT8, MTP, SHARED, SHRUNK):
+        assert list(unfit(config(family), conversion)) == []
 
 
 def test_names_of_shared_experts_are_those_of_the_checkpoint() -> None:
@@ -33,8 +33,8 @@ def test_names_of_shared_experts_are_those_of_the_checkpoint() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3-dense", "gpt-oss", "glm4-moe", "deepseek-v3"])
 def test_who_has_no_shared_experts_of_that_kind_is_told(family: str) -> None:
     assert "FP8 is for shared experts" in next(unfit(config(family), FP8))
-    for treatment, field in ((SHARED, "checkpoint.shared_experts"), (SHRUNK, "mtp_weights")):
-        assert any(field in reason for reason in unfit(config(family), treatment))
+    for conversion, field in ((SHARED, "checkpoint.shared_experts"), (SHRUNK, "mtp_weights")):
+        assert any(field in reason for reason in unfit(config(family), conversion))
 
 
 @pytest.mark.parametrize("family", WITH_HEADS)
@@ -47,9 +47,9 @@ def test_a_head_of_its_own_can_be_int8_and_a_tied_one_not(family: str) -> None:
 
 def test_who_has_no_draft_layer_is_told() -> None:
     assert any("no draft layer" in reason for reason in unfit(config("llama"), MTP))
-    draft = Treatment(draft_rows=64)
+    draft = Conversion(draft_rows=64)
     assert any("draft head" in reason for reason in unfit(config("llama"), draft))
 
 
-def test_no_treatment_fits_every_model() -> None:
-    assert list(unfit({"model_type": "starship"}, Treatment())) == []
+def test_no_conversion_fits_every_model() -> None:
+    assert list(unfit({"model_type": "starship"}, Conversion())) == []

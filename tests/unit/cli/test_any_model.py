@@ -138,7 +138,7 @@ def test_a_plan_counts_what_the_hub_lists(
     assert "memory was not checked" not in json.dumps(content)
 
 
-def test_a_treatment_that_the_model_does_not_have_is_refused_before_the_download(
+def test_a_conversion_that_the_model_does_not_have_is_refused_before_the_download(
     run: Run, hub: HubDouble, recipe: str, tmp_path: Path
 ) -> None:
     publish(hub, write(tmp_path / "model", *packed("qwen3-moe", "awq")))

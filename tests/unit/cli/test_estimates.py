@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint.twin.build import build_twin
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.hub.double import Repo, hub_double
 from tests.unit.conftest import REPOSITORY
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker")]
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model at hand."""
     out = tmp_path_factory.mktemp("model") / "twin"
-    build_twin(out, TwinShape(vocab=320, experts=2, vision_depth=1), seed=1)
+    build_tiny_model(out, TinyShape(vocab=320, experts=2, vision_depth=1), seed=1)
     return out
 
 

@@ -42,7 +42,7 @@ def test_the_fields_v2_had_the_kv_cache_that_headers_alone_predict_within_ten_pe
     assert made.available_bytes / GIB == pytest.approx(35.2, rel=0.10)
 
 
-def test_treatment_halves_the_shared_experts_and_the_head() -> None:
+def test_conversion_halves_the_shared_experts_and_the_head() -> None:
     stored, loaded = BIG.weight_bytes, loaded_weights(BIG, V2.recipe)
     scales = 144 * 192 * 4
     assert loaded[WeightKind.SHARED_EXPERTS] == stored[WeightKind.SHARED_EXPERTS] // 2 + scales

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.architecture import architecture_of
-from sparkdeploy.checkpoint.twin.build import config_files
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.build import config_files
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate.kv_cache import (
     CacheLayout,
@@ -100,7 +100,7 @@ def test_the_122b_has_the_blocks_and_tokens_that_vllms_functions_return(
 
 def test_the_log_of_a_real_vllm_is_met_exactly() -> None:
     """vLLM 0.32 for the CPU with the twin and MTP 2: blocks of 128 tokens, a pool of 1 GiB."""
-    twin = TwinShape()
+    twin = TinyShape()
     text = LOG.read_text(errors="replace")
     model = architecture_of(config_files(twin)["config.json"])
     settings = CacheSettings(vllm="0.32.0", draft_tokens=2, alignment_tokens=128)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.recipe.load import load_engine, load_recipe
 from sparkdeploy.rehearsal.miniature import (
     drafter_beside,
@@ -29,7 +29,7 @@ def rehearsed(shipped: Library, recipe: str, *settings: str) -> Miniature:
     return miniature_of(load_recipe(shipped, recipe, settings), engine=engine, twin=TWIN, port=8123)
 
 
-def test_treatment_and_speculation_are_the_recipe_s_own(shipped: Library) -> None:
+def test_conversion_and_speculation_are_the_recipe_s_own(shipped: Library) -> None:
     own = load_recipe(shipped, "v2").recipe
     small = rehearsed(shipped, "v2").resolved
     assert small.engine.name == small.recipe.engine == "cpu-0.32"
@@ -80,7 +80,7 @@ def test_a_dflash_drafter_becomes_one_made_for_the_twin(shipped: Library) -> Non
 def test_a_drafter_is_made_where_the_recipe_drafts_with_one(
     shipped: Library, tmp_path: Path, recipe: str, is_made: bool
 ) -> None:
-    make_drafter(load_recipe(shipped, recipe), tmp_path / "twin", TwinShape(), seed=1)
+    make_drafter(load_recipe(shipped, recipe), tmp_path / "twin", TinyShape(), seed=1)
     assert (drafter_beside(tmp_path / "twin") / "config.json").is_file() is is_made
 
 

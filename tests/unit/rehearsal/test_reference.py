@@ -71,12 +71,12 @@ def test_a_changed_image_or_question_has_a_record_of_its_own(shipped: Library) -
 
 
 @pytest.mark.parametrize("recipe", ["mtp-2", "hybrid"])
-def test_another_treatment_has_a_record_of_its_own(shipped: Library, recipe: str) -> None:
+def test_another_conversion_has_a_record_of_its_own(shipped: Library, recipe: str) -> None:
     assert record_of(shipped, recipe) != record_of(shipped, "v2")
 
 
 @pytest.mark.parametrize("setting", ["lm_head=bf16", "fp8_dense.mode=off", "shared_experts=int4"])
-def test_each_part_of_a_treatment_counts(shipped: Library, setting: str) -> None:
+def test_each_part_of_a_conversion_counts(shipped: Library, setting: str) -> None:
     plain = "checkpoint.fp8_dense.mode=off"
     base = (plain,) if setting.startswith("shared") else ()
     changed = record_of(shipped, "v2", *base, f"checkpoint.{setting}")

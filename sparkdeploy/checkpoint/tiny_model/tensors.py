@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparkdeploy.checkpoint.safetensors import TensorData
-from sparkdeploy.checkpoint.twin import grammar, values
-from sparkdeploy.checkpoint.twin.grammar import Grammar
-from sparkdeploy.checkpoint.twin.shape import GROUP_SIZE, ExpertFormat, TwinShape
+from sparkdeploy.checkpoint.tiny_model import grammar, values
+from sparkdeploy.checkpoint.tiny_model.grammar import Grammar
+from sparkdeploy.checkpoint.tiny_model.shape import GROUP_SIZE, ExpertFormat, TinyShape
 
 Tensors = Mapping[str, TensorData]
 Size = tuple[int, ...]
@@ -45,7 +45,7 @@ def language_tensors(text: Grammar) -> Tensors:
     return tensors
 
 
-def mtp_tensors(shape: TwinShape, seed: int) -> Tensors:
+def mtp_tensors(shape: TinyShape, seed: int) -> Tensors:
     """The draft layer, all BF16: three tensors an expert and 17 others."""
     make = _Maker(shape, seed)
     layer, hidden = "mtp.layers.0", shape.hidden
@@ -65,7 +65,7 @@ def mtp_tensors(shape: TwinShape, seed: int) -> Tensors:
     return tensors
 
 
-def vision_tensors(shape: TwinShape, seed: int) -> Tensors:
+def vision_tensors(shape: TinyShape, seed: int) -> Tensors:
     """The vision tower: 12 tensors a block and 9 others."""
     make = _Maker(shape, seed)
     width, merged = shape.vision_hidden, 4 * shape.vision_hidden
@@ -94,7 +94,7 @@ def vision_tensors(shape: TwinShape, seed: int) -> Tensors:
 class _Maker:
     """Makes tensors whose values wait until they are written."""
 
-    shape: TwinShape
+    shape: TinyShape
     seed: int
 
     def normal(self, name: str, shape: Size, *, std: float, mean: float = 0.0) -> TensorData:
@@ -159,7 +159,7 @@ def _attention_norms(make: _Maker, attention: str) -> Tensors:
     return make.offset_norms(make.shape.head_dim, f"{attention}.q_norm", f"{attention}.k_norm")
 
 
-def _attention_linears(shape: TwinShape) -> Iterator[tuple[str, int, int, float]]:
+def _attention_linears(shape: TinyShape) -> Iterator[tuple[str, int, int, float]]:
     # Queries come with an output gate of the same width.
     yield "q_proj", 2 * shape.query_width, shape.hidden, 1.0
     yield "k_proj", shape.kv_width, shape.hidden, 1.0

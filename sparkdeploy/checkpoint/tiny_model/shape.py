@@ -18,7 +18,7 @@ class ExpertFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TwinShape:
+class TinyShape:
     """Sizes of a twin, in elements and counts; the defaults fit two cores and a few megabytes.
 
     Two things stay as in the real model, since engines have kernels for them only: attention heads

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.contents import CONFIG_FILE
-from sparkdeploy.checkpoint.twin import values
-from sparkdeploy.checkpoint.twin.build import filled, write_once
-from sparkdeploy.checkpoint.twin.grammar import CONSTANT
-from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
+from sparkdeploy.checkpoint.tiny_model import values
+from sparkdeploy.checkpoint.tiny_model.build import filled, write_once
+from sparkdeploy.checkpoint.tiny_model.grammar import CONSTANT
+from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdeploy.checkpoint.safetensors import TensorData
-    from sparkdeploy.checkpoint.twin.shape import TwinShape
+    from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
 ARCHITECTURE: Final = "DFlashDraftModel"
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -52,7 +52,7 @@ _TAKEN_OVER = 8.0
 _WEAK = 0.02
 
 
-def build_drafter(out: Path, shape: TwinShape, *, seed: int) -> None:
+def build_drafter(out: Path, shape: TinyShape, *, seed: int) -> None:
     """Make the folder `out` a drafter for the twin of that shape: the same bytes on any machine."""
     wanted = {"drafter": _FORMAT, "seed": seed, "shape": asdict(shape)}
 
@@ -63,14 +63,14 @@ def build_drafter(out: Path, shape: TwinShape, *, seed: int) -> None:
     write_once(out, wanted, write)
 
 
-def target_layers(shape: TwinShape) -> tuple[int, ...]:
+def target_layers(shape: TinyShape) -> tuple[int, ...]:
     """Return which layers' hidden states the drafter takes, counted from 0: one early, one late."""
     return (0, shape.layers - 2)
 
 
-def drafter_config(shape: TwinShape) -> Any:  # noqa: ANN401 - any JSON
+def drafter_config(shape: TinyShape) -> Any:  # noqa: ANN401 - any JSON
     """Return a config.json with the keys of z-lab's own."""
-    tokenizer = TwinTokenizer(shape.vocab)
+    tokenizer = TinyTokenizer(shape.vocab)
     facts = {
         **asdict(shape),
         "architecture": ARCHITECTURE,
@@ -84,7 +84,7 @@ def drafter_config(shape: TwinShape) -> Any:  # noqa: ANN401 - any JSON
     return filled(read_json(_CONFIG), facts)
 
 
-def drafter_tensors(shape: TwinShape, seed: int) -> Mapping[str, TensorData]:
+def drafter_tensors(shape: TinyShape, seed: int) -> Mapping[str, TensorData]:
     """Return every tensor, BF16; a head is as wide as the stream, so that a value fits into it."""
     width = shape.hidden
     taken = width * len(target_layers(shape))

@@ -24,7 +24,7 @@ _SPACE = "\u0120"
 
 
 @dataclass(frozen=True)
-class TwinTokenizer:
+class TinyTokenizer:
     """The vocabulary of exactly `vocab` tokens: bytes, then merges, then special tokens."""
 
     vocab: int

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.treatment import Treatment
+from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.plan.missing import unfit_for
-from sparkdeploy.plan.observe import treatment_of
+from sparkdeploy.plan.observe import conversion_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.schema import Recipe
     from sparkdeploy.settings import Settings
 
-UNTREATED = Treatment()
+UNTREATED = Conversion()
 FP8_OFF = '{mode: "off", source: null, from: source}'
 """Whole, for a mapping is laid over the one of the recipe that is extended."""
 
@@ -32,8 +32,8 @@ class Misfit:
 
 
 def misfits(recipe: Recipe, config: Mapping[str, Any], settings: Settings) -> Iterator[Misfit]:
-    """Yield what `plan` would refuse of a recipe's treatment for a model of this config.json."""
-    wanted = treatment_of(recipe, settings)
+    """Yield what `plan` would refuse of a recipe's conversion for a model of this config.json."""
+    wanted = conversion_of(recipe, settings)
     for setting, alone, off in _parts(recipe, wanted):
         reasons = unfit_for(config, alone)
         if reasons:
@@ -41,9 +41,9 @@ def misfits(recipe: Recipe, config: Mapping[str, Any], settings: Settings) -> It
 
 
 def _parts(
-    recipe: Recipe, wanted: Treatment
-) -> Iterator[tuple[str, Treatment, Mapping[str, Mapping[str, str]]]]:
-    """Yield each part of a treatment by itself, and what switches it off."""
+    recipe: Recipe, wanted: Conversion
+) -> Iterator[tuple[str, Conversion, Mapping[str, Mapping[str, str]]]]:
+    """Yield each part of a conversion by itself, and what switches it off."""
     if wanted.fp8_mode != "off":
         alone = replace(UNTREATED, fp8_mode=wanted.fp8_mode)
         yield "checkpoint.fp8_dense", alone, {"checkpoint": {"fp8_dense": FP8_OFF}}

@@ -19,12 +19,12 @@ HYBRID_NOTE = "_hybrid_quant_info"
 PLAIN = "none"
 """The plugin's word for a checkpoint of 16 bits."""
 _BASES = (None, "auto-round")
-"""What the treatments build on: 16 bits, or AutoRound's INT4."""
+"""What the conversions build on: 16 bits, or AutoRound's INT4."""
 _FLOAT16 = frozenset({"BF16", "F16"})
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
+class Conversion:
     """What the engine's plugin shall do with a checkpoint while loading it."""
 
     fp8_mode: Literal["off", "online", "prebuilt", "finished"] = "off"
@@ -49,7 +49,7 @@ class Treatment:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What a source holds for a treatment. The counts are tensors in the checkpoint."""
+    """What a source holds for a conversion. The counts are tensors in the checkpoint."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Located]
@@ -61,39 +61,39 @@ class SourceFacts:
     """Weights of shared experts that are to become INT4."""
 
 
-def unfit(config: Mapping[str, Any], treatment: Treatment) -> Iterator[str]:
-    """Yield why a treatment does not apply to a model with this config.json.
+def unfit(config: Mapping[str, Any], conversion: Conversion) -> Iterator[str]:
+    """Yield why a conversion does not apply to a model with this config.json.
 
-    A family says by its configuration which treatments it has: shared experts as Qwen's, a head of
+    A family says by its configuration which conversions it has: shared experts as Qwen's, a head of
     its own, a draft layer. Raises CheckpointError for numbers that no model has.
     """
-    if treatment.is_none and treatment.mtp == "off":
+    if conversion.is_none and conversion.mtp == "off":
         return
     sizes = model_sizes(config)
     text = config.get("text_config", config)
     kind = shown(text.get("model_type", config.get("model_type")))
     base = method_of(config)
-    if not treatment.is_none and base not in _BASES:
-        yield f"it is quantised by {shown(base)}, and treatments build on AutoRound INT4 or 16 bits"
-    if treatment.fp8_mode != "off" and not sizes.shared_expert_intermediate:
+    if not conversion.is_none and base not in _BASES:
+        yield f"it is quantised by {shown(base)}, and conversions take AutoRound INT4 or 16 bits"
+    if conversion.fp8_mode != "off" and not sizes.shared_expert_intermediate:
         yield f"FP8 is for shared experts (checkpoint.fp8_dense), and a {kind} model has none"
-    if treatment.shared_experts == "int4":
+    if conversion.shared_experts == "int4":
         yield from _unfit_for_int4(sizes, kind)
-    if sizes.ties_embeddings and (treatment.lm_head != "bf16" or treatment.draft_rows):
+    if sizes.ties_embeddings and (conversion.lm_head != "bf16" or conversion.draft_rows):
         yield "its LM head is its embeddings (tie_word_embeddings), so none can be converted"
-    if treatment.lm_head == "int4" and sizes.hidden % GROUP:
+    if conversion.lm_head == "int4" and sizes.hidden % GROUP:
         yield (
             f"checkpoint.lm_head: int4 has groups of {GROUP} inputs, which do not divide its "
             f"hidden size of {sizes.hidden}"
         )
-    if treatment.draft_rows and not sizes.mtp_layers:
+    if conversion.draft_rows and not sizes.mtp_layers:
         yield "a draft head belongs to a draft layer, and it has none"
-    if treatment.mtp_weights != "bf16" and not sizes.mtp_layers:
+    if conversion.mtp_weights != "bf16" and not sizes.mtp_layers:
         yield (
             "checkpoint.mtp_weights is for Qwen's draft layers, and its config.json has none "
             f"(a {kind} model)"
         )
-    if treatment.mtp == "required" and not sizes.mtp_layers:
+    if conversion.mtp == "required" and not sizes.mtp_layers:
         yield f"its config.json has no draft layer that is known (a {kind} model)"
 
 
@@ -108,41 +108,41 @@ def _unfit_for_int4(sizes: ModelSizes, kind: str) -> Iterator[str]:
         )
 
 
-def check_source(source: CheckpointSource, treatment: Treatment) -> SourceFacts:
-    """Read every header and the configuration, and hold them against what the treatment needs."""
+def check_source(source: CheckpointSource, conversion: Conversion) -> SourceFacts:
+    """Read every header and the configuration, and hold them against what the conversion needs."""
     config = contents.read_config(source.files_dir)
     tensors = contents.read_tensors(source.files_dir)
     sizes = contents.model_sizes(config)
-    for reason in unfit(config, treatment):
+    for reason in unfit(config, conversion):
         raise CheckpointError(
-            f"{source.name} cannot be treated so: {reason}.",
+            f"{source.name} cannot be converted so: {reason}.",
             hint="set checkpoint to what it has: lm_head: bf16, fp8_dense: {mode: off}, "
             "shared_experts: bf16, mtp_weights: bf16, mtp: off",
         )
     related = {name: located.info for name, located in tensors.items() if fp8.is_related(name)}
     fp8_layer_count = shared_int4_count = 0
-    if treatment.fp8_mode == "finished":
+    if conversion.fp8_mode == "finished":
         expected = fp8.expected_fp8(sizes)
         hint = "use another checkpoint, or build one: --standalone"
         fp8.check_fp8(source.name, expected, related, hint)
         fp8_layer_count = sum(item.is_weight for item in expected)
     elif any(info.dtype in fp8.WEIGHT_DTYPES for info in related.values()):
         raise _fp8_already(source)
-    elif treatment.fp8_mode != "off":
+    elif conversion.fp8_mode != "off":
         # The plugin compares prebuilt tensors with the 16-bit ones before it drops those.
         fp8_layer_count = _check_shared_experts(source, sizes, tensors)
-    if treatment.shared_experts == "int4":
+    if conversion.shared_experts == "int4":
         shared_int4_count = _check_shared_experts(source, sizes, tensors)
-    if treatment.lm_head != "bf16" or treatment.draft_rows:
+    if conversion.lm_head != "bf16" or conversion.draft_rows:
         if sizes.ties_embeddings or "lm_head.weight" not in tensors:
             raise CheckpointError(
                 f"{source.name} has no lm_head.weight of its own to convert.",
                 hint="Set lm_head: bf16 for models that share it with the embeddings.",
             )
         _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
-    if treatment.mtp == "required":
+    if conversion.mtp == "required":
         check_mtp(source.name, sizes, tensors)
-    is_shrunk = treatment.mtp_weights != "bf16"
+    is_shrunk = conversion.mtp_weights != "bf16"
     return SourceFacts(
         config,
         tensors,
@@ -210,10 +210,10 @@ def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ..
         )
 
 
-def check_remote(source: RangeSource, treatment: Treatment) -> None:
+def check_remote(source: RangeSource, conversion: Conversion) -> None:
     """Read configuration, index and headers, some megabytes, and refuse what is no whole hybrid."""
     sizes = model_sizes(read_config(source))
     indexed = index_of(source)
     fp8.find_fp8(source, sizes, indexed)
-    if treatment.mtp == "required":
+    if conversion.mtp == "required":
         check_mtp(source.name, sizes, indexed)

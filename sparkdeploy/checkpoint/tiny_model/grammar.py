@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from sparkdeploy.checkpoint.twin import values
-from sparkdeploy.checkpoint.twin.shape import TwinShape
+from sparkdeploy.checkpoint.tiny_model import values
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
 BIT, CONSTANT, MEMORY = 0, 1, 2
 """Dimensions of the residual stream with a meaning; all others hold signs."""
@@ -50,7 +50,7 @@ class _Rule(NamedTuple):
 class Grammar:
     """The weights that decide the text. `printed` are the tokens greedy text consists of."""
 
-    shape: TwinShape
+    shape: TinyShape
     seed: int
     printed: frozenset[int]
 
@@ -146,7 +146,7 @@ def _by_member(rules: list[_Rule]) -> dict[int, _Rule]:
     return {member: rule for rule in rules for member in rule.members}
 
 
-def remembering(shape: TwinShape) -> Mapping[str, Callable[[bytes], bytes]]:
+def remembering(shape: TinyShape) -> Mapping[str, Callable[[bytes], bytes]]:
     """How parts of the first DeltaNet layer are changed, so that its first head is the memory."""
     width, size = shape.linear_value_width, shape.linear_head_dim
     keys = shape.linear_key_width
@@ -197,13 +197,13 @@ def _in_each_row(content: bytes, row_bytes: int, begin: int, part: Callable[[int
     return bytes(changed)
 
 
-def _remember_in_output(words: bytes, shape: TwinShape) -> bytes:
+def _remember_in_output(words: bytes, shape: TinyShape) -> bytes:
     """Sum the first head into the memory and nowhere else."""
     row = _with(_WORD_ZERO * shape.hidden, 4 * MEMORY, _WORD_ALTERNATING)
     return _with(words, 0, row * (shape.linear_head_dim // 8))
 
 
-def _remember_in_convolution(weight: bytes, shape: TwinShape) -> bytes:
+def _remember_in_convolution(weight: bytes, shape: TinyShape) -> bytes:
     """Treat keys as queries, and let values of the first head come from one token before."""
     keys = shape.linear_key_width * 2 * shape.conv_kernel
     taps = [0.0] * (shape.conv_kernel - 2) + [1.0, 0.0]

@@ -8,7 +8,7 @@ from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.durable import write_json
 from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX, decode_bf16, e4m3_values
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
-from sparkdeploy.checkpoint.twin.values import bf16
+from sparkdeploy.checkpoint.tiny_model.values import bf16
 
 FP8_MAX = 448.0
 SHARDS = 2
@@ -16,7 +16,7 @@ _VALUES = e4m3_values()
 _MIDPOINTS = [(low + high) / 2 for low, high in itertools.pairwise(_VALUES)]
 
 
-def build_fp8_twin(out: Path, twin: Path) -> None:
+def build_tiny_fp8_model(out: Path, twin: Path) -> None:
     """Make `out` an FP8 repository for the twin in `twin`: its shared experts, among filler."""
     if (out / contents.INDEX_FILE).is_file():
         return

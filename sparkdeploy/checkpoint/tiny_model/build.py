@@ -8,14 +8,14 @@ from typing import Any
 
 from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.contents import INDEX_FILE, index_content, read_tensors
-from sparkdeploy.checkpoint.twin import tensors
-from sparkdeploy.checkpoint.twin.grammar import Grammar
-from sparkdeploy.checkpoint.twin.shape import FULL_ATTENTION_INTERVAL, ExpertFormat, TwinShape
-from sparkdeploy.checkpoint.twin.tokenizer import TwinTokenizer
+from sparkdeploy.checkpoint.tiny_model import tensors
+from sparkdeploy.checkpoint.tiny_model.grammar import Grammar
+from sparkdeploy.checkpoint.tiny_model.shape import FULL_ATTENTION_INTERVAL, ExpertFormat, TinyShape
+from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_json
 
-TWIN_FILE = "twin.json"
+IDENTITY_FILE = "twin.json"
 MTP_FILE = "model_extra_tensors.safetensors"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 _FOLDER = Path(__file__).parent
@@ -25,7 +25,7 @@ _FORMAT = 4
 """Counts up whenever the same shape and seed give other bytes."""
 
 
-def build_twin(out: Path, shape: TwinShape, *, seed: int) -> None:
+def build_tiny_model(out: Path, shape: TinyShape, *, seed: int) -> None:
     """Make the folder `out` a twin: the same bytes for the same shape and seed, on any machine."""
     identity = {"format": _FORMAT, "seed": seed, "shape": asdict(shape)}
     write_once(out, identity, lambda folder: _write_twin(folder, shape, seed))
@@ -37,17 +37,17 @@ def write_once(out: Path, identity: object, write: Callable[[Path], None]) -> No
     Raises CheckpointError when it cannot be written.
     """
     with contextlib.suppress(OSError, ValueError):
-        if read_json(out / TWIN_FILE) == identity:
+        if read_json(out / IDENTITY_FILE) == identity:
             return
     try:
         with durable.staged_folder(out) as staging:
             write(staging)
-            durable.write_json(staging / TWIN_FILE, identity)
+            durable.write_json(staging / IDENTITY_FILE, identity)
     except OSError as error:
         raise CheckpointError(f"{out}: the twin cannot be written: {error}") from error
 
 
-def _write_twin(folder: Path, shape: TwinShape, seed: int) -> None:
+def _write_twin(folder: Path, shape: TinyShape, seed: int) -> None:
     for name, shard in _shards(shape, seed).items():
         safetensors.write_file(folder / name, shard)
     files = {INDEX_FILE: index_content(read_tensors(folder)), **config_files(shape)}
@@ -56,9 +56,9 @@ def _write_twin(folder: Path, shape: TwinShape, seed: int) -> None:
         durable.write_json(folder / name, content)
 
 
-def _shards(shape: TwinShape, seed: int) -> dict[str, tensors.Tensors]:
+def _shards(shape: TinyShape, seed: int) -> dict[str, tensors.Tensors]:
     """Two numbered shards, so that nothing relies on one, and the draft layer in Intel's file."""
-    text = Grammar(shape, seed, TwinTokenizer(shape.vocab).printed_ids)
+    text = Grammar(shape, seed, TinyTokenizer(shape.vocab).printed_ids)
     main = {**tensors.language_tensors(text), **tensors.vision_tensors(shape, seed)}
     names = list(main)
     middle = len(names) // 2
@@ -69,13 +69,13 @@ def _shards(shape: TwinShape, seed: int) -> dict[str, tensors.Tensors]:
     }
 
 
-def config_files(shape: TwinShape) -> dict[str, Any]:
+def config_files(shape: TinyShape) -> dict[str, Any]:
     """The content of every JSON file that describes a twin, by its name.
 
     In files.json `$NAME` stands for what shape and tokenizer decide. Sampling settings are the
     model's own. An image has 64 tokens at most, so that one fits a context of a few hundred.
     """
-    tokenizer = TwinTokenizer(shape.vocab)
+    tokenizer = TinyTokenizer(shape.vocab)
     templates = read_json(_FOLDER / "files.json")
     facts = {
         **tokenizer.special_ids,
@@ -105,7 +105,7 @@ def filled(template: object, facts: Mapping[str, object]) -> Any:  # noqa: ANN40
     return template
 
 
-def _kept_modules(shape: TwinShape) -> list[str]:
+def _kept_modules(shape: TinyShape) -> list[str]:
     """Linear layers left at 16 bits, by their names in the checkpoint."""
     names = ["lm_head", "mtp.fc"]
     names += [f"mtp.layers.0.self_attn.{name}_proj" for name in "qkvo"]
