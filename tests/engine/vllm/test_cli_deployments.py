@@ -7,6 +7,7 @@ engine takes most of a minute, so each is used for more than one thing.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -22,7 +23,8 @@ import pytest
 from sparkdeploy import labels
 from tests.engine.conftest import DEADLINE_S, free_port, patiently, until
 from tests.engine.program import Program
-from tests.engine.vllm.twin_user import TWIN_RECIPE, cached_twin_user, unique_name
+from tests.engine.vllm.hang import LATE_S, Served
+from tests.engine.vllm.twin_user import TWIN_RECIPE, cached_twin_user, is_busy, unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,13 +42,14 @@ pytestmark = [
 MAIN, SECOND, THIRD = (unique_name(word) for word in ("main", "second", "third"))
 PORT, OTHER_PORT, SPARE_PORT = (free_port() for _ in range(3))
 CONTEXT = 3072
+STALL_S = 20
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """A user with a recipe of their own for a twin, which lies in the hub's shared store."""
     made = cached_twin_user(
-        tmp_path_factory.mktemp("deployments"), port=PORT, max_model_len=CONTEXT
+        tmp_path_factory.mktemp("deployments"), port=PORT, stall_s=STALL_S, max_model_len=CONTEXT
     )
     yield made
     for name in (MAIN, SECOND, THIRD):
@@ -374,6 +377,19 @@ def test_a_dead_docker_socket_ends_with_four(program: Program, tmp_path: Path) -
     assert done.returncode == 4
     assert "does not answer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_engine_that_hangs_while_it_serves_is_started_again(
+    program: Program, host: DockerHost
+) -> None:
+    served = Served(host, MAIN, PORT)
+    with served.somebody_waits():
+        until(lambda: is_busy(PORT), timeout_s=10)
+        os.kill(served.engine_core(), signal.SIGSTOP)
+        said = served.ended(within_s=STALL_S + LATE_S)
+    assert "Fatal Python error: Aborted" in said
+    assert "run_busy_loop" in said
+    assert "stalled" in program.run("status").stdout
 
 
 def test_a_stop_by_signal_is_passed_on_to_vllm(program: Program, host: DockerHost) -> None:

@@ -45,10 +45,11 @@ def twin_user(root: Path, *, port: int, **serve: object) -> Program:
     return program
 
 
-def cached_twin_user(root: Path, *, port: int, **serve: object) -> Program:
+def cached_twin_user(root: Path, *, port: int, stall_s: int, **serve: object) -> Program:
     """Return a user as `twin_user` does, whose twin the hub's own library has downloaded.
 
-    Its large files are links into the store that repositories of the cache share.
+    Its large files are links into the store that repositories of the cache share. An engine that
+    makes no progress for `stall_s` seconds is ended.
     """
     program = Program(root)
     with hub_double() as double, xet_by_get():
@@ -56,7 +57,8 @@ def cached_twin_user(root: Path, *, port: int, **serve: object) -> Program:
         snapshot_download(
             TWIN_REPO, cache_dir=root / "hub", endpoint=double.endpoint, max_workers=1
         )
-    _write_recipe(root, {"repo": TWIN_REPO}, {"port": port, **serve})
+    limits = {"stall_s": stall_s}
+    _write_recipe(root, {"repo": TWIN_REPO}, {"port": port, **serve}, limits)
     return program
 
 
@@ -89,15 +91,15 @@ def _made_twin(program: Program) -> Path:
     return twin
 
 
-def _write_recipe(root: Path, model: Mapping[str, str], serve: Mapping[str, object]) -> None:
+def _write_recipe(
+    root: Path,
+    model: Mapping[str, str],
+    serve: Mapping[str, object],
+    limits: Mapping[str, int] | None = None,
+) -> None:
     recipes = root / "config" / "recipes"
     recipes.mkdir(parents=True)
-    # JSON is YAML too.
-    (recipes / f"{TWIN_RECIPE}.yaml").write_text(json.dumps(_twin_recipe(model, serve)))
-
-
-def _twin_recipe(model: Mapping[str, str], serve: Mapping[str, object]) -> dict[str, object]:
-    return {
+    content = {
         "schema": 1,
         "name": TWIN_RECIPE,
         "title": "v2 on a twin and a CPU",
@@ -111,5 +113,7 @@ def _twin_recipe(model: Mapping[str, str], serve: Mapping[str, object]) -> dict[
             "enable_prefix_caching": False,
             **serve,
         },
-        "limits": {"memory_floor_gib": 1, "startup_timeout_s": 600},
+        "limits": {"memory_floor_gib": 1, "startup_timeout_s": 600, **(limits or {})},
     }
+    # JSON is YAML too.
+    (recipes / f"{TWIN_RECIPE}.yaml").write_text(json.dumps(content))
