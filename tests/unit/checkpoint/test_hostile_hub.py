@@ -184,6 +184,7 @@ def test_a_listing_made_to_fill_memory_takes_little_of_it(
     [
         ({"listing": listing(sibling("../../../\x1b[31mvictim"))}, "leads out|cannot be printed"),
         ({"listing": b"\x1b[2J"}, "not the description"),
+        ({"listing": listing(sibling("a\\..\\victim"))}, "backslash"),
         ({"status": 404, "reason": "\x1b[2Jowned"}, "no such repository"),
     ],
 )
