@@ -9,18 +9,25 @@ from pydantic import Field
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-UNIT, FLAG, UNSET = "x-unit", "x-vllm", "x-unset"
+UNIT, FLAG, UNSET, CONSENT = "x-unit", "x-vllm", "x-unset", "x-consent"
 """Keys of a JSON schema, of ours alone."""
 
 
 def about(
-    meaning: str, example: JsonValue, *, unit: str = "", flag: str = "", unset: str = ""
+    meaning: str,
+    example: JsonValue,
+    *,
+    unit: str = "",
+    flag: str = "",
+    unset: str = "",
+    consent: str = "",
 ) -> Any:  # noqa: ANN401 - what pydantic's own Field returns
     """Return it for `Annotated`: what a value means, and one that somebody may write.
 
     `unit` is what a number counts, `flag` what of vLLM it becomes, and `unset` what happens where
-    it is left out and has no default.
+    it is left out and has no default. `consent` is what it can do where a recipe from elsewhere
+    sets it; without one nobody is asked.
     """
-    told = {UNIT: unit, FLAG: flag, UNSET: unset}
+    told = {UNIT: unit, FLAG: flag, UNSET: unset, CONSENT: consent}
     extra: dict[str, JsonValue] = {key: value for key, value in told.items() if value}
     return Field(description=meaning, examples=[example], json_schema_extra=extra or None)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 class Mistakes(str):
@@ -58,6 +59,12 @@ class RecipeError(SparkdeployError):
 
 class NoRecipeError(RecipeError):
     """A file is something else: not a recipe with mistakes, but none at all."""
+
+
+class ConsentNeededError(RecipeError):
+    """A recipe from elsewhere sets what needs consent, which an empty file at `record` gives."""
+
+    record: Path | None = None
 
 
 class NodeError(SparkdeployError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.editors import schema_line
-from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:

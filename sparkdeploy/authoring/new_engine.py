@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.families import family_of
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.history import history
 from sparkdeploy.recipe.load import library, load_engine
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from sparkdeploy.about import UNIT
 from sparkdeploy.recipe.editors import schema_line
-from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:

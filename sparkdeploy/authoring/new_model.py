@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.families import family_among, short_name
-from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -32,9 +32,9 @@ from sparkdeploy.errors import (
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.fields import NAME_PATTERN
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe, look_into
 from sparkdeploy.recipe.schema import Weights
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import resources
 from sparkdeploy.yaml_text import in_line
 

@@ -17,8 +17,8 @@ from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
 from sparkdeploy.estimate.weights import facts_of_rank, facts_of_step
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import Piece, Style

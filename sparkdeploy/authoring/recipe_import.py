@@ -11,9 +11,9 @@ from sparkdeploy.errors import Mistakes, RecipeError, UsageError
 from sparkdeploy.recipe.foreign.report import as_dict, whole_lines
 from sparkdeploy.recipe.foreign.translate import slug
 from sparkdeploy.recipe.foreign.write import recipe_text
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.library import library, of_source, recipe_folders
 from sparkdeploy.recipe.load import look_into
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checks.finding import Finding, Verdict, ok, warn
 from sparkdeploy.recipe.families import family_of
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,7 +47,7 @@ def trust_findings(resolved: Resolved) -> Iterator[Finding]:
 
 def _check_consent(resolved: Resolved) -> Finding:
     check = "recipe.unsafe"
-    if not resolved.recipe.allow_unsafe:
+    if not resolved.recipe.allow_unsafe and not resolved.allowed:
         return ok(check, "no setting of a foreign recipe loads code or moves files")
     # A value may be a secret, and a crash folder has this finding.
     allowed = [shown(".".join(map(str, it.path))) for it in dict.fromkeys(resolved.allowed)]
@@ -57,7 +57,11 @@ def _check_consent(resolved: Resolved) -> Finding:
     more = [f"and {len(allowed) - MAX_LISTED} more"] if len(allowed) > MAX_LISTED else []
     listed = ", ".join([*allowed[:MAX_LISTED], *more])
     # There is no fix: without consent the recipe is refused.
-    return Finding(check, Verdict.WARN, f"allowed by --allow-unsafe: {listed}")
+    return Finding(check, Verdict.WARN, f"allowed by {_given(resolved)}: {listed}")
+
+
+def _given(resolved: Resolved) -> str:
+    return "--allow-unsafe" if resolved.recipe.allow_unsafe else "your earlier answer"
 
 
 def argument_findings(warnings: Iterable[str]) -> Iterator[Finding]:

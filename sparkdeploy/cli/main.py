@@ -18,7 +18,7 @@ from sparkdeploy import __version__
 from sparkdeploy.cli.command_table import COMMANDS
 from sparkdeploy.cli.names import completing, nodes
 from sparkdeploy.cli.start import INTERRUPTED_EXIT_CODE, Interruption
-from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
+from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError, UsageError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import nothing_raw, visible
 
@@ -165,7 +165,7 @@ def _options(
 def main() -> None:
     """Run a command; exit with its code and never with a traceback for a user's mistake."""
     try:
-        code = _run()
+        code = _run_with_consent()
     except KeyboardInterrupt as interrupt:
         # What had failed before the interruption was heard is what the user has to know.
         if isinstance(interrupt.__context__, SparkdeployError):
@@ -197,6 +197,25 @@ def _interrupted() -> int:
 
 def _show(error: SparkdeployError) -> None:
     console.error(error.message, hint=error.hint, detail=error.detail)
+
+
+def _run_with_consent() -> int:
+    """Run the command that was typed; once more where a person agrees to what its recipe sets.
+
+    A recipe is loaded before anything is done.
+    """
+    try:
+        return _run()
+    except ConsentNeededError as error:
+        if error.record is None or not console.can_ask:
+            raise
+        _show(error)
+        if not console.confirm("Allow all of it, as long as nothing of these files changes?"):
+            return error.exit_code
+        from sparkdeploy.node.private_folder import write_private
+
+        write_private(error.record, "")
+        return _run()
 
 
 def _run() -> int:

@@ -19,12 +19,12 @@ from sparkdeploy.image.mods import read_mod
 from sparkdeploy.node.cluster import configured
 from sparkdeploy.node.remote_command import prepare, run_attached
 from sparkdeploy.node.ssh import SshLink, SshTarget
+from sparkdeploy.recipe.consent import consent_hint
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.recipe.library import parent_beside
 from sparkdeploy.recipe.mods import FoundMod, mod_folder
-from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES, template_question
+from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
 from sparkdeploy.recipe.sources.shelf import Sources
-from sparkdeploy.recipe.unsafe import consent_hint
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.stored_json import read_unlinked
 from sparkdeploy.terminal.console import console
@@ -128,8 +128,9 @@ def _add_recipe(
     template = serve.get("chat_template") if isinstance(serve, dict) else None
     if isinstance(template, str) and template and not template.startswith(("/", "~")):
         meant = Path(os.path.realpath(path.parent / template))
-        if not consented and (question := template_question(meant, path.parent)):
-            raise _not_sent(path, f"serve.chat_template: {question}")
+        if not consented:
+            why = f"{meant} is a file of this machine, which is sent with your consent only"
+            raise _not_sent(path, f"serve.chat_template: {why}")
         if meant.is_file():
             _add_file(path.parent / template, meant, files)
     for folder in _mod_folders(mods, path.parent):

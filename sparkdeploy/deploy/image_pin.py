@@ -10,9 +10,9 @@ from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.pins import keep
 from sparkdeploy.plan.images import stages_for
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import ImageLock, SettledEngine
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from sparkdeploy.export.socket_units import (
 )
 from sparkdeploy.export.systemd_unit import Again, Unit, unit_name, unit_text
 from sparkdeploy.plan.make import unresolved_tag
-from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.server.phases import similar_start_s
 from sparkdeploy.shell import AS_MODULE
 from sparkdeploy.terminal.console import console
@@ -183,8 +182,7 @@ def export_compose(request: Request, settings: Settings) -> str:
         )
     if tag := unresolved_tag([step.stage for step in plan.images]):
         raise BuildError(f"nobody has asked yet what the image {tag} is", hint=prepare)
-    own = [name for name in plan.resolved.recipe.serve.env if name not in lists().env]
-    if own:
+    if own := list(plan.resolved.recipe.serve.env):
         # The container's environment is part of its description: Compose takes it from the file.
         console.warn(f"the file has the values of {' and '.join(own)}: keep it at mode 0600")
     written = _prepare(seen_from_anywhere(request, settings))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:

@@ -68,8 +68,7 @@ def _is_trusted(resolved: Resolved, own_folders: tuple[Path, ...]) -> bool:
     Not so for a recipe with a value from outside the folders of recipes, one that was allowed what
     is unsafe, and one that lets the model bring code.
     """
-    recipe = resolved.recipe
-    if recipe.allow_unsafe or recipe.serve.trust_remote_code:
+    if resolved.recipe.allow_unsafe or resolved.allowed or resolved.recipe.serve.trust_remote_code:
         return False
     return not Library(own_folders).foreign_files(resolved.origins)
 

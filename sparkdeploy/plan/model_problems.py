@@ -19,9 +19,9 @@ from sparkdeploy.plan.exchangeable import (
 from sparkdeploy.plan.observed import MissingModel, ModelFact
 from sparkdeploy.recipe.families import first_release
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import FP8_SOURCE, named_paths
 from sparkdeploy.recipe.settled import is_unknown
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:

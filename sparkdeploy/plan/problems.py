@@ -18,8 +18,8 @@ from sparkdeploy.plan.model_problems import (
     model_problems,
 )
 from sparkdeploy.plan.steps import Action
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.mods import proposed_setting
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from sparkdeploy.plan.make import unresolved_tag
 from sparkdeploy.plan.part_budget import CHECK as BUDGET_CHECK
 from sparkdeploy.recipe import graphs, prefix_caching
 from sparkdeploy.recipe.foreign.report import short_lines
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import SettledEngine
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.safe_text import visible_line
 from sparkdeploy.terminal.style import Piece, Style, line_of, plain_text
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, laid_out, row_of

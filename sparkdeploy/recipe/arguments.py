@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.history import FLAGS, history
 from sparkdeploy.recipe.release import arguments_folder, newest, read_release, releases
 from sparkdeploy.recipe.rules import Mistake, drafting_of
 from sparkdeploy.recipe.settled import SettledEngine, is_unknown
-from sparkdeploy.recipe.words import nearest
+from sparkdeploy.recipe.words import nearest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

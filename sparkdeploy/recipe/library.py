@@ -44,14 +44,15 @@ NOT_INHERITED = ("name", "title", "source", "preview", "extends", "expect")
 class Library:
     """The folders in which recipes are looked up, the user's before the shipped ones.
 
-    What they hold is trusted. A recipe from elsewhere may name what lies in `model_folders`.
+    What they hold is trusted.
     """
 
     folders: tuple[Path, ...]
-    model_folders: tuple[Path, ...] = ()
     images: ImageLock | None = None
     """What tags were settled to; nobody asks for it where recipes are only looked at."""
     sources: Sources | None = None
+    consents: Path | None = None
+    """The folder of the consents that were given, an empty file for each."""
 
     def recipe_files(self) -> dict[str, Path]:
         return self._files("*.yaml")
@@ -90,9 +91,9 @@ def recipe_folders(settings: Settings) -> tuple[Path, ...]:
 def library(settings: Settings) -> Library:
     from sparkdeploy.recipe.settled import ImageLock  # noqa: PLC0415 - a search needs none
 
-    models = (settings.hub_cache, settings.data_dir)
     state = settings.state_dir
-    return Library(recipe_folders(settings), models, ImageLock(state), Sources.below(state))
+    folders = recipe_folders(settings)
+    return Library(folders, ImageLock(state), Sources.below(state), state / "consents")
 
 
 def read_unchecked(library: Library) -> Iterator[tuple[str, Path, Mapping[str, Any]]]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkdeploy.errors import Mistakes, NoRecipeError, RecipeError
+from sparkdeploy.errors import ConsentNeededError, Mistakes, NoRecipeError, RecipeError
 from sparkdeploy.recipe import rules
 from sparkdeploy.recipe.arguments import argument_mistakes
+from sparkdeploy.recipe.consent import asked, consent_hint, digest, self_consents
 from sparkdeploy.recipe.document import (
     Document,
     KeyPath,
@@ -21,7 +22,6 @@ from sparkdeploy.recipe.document import (
 )
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.foreign.translate import translate
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.library import (
     Library,
     known_file,
@@ -37,9 +37,8 @@ from sparkdeploy.recipe.release import stated_release
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.recipe.settled import settled_engine
-from sparkdeploy.recipe.unsafe import Judge, consent_hint
 from sparkdeploy.recipe.validate import validated
-from sparkdeploy.recipe.words import closest
+from sparkdeploy.recipe.words import closest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +76,7 @@ class Resolved:
     image: str | None = None
     """Of an engine of kind `image`: what the recipe or the engine's file calls it."""
     allowed: tuple[Mistake, ...] = ()
-    """What `--allow-unsafe` consents to."""
+    """What needs consent and has it."""
 
     @property
     def called(self) -> str:
@@ -102,6 +101,8 @@ class Loaded:
     image: str | None = None
     allowed: tuple[Mistake, ...] = ()
     """What the user has agreed to."""
+    consent_record: Path | None = None
+    """The file by which they would agree."""
 
     def lines(self, found: Iterable[Mistake]) -> list[str]:
         """Return mistakes or consents in words, each with its file and line."""
@@ -117,7 +118,10 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
     mistakes, consents = loaded.mistakes, loaded.consents
     if mistakes or consents or loaded.recipe is None or loaded.engine is None:
         what, hint = f"recipe {wanted}", consent_hint(wanted, consents)
-        raise _report(what, loaded.document, list(mistakes), consents, hint=hint)
+        error = _report(what, loaded.document, list(mistakes), consents, hint=hint)
+        if isinstance(error, ConsentNeededError) and loaded.consent_record is not None:
+            error.record = loaded.consent_record
+        raise error
     return Resolved(
         loaded.recipe,
         loaded.engine,
@@ -155,20 +159,27 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
     mistakes += [mistake for mistake in found if mistake.path not in wrong]
     refused, warnings = _arguments(recipe, engine)
     foreign = library.foreign_files(document.origins)
-    judge = Judge(recipe, document.origins, foreign, library.model_folders)
-    mistakes += [*refused, *judge.self_consents()]
+    mistakes += [*refused, *self_consents(recipe, document.origins, foreign)]
+    mods = find_mods(recipe, document.origins, path.parent)
+    needed = tuple(asked(recipe, document.origins, foreign))
+    record = None
+    if needed and library.consents is not None:
+        template = recipe.serve.chat_template
+        record = library.consents / digest(needed, document.origins, mods, template)
+    is_allowed = recipe.allow_unsafe or (record is not None and record.is_file())
     return Loaded(
         wanted,
         document,
         recipe,
         engine,
         (*mistakes,),
-        (*judge.consents(),),
+        () if is_allowed else needed,
         tuple(_line(document, warning) for warning in warnings),
         translation,
-        find_mods(recipe, document.origins, path.parent),
+        mods,
         image,
-        tuple(judge.needed()) if recipe.allow_unsafe else (),
+        needed if is_allowed else (),
+        record,
     )
 
 
@@ -240,7 +251,8 @@ def _report(
     lines = [_line(document, problem) for problem in every[:MAX_LISTED]]
     if len(every) > MAX_LISTED:
         lines.append(f"... and {len(every) - MAX_LISTED} more")
-    return RecipeError(
+    kind = ConsentNeededError if consents and not problems else RecipeError
+    return kind(
         f"{what} {' and '.join(counted)}",
         detail=Mistakes("\n".join(lines)),
         hint=hint if consents else None,

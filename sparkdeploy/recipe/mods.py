@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.document import written_part
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.sources.shelf import SNAPSHOT
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -84,6 +84,7 @@ class Cluster(Strict):
             "How the nodes meet: by vLLM's own means, or in a Ray cluster.",
             "native",
             flag="--distributed-executor-backend",
+            consent="Ray listens on every address, without a key",
         ),
     ] = "native"
     speculative: Annotated[
@@ -107,7 +108,12 @@ class Limits(Strict):
     memory_floor_gib: Annotated[
         Decimal,
         Field(ge=0, le=512),
-        about("The guard ends vLLM before the machine has less memory than that.", 4, unit="GiB"),
+        about(
+            "The guard ends vLLM before the machine has less memory than that.",
+            4,
+            unit="GiB",
+            consent="below 4 GiB the guard may come too late to save the machine",
+        ),
     ] = 4.0
     startup_timeout_s: Annotated[
         Decimal,
@@ -293,6 +299,7 @@ class Recipe(Strict):
             "what a tag is, and keeps to that.",
             "vllm/vllm-openai:v0.33.0",
             unset="what the engine's file names",
+            consent="an image is code of others, and vLLM's image is built upon it and run",
         ),
     ] = None
     mods: list[Mod] = Field(default_factory=list)

@@ -43,6 +43,7 @@ class Speculative(Strict):
             "mtp",
             flag=f"{SPECULATIVE_CONFIG}, `method`",
             unset="vLLM tells it from the drafter",
+            consent="this method names code, or writes files",
         ),
     ] = None
     tokens: Annotated[
@@ -63,6 +64,7 @@ class Speculative(Strict):
             "z-lab/Qwen3.5-122B-A10B-DFlash",
             flag=f"{SPECULATIVE_CONFIG}, `model`",
             unset="the served model's own layer drafts",
+            consent="the container reads this folder",
         ),
     ] = None
     revision: Annotated[Revision, about("Of the drafter, as `model.revision`.", "main")] = "main"
@@ -176,7 +178,12 @@ class Serve(Strict):
         about("Whether the model may call tools; needs `tool_call_parser`.", example=True),
     ] = None
     load_format: Annotated[
-        Word | None, about("How weights are read from disk.", "instanttensor")
+        Word | None,
+        about(
+            "How weights are read from disk.",
+            "instanttensor",
+            consent="a format with pickles in it runs code of whoever wrote the weights",
+        ),
     ] = None
     max_num_batched_tokens: Annotated[
         Tokens | None,
@@ -225,6 +232,7 @@ class Serve(Strict):
             "A file beside the recipe, which ends in `.jinja`.",
             "templates/mine.jinja",
             flag="--chat-template",
+            consent="vLLM reads this file, and whoever asks the model may see what it says",
             unset="the model's own",
         ),
     ] = None
@@ -240,26 +248,47 @@ class Serve(Strict):
     ] = None
     default_chat_template_kwargs: Annotated[
         dict[str, JsonValue] | None,
-        about("What the chat template is told by itself.", {"enable_thinking": False}),
+        about(
+            "What the chat template is told by itself.",
+            {"enable_thinking": False},
+            consent="the model's chat template and its tokenizer take this value",
+        ),
     ] = None
     hf_overrides: Annotated[
         dict[str, JsonValue] | None,
-        about("Values in the place of config.json's.", {"max_position_embeddings": 65536}),
+        about(
+            "Values in the place of config.json's.",
+            {"max_position_embeddings": 65536},
+            consent="another configuration may load other code for the model",
+        ),
     ] = None
     override_generation_config: Annotated[
         dict[str, JsonValue] | None,
-        about("Sampling where a request names none.", {"temperature": 0.6, "top_p": 0.95}),
+        about(
+            "Sampling where a request names none.",
+            {"temperature": 0.6, "top_p": 0.95},
+            consent="it is no setting of sampling",
+        ),
     ] = None
     compilation_config: Annotated[
         dict[str, JsonValue] | None,
-        about("How vLLM compiles and captures CUDA graphs.", {"cudagraph_mode": "PIECEWISE"}),
+        about(
+            "How vLLM compiles and captures CUDA graphs.",
+            {"cudagraph_mode": "PIECEWISE"},
+            consent="a compiler's setting may name a module or a folder",
+        ),
     ] = None
     enforce_eager: Annotated[
         bool | None,
         about("No compiling and no CUDA graphs: starts sooner, runs slower.", example=True),
     ] = None
     trust_remote_code: Annotated[
-        bool | None, about("Whether Python of the model's repository is run.", example=True)
+        bool | None,
+        about(
+            "Whether Python of the model's repository is run.",
+            example=True,
+            consent="the model's repository runs Python of its own, beside your key",
+        ),
     ] = None
     lora: list[LoraAdapter] = Field(default_factory=list)
     env: Annotated[
@@ -268,6 +297,7 @@ class Serve(Strict):
             "Variables of the container.",
             {"VLLM_LOGGING_LEVEL": "DEBUG"},
             unset="none beside ours",
+            consent="a variable can name code, a file or a host",
         ),
     ] = Field(default_factory=dict)
     extra_args: Annotated[
@@ -277,6 +307,7 @@ class Serve(Strict):
             ["--seed", "1"],
             flag="these flags",
             unset="none",
+            consent="a flag can load code, move files or open a port",
         ),
     ] = Field(default_factory=list)
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from sparkdeploy.recipe.document import written_part
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.rules import Mistake
-from sparkdeploy.recipe.words import closest
+from sparkdeploy.recipe.words import closest, shown
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ class Weights(Strict):
             "A folder of this machine in its place; relative to the recipe's file.",
             "~/models/qwen3-8b",
             unset="the repository's download",
+            consent="the container reads this folder",
         ),
     ] = None
 
@@ -91,6 +92,7 @@ class Fp8Dense(Strict):
             "or `.`.",
             "Qwen/Qwen3.5-122B-A10B-FP8",
             unset="needed for mode prebuilt, and refused otherwise",
+            consent="the container reads this folder",
         ),
     ] = None
     from_: Annotated[

@@ -1,4 +1,4 @@
-"""Words for a name that nobody knows."""
+"""Words for a name that nobody knows, and for text of a stranger."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+SHOWN_LENGTH = 160
+"""An image with its digest is shown whole."""
+
+
+def shown(text: object) -> str:
+    """Return text of a stranger as it may be printed: on one line, short, without control signs."""
+    words = str(text)
+    if len(words) > SHOWN_LENGTH:
+        words = words[:SHOWN_LENGTH] + "..."
+    return words if words.isprintable() else ascii(words)
 
 
 def nearest(wanted: str, known: Iterable[str]) -> str:

@@ -24,8 +24,8 @@ from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.recipe import prefix_caching
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.flags import flag_of
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.paths import is_folder
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence

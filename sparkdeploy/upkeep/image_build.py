@@ -18,10 +18,9 @@ from sparkdeploy.plan.images import stages_for
 from sparkdeploy.plan.make import image_steps
 from sparkdeploy.plan.observe import choose_base_source
 from sparkdeploy.plan.steps import Action
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe
 from sparkdeploy.recipe.release import is_tag
-from sparkdeploy.recipe.words import closest
+from sparkdeploy.recipe.words import closest, shown
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from sparkdeploy.chat import answer
 from sparkdeploy.checks import others
 from sparkdeploy.image import failures
-from sparkdeploy.recipe import arguments, harmless
+from sparkdeploy.recipe import arguments
 from sparkdeploy.recipe.families import families
 from sparkdeploy.server import crash, phases
 from tests.laws.attacks import texts
@@ -32,11 +32,6 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
     "image/failures.py:failed": (lambda: failures._HINTS, SEARCH),
     "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),
     "recipe/families.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),
-    "recipe/harmless.py:_compiles": (lambda: (), WHOLE),
-    "recipe/harmless.py:matches": (
-        lambda: (it.match for it in harmless.lists().patterns.values()),
-        WHOLE,
-    ),
     "server/crash.py:_by_signature": (
         lambda: (it.pattern for it in crash.signatures()),
         SEARCH,

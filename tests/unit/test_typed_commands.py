@@ -83,7 +83,7 @@ REVIEWED = {
     "plan/part_budget.py": {"cluster", "show"},
     "recipe/library.py": {"visible_line(name)"},
     "recipe/sources/shelf.py": {"name"},
-    "recipe/unsafe.py": {"command", "name"},
+    "recipe/consent.py": {"command", "name"},
     "shell.py": {"command", "program"},
     "uninstall.py": {"deployment.name"},
 }

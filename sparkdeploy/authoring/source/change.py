@@ -18,7 +18,6 @@ from sparkdeploy.authoring.source.place import changing, remove, remove_folder
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import NodeError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.node.private_folder import make_private
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.sources.shelf import (
     NAME,
@@ -31,6 +30,7 @@ from sparkdeploy.recipe.sources.shelf import (
     read_snapshot,
     snapshot_as_json,
 )
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import MAX_BYTES
 from sparkdeploy.terminal.console import console
 

@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.sources.shelf import masked
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:

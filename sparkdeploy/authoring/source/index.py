@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.source.files import RECIPE_SUFFIXES
 from sparkdeploy.errors import NoRecipeError, RecipeError
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.load import look_into
 from sparkdeploy.recipe.sources.shelf import MAX_COUNT, RecipeRow, short_names
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

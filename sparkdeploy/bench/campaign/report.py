@@ -34,7 +34,6 @@ from sparkdeploy.deploy.evidence import known_secrets
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.node.facts import own_name
-from sparkdeploy.recipe.harmless import lists
 from sparkdeploy.recipe.paths import named_paths
 from sparkdeploy.secret_shapes import SHORTEST_KNOWN
 from sparkdeploy.settings import LOGIN, resources
@@ -45,6 +44,18 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.campaign.state import CampaignFolder, CampaignState, RecipeState
     from sparkdeploy.settings import Settings
+
+SETTINGS_OF = (
+    "VLLM_",
+    "NCCL_",
+    "TORCH",
+    "PYTORCH_",
+    "CUDA_",
+    "FLASHINFER_",
+    "OMP_",
+    "INSTANTTENSOR_",
+)
+"""Beginnings of variables that set how something computes; their values tell nothing of a user."""
 
 
 def write_findings(
@@ -147,10 +158,9 @@ def _own_folders(settings: Settings) -> Iterator[Path]:
 
 
 def _unusual(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield values that the list of harmless variables does not know."""
+    """Yield values of variables that are not settings of what computes."""
     for name, value in env.items():
-        row = lists().env.get(name)
-        if len(value) >= SHORTEST_KNOWN and (row is None or not lists().matches(row, value)):
+        if len(value) >= SHORTEST_KNOWN and not name.startswith(SETTINGS_OF):
             yield value
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

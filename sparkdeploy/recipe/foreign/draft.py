@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.recipe.document import Document
-from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import text_without_secrets
 
 if TYPE_CHECKING:

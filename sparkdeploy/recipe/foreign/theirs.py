@@ -11,9 +11,8 @@ from sparkdeploy.errors import Mistakes, RecipeError
 from sparkdeploy.recipe.document import Document, ValueOrigin
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER
 from sparkdeploy.recipe.foreign.tables import tables
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import newest
-from sparkdeploy.recipe.words import closest
+from sparkdeploy.recipe.words import closest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

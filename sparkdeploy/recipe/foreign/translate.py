@@ -16,8 +16,8 @@ from sparkdeploy.recipe.foreign.command import PLACEHOLDER, ServeCommand, fill_i
 from sparkdeploy.recipe.foreign.draft import Draft, Note
 from sparkdeploy.recipe.foreign.tables import tables
 from sparkdeploy.recipe.foreign.theirs import as_text, flag_of_parameter, read
-from sparkdeploy.recipe.harmless import shown
 from sparkdeploy.recipe.release import newest
+from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import names_a_secret, text_without_secrets
 
 if TYPE_CHECKING:

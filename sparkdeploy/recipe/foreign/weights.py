@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.fields import REPOSITORY_PATTERN
-from sparkdeploy.recipe.harmless import shown
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

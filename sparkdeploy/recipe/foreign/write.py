@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.consent import CONSENT_OPTIONS
 from sparkdeploy.recipe.editors import schema_line
-from sparkdeploy.recipe.harmless import shown
-from sparkdeploy.recipe.unsafe import CONSENT_OPTIONS
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -93,7 +93,7 @@ def test_a_plan_says_what_became_of_theirs(run: Run, theirs: Path) -> None:
     assert "imported from owl.yaml (sparkrun v2)" in done.stdout
     assert "mod pip install owl-kernels: its run.sh runs as root, without a network:" in done.stdout
     assert "        | pip install owl-kernels" in done.stdout
-    told = json.loads(run("plan", str(theirs / "parrot.yaml"), "--json").stdout)
+    told = json.loads(run("plan", str(theirs / "parrot.yaml"), "--allow-unsafe", "--json").stdout)
     assert told["import"]["format"] == "eugr v1"
 
 

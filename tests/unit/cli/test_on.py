@@ -134,7 +134,7 @@ def test_another_version_there_is_refused_with_nothing_sent(
     node: Node, said: Said, recipes: Path
 ) -> None:
     node.has_program(version="0.0.9")
-    code, out, err = said("plan", str(recipes / "mine.yaml"), "--on", "spark")
+    code, out, err = said("plan", str(recipes / "mine.yaml"), "--allow-unsafe", "--on", "spark")
     assert (code, out) == (4, "")
     assert f"sparkdeploy 0.0.9 is installed there, and this is sparkdeploy {__version__}" in err
     assert f"uv tool install sparkdeploy=={__version__}" in err
@@ -324,7 +324,7 @@ def test_a_recipe_is_sent_with_what_it_names_and_nothing_else(
 ) -> None:
     node.has_this_program()
     monkeypatch.chdir(recipes)
-    code, out, err = said("show", "./mine.yaml", "--json", "--on", "spark")
+    code, out, err = said("show", "./mine.yaml", "--allow-unsafe", "--json", "--on", "spark")
     assert code == 0, err
     assert '"mine"' in out
     inside = str(recipes).lstrip("/")
@@ -332,20 +332,14 @@ def test_a_recipe_is_sent_with_what_it_names_and_nothing_else(
         f"{inside}/mine.yaml", f"{inside}/t.jinja", f"{inside}/base/theirs.yaml"
     }  # fmt: skip
     (again,) = (node.cache / "from").glob("*")
-    assert said("show", str(recipes / "mine.yaml"), "--on", "spark")[0] == 0
+    assert said("show", str(recipes / "mine.yaml"), "--allow-unsafe", "--on", "spark")[0] == 0
     assert list((node.cache / "from").glob("*")) == [again]
 
 
-@pytest.mark.parametrize("template", ["../../outside.jinja", "secret", ".hidden.jinja"])
-def test_no_other_file_is_sent_as_a_template(
-    node: Node, said: Said, recipes: Path, template: str
-) -> None:
-    (recipes / template).touch()
-    file = recipes / "base" / "theirs.yaml"
-    file.write_text(file.read_text() + f"serve: {{chat_template: {template}}}\n")
+def test_a_template_is_sent_with_consent_alone(node: Node, said: Said, recipes: Path) -> None:
     code, _, err = said("plan", str(recipes / "mine.yaml"), "--on", "spark")
     assert code == 3
-    assert "serve.chat_template" in err
+    assert "t.jinja is a file of this machine, which is sent with your consent only" in err
     assert not node.calls.exists()
 
 
@@ -353,6 +347,7 @@ def test_mods_are_sent_with_consent_alone(node: Node, said: Said, recipes: Path)
     node.has_program()
     file = recipes / "base" / "theirs.yaml"
     file.write_text(file.read_text() + "mods: [{folder: ../mod}, {folder: mod}]\n")
+    (recipes / "mine.yaml").write_text(RECIPE.format(name="mine", extends="base/theirs.yaml"))
     code, _, err = said("plan", str(recipes / "mine.yaml"), "--on", "spark")
     assert code == 3
     assert "is code, which is sent with your consent only" in err
@@ -367,7 +362,7 @@ def test_recipes_that_extend_one_another_are_refused_there(
 ) -> None:
     node.has_this_program()
     (recipes / "base" / "theirs.yaml").write_text(RECIPE.format(name="t", extends="../mine.yaml"))
-    code, _, err = said("plan", str(recipes / "mine.yaml"), "--on", "spark")
+    code, _, err = said("plan", str(recipes / "mine.yaml"), "--allow-unsafe", "--on", "spark")
     assert code == 3
     assert "extends itself" in err
 
@@ -375,7 +370,7 @@ def test_recipes_that_extend_one_another_are_refused_there(
 def test_a_recipe_from_elsewhere_is_judged_there(node: Node, said: Said, recipes: Path) -> None:
     node.has_this_program()
     file = recipes / "mine.yaml"
-    file.write_text(file.read_text().replace("{", "{env: {LD_AUDIT: /x.so}, "))
+    file.write_text(RECIPE.format(name="mine", extends="v2") + "serve: {env: {A: /x.so}}\n")
     code, _, err = said("plan", str(file), "--on", "spark")
     assert code == 3
     assert "needs your consent" in err
@@ -400,7 +395,7 @@ def test_the_newest_twenty_of_what_was_sent_are_kept(node: Node, said: Said, rec
         folder = node.cache / "from" / f"{number:016x}"
         folder.mkdir(parents=True)
         os.utime(folder, (number, number))
-    assert said("plan", str(recipes / "mine.yaml"), "--on", "spark")[0] == 0
+    assert said("plan", str(recipes / "mine.yaml"), "--allow-unsafe", "--on", "spark")[0] == 0
     kept = {path.name for path in (node.cache / "from").iterdir()}
     assert len(kept) == 20
     assert f"{5:016x}" not in kept

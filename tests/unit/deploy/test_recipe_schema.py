@@ -91,7 +91,7 @@ def test_what_the_loader_takes_the_schema_takes(
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"name: mine\ntitle: t\n{text}\n")
-    load_recipe(shipped, str(path))
+    load_recipe(shipped, str(path), ["allow_unsafe=true"])
     assert mistakes("recipe", yaml_text.load_file(path)) == []
 
 

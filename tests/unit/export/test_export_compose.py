@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     [
         (
             "serve.env={A: hush, NCCL_DEBUG: WARN, B: x}",
-            "warning: the file has the values of A and B: keep it at mode 0600\n",
+            "warning: the file has the values of A and NCCL_DEBUG and B: keep it at mode 0600\n",
         ),
-        ("serve.env.NCCL_DEBUG=WARN", ""),
+        ("limits.stall_s=99", ""),
     ],
 )
 def test_who_gets_a_file_with_values_is_told_to_keep_it(

@@ -45,7 +45,7 @@ def test_an_adapters_folder_is_mounted(
 ) -> None:
     assert model.is_dir()
     path = recipe(tmp_path, "{name: birds, path: ./adapter}")
-    spec = json.loads(run("plan", path, "--json").stdout)["container"]["spec"]
+    spec = json.loads(run("plan", path, "--allow-unsafe", "--json").stdout)["container"]["spec"]
     mounts = {mount["source"]: mount["target"] for mount in spec["mounts"]}
     inside = mounts[str(adapter)]
     words = spec["command"]
@@ -57,13 +57,13 @@ def test_an_adapter_of_a_hub_is_told_when_it_is_missing(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
     assert model.is_dir()
-    done = run("plan", recipe(tmp_path, "{name: birds, repo: lab/birds}"))
+    done = run("plan", recipe(tmp_path, "{name: birds, repo: lab/birds}"), "--allow-unsafe")
     assert "lab/birds is not here" in done.stdout
 
 
 def test_an_adapter_without_a_place_is_a_mistake(run: Run, model: Path, tmp_path: Path) -> None:
     assert model.is_dir()
-    done = run("plan", recipe(tmp_path, "{name: birds}"))
+    done = run("plan", recipe(tmp_path, "{name: birds}"), "--allow-unsafe")
     assert done.returncode == 3
     assert "serve.lora.0" in done.stderr
 
@@ -74,7 +74,7 @@ def test_a_model_that_an_older_release_does_not_know_is_said_by_its_config(
     (model / "config.json").write_text(json.dumps({"architectures": ["Step5ForCausalLM"]}))
     path = tmp_path / "mine.yaml"
     path.write_text("schema: 1\nname: mine\ntitle: t\nengine: cuda-0.25\nmodel: {path: ./model}\n")
-    done = run("plan", str(path))
+    done = run("plan", str(path), "--allow-unsafe")
     assert "vLLM 0.25.1 does not know Step5ForCausalLM, which came with 0.33.0" in done.stdout
 
 

@@ -47,7 +47,9 @@ def test_a_relative_folder_is_beside_its_recipe(
 def test_a_child_elsewhere_inherits_the_parents_folder(shipped: Library, tmp_path: Path) -> None:
     parent = write(tmp_path / "a" / "parent.yaml", "extends: v2\nmodel: {path: weights}\n")
     child = write(tmp_path / "b" / "child.yaml", f"extends: {parent}\n")
-    assert load_recipe(shipped, child).recipe.model.path == str(tmp_path / "a" / "weights")
+    assert load_recipe(shipped, child, ["allow_unsafe=true"]).recipe.model.path == str(
+        tmp_path / "a" / "weights"
+    )
 
 
 def test_what_is_typed_is_meant_as_seen_from_here(
@@ -56,7 +58,7 @@ def test_what_is_typed_is_meant_as_seen_from_here(
     recipe = write(tmp_path / "a" / "mine.yaml", "extends: v2\nmodel: {path: weights}\n")
     monkeypatch.chdir(tmp_path)
     typed = [f"{FP8}.mode=prebuilt", f"{FP8}.source=./fp8", "model.path=other"]
-    loaded = load_recipe(shipped, recipe, typed).recipe
+    loaded = load_recipe(shipped, recipe, [*typed, "allow_unsafe=true"]).recipe
     assert loaded.model.path == str(tmp_path / "other")
     assert loaded.checkpoint.fp8_dense.source == str(tmp_path / "fp8")
 

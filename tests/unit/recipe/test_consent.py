@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import ConsentNeededError, RecipeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
@@ -30,9 +30,16 @@ if TYPE_CHECKING:
 SHELF = Library((REPOSITORY / "recipes",))
 V2 = load_recipe(SHELF, "v2")
 
-UNSAFE = [
+ASKED = [
     "serve: {env: {PYTHONPATH: /m/hub}}",
     "serve: {extra_args: [--worker-cls, evil.Worker]}",
+    "serve: {extra_args: [--seed, '1']}",
+    "serve: {hf_overrides: {max_position_embeddings: 65536}}",
+    "serve: {default_chat_template_kwargs: {enable_thinking: false}}",
+    "serve: {speculative: {method: custom_class, tokens: 2}}\ncheckpoint: {mtp: 'off'}",
+    "serve: {lora: [{name: x, path: /etc}]}",
+    "mods: [{run: echo}]",
+    "checkpoint: {fp8_dense: {mode: prebuilt, source: /etc}}",
     "serve: {compilation_config: {inductor_passes: {x: evil.run}}}",
     "serve: {trust_remote_code: true}",
     "serve: {load_format: pt}",
@@ -60,7 +67,7 @@ def resolved(recipe: str, *assignments: str) -> Resolved:
     return resolve(Request(recipe, assignments), load_settings())
 
 
-@pytest.mark.parametrize("body", UNSAFE)
+@pytest.mark.parametrize("body", ASKED)
 def test_a_recipe_from_elsewhere_needs_consent(tmp_path: Path, body: str) -> None:
     recipe = from_elsewhere(tmp_path, body)
     with pytest.raises(RecipeError) as refused:
@@ -68,6 +75,55 @@ def test_a_recipe_from_elsewhere_needs_consent(tmp_path: Path, body: str) -> Non
     assert "--allow-unsafe" in f"{refused.value.detail} {refused.value.hint}"
     assert "their.yaml" in f"{refused.value.detail} {refused.value.message}"
     assert resolved(recipe, "allow_unsafe=true").recipe.allow_unsafe
+
+
+def test_a_consent_lasts_as_long_as_its_files_and_what_is_asked(tmp_path: Path) -> None:
+    body = "serve: {chat_template: a.jinja}\nmods: [{folder: mods/m}]"
+    recipe = from_elsewhere(tmp_path, body)
+    theirs = tmp_path / "elsewhere"
+    (theirs / "a.jinja").write_text("one")
+    (theirs / "mods" / "m").mkdir(parents=True)
+    (theirs / "mods" / "m" / "run.sh").write_text("echo one\n")
+
+    def ask() -> Path:
+        with pytest.raises(ConsentNeededError) as needed:
+            resolved(recipe)
+        assert needed.value.record is not None
+        return needed.value.record
+
+    def allow() -> None:
+        record = ask()
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.touch()
+        assert len(resolved(recipe).allowed) == 2
+
+    allow()
+    for file in ("a.jinja", "mods/m/run.sh", "their.yaml"):
+        (theirs / file).write_text((theirs / file).read_text() + "# changed\n")
+        allow()
+    (theirs / "mods" / "m" / "more.sh").write_text("")
+    allow()
+    (tmp_path / "key").write_text((theirs / "a.jinja").read_text())
+    (theirs / "a.jinja").unlink()
+    (theirs / "a.jinja").symlink_to(tmp_path / "key")
+    assert not ask().exists()
+
+
+def test_what_a_recipe_of_ones_own_sets_is_no_question_but_its_switches(tmp_path: Path) -> None:
+    """A stranger that extends it names another model."""
+    own = load_settings().config_dir / "recipes"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text(
+        "schema: 1\nname: mine\ntitle: t\nextends: v2\n"
+        "serve: {trust_remote_code: true, extra_args: [--seed, '1'], env: {A: b}}\n"
+    )
+    theirs = tmp_path / "their.yaml"
+    theirs.write_text("schema: 1\nname: their\ntitle: t\nextends: mine\n")
+    assert not resolved("mine").allowed
+    with pytest.raises(ConsentNeededError) as needed:
+        resolved(str(theirs))
+    assert "asks for 1 thing " in needed.value.message
+    assert "trust_remote_code" in str(needed.value.detail)
 
 
 def test_a_recipe_cannot_consent_to_itself(tmp_path: Path) -> None:
@@ -83,32 +139,30 @@ def test_all_that_needs_consent_is_listed_at_once_with_its_line(tmp_path: Path) 
         "  chat_template: /etc/passwd\n"
         "  env:\n"
         "    CUDA_HOME: /x\n"
-        "    NCCL_NET: evil\n"
-        "  extra_args: [--worker-cls, evil.Worker]\n"
+        "    NCCL_NET: IB\n"
+        "  extra_args: [--async-scheduling, --worker-cls, evil.Worker]\n"
         "limits: {memory_floor_gib: 1}\n"
     )
-    with pytest.raises(RecipeError) as refused:
+    with pytest.raises(ConsentNeededError) as refused:
         resolved(from_elsewhere(tmp_path, body))
-    assert "asks for 6 things that need your consent" in refused.value.message
+    assert "asks for 7 things that need your consent" in refused.value.message
     lines = str(refused.value.detail).splitlines()
     for line, words in (
         (6, "serve.trust_remote_code: True: the model's repository runs Python"),
-        (7, "serve.chat_template: /etc/passwd lies outside"),
-        (9, "serve.env.CUDA_HOME: CUDA_HOME=/x: not on the list"),
-        (10, "serve.env.NCCL_NET: NCCL_NET=evil: without consent it is IB|Socket"),
-        (11, "serve.extra_args.0: --worker-cls evil.Worker: not on the list"),
+        (7, "serve.chat_template: /etc/passwd: vLLM reads this file"),
+        (9, "serve.env.CUDA_HOME: CUDA_HOME=/x: a variable can name code"),
+        (10, "serve.env.NCCL_NET: NCCL_NET=IB: a variable can name code"),
+        (11, "serve.extra_args.0: --async-scheduling: a flag can load code"),
+        (11, "serve.extra_args.1: --worker-cls evil.Worker: a flag can load code"),
         (12, "limits.memory_floor_gib: 1.0: below 4 GiB"),
     ):
         assert [item for item in lines if f"their.yaml:{line}: {words}" in item], words
     assert "--allow-unsafe" in str(refused.value.hint)
 
 
-HARMLESS = [
+ORDINARY = [
     "limits: {memory_floor_gib: 8}",
     "serve: {trust_remote_code: false}",
-    "serve: {env: {VLLM_MARLIN_USE_ATOMIC_ADD: '1', NCCL_NET: IB}}",
-    "serve: {extra_args: [--async-scheduling, --block-size, '64', --moe-backend=marlin]}",
-    "serve: {compilation_config: {cudagraph_mode: FULL_AND_PIECEWISE, custom_ops: [all]}}",
     "serve: {override_generation_config: {temperature: 0.6, top_p: 0.95, max_new_tokens: null}}",
     "serve: {load_format: fastsafetensors, attention_backend: FLASHINFER, kv_cache_dtype: fp8}",
     "serve: {tool_call_parser: minimax_m2, reasoning_parser: minimax_m2_append_think}",
@@ -117,8 +171,8 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize("body", HARMLESS)
-def test_a_harmless_recipe_from_elsewhere_needs_no_consent(tmp_path: Path, body: str) -> None:
+@pytest.mark.parametrize("body", ORDINARY)
+def test_an_ordinary_recipe_from_elsewhere_needs_no_consent(tmp_path: Path, body: str) -> None:
     assert resolved(from_elsewhere(tmp_path, body)).recipe.name == "their"
 
 

@@ -1,0 +1,200 @@
+"""What a recipe from elsewhere may set only with consent, and which consents were given.
+
+A recipe is data: it chooses settings of vLLM, and vLLM runs in a container without rights. A field
+of the format says itself, by its `consent`, what it can do beyond that: run code of the recipe's
+choice, read files that it was not given, open ports. What was typed (`--set`), and a recipe that
+stands wholly in the user's own recipes folder, are the user's words and need none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from sparkdeploy.about import CONSENT
+from sparkdeploy.recipe.document import written_part
+from sparkdeploy.recipe.flags import VALUE_FLAGS
+from sparkdeploy.recipe.paths import is_folder
+from sparkdeploy.recipe.rules import Mistake
+from sparkdeploy.recipe.schema import Limits, Mod, Speculative
+from sparkdeploy.recipe.words import shown
+from sparkdeploy.stored_json import read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.recipe.document import KeyPath, ValueOrigin
+    from sparkdeploy.recipe.mods import FoundMod
+    from sparkdeploy.recipe.schema import Recipe
+
+CONSENT_OPTIONS = {"allow_known_bad": "--allow-known-bad", "allow_unsafe": "--allow-unsafe"}
+"""Fields that only an option of the command line sets: no file from elsewhere speaks for you."""
+SAFE_LOAD_FORMATS = frozenset({"auto", "safetensors", "fastsafetensors", "instanttensor", "dummy"})
+SAMPLING = frozenset(
+    (
+        *("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "do_sample"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    )
+)
+AS_ROOT = "a mod runs as root while an image is built"
+DRAFTER_KEY = "it is vLLM's own key of the speculative configuration, and may name code or a file"
+MODULE = "a word with `.`, `/` or `:` may name a module or a file"
+MAX_FILES, MAX_FILE_BYTES = 2_000, 64 << 20
+"""Of a mod, as an image build takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    path: KeyPath
+    value: Any
+    danger: str
+    is_entry: bool = False
+    """Whether it is one of a mapping or a list, or a path: as harmless as its own file's owner."""
+
+
+def self_consents(
+    recipe: Recipe, origins: Mapping[KeyPath, ValueOrigin], foreign_files: frozenset[str]
+) -> Iterator[Mistake]:
+    """Yield each consent that a recipe gives itself.
+
+    A recipe of the user's own may insist on a release; on foreign code only a command may.
+    """
+    for field, option in CONSENT_OPTIONS.items():
+        origin = origins.get(written_part((field,), origins))
+        is_typed = origin is not None and origin.line is None
+        is_own = field != "allow_unsafe" and origin is not None and origin.file not in foreign_files
+        if getattr(recipe, field) and not is_typed and not is_own:
+            yield Mistake(
+                (field,),
+                "a recipe cannot allow itself what needs your consent",
+                f"remove it, and pass {option} on the command line",
+            )
+
+
+def asked(
+    recipe: Recipe, origins: Mapping[KeyPath, ValueOrigin], foreign_files: frozenset[str]
+) -> Iterator[Mistake]:
+    """Yield what needs consent, given or not; nothing where no file is foreign.
+
+    A switch of the user's own recipe counts as well once a stranger's extends it: remote code that
+    the user allows one model is another thing when the stranger names the model.
+    """
+    for item in _settings(recipe, ()) if foreign_files else ():
+        origin = origins.get(written_part(item.path, origins))
+        is_typed = origin is not None and origin.line is None
+        # A value that nobody knows the file of is nobody's own.
+        is_foreign = origin is None or origin.file in foreign_files
+        if not is_typed and (is_foreign or not item.is_entry):
+            yield Mistake(item.path, f"{_words(item)}: {item.danger}", "")
+
+
+def _settings(model: BaseModel, above: KeyPath) -> Iterator[_Setting]:
+    """Yield each value of a model that needs consent where a stranger set it; mods as wholes."""
+    for name, field in type(model).model_fields.items():
+        path, value = (*above, field.alias or name), getattr(model, name)
+        extra = field.json_schema_extra
+        danger = extra.get(CONSENT) if isinstance(extra, dict) else None
+        if isinstance(value, BaseModel):
+            yield from _settings(value, path)
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            for index, item in enumerate(value):
+                if isinstance(item, Mod):
+                    yield _Setting((*path, index), item.name, AS_ROOT)
+                else:
+                    yield from _settings(item, (*path, index))
+        elif danger and value not in (False, field.get_default(call_default_factory=True)):
+            yield from _entries(path, value, str(danger))
+        elif path[-1] in VALUE_FLAGS and isinstance(value, str) and set(value) & set("./:"):
+            yield _Setting(path, value, MODULE)
+    if isinstance(model, Speculative):
+        for key, value in model.further.items():
+            yield _Setting((*above, key), value, DRAFTER_KEY, is_entry=True)
+
+
+def _entries(path: KeyPath, value: Any, danger: str) -> Iterator[_Setting]:  # noqa: ANN401 - YAML
+    if path[-1] == "extra_args":
+        for index, words in _flags(value):
+            yield _Setting((*path, index), " ".join(words), danger, is_entry=True)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not (path[-1] == "override_generation_config" and key in SAMPLING):
+                yield _Setting((*path, key), item, danger, is_entry=True)
+    elif path[-1] in {"path", "chat_template"} or (isinstance(value, str) and is_folder(value)):
+        yield _Setting(path, os.path.realpath(os.path.expanduser(value)), danger, is_entry=True)  # noqa: PTH111
+    elif not _is_ordinary(path, value):
+        yield _Setting(path, value, danger)
+
+
+def _is_ordinary(path: KeyPath, value: Any) -> bool:  # noqa: ANN401 - YAML
+    """Say whether a value of a field that asks for consent is one of those that need none."""
+    match path[-1]:
+        case "memory_floor_gib":
+            return bool(value >= Limits().memory_floor_gib)
+        case "load_format":
+            return value in SAFE_LOAD_FORMATS
+        case "method":
+            # vLLM's `custom_class` names code, and `extract_hidden_states` writes files.
+            return not value.startswith(("custom", "extract")) and not set(value) & set("./:")
+        case "source" | "model":  # a repository; a folder was asked about
+            return True
+    return False
+
+
+def _flags(arguments: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield each flag with the words after it, by its place."""
+    first = 0
+    for index in range(1, len(arguments) + 1):
+        if index == len(arguments) or arguments[index].startswith("-"):
+            yield first, list(arguments[first:index])
+            first = index
+
+
+def _words(item: _Setting) -> str:
+    if item.path[:2] == ("serve", "env"):
+        return shown(f"{item.path[-1]}={item.value}")
+    return shown(item.value)
+
+
+def digest(
+    asked_for: Iterable[Mistake],
+    origins: Mapping[KeyPath, ValueOrigin],
+    mods: Iterable[FoundMod],
+    template: str | None,
+) -> str:
+    """Return the sha256, in hex, over what is asked for and all files that it stands in.
+
+    These are the recipe, what it extends, its mods' files and its chat template; a file that cannot
+    be read counts as one without content.
+    """
+    files = {Path(origin.file) for origin in origins.values() if origin.line is not None}
+    for mod in mods:
+        if mod.folder is not None:
+            files.update(sorted(mod.folder.rglob("*"))[:MAX_FILES])
+    if template is not None:
+        files.add(Path(os.path.realpath(os.path.expanduser(template))))  # noqa: PTH111
+    parts = [f"{it.path}: {it.message}".encode() for it in asked_for]
+    for file in sorted(files):
+        parts += [os.fsencode(file), _content(file)]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return read_bytes(file, MAX_FILE_BYTES)
+    except OSError:
+        return b""
+
+
+def consent_hint(wanted: str, asked_for: Iterable[Mistake] = ()) -> str:
+    """Return how to look at what is asked for: `show` has a recipe's values, and no mod's files."""
+    name, rest = shlex.quote(shown(wanted)), "--allow-unsafe takes all of the above"
+    if any(item.path[:1] == ("mods",) for item in asked_for):
+        command = f"sparkdeploy plan {name} --allow-unsafe --show mods"
+        return f"`{command}` prints what the mods run and runs nothing; {rest}"
+    return f"`sparkdeploy show {name} --allow-unsafe` prints it and runs nothing; {rest}"
