@@ -103,10 +103,10 @@ def wrapped(line: Line, width: int | None, hang: int | None = None) -> Iterator[
         hang = len(named[0]) if named and len(named[0]) <= width // 3 else begins + GAP
     hang = min(hang, width // 2)
     start, end, margin = 0, 0, 0
-    for word in re.finditer(r" *([^ ]+)", _bound(line)):
+    for word in re.finditer(r"[^ ]+", _bound(line)):
         if end and margin + cells(text[start : word.end()]) > width:
             yield (Piece(" " * margin), *_part(line, start, end))
-            start, margin = word.start(1), hang
+            start, margin = word.start(), hang
         end = word.end()
     yield (Piece(" " * margin), *_part(line, start, end))
 
