@@ -16,20 +16,26 @@ from sparkdeploy.checks.machine import (
 )
 from sparkdeploy.checks.recipe import argument_findings, trust_findings
 from sparkdeploy.checks.symptoms import check_kho
+from sparkdeploy.estimate.hardware import Hardware
+from sparkdeploy.estimate.memory import make_budget
+from sparkdeploy.estimate.model_facts import ModelFacts
+from sparkdeploy.estimate.weights import WeightKind
 from sparkdeploy.plan.backends import SOCKETS_COST, allows_sockets, uses_sockets
 from sparkdeploy.plan.container import container_user, has_adapters
 from sparkdeploy.plan.launch import fabric_env
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.part_budget import budget_finding
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkdeploy.estimate.memory import Budget
     from sparkdeploy.plan.observed import ObservedNode
     from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.recipe.load import Resolved
+
+BUDGET_CHECK = "machine.room"
 
 
 def machine_findings(plan: Plan) -> Iterator[Finding]:
@@ -44,7 +50,7 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
         prefix = "" if plan.formation.is_alone else f"{part.node}: "
         for finding in (
             *_findings_of_node(plan.resolved, seen, part),
-            *budget_finding(plan, part, seen),
+            *_budget_finding(plan, part, seen),
         ):
             yield replace(finding, seen=prefix + finding.seen)
         if part.seat.is_head:
@@ -100,6 +106,82 @@ def _gpu_findings(resolved: Resolved, seen: ObservedNode) -> Iterator[Finding]:
     yield check_other_users(node.gpu_processes, ours)
     if node.docker is not None:
         yield check_nvidia_runtime(has_runtime=node.docker.has_nvidia_runtime)
+
+
+def _budget_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
+    """Say how many requests fit by estimate; a model whose size nobody knows is never passed."""
+    claim, weights_bytes = part.claim, part.needs.weights_bytes
+    is_too_large = (
+        claim is not None and weights_bytes is not None and weights_bytes > claim.needed_bytes
+    )
+    if plan.resolved.engine.runs_on == "cpu" or is_too_large:
+        return  # of what is too large no context is short enough, and what refuses it says so
+    if weights_bytes is None or seen.facts.memory_total_bytes is None:
+        why = _why_unknown(plan, weights_bytes)
+        name = plan.resolved.recipe.model.source
+        yield not_seen(
+            BUDGET_CHECK,
+            f"memory was not checked, for nobody says how large {name} is"
+            + (f": {why}" if why else ""),
+        )
+        return
+    budget = _part_budget(plan, part, seen, weights_bytes, seen.facts.memory_total_bytes)
+    row, weights = budget.longest, format_gib(budget.weight_bytes)
+    if budget.unknown:
+        yield ok(
+            BUDGET_CHECK,
+            f"weights take {weights}; what a request takes is not known: {budget.unknown}",
+        )
+    elif row is not None and row.concurrency < 1:
+        cluster = "" if plan.formation.is_alone else " --cluster"
+        show = f"sparkdeploy show {plan.resolved.called} --capacity{cluster}"
+        yield warn(
+            BUDGET_CHECK,
+            f"by estimate one request of {row.context_tokens:,} tokens does not fit beside "
+            f"{weights} of weights",
+            f"lower serve.max_model_len or compress the cache: `{show}`",
+        )
+    elif row is not None:
+        yield ok(
+            BUDGET_CHECK,
+            f"by estimate {row.concurrency:.1f} requests of {row.context_tokens:,} tokens fit "
+            f"beside {weights} of weights",
+        )
+
+
+def _why_unknown(plan: Plan, weights_bytes: int | None) -> str:
+    model = plan.observed.model
+    if model is None:
+        return "the model was not looked for"
+    if isinstance(model, ModelFact) and not model.has_weights:
+        return "its files hold no weights"
+    return model.unknown if weights_bytes is None else "the memory of this machine"
+
+
+def _part_budget(
+    plan: Plan, part: Part, seen: ObservedNode, weights_bytes: int, memory_bytes: int
+) -> Budget:
+    """Count weights and cache against what vLLM may take of a node."""
+    model, gpu = plan.observed.model, seen.facts.gpu
+    own_bytes = gpu.memory_bytes if gpu is not None else None
+    hardware = Hardware(
+        name=part.node,
+        title=part.node,
+        memory_bytes=own_bytes or memory_bytes,
+        bandwidth_bytes_s=0.0,
+        source="seen",
+        shares_memory=own_bytes is None,
+    )
+    facts = ModelFacts(
+        repo=plan.resolved.recipe.model.source,
+        architecture=model.layers if model is not None else None,
+        weight_bytes={WeightKind.OTHER: weights_bytes},
+        origin="file sizes",
+        unknown=model.unknown if model is not None else "",
+        tensor_ranks=plan.formation.tensor_parallel,
+        stages=plan.formation.pipeline_parallel,
+    )
+    return make_budget(plan.resolved, facts, hardware)
 
 
 def plan_findings(plan: Plan) -> Iterator[Finding]:

@@ -13,9 +13,9 @@ from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.report import SIGNS, legend, signed
 from sparkdeploy.image.mods import SCRIPT
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
+from sparkdeploy.plan.findings import BUDGET_CHECK
 from sparkdeploy.plan.images import mods_of
 from sparkdeploy.plan.make import unresolved_tag
-from sparkdeploy.plan.part_budget import CHECK as BUDGET_CHECK
 from sparkdeploy.recipe import graphs, prefix_caching
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.release import is_tag
