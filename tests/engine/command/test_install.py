@@ -138,12 +138,14 @@ def test_the_command_works_on_a_pristine_machine_and_again_does_nothing(machine:
 def test_a_user_on_a_machine_without_docker_is_told_all_commands(machine: str) -> None:
     result = docker("exec", *SOMEBODY, machine, "/checkout/install.sh")
     assert result.returncode == 4
-    assert "sudo apt-get install -y docker.io" in result.stderr
+    assert "sudo apt-get install -y --no-install-recommends docker.io" in result.stderr
 
     looked = docker("exec", *SOMEBODY, machine, "/tmp/.local/bin/sparkdeploy", "setup")
     assert looked.returncode == 4
     said = looked.stdout + looked.stderr
-    assert "sudo apt-get update && sudo apt-get install -y docker.io" in said
+    assert (
+        "sudo apt-get update && sudo apt-get install -y --no-install-recommends docker.io" in said
+    )
 
 
 @pytest.mark.slow
