@@ -52,7 +52,8 @@ class Download:
     missing_bytes: int
     """What will be downloaded, unless a file that is here turns out to be damaged."""
     is_verified: bool
-    free_bytes: int
+    free_bytes: int | None
+    """None where the file system does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Pulled:
 def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -> Download:
     """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence."""
     found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew, all_files=wanted.all_files)
-    download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache) or 0)
+    download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache))
     if wanted.conversion is not None and download.missing:
         check_remote(HubRanges(hub, found), wanted.conversion)
     to_come = "nothing to download"
@@ -76,9 +77,10 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
         to_come = f"{format_bytes(download.missing_bytes)} to download"
     elif not download.is_verified:
         to_come = "all here, to be verified"
+    free = "unknown" if download.free_bytes is None else format_bytes(download.free_bytes)
     console.info(
         f"{found.repo} at {found.commit[:12]}: {to_come} of {format_bytes(found.size_bytes)}, "
-        f"{format_bytes(download.free_bytes)} free in {hub.cache}, "
+        f"{free} free in {hub.cache}, "
         f"licence {found.license or 'not stated'}"
     )
     if found.left_out:
@@ -131,7 +133,7 @@ def resolve(
     return replace(facts, revision=revision)
 
 
-def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int) -> Download:
+def plan_download(hub: Hub, lock: HubLock, facts: RepoFacts, *, free_bytes: int | None) -> Download:
     pin = lock.pin(facts.repo, facts.revision)
     snapshot = cache.snapshot_folder(hub.cache, facts.repo, facts.commit)
     missing = cache.missing_in(snapshot, facts.files)
@@ -166,10 +168,11 @@ def pull(hub: Hub, lock: HubLock, download: Download, on_progress: Progress) -> 
         return snapshot
     folder = cache.repo_folder(hub.cache, facts.repo)
     needed_bytes = download.missing_bytes + SPARE_BYTES
-    if needed_bytes > download.free_bytes and download.missing_bytes:
+    free_bytes = download.free_bytes
+    if free_bytes is not None and needed_bytes > free_bytes and download.missing_bytes:
         raise CheckpointError(
             f"disk: {facts.repo} needs {format_bytes(needed_bytes)} and {folder.parent} has "
-            f"{format_bytes(download.free_bytes)} free.",
+            f"{format_bytes(free_bytes)} free.",
             hint="free some space, or point HF_HOME at another disk",
         )
     if download.missing:

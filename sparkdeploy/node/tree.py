@@ -24,7 +24,9 @@ STORED = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}")
 """A file's name in `blobs`, the folder beside those of repositories that a hub cache shares among
 them since huggingface_hub 2.4."""
 _STORE = "../blobs/"
-_LIST = r"find {root} -printf '%P\t%y\t%s\t%T@\t%C@\t%i\t%l\0' 2>/dev/null || true"
+_LIST = r"LC_ALL=C find {root} -printf '%P\t%y\t%s\t%T@\t%C@\t%i\t%l\0'"
+_GONE = "No such file or directory"
+"""What find says of a root that is missing, and of what was removed while it looked."""
 _FOLLOW = (
     r"cd {root} && xargs -d '\n' stat -L --printf '%n\t%F\t%s\t%Y %Z %i\0' -- 2>/dev/null || true"
 )
@@ -51,8 +53,17 @@ class Entry:
 
 
 def list_tree(node: Node, root: Path) -> dict[str, Entry]:
-    """Return every file and link below a root by its relative path; none when it is missing."""
+    """Return every file and link below a root by its relative path; none when it is missing.
+
+    Raises NodeError for a folder below it that cannot be read: what lies in it is not absent.
+    """
     done = node.script(_LIST.format(root=shlex.quote(str(root))))
+    unread = [line for line in done.stderr.splitlines() if not line.endswith(_GONE)]
+    if done.exit_code and unread:
+        raise NodeError(
+            f"{node.name}: {root} cannot be read whole: {unread[0].removeprefix('find: ')}",
+            hint=f"on {node.name}, as its owner: chmod -R u+rX {shlex.quote(str(root))}",
+        )
     entries = read_listing(done.stdout, node.name, root)
     stored = [path for path, entry in entries.items() if _is_stored(path, entry.link)]
     if not stored:

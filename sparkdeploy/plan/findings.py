@@ -111,9 +111,8 @@ def _gpu_findings(resolved: Resolved, seen: ObservedNode) -> Iterator[Finding]:
 def _budget_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
     """Say how many requests fit by estimate; a model whose size nobody knows is never passed."""
     claim, weights_bytes = part.claim, part.needs.weights_bytes
-    is_too_large = (
-        claim is not None and weights_bytes is not None and weights_bytes > claim.needed_bytes
-    )
+    vllm_bytes = claim.vllm_bytes if claim is not None else None
+    is_too_large = (vllm_bytes or 0) < (weights_bytes or 0) and vllm_bytes is not None
     if plan.resolved.engine.runs_on == "cpu" or is_too_large:
         return  # of what is too large no context is short enough, and what refuses it says so
     if weights_bytes is None or seen.facts.memory_total_bytes is None:

@@ -175,9 +175,9 @@ def _memory(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
     claim, weights_bytes, node = part.claim, part.needs.weights_bytes, seen.facts
     if claim is None or node.memory_total_bytes is None:
         return
-    on_gpu = plan.resolved.engine.runs_on != "cpu"
-    if on_gpu and weights_bytes is not None and weights_bytes > claim.needed_bytes:
-        yield fail("machine.memory", *_too_large(plan, weights_bytes, claim))
+    if claim.vllm_bytes is not None and (weights_bytes or 0) > claim.vllm_bytes:
+        whose = "machine's" if claim.vllm_bytes == claim.needed_bytes else "GPU's"
+        yield fail("machine.memory", *_too_large(plan, weights_bytes or 0, claim.vllm_bytes, whose))
         return
     # What is promised to others counts, whether they have taken it yet or not.
     available = node.memory_total_bytes - promised_bytes(seen.containers, plan.deployment.name)
@@ -189,12 +189,12 @@ def _memory(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
     yield from shortage(claim, available)
 
 
-def _too_large(plan: Plan, weights_bytes: int, claim: MemoryClaim) -> tuple[str, str]:
+def _too_large(plan: Plan, weights_bytes: int, vllm_bytes: int, whose: str) -> tuple[str, str]:
     """Return the message and the fix."""
     share = plan.resolved.recipe.serve.gpu_memory_utilization
-    has = f"vLLM may use {format_gib(claim.needed_bytes)} ({share:g} of the machine's memory)"
+    has = f"vLLM may use {format_gib(vllm_bytes)} ({share:g} of the {whose} memory)"
     if plan.formation.is_alone:
-        needed = math.ceil(weights_bytes / claim.needed_bytes)
+        needed = math.ceil(weights_bytes / vllm_bytes)
         divided = f", {needed} such machines with --cluster" if needed <= MOST_MACHINES else ""
         return (
             f"memory: the weights alone take {format_gib(weights_bytes)}, and {has}",

@@ -259,6 +259,12 @@ def test_a_token_opens_the_hub_and_never_reaches_the_blob_store(
     assert heard == {("hub", "Bearer secret"), ("blobs", None)}
 
 
+def test_a_disk_that_says_nothing_of_its_room_is_not_full(hub: Hub, lock: HubLock) -> None:
+    facts = resolve(hub, lock, REPO, "main", anew=False)
+    announced = plan_download(hub, lock, facts, free_bytes=None)
+    assert pull(hub, lock, announced, lambda _done, _total: None).is_dir()
+
+
 def test_a_disk_that_is_too_small_is_said_before_anything_comes(
     hub: Hub, lock: HubLock, double: HubDouble
 ) -> None:

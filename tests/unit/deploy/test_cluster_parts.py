@@ -45,6 +45,19 @@ def test_a_name_that_no_list_can_hold_is_refused(tmp_path: Path, name: str, targ
     assert "rename it on spark-1" in (refused.value.hint or "")
 
 
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list_tree(HERE, tmp_path / "missing") == {}
+    find = tmp_path / "bin" / "find"
+    find.parent.mkdir()
+    find.write_text("#!/bin/sh\necho \"find: '$1/deep': Permission denied\" >&2\nexit 1\n")
+    find.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{find.parent}:{os.environ['PATH']}")
+    with pytest.raises(NodeError, match=r"spark-1: .*/models cannot be read whole: .*/deep"):
+        list_tree(HERE, tmp_path / "models")
+
+
 def test_a_file_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     file = tmp_path / "tree" / "weights"
     file.parent.mkdir()

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.node.facts import NodeFact
+from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.ports import PortOwner
 from sparkdeploy.plan.findings import plan_findings
 from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode
@@ -149,6 +149,18 @@ def test_a_model_larger_than_the_disk_is_told_before_the_download(shipped: Libra
     node = replace(SPARK, data_free_bytes=10**9)
     missing = MissingModel("a/b", "sparkdeploy checkpoint pull a/b", 72 * 10**9)
     assert "disk: a/b takes 72.0 GB" in messages(plan(shipped, observed(node=node, model=missing)))
+
+
+@pytest.mark.parametrize(("gpu_gib", "fits"), [(40, False), (141, True)])
+def test_a_gpu_with_memory_of_its_own_is_planned_with_that(
+    shipped: Library, gpu_gib: int, fits: bool
+) -> None:
+    gpu = GpuFact("NVIDIA H200", "9.0", memory_bytes=gpu_gib * GIB)
+    node = replace(SPARK, gpu=gpu, memory_available_bytes=20 * GIB)
+    missing = MissingModel("a/b", "sparkdeploy checkpoint pull a/b", 72 * 10**9)
+    told = messages(plan(shipped, observed(node=node, model=missing)))
+    assert ("(0.85 of the GPU's memory)" in told) == (not fits), told
+    assert "kept free for the machine" not in told
 
 
 def test_a_download_that_was_cut_needs_room_for_the_rest_only(shipped: Library) -> None:
