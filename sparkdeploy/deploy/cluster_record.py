@@ -7,9 +7,11 @@ until the node is back and has been cleaned.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.stored_json import read_json
@@ -29,11 +31,20 @@ class ClusterRecord:
         return cls(state_dir / "cluster" / "deployments")
 
     def nodes(self, deployment: str) -> tuple[str, ...]:
-        """Return the nodes, by rank; empty for a deployment that is none of a cluster's."""
+        """Return the nodes, by rank; empty for a deployment that is none of a cluster's.
+
+        Raises NodeError for a file that cannot be read: what lies on its nodes is not nothing.
+        """
+        file = self._file(deployment)
         try:
-            return tuple(read_json(self._file(deployment)))
+            return tuple(read_json(file))
         except FileNotFoundError:
             return ()
+        except (OSError, ValueError) as error:
+            raise NodeError(
+                f"{file}, which names the nodes of {deployment}, cannot be read: {error}",
+                hint=f"rm {shlex.quote(str(file))}; then look at each node: sparkdeploy status",
+            ) from error
 
     def deployments(self) -> tuple[str, ...]:
         return tuple(sorted(path.stem for path in self.folder.glob("*.json")))

@@ -219,7 +219,8 @@ def test_an_inherited_chat_template_stands_beside_the_recipe_that_names_it(
     )
     child = tmp_path / "child.yaml"
     child.write_text("schema: 1\nname: child\ntitle: t\nextends: parent/parent.yaml\n")
-    assert run("plan", str(child), "--show", "args").returncode == 0
+    done = run("plan", str(child), "--allow-unsafe", "--show", "args")
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
