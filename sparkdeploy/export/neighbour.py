@@ -47,6 +47,12 @@ class Export:
     """What to type in the folder."""
 
 
+def shipped_file(path: str, *, is_program: bool = False) -> ExportedFile:
+    """Return a file of this package that is exported as it is."""
+    text = Path(__file__).with_name(path).read_text(encoding="utf-8")
+    return ExportedFile(path, text, is_program)
+
+
 def image_of(name: str, hosts: Hosts) -> str:
     told = _images()[name]
     return f"{getattr(hosts, told['registry'])}/{told['image']}:{told['tag']}"

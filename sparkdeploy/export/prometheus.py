@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.export.neighbour import (
     UNCHECKED_LISTENER,
     Export,
-    ExportedFile,
     compose_of,
     image_of,
     neighbour_service,
     read_only,
     settings_of,
+    shipped_file,
     writable,
 )
-from sparkdeploy.export.rules import recording_rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,13 +44,12 @@ def prometheus_export(served: Sequence[ServedDeployment], user: str, hosts: Host
         "prometheus": _prometheus(served, user, image_of("prometheus", hosts)),
         "node-exporter": _node_exporter(image_of("node-exporter", hosts)),
     }
-    program = Path(__file__).with_name(GPU_PROGRAM).read_text(encoding="utf-8")
     return Export(
         files=(
             settings_of("prometheus", CONFIG_FILE, _config(served), note=UNCHECKED_LISTENER),
-            settings_of("prometheus", RULES_FILE, recording_rules()),
+            shipped_file(RULES_FILE),
             compose_of("prometheus", services),
-            ExportedFile(GPU_PROGRAM, program, is_program=True),
+            shipped_file(GPU_PROGRAM, is_program=True),
         ),
         folders=(DATA, TEXTFILES),
         user=user,

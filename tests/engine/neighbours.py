@@ -16,8 +16,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import yaml
 
-from sparkdeploy.export.grafana import dashboard
-from sparkdeploy.export.neighbour import image_of
+from sparkdeploy.export.grafana import DASHBOARD_FILE
+from sparkdeploy.export.neighbour import image_of, shipped_file
 from sparkdeploy.export.prometheus import COLLECTORS
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port, until
@@ -87,7 +87,7 @@ def _answer(request: Request) -> Any:
 def dashboard_expressions() -> list[str]:
     return [
         target["expr"].replace("$deployment", ".*")
-        for panel in dashboard()["panels"]
+        for panel in json.loads(shipped_file(DASHBOARD_FILE).text)["panels"]
         for target in panel["targets"]
     ]
 

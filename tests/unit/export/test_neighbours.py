@@ -16,12 +16,11 @@ import yaml
 
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.companions import write_export
-from sparkdeploy.export.grafana import dashboard, grafana_export
+from sparkdeploy.export.grafana import grafana_export
 from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
 from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
 from sparkdeploy.export.open_webui import open_webui_export
 from sparkdeploy.export.prometheus import PROMETHEUS_ADDRESS, prometheus_export
-from sparkdeploy.export.rules import recording_rules
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
@@ -50,6 +49,10 @@ def exports() -> dict[str, Export]:
 
 def text_of(export: Export, path: str) -> str:
     return next(file.text for file in export.files if file.path == path)
+
+
+def dashboard() -> Any:
+    return json.loads(text_of(exports()["grafana"], "dashboard.json"))
 
 
 def read(export: Export, path: str) -> Any:
@@ -182,7 +185,11 @@ def test_images_come_from_the_mirror_that_is_configured() -> None:
 
 def test_the_dashboard_shows_only_what_is_recorded_or_exported() -> None:
     expressions = [target["expr"] for it in dashboard()["panels"] for target in it["targets"]]
-    recorded = {rule["record"] for group in recording_rules()["groups"] for rule in group["rules"]}
+    recorded = {
+        rule["record"]
+        for group in read(exports()["prometheus"], "rules.yml")["groups"]
+        for rule in group["rules"]
+    }
     used = {
         text.partition("{")[0].removeprefix("max_over_time(")
         for text in expressions
@@ -251,7 +258,7 @@ def until_there(path: Path) -> None:
 
 
 def test_a_dashboard_is_json_that_grafana_can_import() -> None:
-    content = json.loads(text_of(exports()["grafana"], "dashboard.json"))
+    content = dashboard()
     assert content["uid"] == "sparkdeploy"
     assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in content["panels"]]
