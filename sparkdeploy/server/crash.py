@@ -53,6 +53,8 @@ _MAX_TRACEBACK_LINES = 200
 _START = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|:)?$")
+_VALIDATION = "validation error"
+_SENTENCE = re.compile(r"Value error, (.+)")
 _ECHOES = re.compile(
     r"Engine core initialization failed|EngineDeadError|EngineCore encountered an issue"
     r"|WorkerProc initialization failed|Failed core proc|Engine process failed to start"
@@ -255,7 +257,7 @@ def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
     if by_signal:
         return _by_signature(suspects, certain)
     trace = decisive(tracebacks(lines))
-    exception = Cause("exception", trace.exceptions[0], "the engine failed") if trace else None
+    exception = Cause("exception", trace.sentence, "the engine failed") if trace else None
     fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
     return (
         _by_signature(fatal, known)
@@ -321,6 +323,16 @@ class Traceback:
     def is_echo(self) -> bool:
         """Say whether it only repeats that another process failed."""
         return all(_ECHOES.search(exception) for exception in self.exceptions)
+
+    @property
+    def sentence(self) -> str:
+        """Return the first exception; of pydantic's what a validator says, beneath its count."""
+        first = self.exceptions[0]
+        if _VALIDATION not in first:
+            return first
+        below = self.lines[self.lines.index(first) + 1 :]
+        found = (_SENTENCE.match(line.strip()) for line in below)
+        return next((it[1].partition(" [type=")[0] for it in found if it), first)
 
     def begin(self, text: str) -> None:
         self.lines.append(text)

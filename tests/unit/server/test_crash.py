@@ -13,7 +13,13 @@ from sparkdeploy.server.crash import (
     tracebacks,
 )
 from sparkdeploy.server.log_lines import GUARD_MARK, guard_payload, read_line
-from tests.unit.server.log_files import HEALTHY, healthy_logs, recorded, recorded_crashes
+from tests.unit.server.log_files import (
+    HEALTHY,
+    healthy_logs,
+    recorded,
+    recorded_crashes,
+    reported_crashes,
+)
 
 EXIT_CODES = {"memory_floor": 86}
 """Of recorded crashes; all others ended with 1."""
@@ -63,8 +69,19 @@ def test_what_sounds_bad_and_is_not_raises_no_alarm(name: str) -> None:
     assert cause_of(log, 3).name not in {signature.name for signature in signatures()}
 
 
+@pytest.mark.parametrize("told", reported_crashes(), ids=lambda told: told["cause"])
+def test_the_lines_that_owners_quote_get_their_cause(told: dict[str, str]) -> None:
+    cause = cause_of(told["log"])
+
+    assert cause.name == told["cause"]
+    assert told.get("line", cause.line) == cause.line
+    # The same behind what every start logs, which has words like these in it.
+    assert cause_of(recorded("cpu-0.32-mtp").decode() + told["log"]) == cause
+
+
 def test_every_signature_has_a_recorded_crash() -> None:
     names = {name.partition("-")[0] for name in recorded_crashes()}
+    names |= {told["cause"] for told in reported_crashes()}
 
     assert {signature.name for signature in signatures()} <= names
 
