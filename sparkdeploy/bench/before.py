@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.bench.campaign.state import Before
+from sparkdeploy.bench.campaign.folder import Before
 from sparkdeploy.bench.origin import MAX_RECIPE_CHARACTERS
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.nodes import connect

@@ -21,7 +21,7 @@ from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from sparkdeploy.bench.campaign.state import CampaignFolder
+    from sparkdeploy.bench.campaign.folder import Campaign
     from sparkdeploy.settings import Settings
 
 BASELINE = "baseline"
@@ -64,8 +64,7 @@ def campaign(
     if resume or stop:
         if recipes or assignments or quick or (resume and stop):
             raise UsageError("--resume and --stop take the campaign as it was begun, one of them")
-        folder = stage.run_campaign(None, settings, consent, is_stopped=stop)
-        _tell(folder, as_json=as_json)
+        _tell(stage.run_campaign(None, settings, consent, is_stopped=stop), as_json=as_json)
         return
     refuse_no_name(name)
     wanted = stage.WantedCampaign(
@@ -84,24 +83,24 @@ def _from_anywhere(recipes: list[str] | None, settings: Settings) -> tuple[str, 
     return tuple(dict.fromkeys(from_anywhere(recipe, settings) for recipe in wanted))
 
 
-def _tell(folder: CampaignFolder, *, as_json: bool) -> None:
+def _tell(campaign: Campaign, *, as_json: bool) -> None:
     from sparkdeploy.bench.campaign.bundle import read_bundle
     from sparkdeploy.bench.campaign.page import failed_steps, step_lines
 
-    bundle = read_bundle(folder.bundle)
+    bundle = read_bundle(campaign.bundle)
     failed = {recipe.name: failed_steps(recipe) for recipe in bundle.recipes}
     failed = {name: words for name, words in failed.items() if words}
     lines = [
         *step_lines(bundle.recipes),
-        f"report: {folder.report}",
-        f"bundle: {folder.bundle}; it holds no key, no address and no name of yours: post it",
+        f"report: {campaign.report}",
+        f"bundle: {campaign.bundle}; it holds no key, no address and no name of yours: post it",
     ]
-    content = {"report": str(folder.report), "bundle": str(folder.bundle), "failed": failed}
+    content = {"report": str(campaign.report), "bundle": str(campaign.bundle), "failed": failed}
     answer(lines, content, as_json=as_json)
     if failed:
         first, words = next(iter(failed.items()))
         raise BenchError(
             f"{len(failed)} of {len(bundle.recipes)} recipes did not get through; "
             f"{first}: {words[0]}",
-            hint=f"what was measured: {folder.report}",
+            hint=f"what was measured: {campaign.report}",
         )

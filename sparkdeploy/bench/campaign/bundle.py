@@ -18,14 +18,14 @@ SCHEMA_VERSION = 1
 KIND = "sparkdeploy campaign"
 MAX_TEXT = 4000
 """Characters that are kept of a tool's output: its end."""
-NOT_RUN = "not run"
+DONE, FAILED, SKIPPED, NOT_RUN = "done", "failed", "skipped", "not run"
+"""How a step ended. Skipped: the recipe does not serve; not run: the campaign was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStep:
     step: str
     ending: str
-    """done, failed, skipped, or not run: the campaign was stopped."""
     words: str = ""
     duration_s: float = 0.0
 

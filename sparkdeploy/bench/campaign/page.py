@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.campaign.state import StepEnding, StepKind
+from sparkdeploy.bench.campaign.bundle import FAILED
+from sparkdeploy.bench.campaign.folder import StepKind
 from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.image.templates import render_page
@@ -47,10 +48,8 @@ def step_lines(recipes: Sequence[SharedRecipe]) -> Iterator[str]:
 
 def failed_steps(recipe: SharedRecipe) -> tuple[str, ...]:
     """Return what failed, in words; `doctor` only tells."""
-    failed = [step for step in recipe.steps if step.ending == StepEnding.FAILED.value]
-    return tuple(
-        f"{step.step}: {step.words}" for step in failed if step.step != StepKind.DOCTOR.value
-    )
+    failed = [step for step in recipe.steps if step.ending == FAILED]
+    return tuple(f"{step.step}: {step.words}" for step in failed if step.step != StepKind.DOCTOR)
 
 
 def _rendered(template: str, bundle: CampaignBundle) -> str:

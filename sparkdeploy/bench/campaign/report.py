@@ -19,9 +19,9 @@ from sparkdeploy.bench.campaign.bundle import (
     bundle_text,
     shareable,
 )
+from sparkdeploy.bench.campaign.folder import STOPPED, StepKind
 from sparkdeploy.bench.campaign.page import campaign_page
 from sparkdeploy.bench.campaign.privacy import Private, known_names, secret_values
-from sparkdeploy.bench.campaign.state import StepKind
 from sparkdeploy.bench.campaign.steps import merged
 from sparkdeploy.bench.files import write_whole
 from sparkdeploy.bench.quality.capture import read_capture
@@ -42,7 +42,7 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.bench.campaign.state import CampaignFolder, CampaignState, RecipeState
+    from sparkdeploy.bench.campaign.folder import Campaign
     from sparkdeploy.settings import Settings
 
 SETTINGS_OF = (
@@ -59,63 +59,52 @@ SETTINGS_OF = (
 
 
 def write_findings(
-    folder: CampaignFolder, state: CampaignState, settings: Settings
-) -> CampaignBundle:
-    """Write page and bundle, both without what is private; return the bundle."""
-    bundle = shareable(bundle_of(folder, state), private_of(state, settings))
-    write_whole(bundle_text(bundle), folder.bundle)
+    campaign: Campaign, settings: Settings, put_back: SharedStep | None = None
+) -> None:
+    """Write page and bundle, both without what is private."""
+    bundle = shareable(bundle_of(campaign, put_back), private_of(campaign, settings))
+    write_whole(bundle_text(bundle), campaign.bundle)
     published = read_published(resources() / "recipes" / "facts" / "published.yaml")
-    write_whole(campaign_page(bundle, published), folder.report)
-    return bundle
+    write_whole(campaign_page(bundle, published), campaign.report)
 
 
-def bundle_of(folder: CampaignFolder, state: CampaignState) -> CampaignBundle:
+def bundle_of(campaign: Campaign, put_back: SharedStep | None = None) -> CampaignBundle:
     """Return all that the folder holds, still with what is private."""
+    plan = campaign.plan
     recipes = tuple(
         SharedRecipe(
             name=recipe.name,
             title=recipe.title,
-            steps=tuple(_steps(recipe)),
-            run=merged(folder, index, state),
-            quality=_quality(folder, state, index),
-            needles=folder.read_result(index, StepKind.NEEDLE, tuple[NeedleResult, ...]) or (),
-            tools=folder.read_result(index, StepKind.TOOLS, tuple[CaseResult, ...]) or (),
-            tuning=folder.read_result(index, StepKind.TUNE, str) or "",
+            steps=tuple(
+                campaign.ended(index, kind) or SharedStep(kind.value, NOT_RUN)
+                for kind in recipe.kinds
+            ),
+            run=merged(campaign, index),
+            quality=_quality(campaign, index),
+            needles=campaign.read_result(index, StepKind.NEEDLE, tuple[NeedleResult, ...]) or (),
+            tools=campaign.read_result(index, StepKind.TOOLS, tuple[CaseResult, ...]) or (),
+            tuning=campaign.read_result(index, StepKind.TUNE, str) or "",
         )
-        for index, recipe in enumerate(state.recipes)
+        for index, recipe in enumerate(plan.recipes)
     )
     machines = (item.run.origin.machine for item in recipes if item.run is not None)
+    ended_early = ["it was ended before its time"] if campaign.is_marked(STOPPED) else []
     return CampaignBundle(
-        campaign_id=state.campaign_id,
-        started_at=state.started_at,
+        campaign_id=campaign.path.name,
+        started_at=plan.started_at,
         made_at=f"{datetime.now(UTC):{ISO_8601}}",
         sparkdeploy=__version__,
-        is_quick=state.is_quick,
+        is_quick=plan.is_quick,
         machine=next(machines, None),
         recipes=recipes,
-        notes=tuple(_notes(state)),
+        notes=(*ended_early, *([f"at the end: {put_back.words}"] if put_back else [])),
     )
 
 
-def _steps(recipe: RecipeState) -> Iterator[SharedStep]:
-    for kind in recipe.kinds:
-        ended = recipe.ending_of(kind)
-        if ended is None:
-            yield SharedStep(kind.value, NOT_RUN)
-        else:
-            yield SharedStep(kind.value, ended.ending.value, ended.words, ended.duration_s)
-
-
-def _notes(state: CampaignState) -> Iterator[str]:
-    if state.is_stopped:
-        yield "it was ended before its time"
-    if state.put_back is not None:
-        yield f"at the end: {state.put_back.words}"
-
-
-def _quality(folder: CampaignFolder, state: CampaignState, index: int) -> SharedQuality | None:
+def _quality(campaign: Campaign, index: int) -> SharedQuality | None:
     """Hold a recipe against the first that was captured; None for that one, and without one."""
-    paths = [folder.result(number, StepKind.QUALITY) for number in range(len(state.recipes))]
+    recipes = campaign.plan.recipes
+    paths = [campaign.result(number, StepKind.QUALITY) for number in range(len(recipes))]
     first = next((number for number, path in enumerate(paths) if path.exists()), None)
     if first is None or first == index or not paths[index].exists():
         return None
@@ -124,18 +113,19 @@ def _quality(folder: CampaignFolder, state: CampaignState, index: int) -> Shared
     except BenchError as error:
         console.warn(error.message)
         return None
-    return replace(comparison.figures, against=state.recipes[first].name)
+    return replace(comparison.figures, against=recipes[first].name)
 
 
-def private_of(state: CampaignState, settings: Settings) -> Private:
+def private_of(campaign: Campaign, settings: Settings) -> Private:
     """Gather what this machine and this campaign know and others need not."""
-    env: dict[str, str] = dict(state.before.env) if state.before is not None else {}
+    before = None if campaign.is_over else campaign.before
+    env: dict[str, str] = dict(before.env) if before is not None else {}
     folders = {str(Path.home()), *map(str, _own_folders(settings))}
-    for recipe in state.recipes:
+    for recipe in campaign.plan.recipes:
         if Path(recipe.wanted).is_absolute():
             folders.add(recipe.wanted)
         try:
-            resolved = resolve(Request(recipe.wanted, state.assignments), settings)
+            resolved = resolve(Request(recipe.wanted, campaign.plan.assignments), settings)
         except SparkdeployError:
             continue  # It was readable when it was measured; its values are in no record.
         env |= resolved.recipe.serve.env

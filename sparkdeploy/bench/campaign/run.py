@@ -6,30 +6,24 @@ import contextlib
 import fcntl
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.before import FILE, note_before, put_back, restored
-from sparkdeploy.bench.campaign.report import write_findings
-from sparkdeploy.bench.campaign.state import (
-    CampaignFolder,
-    CampaignState,
-    EndedStep,
-    PutBack,
-    ServeRecipe,
-    StepEnding,
+from sparkdeploy.bench.campaign.bundle import DONE, FAILED, SKIPPED, SharedStep
+from sparkdeploy.bench.campaign.folder import (
+    HAS_SERVED,
+    SERVED,
+    STOPPED,
+    Campaign,
+    CampaignPlan,
     StepKind,
     campaigns_below,
-    is_last_of_recipe,
-    next_action,
-    progress,
-    short,
     unfinished,
-    with_serving,
-    with_step,
 )
+from sparkdeploy.bench.campaign.report import write_findings
 from sparkdeploy.bench.campaign.steps import Steps, planned
 from sparkdeploy.bench.run import ISO_8601
 from sparkdeploy.deploy.request import Request, resolve
@@ -42,24 +36,27 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.bench.campaign.state import NextStep
+    from sparkdeploy.bench.campaign.folder import Before
     from sparkdeploy.settings import Settings
 
 COMMAND = "sparkdeploy bench campaign"
+PUT_BACK = "putting back what served before"
+MAX_WORDS = 500
+"""Characters of what a step says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedCampaign:
     recipes: tuple[str, ...]
-    """Paths are absolute: it may be taken up from another folder."""
+    """Paths are absolute: it may be resumed from another folder."""
     assignments: tuple[str, ...]
     deployment: str
     is_quick: bool
 
-    def is_of(self, state: CampaignState) -> bool:
-        asked = (self.recipes, self.assignments, self.deployment, self.is_quick)
-        recipes = tuple(recipe.wanted for recipe in state.recipes)
-        return asked == (recipes, state.assignments, state.deployment, state.is_quick)
+    def is_of(self, plan: CampaignPlan) -> bool:
+        recipes = tuple(recipe.wanted for recipe in plan.recipes)
+        same = WantedCampaign(recipes, plan.assignments, plan.deployment, plan.is_quick)
+        return self == same
 
 
 def run_campaign(
@@ -68,7 +65,7 @@ def run_campaign(
     consent: Callable[[str], bool],
     *,
     is_stopped: bool = False,
-) -> CampaignFolder:
+) -> Campaign:
     """Begin a campaign, or go on with the one of the same words that was broken off.
 
     Without `wanted` go on with the one that is not over; `is_stopped` measures nothing more, puts
@@ -77,185 +74,185 @@ def run_campaign(
     begun.
     """
     with alone(settings):
-        found = unfinished(settings.state_dir)
-        if found is not None:
-            folder, state = found
-            _require_same(wanted, state)
-            _ask_again(state, consent)
+        campaign = unfinished(settings.state_dir)
+        if campaign is not None:
+            _require_same(wanted, campaign)
+            _ask_again(campaign, consent)
             if is_stopped:
-                state = replace(state, is_stopped=True)
-                folder.write(state)
+                campaign.mark(STOPPED)
         elif wanted is not None:
-            folder, state = _begin(wanted, settings, consent)
+            campaign = _begin(wanted, settings, consent)
         else:
             raise BenchError("there is no campaign to go on with", hint=f"`{COMMAND}` begins one")
-        return _go_on(folder, state, settings)
+        _go_on(campaign, settings)
+        return campaign
 
 
-def _require_same(wanted: WantedCampaign | None, state: CampaignState) -> None:
-    if wanted is None or (wanted.is_of(state) and not state.is_stopped):
+def _require_same(wanted: WantedCampaign | None, campaign: Campaign) -> None:
+    if wanted is None or (wanted.is_of(campaign.plan) and not campaign.is_marked(STOPPED)):
         return
-    names = " ".join(recipe.wanted for recipe in state.recipes)
+    names = " ".join(recipe.wanted for recipe in campaign.plan.recipes)
     raise UsageError(
-        f"the campaign of {names}, begun {state.started_at}, is not over",
+        f"the campaign of {names}, begun {campaign.plan.started_at}, is not over",
         hint=f"`{COMMAND} --resume` goes on with it, `{COMMAND} --stop` ends it and puts back what "
         "served before",
     )
 
 
-def _begin(
-    wanted: WantedCampaign, settings: Settings, consent: Callable[[str], bool]
-) -> tuple[CampaignFolder, CampaignState]:
+def _begin(wanted: WantedCampaign, settings: Settings, consent: Callable[[str], bool]) -> Campaign:
     deployment = Deployment(wanted.deployment)
     resolved = [
         resolve(Request(name, wanted.assignments, deployment), settings) for name in wanted.recipes
     ]
     now = datetime.now(UTC)
-    folder = CampaignFolder(campaigns_below(settings.state_dir) / f"{now:%Y%m%dT%H%M%SZ}")
     before = note_before(wanted.deployment, settings)
-    state = CampaignState(
-        campaign_id=folder.path.name,
+    plan = CampaignPlan(
         started_at=f"{now:{ISO_8601}}",
         deployment=wanted.deployment,
         recipes=planned(wanted.recipes, resolved, is_quick=wanted.is_quick),
         assignments=wanted.assignments,
         is_quick=wanted.is_quick,
-        before=before,
     )
-    _ask(state, consent)
+    _ask(plan, before, consent)
+    campaign = Campaign(campaigns_below(settings.state_dir) / f"{now:%Y%m%dT%H%M%SZ}", plan)
     if before is not None:
-        # What cannot be put back is told while somebody is there.
-        restored(before, wanted.deployment, folder.path, settings)
-    folder.write(state)
-    return folder, state
+        # What cannot be put back is refused while somebody is there.
+        restored(before, wanted.deployment, campaign.path, settings)
+    campaign.begin(before)
+    return campaign
 
 
-def _ask(state: CampaignState, consent: Callable[[str], bool]) -> None:
-    names = ", ".join(recipe.name for recipe in state.recipes)
-    now = f"{state.deployment} runs {state.before.wanted}; it" if state.before else "What served"
+def _ask(plan: CampaignPlan, before: Before | None, consent: Callable[[str], bool]) -> None:
+    names = ", ".join(recipe.name for recipe in plan.recipes)
+    now = f"{plan.deployment} runs {before.wanted}; it" if before else "What served"
     question = (
-        f"{names} will be served as {state.deployment} one after the other, and models that are "
+        f"{names} will be served as {plan.deployment} one after the other, and models that are "
         f"not here downloaded. {now} is put back at the end. Go on?"
     )
     if not consent(question):
         raise SparkdeployError("no campaign was begun", hint="say yes, or pass --yes")
 
 
-def _ask_again(state: CampaignState, consent: Callable[[str], bool]) -> None:
+def _ask_again(campaign: Campaign, consent: Callable[[str], bool]) -> None:
     question = (
-        f"The campaign that began {state.started_at} replaces whatever serves as "
-        f"{state.deployment} now. Go on?"
+        f"The campaign that began {campaign.plan.started_at} replaces whatever serves as "
+        f"{campaign.plan.deployment} now. Go on?"
     )
-    if state.has_served and not consent(question):
+    if campaign.is_marked(HAS_SERVED) and not consent(question):
         raise SparkdeployError("the campaign was left as it is", hint="say yes, or pass --yes")
 
 
 @dataclass(slots=True)
-class _Doer:
-    """Does what the state asks for, and writes the state after each step."""
+class CampaignRun:
+    """Does what has not ended yet, and writes how each step ended."""
 
-    folder: CampaignFolder
-    state: CampaignState
+    campaign: Campaign
     settings: Settings
-    standing: int | None = None
-    """The recipe that is known to serve."""
+    serving: int | None = None
+    """The recipe that is known to serve; None after a start, and after a failure, which may have
+    taken the server with it."""
 
-    def run(self) -> None:
-        steps = Steps(self.state, self.folder, self.settings)
-        while (action := next_action(self.state, self.standing)) is not None:
-            self._say(action)
-            if isinstance(action, PutBack):
-                self._put_back()
-            elif isinstance(action, ServeRecipe):
-                self._serve(action, steps)
-            else:
-                ended = _timed(action.kind, partial(steps.take, action.recipe, action.kind))
-                if ended.ending is not StepEnding.DONE:
-                    self.standing = None
-                self._keep(with_step(self.state, action, ended))
-            if not isinstance(action, PutBack) and is_last_of_recipe(self.state, action.recipe):
+    def measure(self) -> None:
+        steps = Steps(self.campaign, self.settings)
+        for recipe, kind in self.campaign.pending():
+            is_up = kind is StepKind.UP
+            if is_up or (kind in SERVED and self.serving != recipe):
+                self._serve(recipe, steps)
+            if self.campaign.ended(recipe, kind) is None:
+                self._say(recipe, kind)
+                ended = _timed(kind, partial(steps.take, recipe, kind))
+                if ended.ending != DONE:
+                    self.serving = None
+                self.campaign.end(recipe, ended)
+            kinds = self.campaign.plan.recipes[recipe].kinds
+            left = [it for it in kinds if self.campaign.ended(recipe, it) is None]
+            if set(left) <= {StepKind.TUNE}:
                 self._report()
 
-    def _serve(self, action: ServeRecipe, steps: Steps) -> None:
-        # An interrupted `up` may have replaced what served already.
-        self._keep(replace(self.state, has_served=True))
-        self.standing = None
-        ended = _timed(StepKind.UP, partial(steps.serve, action.recipe))
-        if ended.ending is StepEnding.DONE:
-            self.standing = action.recipe
-        self._keep(with_serving(self.state, action, ended))
+    def _serve(self, recipe: int, steps: Steps) -> None:
+        """Have the recipe serve; where it does not, its other steps are skipped.
 
-    def _put_back(self) -> None:
-        state = self.state
-        self.standing = None
-        if not state.has_served:
-            ended = EndedStep(StepKind.UP, StepEnding.DONE, "nothing was replaced")
+        One that served before keeps the ending of its first `up`.
+        """
+        self._say(recipe, StepKind.UP)
+        # An interrupted `up` may have replaced what served already.
+        self.campaign.mark(HAS_SERVED)
+        self.serving = None
+        ended = _timed(StepKind.UP, partial(steps.serve, recipe))
+        if ended.ending == DONE:
+            self.serving = recipe
+        if self.campaign.ended(recipe, StepKind.UP) is None:
+            self.campaign.end(recipe, ended)
+        if ended.ending != DONE:
+            for kind in self.campaign.plan.recipes[recipe].kinds:
+                if self.campaign.ended(recipe, kind) is None:
+                    self.campaign.end(recipe, SharedStep(kind, SKIPPED, f"up: {ended.words}"))
+
+    def put_back(self) -> None:
+        campaign, settings = self.campaign, self.settings
+        console.info(f"{self.position()} {PUT_BACK}")
+        if not campaign.is_marked(HAS_SERVED):
+            ended = SharedStep("put back", DONE, "nothing was replaced")
         else:
-            ended = _timed(
-                StepKind.UP,
-                lambda: put_back(state.before, state.deployment, self.folder.path, self.settings),
-            )
-        self.state = replace(state, put_back=ended)
-        if ended.ending is not StepEnding.DONE:
-            self._keep(self.state)
-            self._report()
+            name = campaign.plan.deployment
+            work = partial(put_back, campaign.before, name, campaign.path, settings)
+            ended = _timed("put back", work)
+        if ended.ending != DONE:
+            self._report(ended)
             raise BenchError(
                 f"what served before was not put back: {ended.words}",
-                hint=f"`{COMMAND} --stop` tries again; the report is {self.folder.report}",
+                hint=f"`{COMMAND} --stop` tries again; the report is {campaign.report}",
             )
         # First the page, then the word that all is done: what is killed between does both again.
-        write_findings(self.folder, self.state, self.settings)
-        (self.folder.path / FILE).unlink(missing_ok=True)
-        known = state.before
-        forgotten = replace(known, env={}) if known is not None else None
-        self._keep(replace(self.state, before=forgotten))
+        write_findings(campaign, settings, ended)
+        (campaign.path / FILE).unlink(missing_ok=True)
+        campaign.finish()
 
-    def _report(self) -> None:
+    def position(self) -> str:
+        """Return which step comes, and of how many; putting back is one of them."""
+        total = [*self.campaign.steps()]
+        done = sum(self.campaign.ended(*step) is not None for step in total)
+        return f"[{done + 1}/{len(total) + 1}]"
+
+    def _report(self, put_back_step: SharedStep | None = None) -> None:
         """Write what there is by now; a page that cannot be written ends no campaign."""
         try:
-            write_findings(self.folder, self.state, self.settings)
+            write_findings(self.campaign, self.settings, put_back_step)
         except SparkdeployError as error:
             console.warn(f"no report yet: {error.message}")
 
-    def _keep(self, state: CampaignState) -> None:
-        self.state = state
-        self.folder.write(state)
-
-    def _say(self, action: NextStep) -> None:
-        done, total = progress(self.state)
-        words = "putting back what served before"
-        if not isinstance(action, PutBack):
-            kind = StepKind.UP if isinstance(action, ServeRecipe) else action.kind
-            words = f"{self.state.recipes[action.recipe].name}: {kind.value}"
-        console.info(f"[{done + 1}/{total}] {words}")
+    def _say(self, recipe: int, kind: StepKind) -> None:
+        console.info(f"{self.position()} {self.campaign.plan.recipes[recipe].name}: {kind.value}")
 
 
-def _timed(kind: StepKind, work: Callable[[], str]) -> EndedStep:
+def _timed(step: str, work: Callable[[], str]) -> SharedStep:
     """Do a step; a failure is an ending like another, with its words."""
     started_s = time.monotonic()
     try:
-        words, ending = work(), StepEnding.DONE
+        words, ending = work(), DONE
     except SparkdeployError as error:
         console.error(error.message, hint=error.hint, detail=error.detail)
-        words, ending = error.message, StepEnding.FAILED
+        words, ending = error.message, FAILED
     except Exception as error:  # noqa: BLE001 - a bug in one step must not cost the whole night
-        console.error(f"unexpected {type(error).__name__}: {error}")
-        words, ending = f"unexpected {type(error).__name__}: {error}", StepEnding.FAILED
-    return EndedStep(kind, ending, short(words), round(time.monotonic() - started_s, 3))
+        words, ending = f"unexpected {type(error).__name__}: {error}", FAILED
+        console.error(words)
+    line = " ".join(words.split())
+    line = line if len(line) <= MAX_WORDS else line[: MAX_WORDS - 3] + "..."
+    return SharedStep(str(step), ending, line, round(time.monotonic() - started_s, 3))
 
 
-def _go_on(folder: CampaignFolder, state: CampaignState, settings: Settings) -> CampaignFolder:
-    doer = _Doer(folder, state, settings)
+def _go_on(campaign: Campaign, settings: Settings) -> None:
+    run = CampaignRun(campaign, settings)
     try:
-        doer.run()
+        if not campaign.is_marked(STOPPED):
+            run.measure()
+        run.put_back()
     except KeyboardInterrupt:
-        done, total = progress(doer.state)
         console.warn(
-            f"the campaign stops at step {done + 1} of {total}; `{COMMAND} --resume` goes on "
+            f"the campaign stops at step {run.position()}; `{COMMAND} --resume` goes on "
             f"with it, `{COMMAND} --stop` ends it and puts back what served before"
         )
         raise
-    return folder
 
 
 @contextlib.contextmanager

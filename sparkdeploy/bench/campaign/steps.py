@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.campaign.bundle import MAX_TEXT
-from sparkdeploy.bench.campaign.state import SUITES, RecipeState, StepKind
+from sparkdeploy.bench.campaign.folder import SUITES, PlannedRecipe, StepKind
 from sparkdeploy.bench.endpoint import Access, reach_deployment
 from sparkdeploy.bench.files import read_record, write_record
 from sparkdeploy.bench.load.plan import (
@@ -37,9 +37,9 @@ from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.campaign.state import CampaignFolder, CampaignState
+    from sparkdeploy.bench.campaign.folder import Campaign
     from sparkdeploy.bench.record import Run
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
@@ -87,14 +87,12 @@ QUICK = Thoroughness(1, 1, 2, 16, (1024,), SHORT)
 class Steps:
     """The steps of one campaign; each returns in words what it found, or raises."""
 
-    state: CampaignState
-    """As it was when this process took it up."""
-    folder: CampaignFolder
+    campaign: Campaign
     settings: Settings
 
     @property
     def extent(self) -> Thoroughness:
-        return QUICK if self.state.is_quick else WHOLE
+        return QUICK if self.campaign.plan.is_quick else WHOLE
 
     def serve(self, recipe: int) -> str:
         """Have the recipe serve; what runs already as it says stays."""
@@ -121,8 +119,10 @@ class Steps:
         return steps[kind](recipe)
 
     def _request(self, recipe: int) -> Request:
-        wanted = self.state.recipes[recipe].wanted
-        return Request(wanted, self.state.assignments, Deployment(self.state.deployment))
+        wanted = self.campaign.plan.recipes[recipe].wanted
+        return Request(
+            wanted, self.campaign.plan.assignments, Deployment(self.campaign.plan.deployment)
+        )
 
     def _doctor(self, recipe: int) -> str:
         request = self._request(recipe)
@@ -134,8 +134,8 @@ class Steps:
         return "; ".join(told)
 
     def _suite(self, recipe: int, kind: StepKind) -> str:
-        endpoint = reach_deployment(self.state.deployment, self.settings)
-        path = self.folder.result(recipe, kind)
+        endpoint = reach_deployment(self.campaign.plan.deployment, self.settings)
+        path = self.campaign.result(recipe, kind)
         path.unlink(missing_ok=True)  # of a try that was broken off
         plan = self.extent.loads.get(kind)
         wanted = WantedRun(
@@ -149,42 +149,42 @@ class Steps:
         )
         finished = measure_endpoint(endpoint, wanted, self.settings)
         require_figures(finished)
-        run = merged(self.folder, recipe, self.state)
+        run = merged(self.campaign, recipe)
         if run is not None:
             write_record(run, shelf_of(self.settings).folder / f"{run.run_id}.json")
         return found_in_words(finished.run)
 
     def _quality(self, recipe: int) -> str:
         capture = capture_of(
-            self.state.deployment,
+            self.campaign.plan.deployment,
             count=self.extent.texts,
             tokens=self.extent.tokens,
             settings=self.settings,
             access=Access(),
         )
-        named = replace(capture, label=self.state.recipes[recipe].name)
-        write_capture(named, self.folder.result(recipe, StepKind.QUALITY))
+        named = replace(capture, label=self.campaign.plan.recipes[recipe].name)
+        write_capture(named, self.campaign.result(recipe, StepKind.QUALITY))
         return f"captured {len(capture.texts)} texts"
 
     def _needle(self, recipe: int) -> str:
         lengths = self.extent.needle_tokens
-        found = search_needles(self.state.deployment, lengths, self.settings, Access())
+        found = search_needles(self.campaign.plan.deployment, lengths, self.settings, Access())
         form = tuple[NeedleResult, ...]
-        self.folder.write_result(recipe, StepKind.NEEDLE, found, form)
+        self.campaign.write_result(recipe, StepKind.NEEDLE, found, form)
         return f"found {sum(item.is_found for item in found)} of {len(found)}"
 
     def _tools(self, recipe: int) -> str:
-        results = try_tools(self.state.deployment, self.settings, Access())
-        self.folder.write_result(recipe, StepKind.TOOLS, results, tuple[CaseResult, ...])
+        results = try_tools(self.campaign.plan.deployment, self.settings, Access())
+        self.campaign.write_result(recipe, StepKind.TOOLS, results, tuple[CaseResult, ...])
         return f"right {sum(not item.problem for item in results)} of {len(results)}"
 
     def _tune(self, recipe: int) -> str:
         with connect(self.settings) as host:
-            fact = require_deployment(host, self.state.deployment).current
+            fact = require_deployment(host, self.campaign.plan.deployment).current
             with console.step("tuning the kernels") as step:
                 step.say("some minutes")
                 code, output = host.exec(fact.container_id, TUNING)
-        self.folder.write_result(recipe, StepKind.TUNE, output[-MAX_TEXT:], str)
+        self.campaign.write_result(recipe, StepKind.TUNE, output[-MAX_TEXT:], str)
         lines = [line for line in output.splitlines() if line.strip()]
         last = lines[-1] if lines else ""
         if code != 0:
@@ -194,7 +194,7 @@ class Steps:
 
 def planned(
     wanted: Sequence[str], resolved: Sequence[Resolved], *, is_quick: bool
-) -> tuple[RecipeState, ...]:
+) -> tuple[PlannedRecipe, ...]:
     """Return the recipes with their steps, each under a name of its own.
 
     Kernels of one shape are tuned once, with the last recipe that has them; tools are called where
@@ -207,18 +207,13 @@ def planned(
                 hint=MEASURE_HINT,
             )
     shapes = [None if is_quick else tuned_shape(item) for item in resolved]
-    planned_recipes: list[RecipeState] = []
+    found: list[PlannedRecipe] = []
     for index, (word, item) in enumerate(zip(wanted, resolved, strict=True)):
         has_tuning = shapes[index] is not None and shapes[index] not in shapes[index + 1 :]
-        planned_recipes.append(
-            RecipeState(
-                wanted=word,
-                name=_free_name(item.recipe.name, planned_recipes),
-                title=item.recipe.title,
-                kinds=tuple(_kinds(item, has_tuning=has_tuning)),
-            )
-        )
-    return tuple(planned_recipes)
+        name = _free_name(item.recipe.name, {it.name for it in found})
+        kinds = tuple(_kinds(item, has_tuning=has_tuning))
+        found.append(PlannedRecipe(word, name, item.recipe.title, kinds))
+    return tuple(found)
 
 
 def _kinds(resolved: Resolved, *, has_tuning: bool) -> Iterator[StepKind]:
@@ -241,24 +236,21 @@ def tuned_shape(resolved: Resolved) -> tuple[object, ...] | None:
     return (recipe.model.source, *head, *attention)
 
 
-def _free_name(name: str, taken: Sequence[RecipeState]) -> str:
-    names, free, number = {item.name for item in taken}, name, 1
-    while free in names:
-        number += 1
-        free = f"{name}-{number}"
-    return free
+def _free_name(name: str, taken: Collection[str]) -> str:
+    names = (name, *(f"{name}-{number}" for number in range(2, len(taken) + 2)))
+    return next(it for it in names if it not in taken)
 
 
-def merged(folder: CampaignFolder, recipe: int, state: CampaignState) -> Run | None:
+def merged(campaign: Campaign, recipe: int) -> Run | None:
     """Return the suites that were taken of a recipe as one run; None before the first."""
-    paths = [folder.result(recipe, kind) for kind in SUITES]
+    paths = [campaign.result(recipe, kind) for kind in SUITES]
     runs = [read_record(path) for path in paths if path.exists()]
     if not runs:
         return None
-    name = state.recipes[recipe].name
+    name = campaign.plan.recipes[recipe].name
     return replace(
         runs[0],
-        label=f"{name}-quick" if state.is_quick else name,
+        label=f"{name}-quick" if campaign.plan.is_quick else name,
         finished_at=runs[-1].finished_at,
         suites=tuple(suite for run in runs for suite in run.suites),
     )

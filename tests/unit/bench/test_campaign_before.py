@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy.bench import before as stage
 from sparkdeploy.bench.before import Restored, note_before, restored
-from sparkdeploy.bench.campaign.state import (
+from sparkdeploy.bench.campaign.folder import (
+    PLAN,
     Before,
-    CampaignFolder,
-    CampaignState,
-    EndedStep,
-    RecipeState,
-    StepEnding,
+    Campaign,
+    CampaignPlan,
+    PlannedRecipe,
     StepKind,
     campaigns_below,
     unfinished,
@@ -129,34 +127,35 @@ def test_a_recipe_that_cannot_be_read_again_is_refused_and_no_file_of_it_stays(
     assert not (tmp_path / stage.FILE).exists()
 
 
-def campaign(**more: Any) -> CampaignState:
-    recipe = RecipeState("v2", "v2", "", (*StepKind,))
-    return CampaignState("20261125T200000Z", "2026-11-25T20:00:00Z", "main", (recipe,), **more)
+def begun(state_dir: Path, name: str, before: Before | None) -> Campaign:
+    recipe = PlannedRecipe("v2", "v2", "", (*StepKind,))
+    plan = CampaignPlan("2026-11-25T20:00:00Z", "main", (recipe,))
+    campaign = Campaign(campaigns_below(state_dir) / name, plan)
+    campaign.begin(before)
+    return campaign
 
 
-def test_a_state_is_read_as_it_was_written_and_a_damaged_one_refused(tmp_path: Path) -> None:
-    folder = CampaignFolder(tmp_path)
-    state = campaign(before=Before("v2", {"name": "v2", "n": [1, None]}, {"A": "b"}))
-    folder.write(state)
-    assert folder.read() == state
-    (file,) = tmp_path.iterdir()
+def test_a_campaign_is_read_as_it_was_written_and_a_damaged_one_refused(tmp_path: Path) -> None:
+    before = Before("v2", {"name": "v2", "n": [1, None]}, {"A": "b"})
+    campaign = begun(tmp_path, "a", before)
+    assert unfinished(tmp_path) == campaign
+    assert campaign.before == before
+    file = campaign.path / PLAN
     text = file.read_text()
-    file.write_text(text.replace('"is_stopped": false', '"is_stopped": 0'))
-    with pytest.raises(BenchError, match="is_stopped"):
-        folder.read()
+    file.write_text(text.replace('"is_quick": false', '"is_quick": 0'))
+    with pytest.raises(BenchError, match="is_quick"):
+        unfinished(tmp_path)
     file.write_text(re.sub(r'"schema": 1\b', '"schema": 2', text))
     with pytest.raises(BenchError, match="has schema 2"):
-        folder.read()
+        unfinished(tmp_path)
 
 
 def test_the_campaign_that_is_not_over_is_found(tmp_path: Path) -> None:
-    over = EndedStep(StepKind.UP, StepEnding.DONE)
     assert unfinished(tmp_path) is None
-    first, second = (CampaignFolder(campaigns_below(tmp_path) / name) for name in "ab")
-    first.write(campaign(put_back=over))
+    over = begun(tmp_path, "a", Before("v2", {}, {"COLOUR": SECRET}))
+    over.finish()
+    assert SECRET not in "".join(path.read_text() for path in over.path.iterdir())
     assert unfinished(tmp_path) is None
     (campaigns_below(tmp_path) / "c").mkdir()  # killed before its first word
-    second.write(campaign(put_back=replace(over, ending=StepEnding.FAILED)))
-    found = unfinished(tmp_path)
-    assert found is not None
-    assert found[0] == second
+    second = begun(tmp_path, "b", None)
+    assert unfinished(tmp_path) == second

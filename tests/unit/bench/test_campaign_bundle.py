@@ -18,10 +18,10 @@ from sparkdeploy.bench.campaign.bundle import (
     read_bundle,
     shareable,
 )
+from sparkdeploy.bench.campaign.folder import Campaign, CampaignPlan, PlannedRecipe, StepKind
 from sparkdeploy.bench.campaign.page import campaign_page
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.campaign.report import private_of
-from sparkdeploy.bench.campaign.state import MEASURING, CampaignState, RecipeState
 from sparkdeploy.bench.files import adapter_of
 from sparkdeploy.bench.quality.comparison import SharedEstimate, SharedQuality
 from sparkdeploy.bench.quality.needle import NeedleResult
@@ -95,11 +95,11 @@ def test_what_this_machine_knows_is_taken_out(
     (keys / "main").write_text(PLANTED["key"])
     settings = replace(load_settings(), node_name=f"{PLANTED['host']}.example.org")
     settings = replace(settings, cluster={"nodes": [{"name": "n-two", "ssh": "peer-two"}]})
-    recipe = RecipeState("v2", "v2", "", MEASURING)
+    recipe = PlannedRecipe("v2", "v2", "", (*StepKind,))
     sets = (f"serve.env.COLOUR={PLANTED['variable']}", "serve.env.VLLM_LOGGING_LEVEL=DEBUG")
-    state = CampaignState("c", "s", "main", (recipe,), sets)
+    campaign = Campaign(tmp_path / "c", CampaignPlan("s", "main", (recipe,), sets))
 
-    private = private_of(state, settings)
+    private = private_of(campaign, settings)
 
     said = private.without(
         [*PLANTED.values(), f"{HOME}/x", "n-two peer-two", str(tmp_path / "state")]

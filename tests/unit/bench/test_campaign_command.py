@@ -11,11 +11,11 @@ import pytest
 
 from sparkdeploy.bench.campaign import run as stage
 from sparkdeploy.bench.campaign.bundle import CampaignBundle, read_bundle
-from sparkdeploy.bench.campaign.state import StepKind, campaigns_below
+from sparkdeploy.bench.campaign.folder import StepKind, campaigns_below
 from sparkdeploy.errors import NodeError, UnhealthyError
 
 if TYPE_CHECKING:
-    from sparkdeploy.bench.campaign.state import Before
+    from sparkdeploy.bench.campaign.folder import Before
     from tests.unit.program import Run
 
 

@@ -2,132 +2,131 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.campaign.state import (
-    MEASURING,
+from sparkdeploy.bench.campaign import run as stage
+from sparkdeploy.bench.campaign.folder import (
     SERVED,
     Before,
-    CampaignState,
-    EndedStep,
-    NextStep,
-    PutBack,
-    RecipeState,
-    ServeRecipe,
-    StepEnding,
+    Campaign,
+    CampaignPlan,
+    PlannedRecipe,
     StepKind,
-    Take,
-    next_action,
-    pending_steps,
-    progress,
-    with_serving,
-    with_step,
+    campaigns_below,
+    unfinished,
 )
+from sparkdeploy.errors import BenchError, UnhealthyError
+from sparkdeploy.settings import load_settings
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEASURING = tuple(kind for kind in StepKind if kind is not StepKind.TUNE)
 KINDS = st.sampled_from([MEASURING, tuple(StepKind)])
 FATES = st.sampled_from(["done", "done", "done", "failed", "killed before", "killed after"])
+Step = tuple[int, StepKind]
 
 
-def recipe(name: str, kinds: tuple[StepKind, ...] = MEASURING) -> RecipeState:
-    return RecipeState(name, name, f"the recipe {name}", kinds)
-
-
-def state_of(*recipes: RecipeState) -> CampaignState:
-    before = Before("v1", {"name": "v1"})
-    return CampaignState("20261125T200000Z", "2026-11-25T20:00:00Z", "main", recipes, before=before)
+class KilledError(BaseException):
+    """The process is gone: nothing after it is written."""
 
 
 @dataclass
 class World:
-    """Does what is asked, and remembers it; the state alone outlives a kill."""
+    """Does the steps by their fates, and remembers them; the folder alone outlives a kill."""
 
-    state: CampaignState
-    standing: int | None = None
-    """What the process believes."""
+    fates: list[str]
     serving: int | None = None
-    """What is true."""
-    ended: list[NextStep] = field(default_factory=list)
-    """Steps that came to their end, in order."""
+    ended: list[Step | None] = field(default_factory=list)
+    """Steps that came to their end, in order; None is putting back."""
 
-    def step(self, fate: str) -> bool:
-        """Do the next step; return whether there was one."""
-        action = next_action(self.state, self.standing)
-        if action is None:
-            return False
+    def serve(self, recipe: int) -> str:
+        return self._do((recipe, StepKind.UP))
+
+    def take(self, recipe: int, kind: StepKind) -> str:
+        if kind in SERVED:
+            assert self.serving == recipe, "a step asked a server that is not its recipe's"
+        return self._do((recipe, kind))
+
+    def put_back(self, *_: object) -> str:
+        return self._do(None)
+
+    def _do(self, step: Step | None) -> str:
+        fate = self.fates.pop(0) if self.fates else "done"
         if fate == "killed before":
             self._die()
-            return True
-        if isinstance(action, Take) and action.kind in SERVED:
-            assert self.serving == action.recipe, "a step asked a server that is not its recipe's"
-        if isinstance(action, ServeRecipe):
-            self.serving = action.recipe if fate != "failed" else None
-        if fate == "killed after":  # and before the state was written
+        if step is not None and step[1] is StepKind.UP:
+            self.serving = step[0] if fate != "failed" else None
+        if fate == "killed after":
             self._die()
-            return True
-        self._keep(action, StepEnding.FAILED if fate == "failed" else StepEnding.DONE)
-        return True
-
-    def _keep(self, action: NextStep, ending: StepEnding) -> None:
-        self.ended.append(action)
-        if isinstance(action, PutBack):
-            self.state = replace(self.state, put_back=EndedStep(StepKind.UP, ending))
-            return
-        kind = StepKind.UP if isinstance(action, ServeRecipe) else action.kind
-        ended = EndedStep(kind, ending, "words", 1.0)
-        self.standing = None
-        if isinstance(action, ServeRecipe):
-            self.state = with_serving(self.state, action, ended)
-            self.standing = action.recipe if ending is StepEnding.DONE else None
-        else:
-            self.state = with_step(self.state, action, ended)
-            self.standing = self.serving if ending is StepEnding.DONE else None
+        self.ended.append(step)
+        if fate == "failed":
+            raise UnhealthyError("it failed")
+        return "well"
 
     def _die(self) -> None:
         """A restart of the machine may have taken the server along."""
-        self.standing = self.serving = None
+        self.serving = None
+        raise KilledError
 
-    def to_the_end(self) -> None:
-        for _ in range(500):
-            if not self.step("done"):
-                return
-        raise AssertionError("it does not end")
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        with (
+            mock.patch.object(stage, "Steps", return_value=self),
+            mock.patch.object(stage, "put_back", self.put_back),
+            mock.patch.object(stage, "write_findings", return_value=None),
+        ):
+            yield
 
 
-def steps_of(world: World) -> Counter[tuple[int, StepKind]]:
-    return Counter((item.recipe, item.kind) for item in world.ended if isinstance(item, Take))
+def begun(state_dir: Path, *kinds: tuple[StepKind, ...]) -> Campaign:
+    recipes = tuple(PlannedRecipe(f"r{it}", f"r{it}", "", own) for it, own in enumerate(kinds))
+    plan = CampaignPlan("2026-11-25T20:00:00Z", "main", recipes)
+    campaign = Campaign(campaigns_below(state_dir) / "20261125T200000Z", plan)
+    campaign.begin(Before("v1", {"name": "v1"}))
+    return campaign
 
 
-@given(st.lists(KINDS, min_size=1, max_size=4), st.lists(FATES, max_size=60))
+@given(st.lists(KINDS, min_size=1, max_size=3), st.lists(FATES, max_size=30))
 def test_whatever_kills_it_each_step_ends_once_and_putting_back_is_last(
     kinds: list[tuple[StepKind, ...]], fates: list[str]
 ) -> None:
-    world = World(state_of(*(recipe(f"r{index}", item) for index, item in enumerate(kinds))))
-    for fate in fates:
-        world.step(fate)
-    world.to_the_end()
+    world = World(list(fates))
+    with tempfile.TemporaryDirectory() as name, world.at_work():
+        settings = replace(load_settings(), state_dir=Path(name))
+        campaign = begun(settings.state_dir, *kinds)
+        for _ in range(len(fates) + 1):
+            if unfinished(settings.state_dir) is None:
+                break
+            with contextlib.suppress(KilledError, BenchError):
+                stage.run_campaign(None, settings, lambda _question: True)
 
-    assert world.state.is_over
-    assert not list(pending_steps(world.state))
-    for index, item in enumerate(world.state.recipes):
-        assert Counter(ended.kind for ended in item.ended) == Counter(kinds[index])
-    assert all(count == 1 for count in steps_of(world).values())
-    put_back = [isinstance(item, PutBack) for item in world.ended]
+        assert unfinished(settings.state_dir) is None
+        assert not list(campaign.pending())
+        assert not list(campaign.path.glob("before*"))
+    taken = Counter(step for step in world.ended if step is not None and step[1] != "up")
+    assert all(count == 1 for count in taken.values())
+    put_back = [step is None for step in world.ended]
     assert put_back[-1]
-    first = put_back.index(True)
-    assert all(put_back[first:]), "something was measured after what served was put back"
-    done, total = progress(world.state)
-    assert done + 1 == total
+    assert all(put_back[put_back.index(True) :]), "something was measured after putting back"
 
 
-def test_after_a_step_that_failed_the_server_is_looked_after_and_the_next_step_goes_on() -> None:
-    world = World(state_of(recipe("a")))
-    for fate in ("done", "done", "failed"):
-        world.step(fate)
-
-    assert next_action(world.state, world.standing) == ServeRecipe(0)
-    world.step("done")
-    assert next_action(world.state, world.standing) == Take(0, StepKind.DECODE)
+def test_after_a_step_that_failed_the_server_is_looked_after_and_the_next_step_goes_on(
+    tmp_path: Path,
+) -> None:
+    world = World(["done", "done", "failed"])
+    begun(tmp_path, MEASURING)
+    with world.at_work():
+        settings = replace(load_settings(), state_dir=tmp_path)
+        stage.run_campaign(None, settings, lambda _question: True)
+    expected = [StepKind.DOCTOR, StepKind.UP, StepKind.FIVE, StepKind.UP, StepKind.DECODE]
+    assert [step[1] for step in world.ended[:5] if step is not None] == expected

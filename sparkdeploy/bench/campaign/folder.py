@@ -1,0 +1,185 @@
+"""A campaign's folder: its plan, and one file for each step that has ended. They are its state."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from sparkdeploy.bench.campaign.bundle import SharedStep
+from sparkdeploy.bench.files import adapter_of, checked, read_content, read_versioned
+from sparkdeploy.errors import BenchError
+from sparkdeploy.node.private_folder import write_private
+
+# No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
+
+SCHEMA_VERSION = 1
+PLAN, BEFORE = "plan.json", "before.json"
+HAS_SERVED, STOPPED = "has-served", "stopped"
+"""Marks: an `up` was begun, so that something has to be put back; the user ended it early."""
+
+
+class StepKind(StrEnum):
+    """What is done with one recipe, in this order; `tune` comes after all recipes' other steps."""
+
+    DOCTOR = "doctor"
+    UP = "up"
+    FIVE = "five"
+    DECODE = "decode"
+    LOAD = "load"
+    AGENTS = "agents"
+    QUALITY = "quality"
+    NEEDLE = "needle"
+    TOOLS = "tools"
+    TUNE = "tune"
+
+
+LOADS = (StepKind.LOAD, StepKind.AGENTS)
+"""Steps that are suite `load`: single requests, and an agent's conversations."""
+SUITES = (StepKind.FIVE, StepKind.DECODE, *LOADS)
+"""Steps that are suites of `bench`; others than loads under the same names."""
+SERVED = (*SUITES, StepKind.QUALITY, StepKind.NEEDLE, StepKind.TOOLS, StepKind.TUNE)
+"""Steps that ask the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRecipe:
+    wanted: str
+    """As it was typed; a path is absolute."""
+    name: str
+    """What the report calls it; no two of a campaign are the same."""
+    title: str
+    kinds: tuple[StepKind, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What served under the name before the first `up`; it is put back at the end.
+
+    The file it stands in is this user's alone: `env` may hold secrets.
+    """
+
+    wanted: str
+    """The name under which it was deployed."""
+    values: Mapping[str, object]
+    """The whole recipe; of `serve.env` the names alone."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The values of the variables that the recipe sets."""
+    exposure: str = "loopback"
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignPlan:
+    started_at: str
+    deployment: str
+    """The one name under which every recipe is served."""
+    recipes: tuple[PlannedRecipe, ...]
+    assignments: tuple[str, ...] = ()
+    """What `--set` and the options of consent override in each recipe."""
+    is_quick: bool = False
+    schema: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Any kill may come between two files; a step without one is done again."""
+
+    path: Path
+    plan: CampaignPlan
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def bundle(self) -> Path:
+        return self.path / "bundle.json"
+
+    def begin(self, before: Before | None) -> None:
+        """Write the plan, then what served before: from then on the campaign is not over."""
+        _write(self.path / PLAN, self.plan, CampaignPlan, is_durable=True)
+        _write(self.path / BEFORE, before, Before | None, is_durable=True)
+
+    @property
+    def before(self) -> Before | None:
+        """What served, None for nothing."""
+        found: Before | None = _read(self.path / BEFORE, Before | None)
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        return not (self.path / BEFORE).exists()
+
+    def finish(self) -> None:
+        """Forget what served before, and with it the values of its variables."""
+        (self.path / BEFORE).unlink()
+
+    def mark(self, name: str) -> None:
+        _write(self.path / name, True, bool, is_durable=True)
+
+    def is_marked(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def steps(self) -> Iterator[tuple[int, StepKind]]:
+        """Yield recipe and step in their order.
+
+        Tuned kernels are used by the next start under the same name, so tuning waits until all is
+        measured; the recipe that served last is tuned first, without a start.
+        """
+        recipes = [*enumerate(self.plan.recipes)]
+        for index, recipe in recipes:
+            yield from ((index, kind) for kind in recipe.kinds if kind is not StepKind.TUNE)
+        for index, recipe in reversed(recipes):
+            yield from ((index, kind) for kind in recipe.kinds if kind is StepKind.TUNE)
+
+    def pending(self) -> Iterator[tuple[int, StepKind]]:
+        """Yield each step that has not ended by the time it is reached."""
+        yield from (step for step in self.steps() if self.ended(*step) is None)
+
+    def ended(self, recipe: int, kind: StepKind) -> SharedStep | None:
+        path = self._ending(recipe, kind)
+        return _read(path, SharedStep) if path.exists() else None
+
+    def end(self, recipe: int, step: SharedStep) -> None:
+        """Write how a step ended, whole or not at all, also through a power cut."""
+        path = self._ending(recipe, StepKind(step.step))
+        _write(path, step, SharedStep, is_durable=True)
+
+    def result(self, recipe: int, kind: StepKind) -> Path:
+        """Return where a step leaves what it brought."""
+        return self.path / f"{recipe + 1:02}-{kind.value}.json"
+
+    def write_result(self, recipe: int, kind: StepKind, value: object, form: Any) -> None:  # noqa: ANN401 - a type
+        _write(self.result(recipe, kind), value, form, is_durable=False)
+
+    def read_result(self, recipe: int, kind: StepKind, form: Any) -> Any:  # noqa: ANN401 - `form`
+        """Return what a step brought, None where it brought nothing."""
+        path = self.result(recipe, kind)
+        return _read(path, form) if path.exists() else None
+
+    def _ending(self, recipe: int, kind: StepKind) -> Path:
+        return self.path / f"{recipe + 1:02}-{kind.value}.ended.json"
+
+
+def campaigns_below(state_dir: Path) -> Path:
+    return state_dir / "campaigns"
+
+
+def unfinished(state_dir: Path) -> Campaign | None:
+    """Return the newest campaign that is not over; BenchError when its plan cannot be read."""
+    for path in sorted(campaigns_below(state_dir).glob(f"*/{BEFORE}"), reverse=True):
+        plan = read_versioned(path.with_name(PLAN), CampaignPlan, "campaign", SCHEMA_VERSION)
+        return Campaign(path.parent, plan)
+    return None
+
+
+def _read(path: Path, form: Any) -> Any:  # noqa: ANN401 - `form`
+    return checked(read_content(path, "file of a campaign"), form, path)
+
+
+def _write(path: Path, value: object, form: Any, *, is_durable: bool) -> None:  # noqa: ANN401 - a type
+    text = adapter_of(form).dump_json(value, indent=1).decode() + "\n"
+    try:
+        write_private(path, text, is_durable=is_durable)
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error.strerror}", hint="make room") from error
