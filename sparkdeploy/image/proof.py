@@ -85,7 +85,7 @@ def _refuse_unusable(engine: str, found: Mapping[str, Any]) -> None:
 
 
 def _selfcheck(host: DockerHost, image_id: str) -> dict[str, Any]:
-    command = ["-m", "sparkdeploy_vllm.selfcheck", "--json"]
+    command = ["-m", "sparkdeploy_vllm.check.selfcheck", "--json"]
     failure = "the plugin does not fit this vLLM"
     report = _said(host, image_id, command, mark="", failure=failure)
     absent = sorted(api["api"] for api in report["apis"] if not api["fits"])

@@ -11,7 +11,10 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from sparkdeploy.recipe import flags
-from sparkdeploy.vllm_plugin.sparkdeploy_vllm.releases import TURBOQUANT_FULL_GRAPHS, release_of
+from sparkdeploy.vllm_plugin.sparkdeploy_vllm.check.releases import (
+    TURBOQUANT_FULL_GRAPHS,
+    release_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -37,7 +37,7 @@ REVIEWED = {
     "sparkdeploy/image/inside/apply_mod.py": 1,
     "sparkdeploy/image/inside/compile.sh": 5,
     "sparkdeploy/vllm_plugin/cpu_fixups/cpu_engine_fixups.py": 1,
-    "sparkdeploy/vllm_plugin/sparkdeploy_vllm/selfcheck.py": 1,
+    "sparkdeploy/vllm_plugin/sparkdeploy_vllm/check/selfcheck.py": 1,
     "sparkdeploy/vllm_plugin/sparkdeploy_vllm/tune_head.py": 1,
 }
 _BLOCK = re.compile(r"^```(?:console|sh|bash|shell)?\n(.*?)^```", re.MULTILINE | re.DOTALL)

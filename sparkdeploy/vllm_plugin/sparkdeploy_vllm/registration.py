@@ -6,12 +6,12 @@ from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from sparkdeploy_vllm import cpu_drafts, cpu_engine
-from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
-from sparkdeploy_vllm.lm_head import SparkLMHead, replace_layer
-from sparkdeploy_vllm.treatment import METHOD_NAME
+from sparkdeploy_vllm.cpu import drafts, engine
+from sparkdeploy_vllm.head.lm_head import SparkLMHead, replace_layer
+from sparkdeploy_vllm.weights.conversion import METHOD_NAME
+from sparkdeploy_vllm.weights.hybrid_config import SparkHybridConfig
 
-TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant_backend.SparkTurboQuantBackend"
+TURBOQUANT_PATH = "sparkdeploy_vllm.turboquant.backend.SparkTurboQuantBackend"
 
 
 @cache
@@ -21,8 +21,8 @@ def register_all() -> None:
     replace_layer(ParallelLMHead, SparkLMHead)
     _register_turboquant()
     if current_platform.is_cpu():
-        cpu_engine.register()
-        cpu_drafts.register()
+        engine.register()
+        drafts.register()
 
 
 def _register_turboquant() -> None:

@@ -15,15 +15,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sparkdeploy_vllm import __version__
-from sparkdeploy_vllm.kernels import (
-    head_tiles_file,
-    head_tuning,
-    turboquant_tiles_file,
-    turboquant_tuning,
-)
-from sparkdeploy_vllm.served_model import (
+from sparkdeploy_vllm.tuning import search
+from sparkdeploy_vllm.tuning.served_model import (
     AttentionShape,
     HeadShape,
     Served,
@@ -31,7 +27,8 @@ from sparkdeploy_vllm.served_model import (
     head_shapes,
     served,
 )
-from sparkdeploy_vllm.turboquant_format import BITS, slot_format
+from sparkdeploy_vllm.tuning.tiles import tuned_folder, write_tuned
+from sparkdeploy_vllm.turboquant.format import BITS, slot_format
 
 ROUNDS = 25
 FIRST_PROCESS = Path("/proc/1/cmdline")
@@ -130,22 +127,18 @@ def _failed(error: Exception) -> int:
 
 def _tune_head(shape: HeadShape, options: argparse.Namespace) -> None:
     _require_card()
-    from sparkdeploy_vllm.kernels.head_stand import CudaStand
+    from sparkdeploy_vllm.tuning.stands import HeadStand
 
-    stand = CudaStand(*shape)
+    stand = HeadStand(*shape)
     key = stand.key
     _say(f"\n{key.card}, {key.subject}, kernel {key.kernel}, Triton {key.triton}\n")
-    _say("| rows | right | ships | ms | fastest | ms |\n|---|---|---|---|---|---|")
-    tuned = head_tuning.tune(stand.card, stand, rounds=options.rounds, say=_say)
-    folder = options.folder or head_tiles_file.tuned_folder()
-    made_with = _made_with(activations=str(stand.dtype))
-    _say(f"\nwritten: {head_tiles_file.write_tuned(key, tuned, made_with, folder)}")
+    _tune("rows", search.tune_head, stand, options)
 
 
 def _tune_attention(shape: AttentionShape, options: argparse.Namespace) -> None:
     capability = _require_card()
-    from sparkdeploy_vllm.kernels.turboquant_decode import AttentionLayer, unfit
-    from sparkdeploy_vllm.kernels.turboquant_stand import DTYPE, PAGE_TOKENS, AttentionStand
+    from sparkdeploy_vllm.tuning.stands import AttentionStand
+    from sparkdeploy_vllm.turboquant.decode import AttentionLayer, unfit
 
     slot = slot_format(shape.cache_dtype, shape.head_dim)
     attention = AttentionLayer(slot, shape.query_heads, shape.kv_heads, shape.head_dim**-0.5)
@@ -156,11 +149,19 @@ def _tune_attention(shape: AttentionShape, options: argparse.Namespace) -> None:
     heads = f"{shape.query_heads} query and {shape.kv_heads} KV heads of {shape.head_dim}"
     tokens = f"up to {shape.query_tokens} query tokens"
     _say(f"\n{key.card}, {shape.cache_dtype}, {heads}, {tokens}, kernel {key.kernel}\n")
-    _say("| context | right | ships | ms | fastest | ms |\n|---|---|---|---|---|---|")
-    tuned = turboquant_tuning.tune(key, stand.card, stand, rounds=options.rounds, say=_say)
-    folder = options.folder or turboquant_tiles_file.tuned_folder()
-    made_with = _made_with(queries=str(DTYPE), page_tokens=str(PAGE_TOKENS))
-    _say(f"\nwritten: {turboquant_tiles_file.write_tuned(key, tuned, made_with, folder)}")
+    _tune("context", search.tune_attention, stand, options)
+
+
+def _tune(size: str, tune: Callable[..., Any], stand: Any, options: argparse.Namespace) -> None:
+    import torch
+
+    _say(f"| {size} | right | ships | ms | fastest | ms |\n|---|---|---|---|---|---|")
+    key = stand.key
+    tuned = tune(key, stand, rounds=options.rounds, say=_say)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    made_with = {"at": at, "torch": torch.__version__, "plugin": __version__}
+    folder = options.folder or tuned_folder(key)
+    _say(f"\nwritten: {write_tuned(key, tuned, made_with, folder)}")
 
 
 def _require_card() -> tuple[int, int]:
@@ -170,17 +171,6 @@ def _require_card() -> tuple[int, int]:
     if not torch.cuda.is_available():
         raise RuntimeError("there is no CUDA card here")
     return torch.cuda.get_device_capability()
-
-
-def _made_with(**further: str) -> dict[str, str]:
-    import torch
-
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "plugin": __version__,
-        **further,
-    }
 
 
 def _say(line: str) -> None:

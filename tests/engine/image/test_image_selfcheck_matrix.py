@@ -19,7 +19,7 @@ from sparkdeploy.recipe import features
 from sparkdeploy.settings import load_settings
 
 sys.path.insert(0, str(Path(vllm_plugin.__file__).parent))
-from sparkdeploy_vllm.selfcheck import HookFinding, check
+from sparkdeploy_vllm.check.selfcheck import HookFinding, check
 
 RELEASES = (
     "0.19.1", "0.20.2", "0.22.1", "0.23.0", "0.25.1", "0.29.0", "0.30.0", "0.32.0", "0.33.0"

@@ -12,6 +12,6 @@ RUN PYTHONPATH=/plugin /opt/venv/bin/python -c "import pathlib, wheel_backend as
 
 FROM sparkdeploy/engine:<fingerprint>
 COPY --from=plugin /made/ /opt/venv/
-RUN PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m sparkdeploy_vllm.selfcheck
+RUN PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m sparkdeploy_vllm.check.selfcheck
 WORKDIR /tmp
 ENTRYPOINT ["/opt/venv/bin/sparkdeploy-guard"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +22,6 @@ from tests.fakes.checkpoints import ignore, standalone
 from tests.fakes.disk import RecordedDisk, record_disk, without_exchange
 from tests.hub.double import Repo, hub_double
 from tests.hub.xet import xet_by_get
-from tests.unit.vllm_plugin.guarded import PLUGIN_TREE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,13 +35,6 @@ COMMIT = "1" * 40
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> RecordedDisk:
     return record_disk(monkeypatch)
-
-
-def _store_tiles(path: Path) -> None:
-    sys.path.insert(0, str(PLUGIN_TREE))
-    from sparkdeploy_vllm.kernels import tiles_file
-
-    tiles_file._replace(path, "{}")
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
@@ -63,13 +54,6 @@ def test_a_file_is_synced_before_it_has_its_name_and_its_folder_after(
         WRITERS[kind](tmp_path / "made")
     assert len(disk.renamed) == 2
     assert (disk.early, disk.unsynced_folders) == ([], {})
-
-
-def test_tuned_tiles_are_synced_before_they_have_their_name(
-    disk: RecordedDisk, tmp_path: Path
-) -> None:
-    _store_tiles(tmp_path / "tiles.json")
-    assert (disk.renamed, disk.early) == (["tiles.json"], [])
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])

@@ -73,7 +73,7 @@ def test_a_file_is_told_apart_by_content_and_mode(content: bytes, other: bytes, 
     ("path", "expected"),
     [
         ("plugin/sparkdeploy_vllm/announce.py", ["plugin"]),
-        ("plugin/sparkdeploy_vllm/kernels/turboquant_decode.cu", ["plugin"]),
+        ("plugin/sparkdeploy_vllm/turboquant/decode.cu", ["plugin"]),
         ("plugin/pyproject.toml", ["plugin"]),
         ("plugin/cpu_fixups/cpu_engine_fixups.py", ["engine", "plugin"]),
         ("recipes/engines/locks/cpu-0.32/x86_64-py311.txt", ["engine", "plugin"]),
@@ -115,7 +115,7 @@ def test_the_plugin_s_stage_has_all_that_its_wheel_packs(
     package = "plugin/sparkdeploy_vllm/"
     sent = {file.path for file in stages()[-1].context if file.path.startswith(package)}
     assert sent == {f"plugin/{name}" for name in packed}
-    assert f"{package}kernels/turboquant_decode.cu" in sent
+    assert f"{package}turboquant/decode.cu" in sent
 
 
 def test_how_the_network_is_reached_changes_nothing(

@@ -5,7 +5,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.treatment import refuse_broken_blocks
+from sparkdeploy_vllm.weights.conversion import refuse_broken_blocks
 
 LAYER = "model.layers.3.mlp.shared_expert.down_proj"
 

@@ -5,7 +5,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.kernels.head_configs import (
+from sparkdeploy_vllm.head.tiles import (
     HeadTile,
     shipped_for,
     tile_for,

@@ -5,22 +5,21 @@
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from sparkdeploy_vllm.kernels.head_configs import GB10, HOPPER, HeadTile
-from sparkdeploy_vllm.kernels.head_tiles_file import ROW_CLASSES, tile_problem
-from sparkdeploy_vllm.kernels.head_tuning import FINALISTS, candidates, tune
-from sparkdeploy_vllm.kernels.tile_tuning import Card, UnsteadyCardError
-from sparkdeploy_vllm.served_model import Served, head_shapes, served
+from sparkdeploy_vllm.head.tiles import GB10, HOPPER, ROW_CLASSES, HeadKey, HeadTile
+from sparkdeploy_vllm.tuning.search import FINALISTS, UnsteadyCardError, head_candidates, tune_head
+from sparkdeploy_vllm.tuning.served_model import Served, head_shapes, served
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
 pytestmark = pytest.mark.outside
 
-SPARK = Card((12, 1), 99 << 10, GB10.tiles)
-H200 = Card((9, 0), 227 << 10, HOPPER.tiles)
+SPARK = HeadKey("NVIDIA GB10", (12, 1), 248_320, 3072, kernel="abc", triton="3.6.0")
+H200 = replace(SPARK, card="NVIDIA H200", capability=(9, 0))
+SHARED_BYTES = {SPARK: 99 << 10, H200: 227 << 10}
 FAST = HeadTile("gathered", rows=16, vocab=128, hidden=128, warps=4, stages=4)
 
 
@@ -31,6 +30,7 @@ class PaperStand:
     time_ms: Callable[[HeadTile, int], float]
     wrong: Callable[[HeadTile], bool] = lambda _tile: False
     timed: list[tuple[int, Sequence[HeadTile]]] = field(default_factory=list)
+    shared_bytes: int = SHARED_BYTES[SPARK]
 
     def is_right(self, tile: HeadTile) -> bool:
         return not self.wrong(tile)
@@ -40,8 +40,9 @@ class PaperStand:
         return [self.time_ms(tile, rows) for tile in tiles]
 
 
-def winners(card: Card[HeadTile], stand: PaperStand) -> tuple[HeadTile, ...]:
-    return tuple(won.tile for won in tune(card, stand, rounds=3, say=lambda _line: None))
+def winners(key: HeadKey, stand: PaperStand) -> tuple[HeadTile, ...]:
+    stand.shared_bytes = SHARED_BYTES[key]
+    return tuple(won.tile for won in tune_head(key, stand, rounds=3, say=lambda _line: None))
 
 
 def flat(_tile: HeadTile, rows: int) -> float:
@@ -52,18 +53,18 @@ def favouring(fast: HeadTile, by: float) -> Callable[[HeadTile, int], float]:
     return lambda tile, rows: flat(tile, rows) * (1 - by if tile == fast else 1)
 
 
-@pytest.mark.parametrize("card", [SPARK, H200])
-def test_where_all_are_equal_what_ships_stays(card: Card[HeadTile]) -> None:
-    assert winners(card, PaperStand(flat)) == card.shipped
+@pytest.mark.parametrize("key", [SPARK, H200])
+def test_where_all_are_equal_what_ships_stays(key: HeadKey) -> None:
+    assert winners(key, PaperStand(flat)) == key.shipped().tiles
 
 
 def test_a_faster_tile_wins_its_class_alone() -> None:
     lines: list[str] = []
-    tuned = tune(SPARK, PaperStand(favouring(FAST, 0.05)), rounds=3, say=lines.append)
+    tuned = tune_head(SPARK, PaperStand(favouring(FAST, 0.05)), rounds=3, say=lines.append)
     assert [won.tile for won in tuned] == [GB10.tiles[0], FAST, *GB10.tiles[2:]]
-    assert (round(tuned[1].ms, 3), round(tuned[1].shipped_ms, 3)) == (2.675, 2.816)
+    assert (round(tuned[1].ms[16], 3), round(tuned[1].shipped_ms[16], 3)) == (2.675, 2.816)
     assert len(lines) == len(ROW_CLASSES)
-    assert "| gathered 16x128x128, 4 warps, 4 stages | 2.6752 |" in lines[1]
+    assert "| gathered 16x128x128, 4 warps, 4 stages | 2.67520 |" in lines[1]
 
 
 def test_less_than_a_percent_is_no_reason() -> None:
@@ -97,20 +98,19 @@ def test_a_card_that_is_busy_is_refused() -> None:
         winners(SPARK, PaperStand(slowing))
 
 
-@pytest.mark.parametrize("card", [SPARK, H200])
-def test_only_what_the_kernels_take_is_tried_and_not_too_much(card: Card[HeadTile]) -> None:
+@pytest.mark.parametrize("key", [SPARK, H200])
+def test_only_what_the_kernels_take_is_tried_and_not_too_much(key: HeadKey) -> None:
     for rows in ROW_CLASSES:
-        tried = list(candidates(rows, card))
+        tried = list(head_candidates(key, rows, SHARED_BYTES[key]))
         assert FINALISTS < len(tried) == len(set(tried)) <= 72
         assert all(tile.rows == rows for tile in tried)
-        assert not [tile for tile in tried if tile_problem(tile, card.capability)]
-        assert max(tile.shared_bytes for tile in tried) <= card.shared_bytes
+        assert not [tile for tile in tried if key.tile_problem(tile)]
+        assert max(tile.shared_bytes for tile in tried) <= SHARED_BYTES[key]
 
 
 def test_what_ships_could_be_found() -> None:
-    for card in (SPARK, H200):
-        for tile in card.shipped:
-            assert not tile_problem(tile, card.capability)
+    for key in (SPARK, H200):
+        assert not key.problem(key.shipped().tiles)
 
 
 def test_shapes_are_those_that_vllm_makes_of_a_checkpoint() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.ledger import ConversionLedger, ConversionMismatchError, DraftLedger
+from sparkdeploy_vllm.weights.ledger import ConversionLedger, ConversionMismatchError, DraftLedger
 
 
 def convert(ledger: ConversionLedger, layers: int, *, with_head: bool) -> list[str]:

@@ -6,9 +6,9 @@ import ast
 from pathlib import Path
 
 import pytest
-from sparkdeploy_vllm.hooks import STAND_INS, TOUCHED, Api, HookTrace, StandIn
-from sparkdeploy_vllm.selfcheck import HookFinding, check, uncovered
-from sparkdeploy_vllm.source_tree import SourceTree
+from sparkdeploy_vllm.check.hooks import STAND_INS, TOUCHED, Api, HookTrace, StandIn
+from sparkdeploy_vllm.check.selfcheck import HookFinding, check, uncovered
+from sparkdeploy_vllm.check.source_tree import SourceTree
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
@@ -178,7 +178,7 @@ def test_a_method_known_as_harmless_is_looked_at_anew_where_a_release_redefines_
 
 
 def test_what_the_turboquant_back_end_imports_of_vllm_is_looked_at() -> None:
-    source = (PLUGIN_TREE / "sparkdeploy_vllm" / "turboquant_backend.py").read_text()
+    source = (PLUGIN_TREE / "sparkdeploy_vllm" / "turboquant" / "backend.py").read_text()
     tree = ast.parse(source)
     in_handlers = {
         node

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.treatment import (
+from sparkdeploy_vllm.weights.conversion import (
     HybridTreatment,
     SharedExperts,
     checkpoint_modules,

@@ -10,15 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from sparkdeploy_vllm.kernels.tiles_file import UnusableTilesError
-from sparkdeploy_vllm.kernels.turboquant_choice import choose_tile
-from sparkdeploy_vllm.kernels.turboquant_tiles import AttentionTile
-from sparkdeploy_vllm.kernels.turboquant_tiles_file import (
-    AttentionKey,
-    TunedAttention,
-    kernel_fingerprint,
-    write_tuned,
-)
+from sparkdeploy_vllm.tuning.tiles import Tuned, choose, write_tuned
+from sparkdeploy_vllm.turboquant.tiles import AttentionKey, AttentionTile, kernel_fingerprint
 
 KEY = AttentionKey(
     card="NVIDIA GB10",
@@ -38,14 +31,14 @@ TUNED = AttentionTile(tokens=16, warps=4, stages=2)
 
 def store(folder: Path, key: AttentionKey = KEY, tile: AttentionTile = TUNED) -> Path:
     """Write a tuned tile as the command does."""
-    tuned = TunedAttention(tile, {4096: 0.01234567, 65536: 0.1}, {4096: 0.0125, 65536: 0.11})
-    return Path(write_tuned(key, tuned, {"torch": "2.11.0"}, folder))
+    tuned = Tuned(tile, {4096: 0.01234567, 65536: 0.1}, {4096: 0.0125, 65536: 0.11})
+    return Path(write_tuned(key, [tuned], {"torch": "2.11.0"}, folder))
 
 
 def test_what_was_tuned_is_taken_and_says_what_it_was_tuned_for(tmp_path: Path) -> None:
     path = store(tmp_path)
-    choice = choose_tile(KEY, tmp_path)
-    assert (choice.source, choice.tiles, choice.ignored) == ("tuned", TUNED, "")
+    choice = choose(KEY, tmp_path)
+    assert (choice.source, choice.tiles, choice.ignored) == ("tuned", (TUNED,), "")
     document = json.loads(path.read_text())
     assert document["key"] == {**asdict(KEY), "capability": [12, 1]}
     times = {"ms": {"4096": 0.01235, "65536": 0.1}, "shipped_ms": {"4096": 0.0125, "65536": 0.11}}
@@ -66,12 +59,13 @@ def test_what_was_tuned_is_taken_and_says_what_it_was_tuned_for(tmp_path: Path) 
 )
 def test_another_layer_has_a_file_of_its_own(tmp_path: Path, other: AttentionKey) -> None:
     store(tmp_path)
-    choice = choose_tile(other, tmp_path)
+    choice = choose(other, tmp_path)
     assert (choice.source, choice.ignored) == ("shipped", "")
 
 
-def test_warps_that_heads_cannot_share_are_not_written(tmp_path: Path) -> None:
+def test_a_tile_that_does_not_fit_the_layer_is_not_used(tmp_path: Path) -> None:
     eight = replace(KEY, head_dim=64, kv_heads=8, group=1)
-    with pytest.raises(UnusableTilesError, match="4 warps cannot be shared by 8 KV heads"):
-        store(tmp_path / "new", eight)
-    assert not (tmp_path / "new").exists()
+    store(tmp_path, eight)
+    choice = choose(eight, tmp_path)
+    assert choice.source == "shipped"
+    assert "4 warps, 2 stages does not fit 8 KV heads" in choice.ignored

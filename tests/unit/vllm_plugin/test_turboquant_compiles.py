@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any
 
 import pytest
-from sparkdeploy_vllm.kernels.turboquant_tiles import SHIPPED, fitting
-from sparkdeploy_vllm.turboquant_format import BITS, slot_format
+from sparkdeploy_vllm.turboquant.format import BITS, slot_format
+from sparkdeploy_vllm.turboquant.tiles import SHIPPED, fitting
 
 pytestmark = pytest.mark.outside
 
@@ -22,9 +22,9 @@ ELF = b"\x7fELF"
 @pytest.fixture(scope="module")
 def launcher() -> Any:
     pytest.importorskip("cuda.bindings", reason="NVIDIA's cuda-bindings are not installed")
-    from sparkdeploy_vllm.kernels import turboquant_launch
+    from sparkdeploy_vllm.turboquant import launch
 
-    return turboquant_launch
+    return launch
 
 
 @pytest.mark.parametrize("cache_dtype", BITS)

@@ -3,7 +3,7 @@
 # mypy: disable-error-code="import-not-found"
 
 import pytest
-from sparkdeploy_vllm.turboquant_format import BITS, slot_format
+from sparkdeploy_vllm.turboquant.format import BITS, slot_format
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from itertools import product
 from types import CodeType
 
 import pytest
-from sparkdeploy_vllm.kernels.turboquant_tiles import (
+from sparkdeploy_vllm.turboquant.format import BITS, SlotFormat, slot_format
+from sparkdeploy_vllm.turboquant.tiles import (
     GB10,
     HOPPER,
     OTHER_SHARED_BYTES,
@@ -20,11 +21,10 @@ from sparkdeploy_vllm.kernels.turboquant_tiles import (
     query_bytes,
     shared_bytes,
 )
-from sparkdeploy_vllm.turboquant_format import BITS, SlotFormat, slot_format
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 
-SOURCE = PLUGIN_TREE / "sparkdeploy_vllm" / "kernels" / "turboquant_decode.cu"
+SOURCE = PLUGIN_TREE / "sparkdeploy_vllm" / "turboquant" / "decode.cu"
 FOUR_BITS = "turboquant_4bit_nc"
 SHAPES = {
     "32 query and 2 KV heads of 256": (32, 2, 256),

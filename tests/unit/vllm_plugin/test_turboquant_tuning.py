@@ -8,23 +8,27 @@ from pathlib import Path
 
 import pytest
 from sparkdeploy_vllm import tune_head
-from sparkdeploy_vllm.kernels.tile_tuning import Card, UnsteadyCardError
-from sparkdeploy_vllm.kernels.turboquant_choice import shipped_choice
-from sparkdeploy_vllm.kernels.turboquant_tiles import SHIPPED, AttentionTile, fits, shared_bytes
-from sparkdeploy_vllm.kernels.turboquant_tiles_file import AttentionKey, TunedAttention
-from sparkdeploy_vllm.kernels.turboquant_tuning import CONTEXTS, candidates, tune
-from sparkdeploy_vllm.served_model import AttentionShape, Served, attention_shape, served
+from sparkdeploy_vllm.tuning.search import (
+    CONTEXTS,
+    UnsteadyCardError,
+    attention_candidates,
+    tune_attention,
+)
+from sparkdeploy_vllm.tuning.served_model import AttentionShape, Served, attention_shape, served
+from sparkdeploy_vllm.tuning.tiles import Tuned
+from sparkdeploy_vllm.turboquant.tiles import (
+    SHIPPED,
+    AttentionKey,
+    AttentionTile,
+    fits,
+    shared_bytes,
+)
 
 SPARK = AttentionKey("NVIDIA GB10", (12, 1), 4, 4, 256, 2, 16, 3, kernel="abc", nvrtc="13.0")
 """A 122B's attention with two drafts."""
 H100 = replace(SPARK, card="NVIDIA H100", capability=(9, 0))
 SHORT, LONG = CONTEXTS
 FAST = AttentionTile(tokens=16, warps=4, stages=2)
-
-
-def card_of(key: AttentionKey) -> Card[AttentionTile]:
-    shared = SHIPPED[key.capability[0]].shared_bytes
-    return Card(key.capability, shared, (shipped_choice(key).tiles,))
 
 
 @dataclass
@@ -34,6 +38,7 @@ class PaperStand:
     time_ms: Callable[[AttentionTile, int], float]
     wrong: Callable[[AttentionTile], bool] = lambda _tile: False
     timed: list[AttentionTile] = field(default_factory=list)
+    shared_bytes: int = SHIPPED[12].shared_bytes
 
     def is_right(self, tile: AttentionTile) -> bool:
         return not self.wrong(tile)
@@ -43,8 +48,9 @@ class PaperStand:
         return [self.time_ms(tile, context) for tile in tiles]
 
 
-def winner(key: AttentionKey, stand: PaperStand) -> TunedAttention:
-    return tune(key, card_of(key), stand, rounds=3, say=lambda _line: None)
+def winner(key: AttentionKey, stand: PaperStand) -> Tuned[AttentionTile]:
+    (won,) = tune_attention(key, stand, rounds=3, say=lambda _line: None)
+    return won
 
 
 def flat(_tile: AttentionTile, context: int) -> float:
@@ -85,13 +91,13 @@ def test_only_what_fits_is_tried_and_what_ships_is_among_it(
         kv_heads=kv_heads,
         group=group,
     )
-    card = card_of(key)
-    tried = list(candidates(key, card))
+    limit = SHIPPED[capability[0]].shared_bytes
+    tried = list(attention_candidates(key, limit))
     assert len(tried) == len(set(tried)) <= 12
-    assert set(card.shipped) <= set(tried)
+    assert set(key.shipped().tiles) <= set(tried)
     for tile in tried:
-        assert fits(tile, card.shared_bytes, key.slot, kv_heads, key.rows)
-        assert shared_bytes(tile, key.slot, kv_heads, key.rows) < card.shared_bytes
+        assert fits(tile, limit, key.slot, kv_heads, key.rows)
+        assert shared_bytes(tile, key.slot, kv_heads, key.rows) < limit
 
 
 def test_the_served_cache_and_drafts_are_read_from_the_container_s_command() -> None:

@@ -35,7 +35,7 @@ def test_the_same_sources_give_the_same_bytes(backend: ModuleType, tmp_path: Pat
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["ledger.py", "kernels/turboquant_decode.cu"])
+@pytest.mark.parametrize("name", ["announce.py", "turboquant/decode.cu"])
 def test_one_byte_of_the_sources_changes_it(backend: ModuleType, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(PLUGIN_TREE, copy)
@@ -65,19 +65,19 @@ def test_uv_installs_it_offline_with_both_entry_points(backend: ModuleType, tmp_
     entry_points = (target / "sparkdeploy_vllm-0.1.0.dist-info" / "entry_points.txt").read_text()
     assert "[vllm.general_plugins]\nsparkdeploy = sparkdeploy_vllm:register" in entry_points
     assert (target / "bin" / "sparkdeploy-guard").exists()
-    source = Path("sparkdeploy_vllm", "kernels", "turboquant_decode.cu")
+    source = Path("sparkdeploy_vllm", "turboquant", "decode.cu")
     assert (target / source).read_bytes() == (PLUGIN_TREE / source).read_bytes()
 
 
 def test_code_and_kernels_travel_and_nothing_else(backend: ModuleType, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(PLUGIN_TREE, copy)
-    kernels = copy / "sparkdeploy_vllm" / "kernels"
+    kernels = copy / "sparkdeploy_vllm" / "turboquant"
     (kernels / "__pycache__").mkdir(exist_ok=True)
     (kernels / "__pycache__" / "int8_head.cpython-312.pyc").touch()
-    (kernels / "turboquant_decode.cubin").touch()
+    (kernels / "decode.cubin").touch()
     names = zipfile.ZipFile(backend.write_wheel(tmp_path, source_tree=copy)).namelist()
     assert "sparkdeploy_vllm/guard/__main__.py" in names
     assert not [name for name in names if "cpu_fixups" in name]
     others = [name for name in names if not name.endswith(".py") and ".dist-info/" not in name]
-    assert others == ["sparkdeploy_vllm/kernels/turboquant_decode.cu"]
+    assert others == ["sparkdeploy_vllm/turboquant/decode.cu"]

@@ -3,7 +3,7 @@
 import torch
 from needs import needs_avx512
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.cpu_engine import (
+from sparkdeploy_vllm.cpu.engine import (
     SPECULATIVE_RECURRENCE,
     convolve,
     recur_token_by_token,

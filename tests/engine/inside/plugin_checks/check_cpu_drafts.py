@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.cpu_drafts import Tokens, attend
+from sparkdeploy_vllm.cpu.drafts import Tokens, attend
 from torch import Tensor
 from vllm.platforms import current_platform
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.cpu_engine import INT4_OPERATOR, apply_weights, unpack_weights
+from sparkdeploy_vllm.cpu.engine import INT4_OPERATOR, apply_weights, unpack_weights
 from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel
 from vllm.platforms import current_platform
 from vllm.scalar_type import scalar_types

@@ -11,8 +11,9 @@ from unittest import mock
 import torch
 from check_tensor_parallel import _start_ranks
 from check_vllm_hooks import _config, _head, _process
-from sparkdeploy_vllm import dealt_rows, register
-from sparkdeploy_vllm.dealt_rows import Deal
+from sparkdeploy_vllm import register
+from sparkdeploy_vllm.head import dealt_rows
+from sparkdeploy_vllm.head.dealt_rows import Deal
 from torch.nn import functional
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.distributed import parallel_state

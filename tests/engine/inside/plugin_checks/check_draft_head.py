@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.draft_head import DraftHeadMethod
-from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod
+from sparkdeploy_vllm.head.draft_head import DraftHeadMethod
+from sparkdeploy_vllm.head.lm_head import IntegerLMHeadMethod
 from vllm.config import get_current_vllm_config
 from vllm.model_executor import custom_op
 from vllm.model_executor.layers.logits_processor import LogitsProcessor

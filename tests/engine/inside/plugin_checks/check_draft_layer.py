@@ -10,12 +10,12 @@ from unittest import mock
 import torch
 from check_tensor_parallel import _start_ranks
 from check_vllm_hooks import _config, _one_rank, _process
-from sparkdeploy_vllm.draft_experts import Int4ExpertsMethod
-from sparkdeploy_vllm.draft_experts_cpu import RoundedExpertsMethod
-from sparkdeploy_vllm.draft_layer import ExpertsEntry
-from sparkdeploy_vllm.fp8_linear import ReferenceFp8LinearMethod
-from sparkdeploy_vllm.int4_maths import dequantize_groups, quantize_groups
-from sparkdeploy_vllm.ledger import ConversionMismatchError, DraftLedger
+from sparkdeploy_vllm.drafts.experts import Int4ExpertsMethod
+from sparkdeploy_vllm.drafts.experts_cpu import RoundedExpertsMethod
+from sparkdeploy_vllm.drafts.layer import ExpertsEntry
+from sparkdeploy_vllm.weights.fp8_linear import ReferenceFp8LinearMethod
+from sparkdeploy_vllm.weights.int4_groups import dequantize_groups, quantize_groups
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError, DraftLedger
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.forward_context import set_forward_context

@@ -3,9 +3,9 @@
 import torch
 from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process, _vllm_log
 from kernel_stand_in import kernel_in_place, same_bits, served_by, shared_expert
-from sparkdeploy_vllm.fp8_checkpoint import FinishedKernelMethod, FinishedReferenceMethod
-from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.maths import dequantize_blocks, fp8_block_linear, quantize_blocks
+from sparkdeploy_vllm.weights.fp8_checkpoint import FinishedKernelMethod, FinishedReferenceMethod
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
+from sparkdeploy_vllm.weights.reference import dequantize_blocks, fp8_block_linear, quantize_blocks
 from vllm.config import get_current_vllm_config
 
 FINISHED = {"mode": "finished", "layers": "shared_expert", "block": [128, 128]}

@@ -4,7 +4,12 @@ from collections.abc import Callable
 
 import torch
 from check_vllm_hooks import _config, _head, _load, _one_rank, _process, _vllm_log
-from sparkdeploy_vllm.int4_head import gather_rows, int4_linear, quantize_head, unpack_head
+from sparkdeploy_vllm.head.int4_reference import (
+    gather_rows,
+    int4_linear,
+    quantize_head,
+    unpack_head,
+)
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 

@@ -1,13 +1,13 @@
 """INT4 in groups: what rounding costs, what is refused, and vLLM's own arithmetic and packing."""
 
 import torch
-from sparkdeploy_vllm.int4_maths import (
+from sparkdeploy_vllm.weights.conversion import INT4_GROUP
+from sparkdeploy_vllm.weights.int4_groups import (
     IN_A_WORD,
     fit_groups,
     pack_inputs,
     quantize_groups,
 )
-from sparkdeploy_vllm.treatment import INT4_GROUP
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.scalar_type import scalar_types
 

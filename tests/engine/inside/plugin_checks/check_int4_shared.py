@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process
-from sparkdeploy_vllm import cpu_engine
-from sparkdeploy_vllm.int4_linear import Int4SharedExpertMethod
-from sparkdeploy_vllm.int4_maths import dequantize_groups, fit_groups
-from sparkdeploy_vllm.ledger import ConversionMismatchError
+from sparkdeploy_vllm.cpu import engine
+from sparkdeploy_vllm.weights.int4_groups import dequantize_groups, fit_groups
+from sparkdeploy_vllm.weights.int4_linear import Int4SharedExpertMethod
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
 from torch.nn import functional
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
@@ -142,7 +142,7 @@ def _refusal(act: Any) -> str:
 def _serve(rank: int, ranks: int, folder: str) -> None:
     """One rank of a shared expert whose whole matrices lie in a checkpoint."""
     # As the plugin does in each process: without AVX-512 vLLM's CPU build multiplies no INT4.
-    cpu_engine.register()
+    engine.register()
     os.environ["VLLM_DIST_IDENT"] = "sparkdeploy-shared-int4"
     with set_current_vllm_config(VllmConfig()):
         store = f"file://{folder}/store-{ranks}"

@@ -6,7 +6,7 @@ import torch
 from check_draft_head import TOKENS, VOCABULARY, _both_heads, _checkpoint
 from check_vllm_hooks import _config, _head, _load, _one_rank, _process
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod
+from sparkdeploy_vllm.head.lm_head import IntegerLMHeadMethod
 from vllm.config import get_current_vllm_config
 from vllm.config.lora import LoRAConfig
 from vllm.lora.layers.utils import LoRAMapping

@@ -1,8 +1,8 @@
 """The plain-torch arithmetic against FP64, and its independence of the batch."""
 
 import torch
-from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.maths import (
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
+from sparkdeploy_vllm.weights.reference import (
     dequantize_blocks,
     dequantize_gather,
     device_product,

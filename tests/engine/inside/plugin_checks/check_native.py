@@ -15,12 +15,12 @@ from kernel_stand_in import (
     same_bits,
     shared_expert,
 )
-from sparkdeploy_vllm.fp8_linear import (
+from sparkdeploy_vllm.weights.conversion import is_fp8_layer
+from sparkdeploy_vllm.weights.fp8_linear import (
     Fp8PerBlockOnlineLinearMethod,
     ReferenceFp8LinearMethod,
 )
-from sparkdeploy_vllm.hybrid_config import SparkHybridConfig, takes_targets
-from sparkdeploy_vllm.treatment import is_fp8_layer
+from sparkdeploy_vllm.weights.hybrid_config import SparkHybridConfig, takes_targets
 from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
 from vllm.model_executor.layers.linear import RowParallelLinear
 

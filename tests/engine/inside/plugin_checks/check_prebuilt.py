@@ -2,12 +2,12 @@
 
 import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
-from sparkdeploy_vllm.fp8_checkpoint import (
+from sparkdeploy_vllm.weights.fp8_checkpoint import (
     PrebuiltReferenceMethod,
     largest_difference,
 )
-from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.maths import dequantize_blocks, quantize_blocks
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
+from sparkdeploy_vllm.weights.reference import dequantize_blocks, quantize_blocks
 
 PREBUILT = {"mode": "prebuilt", "layers": "shared_expert", "block": [128, 128]}
 

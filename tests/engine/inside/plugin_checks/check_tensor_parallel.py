@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from check_vllm_hooks import EXPERT, _config, _head, _mlp, _process
-from sparkdeploy_vllm.treatment import refuse_broken_blocks
+from sparkdeploy_vllm.weights.conversion import refuse_broken_blocks
 from torch.multiprocessing import start_processes
 from torch.nn import functional
 from vllm.config import VllmConfig, set_current_vllm_config

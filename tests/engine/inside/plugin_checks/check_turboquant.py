@@ -9,9 +9,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from sparkdeploy_vllm import register, turboquant_backend
+from sparkdeploy_vllm import register
 from sparkdeploy_vllm.registration import TURBOQUANT_PATH
-from sparkdeploy_vllm.turboquant_backend import (
+from sparkdeploy_vllm.turboquant import backend
+from sparkdeploy_vllm.turboquant.backend import (
     SparkTurboQuantBackend,
     SparkTurboQuantBuilder,
     SparkTurboQuantImpl,
@@ -71,8 +72,8 @@ def _claimed(version: str, *, drafts: bool) -> str:
     config = SimpleNamespace(speculative_config=object() if drafts else None)
     table = frozenset({(0, 25, 1)})
     with (
-        mock.patch.object(turboquant_backend, "installed_version", return_value=version),
-        mock.patch.object(turboquant_backend, "TURBOQUANT_FULL_GRAPHS", table),
+        mock.patch.object(backend, "installed_version", return_value=version),
+        mock.patch.object(backend, "TURBOQUANT_FULL_GRAPHS", table),
     ):
         return SparkTurboQuantBuilder.get_cudagraph_support(config, None).name
 
@@ -186,7 +187,7 @@ def check_what_turboquant_would_ignore_is_refused() -> None:
 
 def check_a_layer_without_cuda_is_served_by_vllm_s_own_kernel() -> None:
     warned: list[str] = []
-    with mock.patch.object(turboquant_backend, "warn_once", warned.append):
+    with mock.patch.object(backend, "warn_once", warned.append):
         made = _made()
     assert made.kernel is None
     assert made.most_tokens == 1 + DRAFTS

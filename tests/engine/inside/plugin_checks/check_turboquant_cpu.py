@@ -4,16 +4,22 @@ from types import SimpleNamespace
 
 import torch
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.cpu_engine import TURBOQUANT_PATH
-from sparkdeploy_vllm.turboquant_cpu import (
+from sparkdeploy_vllm.cpu.engine import TURBOQUANT_PATH
+from sparkdeploy_vllm.cpu.turboquant import (
     CpuTurboQuantBackend,
     CpuTurboQuantBuilder,
     CpuTurboQuantImpl,
     CpuTurboQuantMetadata,
     read_slots,
 )
-from sparkdeploy_vllm.turboquant_format import BITS
-from sparkdeploy_vllm.turboquant_maths import attend, pack_slots, rotate, unpack_keys, unpack_values
+from sparkdeploy_vllm.turboquant.format import BITS
+from sparkdeploy_vllm.turboquant.reference import (
+    attend,
+    pack_slots,
+    rotate,
+    unpack_keys,
+    unpack_values,
+)
 from vllm.platforms.cpu import CpuPlatform
 
 HEADS, KV_HEADS = 4, 2

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import torch
 from cuda_on_cpu import decode_on_cpu
-from sparkdeploy_vllm.turboquant_format import slot_format
-from sparkdeploy_vllm.turboquant_maths import attend_slots
+from sparkdeploy_vllm.turboquant.format import slot_format
+from sparkdeploy_vllm.turboquant.reference import attend_slots
 from vllm.utils.torch_utils import set_random_seed
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def _attention(module: ModuleType, cache_dtype: str, head_dim: int, heads: int, 
 
 
 def _fault(module: ModuleType, attention, tokens: int, page: int) -> str | None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    proof = importlib.import_module("sparkdeploy_vllm.kernels.turboquant_proof")
+    proof = importlib.import_module("sparkdeploy_vllm.turboquant.proof")
     tile = module.shipped_tile(attention, module._capability(0), tokens)
     fault: str | None = proof.first_fault(attention, tile, page, torch.bfloat16, tokens, CPU)
     return fault
@@ -49,9 +49,9 @@ def check_unlike_requests_in_one_launch_are_each_right() -> None:
     set_random_seed(5)
     lengths, counts, page, most = (150, 0, 1, 40), (3, 1, 1, 2), 16, 3
     with decode_on_cpu(3) as module:
-        proof = importlib.import_module("sparkdeploy_vllm.kernels.turboquant_proof")
+        proof = importlib.import_module("sparkdeploy_vllm.turboquant.proof")
         attention = _attention(module, "turboquant_4bit_nc", 64, 4, 2)
-        pages, table = proof._pages(attention, lengths, page, torch.Generator().manual_seed(2))
+        pages, table = proof.draw_pages(attention, lengths, page, torch.Generator().manual_seed(2))
         query = torch.randn(sum(counts), 4, 64).bfloat16()
         starts = torch.tensor((0, *counts), dtype=torch.int32).cumsum(0).int()
         requests = module.Requests(torch.tensor(lengths).int(), starts, table, most)
@@ -60,7 +60,7 @@ def check_unlike_requests_in_one_launch_are_each_right() -> None:
         found = [torch.full_like(query, 7) for _ in range(2)]
         for out in found:
             module.decode_attention(attention, query, pages, requests, out, scratch)
-        centroids = proof._centroids(attention, CPU)
+        centroids = proof.centroids(attention, CPU)
     assert torch.equal(*found)
     for request, length in enumerate(lengths):
         rows = slice(int(starts[request]), int(starts[request + 1]))

@@ -14,13 +14,13 @@ from unittest import mock
 import sparkdeploy_vllm
 import torch
 from cuda_stand_in import MULTIPROCESSORS, STREAM, decode_module
-from sparkdeploy_vllm import turboquant_backend
-from sparkdeploy_vllm.turboquant_backend import DecodeKernel, most_query_tokens
-from sparkdeploy_vllm.turboquant_format import BITS, slot_format
+from sparkdeploy_vllm.turboquant import backend
+from sparkdeploy_vllm.turboquant.backend import DecodeKernel, most_query_tokens
+from sparkdeploy_vllm.turboquant.format import BITS, slot_format
 from vllm.model_executor.layers.quantization.turboquant.centroids import get_centroids
 from vllm.v1.worker.workspace import WorkspaceManager
 
-SOURCE = Path(sparkdeploy_vllm.__file__).parent / "kernels" / "turboquant_decode.cu"
+SOURCE = Path(sparkdeploy_vllm.__file__).parent / "turboquant" / "decode.cu"
 FACTORS = {3: 0.63033915, 4: 0.43339555}
 """Of the centroids of N(0, 1), as the kernel's table says; they cancel."""
 
@@ -185,14 +185,14 @@ def _hold_against(config: Any, chosen: random.Random) -> None:
         decode_module() as module,
         mock.patch.object(torch.accelerator, "empty_cache"),
         mock.patch.multiple(
-            turboquant_backend,
+            backend,
             is_workspace_manager_initialized=lambda: True,
             current_workspace_manager=lambda: manager,
             _multiprocessors=lambda: MULTIPROCESSORS,
         ),
         mock.patch.object(module, "decode_attention", lambda *given: lent.append(given[5])),
     ):
-        turboquant_backend._reserve_scratch(config, SimpleNamespace(head_size=64))
+        backend._reserve_scratch(config, SimpleNamespace(head_size=64))
         manager.lock()
         kernel = DecodeKernel(_attention(module, 4, 2, 64), tile=None)
         for requests in {1, most, *(chosen.randint(1, most) for _ in range(8))}:

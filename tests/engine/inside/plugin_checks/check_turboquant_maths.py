@@ -8,8 +8,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from sparkdeploy_vllm.turboquant_format import BITS, SlotFormat, slot_format
-from sparkdeploy_vllm.turboquant_maths import (
+from sparkdeploy_vllm.turboquant.format import BITS, SlotFormat, slot_format
+from sparkdeploy_vllm.turboquant.reference import (
     attend,
     hadamard,
     midpoints,

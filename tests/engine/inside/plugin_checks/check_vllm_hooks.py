@@ -15,12 +15,12 @@ from unittest import mock
 
 import torch
 from sparkdeploy_vllm import register
-from sparkdeploy_vllm.fp8_linear import ReferenceFp8LinearMethod
-from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
-from sparkdeploy_vllm.kernels.head_choice import choose_tiles
-from sparkdeploy_vllm.kernels.head_tiles_file import HeadKey, tuned_path
-from sparkdeploy_vllm.ledger import ConversionMismatchError
-from sparkdeploy_vllm.lm_head import IntegerLMHeadMethod, ReportingLMHeadMethod, warm_up
+from sparkdeploy_vllm.head.lm_head import IntegerLMHeadMethod, ReportingLMHeadMethod, warm_up
+from sparkdeploy_vllm.head.tiles import HeadKey
+from sparkdeploy_vllm.tuning.tiles import choose, tuned_path
+from sparkdeploy_vllm.weights.fp8_linear import ReferenceFp8LinearMethod
+from sparkdeploy_vllm.weights.hybrid_config import SparkHybridConfig
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
 from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.linear import (
@@ -209,9 +209,9 @@ def check_the_log_says_once_where_the_head_s_tiles_are_from() -> None:
     key = HeadKey("NVIDIA GB10", (12, 1), 512, 128, kernel="made-for-this", triton="3.6.0")
     with tempfile.TemporaryDirectory() as name:
         tuned_path(key, Path(name)).write_text("{")
-        choice = choose_tiles(key, Path(name))
+        choice = choose(key, Path(name))
     # The kernels need Triton and a card, the choice of their tiles neither.
-    kernels = ModuleType("sparkdeploy_vllm.kernels.head")
+    kernels = ModuleType("sparkdeploy_vllm.head.kernel")
     asked = mock.Mock(return_value=choice)
     kernels.prepare = asked  # type: ignore[attr-defined]
     layer = SimpleNamespace(
@@ -226,7 +226,7 @@ def check_the_log_says_once_where_the_head_s_tiles_are_from() -> None:
     # Else the first request, or the capture of a graph, would compile.
     assert asked.call_args.kwargs == {"out_dtype": torch.float32}
     ignored, said = log.getvalue().splitlines()
-    assert "is not used: it is not JSON" in ignored
+    assert "is not used: it is damaged: JSONDecodeError" in ignored
     assert said.startswith("sparkdeploy: INT8 head 512 x 128: tiles=shipped (sm_12x: derived")
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from unittest import mock
 
 import torch
-from sparkdeploy_vllm import kernels
+from sparkdeploy_vllm import turboquant
 
 STREAM = 0x5000
 MULTIPROCESSORS = 132
@@ -18,13 +18,13 @@ MULTIPROCESSORS = 132
 def decode_module(
     multiprocessors: int = MULTIPROCESSORS, capability: tuple[int, int] = (9, 0)
 ) -> Iterator[ModuleType]:
-    """turboquant_decode on a card like an H100; what it would launch must be replaced."""
+    """`turboquant.decode` on a card like an H100; what it would launch must be replaced."""
     bindings = ModuleType("cuda.bindings")
     bindings.driver, bindings.nvrtc = ModuleType("driver"), ModuleType("nvrtc")  # type: ignore[attr-defined]
     modules = {"cuda": ModuleType("cuda"), "cuda.bindings": bindings}
-    before = set(vars(kernels))
+    before = set(vars(turboquant))
     with mock.patch.dict(sys.modules, modules):
-        module = importlib.import_module("sparkdeploy_vllm.kernels.turboquant_decode")
+        module = importlib.import_module("sparkdeploy_vllm.turboquant.decode")
         stream = mock.Mock(cuda_stream=STREAM)
         with (
             mock.patch.object(module, "_capability", return_value=capability),
@@ -33,5 +33,5 @@ def decode_module(
         ):
             yield module
     # Whoever asks for the kernel later must miss the bindings again.
-    for name in set(vars(kernels)) - before:
-        delattr(kernels, name)
+    for name in set(vars(turboquant)) - before:
+        delattr(turboquant, name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from sparkdeploy_vllm.maths import INT8_MAX
+from sparkdeploy_vllm.weights.reference import INT8_MAX
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from check_vllm_hooks import EXPERT, _one_rank
-from sparkdeploy_vllm.fp8_linear import LedgerEntry
-from sparkdeploy_vllm.hybrid_config import SparkHybridConfig
-from sparkdeploy_vllm.maths import dequantize_blocks, linear_per_row
-from sparkdeploy_vllm.treatment import checkpoint_modules
+from sparkdeploy_vllm.weights.conversion import checkpoint_modules
+from sparkdeploy_vllm.weights.fp8_linear import LedgerEntry
+from sparkdeploy_vllm.weights.hybrid_config import SparkHybridConfig
+from sparkdeploy_vllm.weights.reference import dequantize_blocks, linear_per_row
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.kernels import linear as kernels
 from vllm.model_executor.kernels.linear.scaled_mm.BlockScaledMMLinearKernel import (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sparkdeploy_vllm.turboquant_backend import (
+from sparkdeploy_vllm.turboquant.backend import (
     SparkTurboQuantBackend,
     SparkTurboQuantBuilder,
     SparkTurboQuantImpl,

@@ -1,0 +1,1 @@
+"""Does the plugin fit the vLLM that is installed?"""

@@ -1,0 +1,1 @@
+"""What the CPU engine lacks for rehearsals."""

@@ -1,0 +1,1 @@
+"""A draft layer of INT4 and FP8."""

@@ -1,0 +1,102 @@
+"""A draft layer whose weights shrink while they are loaded: which method its layers get.
+
+Its experts become INT4, its dense matrices FP8; router, gates and norms stay as they are. Every
+weight is converted as the rank has it, so that each rank's groups and blocks are its own.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import Module
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.platforms import current_platform
+
+from sparkdeploy_vllm.announce import announce
+from sparkdeploy_vllm.weights.conversion import (
+    FP8_BLOCK,
+    INT4_GROUP,
+    checkpoint_modules,
+    is_draft_dense,
+    refuse_broken_groups,
+)
+from sparkdeploy_vllm.weights.fp8_linear import LedgerEntry, fp8_linear_method
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError, DraftLedger
+
+NOT_LOADED = float("nan")
+
+
+class DraftEntry(LedgerEntry):
+    """A dense matrix of the draft layer."""
+
+    def check_parts(
+        self,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],  # noqa: ARG002 - vLLM passes it by its name
+        input_size: int,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        """Its blocks are made of what the rank holds, so only a group of inputs has to be whole."""
+        if input_size_per_partition != input_size:
+            refuse_broken_groups(self.name, input_size_per_partition, FP8_BLOCK)
+
+
+class ExpertsEntry:
+    """The experts of one draft layer: a line in its books."""
+
+    def __init__(self, ledger: DraftLedger, name: str) -> None:
+        self.ledger = ledger
+        self.name = name
+
+    def created(self, layer: Module) -> None:
+        """Enter experts whose 16-bit parameters are there and not loaded yet."""
+        for weight in (layer.w13_weight, layer.w2_weight):
+            refuse_broken_groups(self.name, weight.shape[-1], INT4_GROUP)
+            # So that what is never loaded is found.
+            weight.data.fill_(NOT_LOADED)
+        self.ledger.layer_created(self.name)
+
+    def check_scales(self, scales: torch.Tensor) -> None:
+        """Scales are numbers where weights are; once for all experts: each look waits."""
+        if not bool(torch.isfinite(scales).all()):
+            raise ConversionMismatchError(
+                f"sparkdeploy: {self.name} holds a value that is no finite number, or was not "
+                "loaded; the checkpoint is damaged: `sparkdeploy checkpoint verify --deep` says "
+                "which file"
+            )
+
+    def converted(self) -> None:
+        self.ledger.int4_converted(self.name, announce=announce)
+
+
+def draft_layer_method(ledger: DraftLedger, layer: Module, prefix: str, packed: Any) -> Any:
+    """Return the method of a draft layer's matrix or experts; None for what stays as it is.
+
+    `packed` says which modules of the checkpoint a layer of vLLM's fuses.
+    """
+    if isinstance(layer, LinearBase):
+        if not is_draft_dense(prefix):
+            return None
+        modules = checkpoint_modules(prefix, packed)
+        return fp8_linear_method(DraftEntry(ledger, prefix, modules=modules))
+    moe_config = getattr(layer, "moe_config", None)
+    return None if moe_config is None else experts_method(moe_config, ExpertsEntry(ledger, prefix))
+
+
+def experts_method(moe_config: Any, entry: ExpertsEntry) -> Any:
+    """On GPUs the kernel of the checkpoint's own INT4 experts; on CPUs their values at 16 bits,
+    as vLLM's kernel for them needs AMX.
+    """
+    # Here, for older releases have these classes elsewhere and serve without them.
+    if current_platform.is_cpu():
+        from sparkdeploy_vllm.drafts.experts_cpu import RoundedExpertsMethod
+
+        return RoundedExpertsMethod(moe_config, entry)
+    try:
+        from sparkdeploy_vllm.drafts.experts import Int4ExpertsMethod
+    except ImportError as error:
+        raise ValueError(
+            "sparkdeploy: this vLLM has no INT4 experts that the plugin knows (they came with "
+            "0.25.1); use a newer engine, or set checkpoint.mtp_weights to bf16"
+        ) from error
+    return Int4ExpertsMethod(moe_config, entry)

@@ -1,0 +1,1 @@
+"""The LM head of integers: of the target and of drafts, with its kernels and tiles."""

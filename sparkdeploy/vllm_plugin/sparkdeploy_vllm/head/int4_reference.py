@@ -1,0 +1,89 @@
+"""An LM head of INT4 in groups of 128 inputs in plain torch: conversion, packing and logits.
+
+Two codes share a byte: those of inputs k and k + 64 of a group, the first in the low half. A
+kernel then meets 64 neighbours in the low halves of 64 neighbouring bytes, and 64 more in the high
+ones: nothing has to be moved between threads. Scales are BF16 or FP16, what the checkpoint's head
+is: both reach every size that its values have.
+"""
+
+import torch
+from torch import Tensor
+
+from sparkdeploy_vllm.weights.conversion import INT4_GROUP
+from sparkdeploy_vllm.weights.int4_groups import BITS, ZERO, fit_groups
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
+from sparkdeploy_vllm.weights.reference import device_product, linear_per_row, row_chunks
+
+HALF = INT4_GROUP // 2
+_LOW = 2**BITS - 1
+
+
+def quantize_head(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise 16-bit [V, K] to packed uint8 [V, K / 2] and scales [K / 128, V], chunk by chunk.
+
+    Scales of neighbouring rows are neighbours: a kernel works on one group of many rows at a time.
+
+    ConversionMismatchError names the first row that holds a NaN or an infinity.
+    """
+    vocab, hidden = weight.shape
+    packed = weight.new_empty((vocab, hidden // 2), dtype=torch.uint8)
+    scales = weight.new_empty((hidden // INT4_GROUP, vocab))
+    for rows in row_chunks(weight):
+        codes, steps = fit_groups(weight[rows])
+        scales[:, rows] = steps.t()
+        packed[rows] = pack_halves(codes)
+    # Once for all chunks: each look waits for the GPU.
+    damaged = torch.nonzero(~torch.isfinite(scales).all(dim=0))
+    if damaged.numel():
+        raise ConversionMismatchError(
+            f"sparkdeploy: row {int(damaged[0])} of {vocab} of the LM head holds a value that is "
+            f"no finite number ({len(damaged)} such rows); the checkpoint is damaged: "
+            "`sparkdeploy checkpoint verify --deep` says which file"
+        )
+    return packed, scales
+
+
+def pack_halves(codes: Tensor) -> Tensor:
+    """Pack codes uint8 [N, K] below 16 as uint8 [N, K / 2], inputs k and k + 64 to a byte."""
+    rows, columns = codes.shape
+    halves = codes.view(rows, columns // INT4_GROUP, 2, HALF)
+    return (halves[:, :, 0] | halves[:, :, 1] << BITS).view(rows, columns // 2)
+
+
+def unpack_head(packed: Tensor, scales: Tensor) -> Tensor:
+    """Undo `quantize_head`, but for what rounding took: FP32 [N, K]."""
+    rows, half = packed.shape
+    groups = packed.view(rows, half // HALF, 1, HALF)
+    codes = torch.cat([groups & _LOW, groups >> BITS], dim=2).float().sub_(ZERO)
+    return codes.mul_(scales.t().float()[:, :, None, None]).view(rows, 2 * half)
+
+
+def int4_linear(
+    x: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    *,
+    out_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """`x` [..., K] times a head of `quantize_head`, plus `bias` [V]: [..., V] as `out_dtype`.
+
+    Summed in FP32 and rounded once, if at all, like the kernel on a GPU. Never synchronises with
+    the host. On a CPU each row's result is independent of the other rows, bit for bit.
+    """
+    rows_in = x.reshape(-1, x.shape[-1]).float()
+    logits = x.new_empty((rows_in.shape[0], packed.shape[0]), dtype=out_dtype)
+    product = linear_per_row if x.device.type == "cpu" else device_product
+    for rows in row_chunks(packed):
+        part = product(rows_in, unpack_head(packed[rows], scales[:, rows]))
+        if bias is not None:
+            part += bias[rows].float()
+        logits[:, rows] = part.to(out_dtype)
+    return logits.view(*x.shape[:-1], packed.shape[0])
+
+
+def gather_rows(ids: Tensor, packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows `ids` [...] of a head of `quantize_head` as `dtype` [..., K]."""
+    flat = ids.reshape(-1)
+    rows = unpack_head(packed[flat], scales[:, flat])
+    return rows.to(dtype).view(*ids.shape, rows.shape[1])

@@ -1,1 +1,0 @@
-"""GPU kernels of the plugin; importing a kernel module needs Triton."""

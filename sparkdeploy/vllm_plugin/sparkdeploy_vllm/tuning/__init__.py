@@ -1,0 +1,1 @@
+"""Tiles: the file with tuned ones, and the search for them."""

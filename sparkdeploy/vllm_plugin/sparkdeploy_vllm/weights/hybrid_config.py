@@ -1,0 +1,225 @@
+"""The quantisation config `spark-hybrid`: AutoRound INT4 with exceptions of our own.
+
+FP8 or INT4 shared experts, an INT8 head, and a draft layer of INT4 and FP8.
+"""
+
+from typing import Any
+
+from torch.nn import Module
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.quantization.inc import INCConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+from vllm.platforms import current_platform
+
+from sparkdeploy_vllm.check.releases import TARGETS_SINCE, installed_version, release_of
+from sparkdeploy_vllm.drafts.layer import draft_layer_method
+from sparkdeploy_vllm.head.draft_head import SparkLogitsProcessor, draft_head_method
+from sparkdeploy_vllm.head.lm_head import (
+    HEAD_FORMS,
+    IntegerLMHeadMethod,
+    ReportingLMHeadMethod,
+    replace_layer,
+)
+from sparkdeploy_vllm.weights.conversion import (
+    BLOCK_KEY,
+    METHOD_NAME,
+    PLAIN,
+    HybridTreatment,
+    checkpoint_modules,
+    is_fp8_layer,
+)
+from sparkdeploy_vllm.weights.fp8_checkpoint import checkpoint_linear_method
+from sparkdeploy_vllm.weights.fp8_linear import (
+    LedgerEntry,
+    fp8_linear_method,
+    tell_when_weights_are_there,
+)
+from sparkdeploy_vllm.weights.int4_linear import shared_expert_method
+from sparkdeploy_vllm.weights.ledger import ConversionLedger, DraftLedger
+
+NOTHING_PACKED = {
+    "quant_method": "auto-round",
+    "bits": 4,
+    "group_size": 128,
+    "sym": True,
+    "packing_format": "auto_round:auto_gptq",
+}
+"""What AutoRound's configuration is made with where the checkpoint has none, and for shared
+experts, which the checkpoint's own leaves out."""
+CONVERTED_FORMATS = (
+    "sharded_state",
+    "runai_streamer_sharded",
+    "tensorizer",
+    "bitsandbytes",
+    "gguf",
+)
+"""What vLLM loads as another start left it after conversion, or converts by itself: copied over our
+unconverted parameters, FP8 and INT8 would be taken for BF16 without their scales."""
+
+
+class SparkHybridConfig(INCConfig):
+    """vLLM's AutoRound config with exceptions; travels to engine processes by pickle."""
+
+    treatment: HybridTreatment
+    ledger: ConversionLedger
+    draft_ledger: DraftLedger | None = None
+    """Books of the draft layer; None where it stays as it is."""
+    is_draft: bool = False
+    """Whether the layers of a draft model are being made: its draft layers come first."""
+    draft_head: ParallelLMHead | None = None
+    """The draft model's own head, for its logits processor to find."""
+    targets: Any = None
+    """Our SharedExpertTargets, where vLLM makes the FP8 layers. A user's own
+    `--quantization-config` takes its place; then the plugin makes the layers as before 0.30."""
+
+    @classmethod
+    def get_name(cls) -> str:
+        return METHOD_NAME
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "SparkHybridConfig":
+        rest = dict(config)
+        block = rest.pop(BLOCK_KEY, None)
+        if block is None:
+            raise ValueError(f"quantization_config says {METHOD_NAME!r} but has no {BLOCK_KEY!r}")
+        treatment = HybridTreatment.from_block(block)
+        rest["quant_method"] = treatment.base_method
+        if treatment.base_method == PLAIN:
+            rest = dict(NOTHING_PACKED)
+        made = super().from_config(rest)
+        made.treatment = treatment
+        made.ledger = ConversionLedger(
+            expected_fp8_modules=treatment.expected_fp8_layers,
+            head_wanted=treatment.lm_head,
+        )
+        if treatment.shared_experts is not None:
+            made.ledger.expected_int4_modules = treatment.shared_experts.int4_layers
+        if treatment.draft_layer is not None:
+            made.draft_ledger = DraftLedger(
+                expected_int4_layers=treatment.draft_layer.int4_layers,
+                expected_fp8_modules=treatment.draft_layer.fp8_layers,
+            )
+        if treatment.fp8_mode == "online" and takes_targets():
+            made.hand_over_fp8()
+        return made
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg: Any, *_: Any, **__: Any) -> str | None:
+        # From 0.20 on vLLM passes more than the user's own choice.
+        if isinstance(hf_quant_cfg, dict) and BLOCK_KEY in hf_quant_cfg:
+            return METHOD_NAME
+        return None
+
+    def maybe_update_config(self, *_: Any, **__: Any) -> None:
+        """Nothing to add: everything is in config.json (the arguments differ between versions)."""
+
+    def hand_over_fp8(self) -> None:
+        # The module needs what vLLM before 0.30 does not have.
+        from sparkdeploy_vllm.weights.fp8_native import SharedExpertTargets
+
+        self.online_quantization_config = self.targets = SharedExpertTargets(self.ledger)
+
+    def get_quant_method(self, layer: Module, prefix: str) -> Any:
+        """Our exceptions first (AutoRound's list calls all of them plain), then AutoRound."""
+        if "mtp" in prefix.split("."):
+            # A draft model has books of its own, and its short-lived head must not be counted.
+            self.ledger.close_for_draft()
+            self.is_draft = True
+            return self._draft_method(layer, prefix) or self._base_method(layer, prefix)
+        if isinstance(layer, ParallelLMHead):
+            return self._head_method(layer, prefix)
+        is_linear = isinstance(layer, LinearBase)
+        if is_linear and is_fp8_layer(prefix):
+            method = self._shared_expert_method(layer, prefix)
+            if method is not None:
+                self._note_launch()
+                return method
+        method = self._base_method(layer, prefix)
+        if is_linear and method is not None:
+            self._note_launch()
+            return tell_when_weights_are_there(method, self.ledger)
+        return method
+
+    def _draft_method(self, layer: Module, prefix: str) -> Any:
+        if self.draft_ledger is None:
+            return None
+        self._note_launch()
+        return draft_layer_method(self.draft_ledger, layer, prefix, self.packed_modules_mapping)
+
+    def _base_method(self, layer: Module, prefix: str) -> Any:
+        """What the checkpoint's own quantisation says of a layer."""
+        if self.treatment.base_method != PLAIN:
+            return super().get_quant_method(layer, prefix)
+        if isinstance(layer, LinearBase):
+            return UnquantizedLinearMethod()
+        return plain_experts(layer)
+
+    def _shared_expert_method(self, layer: Module, prefix: str) -> Any:
+        """None where shared experts stay as they are."""
+        if self.treatment.shared_experts is not None:
+            modules = checkpoint_modules(prefix, self.packed_modules_mapping)
+            packed = INCConfig.from_config(NOTHING_PACKED).get_quant_method(layer, prefix)
+            return shared_expert_method(packed, self.ledger, prefix, modules=modules)
+        mode = self.treatment.fp8_mode
+        return None if mode is None else self._fp8_method(mode, prefix)
+
+    def _fp8_method(self, mode: str, prefix: str) -> Any:
+        if self.targets is not None and self.online_quantization_config is self.targets:
+            # What vLLM's next question, to the targets, is allowed to replace.
+            return UnquantizedLinearMethod()
+        modules = checkpoint_modules(prefix, self.packed_modules_mapping)
+        entry = LedgerEntry(self.ledger, prefix, modules=modules)
+        if mode == "online":
+            return fp8_linear_method(entry)
+        return checkpoint_linear_method(mode, entry)
+
+    def _head_method(self, layer: Module, prefix: str) -> Any:
+        if self.is_draft and self.treatment.draft_head is not None:
+            self.draft_head = layer
+            # Not before: a model without such a head runs vLLM's own processor.
+            replace_layer(LogitsProcessor, SparkLogitsProcessor)
+            return draft_head_method(self.treatment.draft_head, layer.org_vocab_size)
+        self._note_launch()
+        if self.treatment.lm_head in HEAD_FORMS:
+            return IntegerLMHeadMethod(self.treatment.lm_head, self.ledger, prefix)
+        method = self._base_method(layer, prefix)
+        if method is None or isinstance(
+            method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod
+        ):
+            return ReportingLMHeadMethod(self.ledger, prefix)
+        return method
+
+    def _note_launch(self) -> None:
+        current = get_current_vllm_config()
+        if current.load_config.load_format in CONVERTED_FORMATS:
+            raise ValueError(
+                f"sparkdeploy: load_format is {current.load_config.load_format}, whose weights are "
+                f"no checkpoint that {METHOD_NAME} converts; leave load_format out, or use "
+                "safetensors, fastsafetensors, instanttensor or runai_streamer"
+            )
+        parallel = current.parallel_config
+        self.ledger.whole_model = getattr(parallel, "pipeline_parallel_size", 1) == 1
+
+
+def plain_experts(layer: Module) -> Any:
+    """Return vLLM's own method for experts of 16 bits; None for what is no layer of experts."""
+    try:
+        from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
+    except ImportError:
+        return None
+    config = getattr(layer, "moe_config", None)
+    return UnquantizedFusedMoEMethod(config) if config is not None else None
+
+
+def takes_targets() -> bool:
+    """Whether this vLLM can be told which layers to make FP8, and has kernels for them here.
+
+    Its kernels for CPUs need AMX and leave the activations BF16 (`CPUFp8BlockScaledMMKernel`):
+    none on most machines, and another result than a GPU's.
+    """
+    return not current_platform.is_cpu() and release_of(installed_version()) >= TARGETS_SINCE

@@ -1,0 +1,107 @@
+"""Shared experts that become INT4 while they are loaded, in GPTQ's layout, for vLLM's kernel."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
+
+from sparkdeploy_vllm.announce import announce
+from sparkdeploy_vllm.weights.conversion import INT4_GROUP, refuse_broken_groups
+from sparkdeploy_vllm.weights.int4_groups import fit_groups, pack_inputs
+from sparkdeploy_vllm.weights.ledger import ConversionLedger, ConversionMismatchError
+
+NOT_LOADED = float("nan")
+SYMMETRIC_ZEROS = 0x77777777
+"""Eight zero points of 8, each stored less one: what GPTQ's files of symmetric weights have."""
+
+
+class Int4SharedExpertMethod(LinearMethodBase):
+    """A linear layer that is loaded at 16 bits, and run as one of an INT4 checkpoint.
+
+    `packed` is vLLM's method for a layer of the checkpoint's own format: it chooses the kernel,
+    repacks for it and runs it, on GPUs and CPUs. A group never crosses ranks, so each rank's values
+    are those of the whole layer.
+    """
+
+    def __init__(
+        self, packed: LinearMethodBase, ledger: ConversionLedger, name: str, *, modules: int
+    ) -> None:
+        self.packed = packed
+        self.ledger, self.name, self.modules = ledger, name, modules
+        self.sizes: tuple[Any, ...] = ()
+        """Inputs, outputs, and those of the whole layer; none once it is INT4."""
+
+    def create_weights(
+        self,
+        layer: Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Register a 16-bit `weight` [N, K], no number until it is loaded.
+
+        ValueError where a rank's inputs end within a group.
+        """
+        refuse_broken_groups(
+            self.name, input_size_per_partition, INT4_GROUP, setting="shared_experts"
+        )
+        self.sizes = (input_size_per_partition, output_partition_sizes, input_size, output_size)
+        plain = UnquantizedLinearMethod()
+        plain.create_weights(layer, *self.sizes, params_dtype, **extra_weight_attrs)
+        layer.weight.data.fill_(NOT_LOADED)
+        self.ledger.layer_created(self.name)
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        if not self.sizes:  # processed twice
+            return
+        weight = layer.weight.data
+        with torch.device(weight.device):
+            self.packed.create_weights(
+                layer, *self.sizes, params_dtype=weight.dtype, weight_loader=_loaded_here
+            )
+        self._fill(layer, weight)
+        self.sizes = ()
+        del layer.weight
+        self.packed.process_weights_after_loading(layer)
+        self.ledger.int4_converted(self.name, modules=self.modules, announce=announce)
+
+    def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.packed.apply(layer, x, bias)
+
+    def _fill(self, layer: Module, weight: Tensor) -> None:
+        """Give the layer's packed parameters what a checkpoint's loader would."""
+        codes, scales = fit_groups(weight)
+        if not bool(torch.isfinite(scales).all()):
+            raise ConversionMismatchError(
+                f"sparkdeploy: {self.name} holds a value that is no finite number, or was not "
+                "loaded; the checkpoint is damaged: `sparkdeploy checkpoint verify --deep` says "
+                "which file"
+            )
+        layer.qweight.data.copy_(pack_inputs(codes))
+        layer.scales.data.copy_(scales.t())
+        layer.qzeros.data.fill_(SYMMETRIC_ZEROS)
+        if hasattr(layer, "g_idx"):  # as in 0.25.1
+            inputs = torch.arange(weight.shape[1], device=weight.device)
+            layer.g_idx.data.copy_(inputs // INT4_GROUP)
+
+
+def shared_expert_method(
+    packed: Any, ledger: ConversionLedger, name: str, *, modules: int
+) -> Int4SharedExpertMethod:
+    """Raise ValueError where this vLLM has no method for a packed linear layer."""
+    if not hasattr(packed, "create_weights"):
+        raise ValueError(
+            f"sparkdeploy: this vLLM has no INT4 kernel for {name}; use a newer engine, or set "
+            "checkpoint.shared_experts to bf16"
+        )
+    return Int4SharedExpertMethod(packed, ledger, name, modules=modules)
+
+
+def _loaded_here(*_: Any, **__: Any) -> None:
+    """Stand where vLLM's parameters want a loader; ours are filled by hand."""
+    raise ConversionMismatchError("sparkdeploy: shared experts that are INT4 cannot be loaded anew")
