@@ -269,13 +269,14 @@ def _logarithms(side: Side, suite: SuiteResult, metric: str) -> dict[CellKey, li
         if found is None or found.prompts != suite.prompts:
             continue
         for cell in found.cells:
-            mean = _mean(cell, metric)
+            mean = cell_mean(cell, metric)
             if mean is not None and mean > 0:
                 table.setdefault(cell.key, []).append(math.log(mean))
     return table
 
 
-def _mean(cell: Cell, metric: str) -> float | None:
+def cell_mean(cell: Cell, metric: str) -> float | None:
+    """Return the mean over rounds; None where the cell has no such figure."""
     if metric in LOAD_METRICS:
         # Without an open loop, or without limits, there is none.
         return getattr(cell.load, metric, None)

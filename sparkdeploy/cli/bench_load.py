@@ -46,7 +46,7 @@ def load(
     seed: Annotated[int, typer.Option(min=0, help="Of the arrivals.")] = 0,
     slo: Annotated[
         str | None,
-        typer.Option(help="Limits of a good request: ttft, gap (its longest), tpot, e2e."),
+        typer.Option(help="Limits of a good request: ttft, tpot, e2e, such as ttft=2s,tpot=100ms."),
     ] = None,
     share: Annotated[
         float, typer.Option(min=0.01, max=1, help="Of requests within --slo, for a rate to hold.")

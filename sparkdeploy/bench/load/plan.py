@@ -32,7 +32,6 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0}
 _LIMITED: Mapping[str, Callable[[RequestSample], float | None]] = {
     "ttft": lambda sample: sample.ttft_s,
-    "gap": lambda sample: sample.gap_s.max if sample.gap_s is not None else None,
     "tpot": lambda sample: sample.tpot_s,
     "e2e": lambda sample: sample.duration_s,
 }
@@ -98,14 +97,14 @@ def _stretched(moment_s: float, ramp_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Seconds by name: ttft, gap (the longest of a request), tpot, e2e."""
+    """Seconds by name: ttft, tpot, e2e."""
 
     seconds: Mapping[str, float]
 
     def holds(self, sample: RequestSample) -> bool:
         """Return whether the request succeeded within every limit, at a limit included.
 
-        One whose tokens all came at once has no gap and no time per token, and holds those.
+        One whose tokens all came at once has no time per token, and holds that.
         """
         if sample.failure is not None:
             return False
@@ -116,14 +115,14 @@ class Slo:
 
 
 def parse_limits(text: str) -> Slo:
-    """Read `ttft=2s,gap=100ms`; UsageError names what is wrong."""
+    """Read `ttft=2s,tpot=100ms`; UsageError names what is wrong."""
     seconds: dict[str, float] = {}
     for part in text.split(","):
         name, equals, span = (word.strip() for word in part.partition("="))
         if name not in _LIMITED or not equals:
             raise UsageError(
                 f"--slo: not a limit: {part.strip()!r}",
-                hint=f"such as ttft=2s,gap=100ms; names are {', '.join(_LIMITED)}",
+                hint=f"such as ttft=2s,tpot=100ms; names are {', '.join(_LIMITED)}",
             )
         if name in seconds:
             raise UsageError(f"--slo: {name} is limited twice")
@@ -242,7 +241,7 @@ def load_plan(
     if not rates and limits is None:
         raise UsageError(
             f"--rate {AUTO} looks for the highest rate within limits, and --slo is missing",
-            hint="such as --slo ttft=2s,gap=100ms",
+            hint="such as --slo ttft=2s,tpot=100ms",
         )
     # One rate with limits is judged and not searched from.
     is_searched = limits is not None and len(rates) != 1

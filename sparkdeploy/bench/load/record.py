@@ -69,7 +69,7 @@ class LoadResult:
     most_in_flight: int
     """Requests at once, ramp included."""
     limits_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by name: ttft, gap (a request's longest), tpot, e2e."""
+    """Seconds by name: ttft, tpot, e2e."""
     held: int = 0
     """Requests that held all limits; a failed one holds none."""
     goodput_per_s: float | None = None

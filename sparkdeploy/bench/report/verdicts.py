@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparkdeploy.bench.compare import DifferenceVerdict, Side, compare, ratio_of, spread_of
+from sparkdeploy.bench.compare import DifferenceVerdict, RatioEstimate, Side, cell_mean, compare
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.loads import LoadAsked, alike, asked_of, common_rate
@@ -26,83 +25,65 @@ from sparkdeploy.bench.tables import change, figure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdeploy.bench.compare import RatioEstimate, RunComparison
-    from sparkdeploy.bench.record import Cell, Run, SuiteResult
+    from sparkdeploy.bench.compare import FigureDifference, RunComparison
+    from sparkdeploy.bench.record import Cell, Run
     from sparkdeploy.bench.report.table import Row, ShownRun
+
 
 AGENT = "agent"
 COUNTED = {Asking.OPEN_LOOP: "requests", Asking.CONVERSATIONS: "conversations"}
+SUSTAINED = "sustained_per_s"
+"""No figure of a cell: the rate that a load's search found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A question a reader has, and the figures that answer it."""
+    """A question a reader has, and the figure that answers it."""
 
     title: str
     condition: str
     """And what is counted."""
     suite: str
-    values: Callable[[SuiteResult], Sequence[float | None]]
-    """One of each cell that is asked about; none where the suite does not answer."""
+    metric: str
+    is_asked: Callable[[Cell | FigureDifference], bool] = lambda _cell: True
     asking: Asking = Asking.CLOSED_LOOP
+    load: LoadAsked | None = None
+    """How a load was asked: runs whose load was asked in another way have no figure."""
     digits: int = 1
     lower_is_better: bool = False
-    is_judged: bool = True
 
-    def of_run(self, run: Run) -> list[float] | None:
-        """Return the figures of a run's cells; None where one lacks the figure."""
+    def of_run(self, run: Run) -> float | None:
+        """Return the mean over the cells; None where one lacks the figure."""
         suite = run.suite(self.suite, self.asking)
-        found = self.values(suite) if suite is not None else ()
+        if suite is None or (self.load is not None and asked_of(suite) != self.load):
+            return None
+        if self.metric == SUSTAINED:
+            # Nothing is the answer where no rate that was tried held the limits.
+            return (suite.sustained.rate_per_s or 0.0) if suite.sustained is not None else None
+        found = [cell_mean(cell, self.metric) for cell in suite.cells if self.is_asked(cell)]
         values = [value for value in found if value is not None]
-        return values if values and len(values) == len(found) else None
+        return statistics.fmean(values) if values and len(values) == len(found) else None
 
     def mean(self, side: Side) -> float | None:
-        """Return the mean over runs of each one's mean over the cells."""
-        means = [statistics.fmean(values) for run in side.runs if (values := self.of_run(run))]
+        means = [value for run in side.runs if (value := self.of_run(run)) is not None]
         return statistics.fmean(means) if means else None
 
-    def estimate(self, base: Side, other: Side, known: Sequence[Side]) -> RatioEstimate | None:
-        """Compare as `compare` does, by the variation between runs of the same machine.
-
-        None where the prompts differ or one side has no figures.
-        """
-        prompts = self._prompts(base.newest)
-        before, after = (self._logarithms(side, prompts) for side in (base, other))
+    def estimate(self, base: Side, other: Side, found: RunComparison) -> RatioEstimate | None:
+        """Return the ratio that a comparison has of this; None where one side has no figures."""
+        before, after = self.mean(base), self.mean(other)
         if not before or not after:
             return None
-        if not self.is_judged:
-            return ratio_of(before, after, spread_of(()))
-        machine = base.newest.origin.machine
-        sides = {tuple(run.run_id for run in side.runs): side for side in (base, other, *known)}
-        like = (side for side in sides.values() if side.newest.origin.machine == machine)
-        return ratio_of(before, after, spread_of(self._logarithms(it, prompts) for it in like))
-
-    def _logarithms(self, side: Side, prompts: str | None) -> list[float]:
-        found = [self.of_run(run) for run in side.runs if self._prompts(run) == prompts]
-        return [
-            statistics.fmean(map(math.log, values))
-            for values in found
-            if values and min(values) > 0
+        if self.metric == SUSTAINED:
+            return RatioEstimate(after / before, None, None)
+        name = (self.suite, self.metric)
+        cells = [
+            it for it in found.differences if (it.suite, it.metric) == name and self.is_asked(it)
         ]
-
-    def _prompts(self, run: Run) -> str | None:
-        suite = run.suite(self.suite, self.asking)
-        return suite.prompts if suite is not None else None
-
-
-class BestRun(NamedTuple):
-    """The answer to one question: the best by its mean, and how it stands beside the second."""
-
-    title: str
-    condition: str
-    name: str
-    series: int
-    value: str
-    beside: str
+        whole = [it for it in found.overall if (it.suite, it.metric) == name]
+        return next((it.estimate for it in (cells if len(cells) < 2 else whole)), None)
 
 
 class FirstScreen(NamedTuple):
-    verdicts: Sequence[BestRun]
     table: Table
     notes: Sequence[str]
 
@@ -114,45 +95,34 @@ def first_screen(runs: Sequence[ShownRun], known: Sequence[Side]) -> FirstScreen
     asked = tuple(decisions(runs))
     if not asked:
         return None
-    verdicts = [found for item in asked if (found := _best(item, runs, sides, known)) is not None]
-    rows = [_row(item, sides, known) for item in asked]
+
+    compared = [compare(sides[0], other, known) for other in sides[1:]]
+    rows = [_row(item, sides, compared) for item in asked]
     beside = [*quality_rows(runs), *_machine_rows(runs)]
     against = f", against {runs[0].name}" if len(runs) > 1 else ""
     groups = (("", rows), ("", beside))
     table = Table(f"By decision{against}", "decision", run_columns(runs), groups)
-    compared = [compare(sides[0], other, known) for other in sides[1:]]
     notes = (*_notes(sides, compared), *_load_notes(asked), *quality_notes(runs))
-    return FirstScreen(verdicts, table, notes)
+    return FirstScreen(table, notes)
 
 
 def decisions(runs: Sequence[ShownRun]) -> Iterator[Decision]:
     if any(shown.cells("five") for shown in runs):
         condition = "five prompt classes, tok/s end to end"
-        values = partial(_statistics, metric="end_to_end_tok_s", is_asked=_is_alone)
-        yield Decision("One user", condition, "five", values)
+        yield Decision("One user", condition, "five", "end_to_end_tok_s", _is_alone)
     yield from _of_load("Several users", runs, Asking.OPEN_LOOP)
     yield from _of_sweep(runs)
     yield from _of_load("Agents", runs, Asking.CONVERSATIONS)
     if any(cell.prompt == AGENT for shown in runs for cell in shown.cells("decode")):
-        values = partial(_statistics, metric="stream_decode_tok_s", is_asked=_is_agent)
-        yield Decision("Agents", "an agent's turns, tok/s decoding", "decode", values)
+        condition = "an agent's turns, tok/s decoding"
+        yield Decision("Agents", condition, "decode", "stream_decode_tok_s", _is_agent)
 
 
-def _statistics(
-    suite: SuiteResult, metric: str, is_asked: Callable[[Cell], bool]
-) -> list[float | None]:
-    return [
-        cell.statistics[metric].mean if metric in cell.statistics else None
-        for cell in suite.cells
-        if is_asked(cell)
-    ]
-
-
-def _is_alone(cell: Cell) -> bool:
+def _is_alone(cell: Cell | FigureDifference) -> bool:
     return cell.concurrency == 1
 
 
-def _is_agent(cell: Cell) -> bool:
+def _is_agent(cell: Cell | FigureDifference) -> bool:
     return cell.prompt == AGENT and cell.concurrency == 1
 
 
@@ -169,30 +139,19 @@ def _of_sweep(runs: Sequence[ShownRun]) -> Iterator[Decision]:
     streams, context = max(common, key=lambda key: (key[0], -key[1]))
     if streams > 1:
         condition = f"{streams} at once with {in_thousands(context)} each, tok/s of all together"
-        yield _swept("Several users", condition, "decode_tok_s", (streams, context))
+        is_asked = _at(streams, context)
+        yield Decision("Several users", condition, "sweep", "decode_tok_s", is_asked)
     alone = [tokens for count, tokens in common if count == 1]
     if not alone or max(alone) == min(tokens for _, tokens in common):
         return
-    longest = max(alone)
-    condition = f"{in_thousands(longest)}, one request"
-    metric = "stream_decode_tok_s"
-    yield _swept("Long context", f"{condition}, tok/s decoding", metric, (1, longest))
-    yield Decision(
-        "Long context, wait",
-        f"{condition}, s to the first token",
-        "sweep",
-        partial(_statistics, metric="ttft_p50_s", is_asked=_at(1, longest)),
-        digits=2,
-        lower_is_better=True,
-    )
+    longest = partial(Decision, suite="sweep", is_asked=_at(1, max(alone)))
+    condition = f"{in_thousands(max(alone))}, one request"
+    yield longest("Long context", f"{condition}, tok/s decoding", metric="stream_decode_tok_s")
+    waits = f"{condition}, s to the first token"
+    yield longest("Long context, wait", waits, metric="ttft_p50_s", digits=2, lower_is_better=True)
 
 
-def _swept(title: str, condition: str, metric: str, at: tuple[int, int]) -> Decision:
-    values = partial(_statistics, metric=metric, is_asked=_at(*at))
-    return Decision(title, condition, "sweep", values)
-
-
-def _at(streams: int, context: int) -> Callable[[Cell], bool]:
+def _at(streams: int, context: int) -> Callable[[Cell | FigureDifference], bool]:
     return lambda cell: (cell.concurrency, cell.context_tokens or 0) == (streams, context)
 
 
@@ -200,74 +159,34 @@ def _of_load(title: str, runs: Sequence[ShownRun], asking: Asking) -> Iterator[D
     """Yield the best that the loads can say: the highest rate that holds, goodput, or waiting."""
     suites = [suite for _, suite in alike(runs, asking)]
     asked = asked_of(suites[0]) if suites else None
-    loads = [cell.load for cell in suites[0].cells if cell.load is not None] if suites else []
     if asked is None:
         return
-    limits = str(Slo(loads[0].limits_s))
+    cells = [cell for cell in suites[0].cells if cell.load is not None]
+    limits = str(Slo(cells[0].load.limits_s)) if cells[0].load is not None else ""
     source = f"a second (bench load, {asking})"
-    decision = partial(Decision, title, suite=LOAD, asking=asking, digits=2)
+    decision = partial(Decision, title, suite=LOAD, asking=asking, load=asked, digits=2)
     rate = common_rate(suites)
     if suites[0].sustained is not None:
         share = f"{suites[0].sustained.wanted_share:.0%}"
         condition = f"highest rate with {share} within {limits}, {COUNTED[asking]} {source}"
-        yield decision(condition, values=partial(_sustained, asked=asked), is_judged=False)
+        yield decision(condition, metric=SUSTAINED)
     elif rate is not None:
         at = f"{rate:.3g} {COUNTED[asking]} {source}"
+        cell = next(cell for cell in cells if rate_of(cell) == rate)
+        place = (cell.prompt, cell.asked)
+        decision = partial(decision, is_asked=lambda it: (it.prompt, it.asked) == place)
         if limits:
             # Of conversations each turn is a request of its own.
-            read = partial(_at_rate, asked=asked, rate=rate, read=_goodput)
-            yield decision(f"{at}: requests within {limits}, a second", values=read)
+            yield decision(f"{at}: requests within {limits}, a second", metric="goodput_per_s")
         else:
-            read = partial(_at_rate, asked=asked, rate=rate, read=_waiting)
             condition = f"{at}: s to the first token, 95th percentile"
-            yield decision(condition, values=read, lower_is_better=True)
+            yield decision(condition, metric="ttft_p95_s", lower_is_better=True)
 
 
-def _sustained(suite: SuiteResult, asked: LoadAsked) -> list[float | None]:
-    """Nothing is the answer where no rate that was tried held the limits."""
-    found = suite.sustained if asked_of(suite) == asked else None
-    return [found.rate_per_s or 0.0] if found is not None else []
-
-
-def _at_rate(
-    suite: SuiteResult, asked: LoadAsked, rate: float, read: Callable[[Cell], float | None]
-) -> list[float | None]:
-    if asked_of(suite) != asked:
-        return []
-    return [read(cell) for cell in suite.cells if rate_of(cell) == rate]
-
-
-def _goodput(cell: Cell) -> float | None:
-    return cell.load.goodput_per_s if cell.load is not None else None
-
-
-def _waiting(cell: Cell) -> float | None:
-    return cell.latency.ttft_s.p95 if cell.latency.ttft_s is not None else None
-
-
-def _best(
-    item: Decision, runs: Sequence[ShownRun], sides: Sequence[Side], known: Sequence[Side]
-) -> BestRun | None:
-    values = [(value, at) for at, side in enumerate(sides) if (value := item.mean(side))]
-    if not values:
-        return None
-    order = sorted(values, reverse=not item.lower_is_better)
-    value, first = order[0]
-    beside = "no other run has this" if len(runs) > 1 else ""
-    if len(order) > 1:
-        second = order[1][1]
-        estimate = item.estimate(sides[second], sides[first], known)
-        beside = f"before {runs[second].name}, whose conditions are not the same"
-        if estimate is not None:
-            beside = f"{_changed(estimate)} against {runs[second].name}: {_judged(estimate, item)}"
-    name, series = runs[first].name, runs[first].series
-    return BestRun(item.title, item.condition, name, series, figure(value, item.digits), beside)
-
-
-def _row(item: Decision, sides: Sequence[Side], known: Sequence[Side]) -> Row:
+def _row(item: Decision, sides: Sequence[Side], compared: Sequence[RunComparison]) -> Row:
     cells = [figure(item.mean(sides[0]), item.digits)]
-    for side in sides[1:]:
-        estimate = item.estimate(sides[0], side, known)
+    for side, found in zip(sides[1:], compared, strict=True):
+        estimate = item.estimate(sides[0], side, found)
         words = f": {_changed(estimate)}, {_judged(estimate, item)}" if estimate is not None else ""
         cells.append(f"{figure(item.mean(side), item.digits)}{words}")
     return f"{item.title}: {item.condition}", tuple(cells)
@@ -358,5 +277,5 @@ def _load_notes(asked: Sequence[Decision]) -> Iterator[str]:
             "Rows that name bench load are of an open loop: requests do not wait for one another. "
             "All others are of a closed loop, and their figures do not compare with those."
         )
-    if not all(item.is_judged for item in loads):
+    if any(item.metric == SUSTAINED for item in loads):
         yield "A highest rate lies between two that were tried, so no difference is judged."

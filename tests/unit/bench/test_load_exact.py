@@ -41,7 +41,7 @@ FIRST = answer(0, BEGAN_S - 0.5, [0.5])
 
 
 def take(actions: Sequence[Action | Arrive], coming: Arrivals) -> SuiteResult:
-    plan = LoadPlan(coming, TEXTS, (1.0,), limits=parse_limits("ttft=2s,gap=500ms"))
+    plan = LoadPlan(coming, TEXTS, (1.0,), limits=parse_limits("ttft=2s,tpot=500ms"))
     with arriving([*FIRST, *actions]) as (_, streams), BenchWatch(None, None) as watch:
         server = MeasuredServer(streams, "qwen", Dialect.FULL)
         return LoadMeasurement(plan, server, watch).run(lambda _rate, _cell: None)
@@ -50,7 +50,7 @@ def take(actions: Sequence[Action | Arrive], coming: Arrivals) -> SuiteResult:
 def test_nobody_waits_for_others_and_limits_hold_up_to_themselves() -> None:
     actions: list[Action | Arrive] = [
         *answer(1, 2.0, [2.0, 2.5, 3.0]),  # at both limits
-        *answer(2, 3.0, [0.5, 1.125, 1.25]),  # a gap too long
+        *answer(2, 3.0, [0.5, 1.25, 1.75]),  # its tokens too slow
         *answer(3, 4.0, [2.25, 2.375]),  # its first token too late
         Arrive(5.0, 4),
         Refuse(5.25, 4, 503, "busy"),
@@ -68,7 +68,7 @@ def test_nobody_waits_for_others_and_limits_hold_up_to_themselves() -> None:
     samples = cell.samples
     assert [sample.sent_s for sample in samples] == pytest.approx([1, 2, 3, 4, 5])
     assert [sample.ttft_s for sample in samples] == [2.0, 0.5, 2.25, None, 0.25]
-    assert [sample.duration_s for sample in samples] == [3.0, 1.25, 2.375, 0.25, 0.375]
+    assert [sample.duration_s for sample in samples] == [3.0, 1.75, 2.375, 0.25, 0.375]
     assert samples[3].failure is not None
     assert samples[3].failure.kind is FailureKind.REFUSED
     assert (load.requests, load.failures, load.held) == (5, 1, 2)
