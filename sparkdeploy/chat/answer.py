@@ -7,7 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.errors import SparkdeployError, UnhealthyError
+from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.names import said
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.serving import model_of, require_answers
+from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError
 from sparkdeploy.server.pooling import CHAT, PoolingEndpoint, example_body
 from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces
@@ -16,8 +20,9 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.chat.side import Partner
+    from sparkdeploy.server.client import ServedModel
     from sparkdeploy.server.streaming import AnswerPiece
+    from sparkdeploy.settings import Settings
 
 NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
 """What chat templates call it; one that knows neither takes no notice."""
@@ -38,6 +43,32 @@ _HINTS = (
     ),
 )
 _OVERFLOW = re.compile(_HINTS[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    deployment: str
+    model: ServedModel
+
+
+def reach_partner(name: str | None, command: str, settings: Settings, behind: str = "") -> Partner:
+    """Return a deployment that answers; without a name the only one.
+
+    `command` is what was typed, and `behind` what follows the name. Raises NodeError where there is
+    none of that name, UsageError where one has to be named, and UnhealthyError while it starts or
+    when it is down.
+    """
+    chosen = said(name, command.split(), behind)
+    with connect(settings) as host:
+        fact = require_deployment(host, chosen).current
+    if fact.rank and fact.nodes:
+        raise NodeError(
+            f"this machine is only a worker of {fact.deployment}, which {fact.nodes[0]} heads",
+            hint=f"run the same command there: --on {fact.nodes[0]}",
+        )
+    model = model_of(fact, settings)
+    require_answers(fact, model)
+    return Partner(fact.deployment, model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdeploy.chat.answer import AnswerRefusedError, Telling, follow, remark, took
-from sparkdeploy.chat.conversation import MARK, Conversation, steer
-from sparkdeploy.chat.side import reach_partner
-from sparkdeploy.errors import SparkdeployError, UnhealthyError
+from sparkdeploy.chat.answer import (
+    AnswerRefusedError,
+    Telling,
+    follow,
+    reach_partner,
+    remark,
+    took,
+)
+from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.streaming import AnswerSoFar
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import beneath
@@ -20,15 +26,46 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from sparkdeploy.chat.answer import Wishes
-    from sparkdeploy.chat.side import Partner
+    from sparkdeploy.chat.answer import Partner, Wishes
     from sparkdeploy.settings import Settings
 
+MARK = "/"
+HELP = """\
+/clear           forget what was said
+/system [TEXT]   what the model is told first; without TEXT nothing
+/help            these lines
+/quit            leave; Ctrl-D does, too
+Ctrl-C ends an answer. A line that ends with \\ goes on; // begins a line with a slash."""
 PROMPT = "> "
 GOING_ON = "\\"
 QUIT = frozenset({"/quit", "/exit", "/bye"})
 STOPPED_EXIT_CODE = 130
 OVERFLOW_HINT = "/clear forgets what was said"
+
+
+@dataclass(slots=True)
+class Conversation:
+    system: str | None = None
+    said: list[dict[str, str]] = field(default_factory=list)
+    """By the person and the model in turns, without the system's words."""
+
+    def messages(self) -> list[dict[str, str]]:
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        return [*first, *self.said]
+
+    def begin(self, text: str) -> None:
+        """Take down a question."""
+        self.said.append({"role": "user", "content": text})
+
+    def end(self, answer: str) -> None:
+        """Take down the answer, or as much of it as there is; a question without one is forgotten.
+
+        A template that wants its roles in turns would refuse what follows.
+        """
+        if answer:
+            self.said.append({"role": "assistant", "content": answer})
+        else:
+            self.said.pop()
 
 
 def chat(name: str | None, system: str | None, wishes: Wishes, settings: Settings) -> None:
@@ -76,10 +113,18 @@ def _lines() -> Iterator[str]:
 
 
 def _steer(line: str, conversation: Conversation) -> None:
-    try:
-        console.info(steer(line, conversation))
-    except SparkdeployError as error:
-        console.error(error.message, hint=error.hint)
+    """Do what a line that begins with a slash says, and tell it."""
+    word, _, rest = line.partition(" ")
+    if word == "/help":
+        console.info(HELP)
+    elif word == "/clear":
+        conversation.said.clear()
+        console.info("forgotten")
+    elif word == "/system":
+        conversation.system = rest.strip() or None
+        console.info("noted" if conversation.system else "the model is told nothing first")
+    else:
+        console.error(f"there is no {word}", hint="/help shows what there is")
 
 
 def _answer(partner: Partner, conversation: Conversation, wishes: Wishes, room: int | None) -> None:

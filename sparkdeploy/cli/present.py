@@ -89,7 +89,7 @@ def connect(
 ) -> None:
     """Print a client's own settings for a deployment; a key is named by its file."""
     from sparkdeploy.cli.outcome import say_tunnel
-    from sparkdeploy.export.connect import connect_client
+    from sparkdeploy.export.clients import connect_client
     from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
     from sparkdeploy.recipe.report import BESIDE_DRAFTS
 
@@ -97,8 +97,9 @@ def connect(
     if as_json:
         console.answer_json(made.as_dict())
         return
-    console.answer_text(made.settings.text)
-    console.info(f"for: {made.settings.place}")
+    client_settings = made.settings
+    console.answer_text(client_settings.text)
+    console.info(f"for: {client_settings.place}")
     console.info(f"known: {UNCHECKED_LISTENER}")
     if made.served.drafts:
         console.info(BESIDE_DRAFTS)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, newest_crash
 from sparkdeploy.deploy.status import HEALTHY, RUNNING, StatusRow
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.export.socket_units import proxy_name, socket_name
-from sparkdeploy.export.systemd_unit import unit_name
+from sparkdeploy.export.systemd_unit import proxy_name, socket_name, unit_name
 from sparkdeploy.node.facts import THIS_MACHINE, output_or_none
 
 if TYPE_CHECKING:

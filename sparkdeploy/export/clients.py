@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
+from sparkdeploy.deploy.names import said
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.client_names import Client
+from sparkdeploy.export.companions import served_deployments
 from sparkdeploy.server.pooling import CHAT, example_body
 
 if TYPE_CHECKING:
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.deploy.served import ServedDeployment
+    from sparkdeploy.settings import Settings
 
+LOOPBACK = "127.0.0.1"
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
 NO_KEY = "none"
 """Most clients demand a key; a deployment without one takes any."""
 EMBEDDINGS = "/v1/embeddings"
@@ -35,9 +41,11 @@ class ClientSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class ClientConnection:
+    client: Client
     served: ServedDeployment
     host: str
+    """What the client calls this machine."""
 
     @property
     def base_url(self) -> str:
@@ -47,21 +55,55 @@ class _Way:
     def key_file(self) -> Path | None:
         return self.served.key_file
 
+    @property
+    def settings(self) -> ClientSettings:
+        """Return the client's settings.
 
-def client_settings(client: Client, served: ServedDeployment, host: str) -> ClientSettings:
-    """Return a client's settings; `host` is what it calls this machine.
+        Raises UsageError for a client that needs words of a model that writes none, and for the
+        name of a key file that the client would not read as it is.
+        """
+        if not self.served.writes_text and self.client in {Client.OPENCODE, Client.CLAUDE_CODE}:
+            raise UsageError(
+                f"{self.served.name} writes no text, and {self.client.value} needs a model that "
+                "does"
+            )
+        return _SETTINGS[self.client](self)
 
-    Raises UsageError for a client that needs words of a model that writes none, and for the name
-    of a key file that the client would not read as it is.
+    def as_dict(self) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "deployment": self.served.name,
+            "client": self.client.value,
+            "base_url": f"{self.base_url}/v1",
+            "model": self.served.model,
+            "key_file": str(self.key_file) if self.key_file is not None else None,
+            "context_tokens": self.served.context_tokens,
+            "settings": settings.text,
+            "place": settings.place,
+        }
+
+
+def connect_client(
+    client: Client, name: str | None, host: str, settings: Settings
+) -> ClientConnection:
+    """Return what a client has to be told; without a name of the only deployment.
+
+    Raises UsageError for a host that is none, and for another host than this machine where the
+    deployment listens on this machine alone.
     """
-    if not served.writes_text and client in {Client.OPENCODE, Client.CLAUDE_CODE}:
+    if not _HOST.fullmatch(host):
+        raise UsageError(f"{host!r} is no host name or address")
+    (served,) = served_deployments([said(name, ("connect", client.value))], "connect", settings)
+    if host != LOOPBACK and served.key_file is None:
         raise UsageError(
-            f"{served.name} writes no text, and {client.value} needs a model that does"
+            f"{served.name} listens on this machine alone",
+            hint=f"from elsewhere: ssh -N -L {served.port}:{LOOPBACK}:{served.port} {host}, and "
+            "the settings without --host; or deploy it with --public",
         )
-    return _SETTINGS[client](_Way(served, host))
+    return ClientConnection(client, served, host)
 
 
-def _openai(way: _Way) -> ClientSettings:
+def _openai(way: ClientConnection) -> ClientSettings:
     text = (
         f"export OPENAI_BASE_URL={way.base_url}/v1\n"
         f"export OPENAI_API_KEY={_key_for_shell(way)}\n"
@@ -70,7 +112,7 @@ def _openai(way: _Way) -> ClientSettings:
     return ClientSettings(text, "the shell that starts the client")
 
 
-def _open_webui(way: _Way) -> ClientSettings:
+def _open_webui(way: ClientConnection) -> ClientSettings:
     text = (
         "export ENABLE_OPENAI_API=true\n"
         f"export OPENAI_API_BASE_URL={way.base_url}/v1\n"
@@ -81,7 +123,7 @@ def _open_webui(way: _Way) -> ClientSettings:
     return ClientSettings(text, place + "Admin Panel > Settings > Connections takes the same")
 
 
-def _opencode(way: _Way) -> ClientSettings:
+def _opencode(way: ClientConnection) -> ClientSettings:
     served, provider = way.served, f"sparkdeploy-{way.served.name}"
     model: dict[str, Any] = {"name": f"{served.model} ({served.name})"}
     if served.context_tokens is not None:
@@ -101,7 +143,7 @@ def _opencode(way: _Way) -> ClientSettings:
     return ClientSettings(_json(content), "opencode.json, or ~/.config/opencode/opencode.json")
 
 
-def _claude_code(way: _Way) -> ClientSettings:
+def _claude_code(way: ClientConnection) -> ClientSettings:
     model = way.served.model
     names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
     env = {
@@ -122,7 +164,7 @@ def _claude_code(way: _Way) -> ClientSettings:
     return ClientSettings(_json(content), "FILE of `claude --settings FILE`")
 
 
-def _continue(way: _Way) -> ClientSettings:
+def _continue(way: ClientConnection) -> ClientSettings:
     served = way.served
     variable = f"SPARKDEPLOY_{''.join(it if it.isalnum() else '_' for it in served.name).upper()}"
     model: dict[str, Any] = {
@@ -154,7 +196,7 @@ def with_key(curl: str, key_file: Path | None) -> str:
     return f"printf '{header}' \"$(cat {shlex.quote(str(key_file))})\" | {curl} -K -"
 
 
-def _curl(way: _Way) -> ClientSettings:
+def _curl(way: ClientConnection) -> ClientSettings:
     """Return a request to try, for a shell."""
     path = CHAT if way.served.writes_text else EMBEDDINGS
     body = json.dumps(example_body(path, way.served.model))
@@ -167,13 +209,13 @@ def _output_tokens(context_tokens: int) -> int:
     return min(LONGEST_OUTPUT_TOKENS, context_tokens // OUTPUT_SHARE)
 
 
-def _key_for_shell(way: _Way) -> str:
+def _key_for_shell(way: ClientConnection) -> str:
     if way.key_file is None:
         return NO_KEY
     return f'"$(cat {shlex.quote(str(way.key_file))})"'
 
 
-def _key_for_opencode(way: _Way) -> str:
+def _key_for_opencode(way: ClientConnection) -> str:
     if way.key_file is None:
         return NO_KEY
     path = str(way.key_file)
@@ -188,7 +230,7 @@ def _json(content: object) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-_SETTINGS: dict[Client, Callable[[_Way], ClientSettings]] = {
+_SETTINGS: dict[Client, Callable[[ClientConnection], ClientSettings]] = {
     Client.OPENAI: _openai,
     Client.OPENCODE: _opencode,
     Client.CLAUDE_CODE: _claude_code,

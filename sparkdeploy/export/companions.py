@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
@@ -35,18 +34,6 @@ GATEWAY_KEY_FILE = ".litellm"
 LONGEST_MARK_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class KeyReader:
-    """The user of the containers that read keys."""
-
-    uid: int
-    gid: int
-
-    @property
-    def text(self) -> str:
-        return f"{self.uid}:{self.gid}"
-
-
 def served_deployments(
     names: Sequence[str], command: str, settings: Settings
 ) -> tuple[ServedDeployment, ...]:
@@ -75,12 +62,12 @@ def export_litellm(
         raise UsageError(f"port {port} is a deployment's", hint="another one: --port N")
     key_file = settings.state_dir / "keys" / GATEWAY_KEY_FILE
     is_asked = needs_key(exposure, served)
-    reader = _reader(served)
-    gateway = Gateway(port, exposure, reader.text, key_file if is_asked else None)
+    user = _key_reader(served)
+    gateway = Gateway(port, exposure, user, key_file if is_asked else None)
     export = litellm_export(served, gateway, settings.hosts)
     if is_asked:
         _make_key(key_file)
-        _give(key_file, reader)
+        _give(key_file, user)
         console.info(f"its clients' key: {key_file}")
     return export
 
@@ -94,11 +81,11 @@ def export_open_webui(
 
 def export_prometheus(names: Sequence[str], settings: Settings) -> Export:
     served = served_deployments(names, "export prometheus", settings)
-    return prometheus_export(served, _reader(served).text, settings.hosts)
+    return prometheus_export(served, _key_reader(served), settings.hosts)
 
 
 def export_grafana(settings: Settings) -> Export:
-    return grafana_export(_reader(()).text, settings.hosts)
+    return grafana_export(_key_reader(()), settings.hosts)
 
 
 def write_export(export: Export, folder: Path) -> None:
@@ -107,7 +94,7 @@ def write_export(export: Export, folder: Path) -> None:
         _refuse_others(export, folder)
         for name in export.folders:
             (folder / name).mkdir(parents=True, exist_ok=True)
-            _give(folder / name, KeyReader(*map(int, export.user.split(":"))))
+            _give(folder / name, export.user)
         folder.mkdir(parents=True, exist_ok=True)
         for file in export.files:
             path = folder / file.path
@@ -144,24 +131,23 @@ def _make_key(path: Path) -> None:
         file.write(f"sk-{secrets.token_urlsafe(KEY_BYTES)}\n")
 
 
-def _reader(served: Sequence[ServedDeployment]) -> KeyReader:
-    """Return whose the keys are, or else who runs this.
+def _key_reader(served: Sequence[ServedDeployment]) -> str:
+    """Return the UID:GID whose the keys are, or else who runs this.
 
     Raises NodeError where they are somebody else's, and UsageError where they are of several.
     """
     files = [item.key_file for item in served if item.key_file is not None]
     statuses = [path.stat() for path in files if path.exists()]
-    owners = {KeyReader(status.st_uid, status.st_gid) for status in statuses}
+    owners = {(status.st_uid, status.st_gid) for status in statuses}
     if len(owners) > 1:
         raise UsageError("the keys of these deployments belong to several users", hint="name some")
-    own = KeyReader(os.geteuid(), os.getegid())
-    owner = owners.pop() if owners else own
-    if own.uid not in {owner.uid, 0}:
-        raise NodeError(f"the keys of these deployments are those of uid {owner.uid}")
-    return owner
+    uid, gid = owners.pop() if owners else (os.geteuid(), os.getegid())
+    if os.geteuid() not in {uid, 0}:
+        raise NodeError(f"the keys of these deployments are those of uid {uid}")
+    return f"{uid}:{gid}"
 
 
-def _give(path: Path, reader: KeyReader) -> None:
+def _give(path: Path, user: str) -> None:
     """Hand what root has made to who is to use it."""
     if os.geteuid() == 0:
-        os.chown(path, reader.uid, reader.gid)
+        os.chown(path, *map(int, user.split(":")))

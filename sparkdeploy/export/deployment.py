@@ -22,14 +22,17 @@ from sparkdeploy.deploy.watch import NOT_KNOWN
 from sparkdeploy.errors import BuildError, CheckpointError, UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.neighbour import Export, ExportedFile
-from sparkdeploy.export.socket_units import (
+from sparkdeploy.export.systemd_unit import (
+    Again,
+    Unit,
     proxy_name,
     proxy_text,
     server_port,
     socket_name,
     socket_text,
+    unit_name,
+    unit_text,
 )
-from sparkdeploy.export.systemd_unit import Again, Unit, unit_name, unit_text
 from sparkdeploy.plan.make import unresolved_tag
 from sparkdeploy.server.phases import similar_start_s
 from sparkdeploy.shell import AS_MODULE

@@ -49,7 +49,7 @@ REVIEWED = {
     "bench/before.py": {"deployment"},
     "bench/pair_recipes.py": {"deployment"},
     "upkeep/checkpoints.py": {"name"},
-    "export/connect.py": {"host"},
+    "export/clients.py": {"host"},
     "upkeep/images.py": {"folder"},
     "upkeep/image_build.py": {"name"},
     "authoring/new_recipe.py": {"cluster", "consent"},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.chat import side
+from sparkdeploy.chat import answer as stage
 from sparkdeploy.chat.answer import Telling
 from sparkdeploy.deploy import names
 from sparkdeploy.settings import load_settings
@@ -95,7 +95,7 @@ def server() -> Iterator[Talking]:
 @pytest.fixture
 def engine(server: Talking, monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers.of(server.fact())
-    for module in (side, names):
+    for module in (stage, names):
         monkeypatch.setattr(module, "connect", lambda _settings: made)
     return made
 
@@ -221,7 +221,7 @@ def test_the_key_of_a_public_deployment_is_used(run: Run, server: Talking) -> No
     keys = run_settings.state_dir / "keys"
     keys.mkdir(parents=True)
     (keys / "main").write_text("a-key\n")
-    side.connect(run_settings).facts["sparkdeploy-main"].labels[labels.EXPOSURE] = "public"  # type: ignore[attr-defined]
+    stage.connect(run_settings).facts["sparkdeploy-main"].labels[labels.EXPOSURE] = "public"  # type: ignore[attr-defined]
     assert run("ask", "What?").returncode == 0
     assert server.keys == ["Bearer a-key"]
 

@@ -14,7 +14,7 @@ from sparkdeploy.deploy import names
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export import companions
 from sparkdeploy.export.client_names import Client
-from sparkdeploy.export.clients import client_settings
+from sparkdeploy.export.clients import ClientConnection
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
@@ -51,15 +51,17 @@ def given(engine: FakeContainers, *facts: ContainerFact) -> None:
 
 
 def test_the_settings_of_every_client(request: pytest.FixtureRequest) -> None:
-    settings = {client: client_settings(client, MAIN, "127.0.0.1").text for client in Client}
+    settings = {
+        client: ClientConnection(client, MAIN, "127.0.0.1").settings.text for client in Client
+    }
     parts = [f"{client.value}\n{text}" for client, text in settings.items()]
     assert_golden(request, "exports/connect.txt", "\n".join(parts))
 
 
 @pytest.mark.parametrize("client", list(Client))
 def test_without_a_key_a_client_gets_the_same_settings_and_no_key_file(client: Client) -> None:
-    keyless = client_settings(client, replace(MAIN, key_file=None), "127.0.0.1").text
-    keyed = client_settings(client, MAIN, "127.0.0.1").text
+    keyless = ClientConnection(client, replace(MAIN, key_file=None), "127.0.0.1").settings.text
+    keyed = ClientConnection(client, MAIN, "127.0.0.1").settings.text
     assert str(MAIN.key_file) in keyed
     assert "/keys/" not in keyless
     for text in (keyless, keyed):
@@ -75,7 +77,7 @@ def test_a_shell_reads_the_key_out_of_its_file(client: Client, tmp_path: Path) -
     key_file = tmp_path / "it's $HOME" / "main"
     key_file.parent.mkdir()
     key_file.write_text("the key\n")
-    told = client_settings(client, replace(MAIN, key_file=key_file), "127.0.0.1")
+    told = ClientConnection(client, replace(MAIN, key_file=key_file), "127.0.0.1").settings
     assert "the key" not in told.text
     script = f'{told.text}printf "%s" "$OPENAI_API_KEY"'
     assert run_shell(script, tmp_path) == "the key"
@@ -88,7 +90,7 @@ def test_curl_gets_the_key_through_a_pipe_and_never_as_an_argument(tmp_path: Pat
     program = tmp_path / "curl"
     program.write_text('#!/bin/sh\nfor word; do echo "argument $word"; done\ncat\n')
     program.chmod(0o755)
-    told = client_settings(Client.CURL, replace(MAIN, key_file=key_file), "spark.local")
+    told = ClientConnection(Client.CURL, replace(MAIN, key_file=key_file), "spark.local").settings
     said = run_shell(told.text, tmp_path).splitlines()
     assert said[-1] == 'header = "Authorization: Bearer the key"'
     arguments = [line.removeprefix("argument ") for line in said[:-1]]
@@ -100,9 +102,9 @@ def test_curl_gets_the_key_through_a_pipe_and_never_as_an_argument(tmp_path: Pat
 def test_a_model_that_writes_no_text_is_no_partner_of_an_agent() -> None:
     for client in (Client.OPENCODE, Client.CLAUDE_CODE):
         with pytest.raises(UsageError, match="embedder writes no text"):
-            client_settings(client, EMBEDDER, "127.0.0.1")
-    assert "/v1/embeddings" in client_settings(Client.CURL, EMBEDDER, "127.0.0.1").text
-    told = yaml.safe_load(client_settings(Client.CONTINUE, EMBEDDER, "127.0.0.1").text)
+            _ = ClientConnection(client, EMBEDDER, "127.0.0.1").settings
+    assert "/v1/embeddings" in ClientConnection(Client.CURL, EMBEDDER, "127.0.0.1").settings.text
+    told = yaml.safe_load(ClientConnection(Client.CONTINUE, EMBEDDER, "127.0.0.1").settings.text)
     assert told["models"][0]["roles"] == ["embed"]
 
 

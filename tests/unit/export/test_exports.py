@@ -19,8 +19,17 @@ from sparkdeploy.deploy.request import Request, make_request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.deployment import export_socket, export_systemd
-from sparkdeploy.export.socket_units import PROXY, proxy_text, server_port, socket_text
-from sparkdeploy.export.systemd_unit import MAX_STARTS, UNLESS_IT_ENDED, Again, Unit, unit_text
+from sparkdeploy.export.systemd_unit import (
+    MAX_STARTS,
+    PROXY,
+    UNLESS_IT_ENDED,
+    Again,
+    Unit,
+    proxy_text,
+    server_port,
+    socket_text,
+    unit_text,
+)
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.phases import save_durations
