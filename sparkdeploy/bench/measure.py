@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02
 GONE = "the server no longer answers"
+INTERRUPTED = "interrupted"
+"""The note of a suite that a person ended."""
 NO_ROUTE = "404: Not Found"
 """FastAPI's words for a route that is not there; a model that is not is told in others."""
 _GREETING = Prompt("hello", ({"role": "user", "content": "Hello"},), 2)
@@ -139,7 +141,7 @@ class Measurement:
             else:
                 is_complete = True
         except KeyboardInterrupt:
-            notes = (*notes, "interrupted")
+            notes = (*notes, INTERRUPTED)
         return SuiteResult(
             name=self.suite.name,
             prompts=self.suite.prompts,
@@ -234,3 +236,10 @@ class Measurement:
                     server=together(kept.deltas, kv_usage_peak=kv_peak(kept.readings)),
                     machine=machine_watch(kept.readings),
                 )
+
+
+def outcome_of(result: SuiteResult) -> str:
+    """Return how a suite's step ended: done, interrupted by a person, or failed."""
+    if result.is_complete:
+        return "done"
+    return INTERRUPTED if INTERRUPTED in result.notes else "failed"

@@ -22,7 +22,7 @@ from sparkdeploy.bench.files import (
 )
 from sparkdeploy.bench.load.measure import take_load
 from sparkdeploy.bench.load.plan import LoadPlan
-from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect
+from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect, outcome_of
 from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.quality.run import kept_quality
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
@@ -270,7 +270,9 @@ def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> Suit
     for note in suite.notes:
         console.info(f"  {note}")
     with console.step(f"suite {suite.name}") as step:
-        return Measurement(suite, server, watch).run(functools.partial(_show, step, suite))
+        result = Measurement(suite, server, watch).run(functools.partial(_show, step, suite))
+        step.outcome = outcome_of(result)
+    return result
 
 
 def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:

@@ -161,7 +161,7 @@ class Console:
             outcome = "failed"
             try:
                 yield step
-                outcome = "done"
+                outcome = step.outcome
             except KeyboardInterrupt:
                 outcome = "interrupted"
                 raise

@@ -33,6 +33,8 @@ class Step:
     ) -> None:
         self.title = title
         self.started_s = clock()
+        self.outcome = "done"
+        """Of a step that nothing was raised in: some end early and keep what they have."""
         self._clock = clock
         self._write = write
         # Short steps need no middle.

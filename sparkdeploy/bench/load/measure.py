@@ -15,7 +15,7 @@ from sparkdeploy.bench.load.plan import salts
 from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
 from sparkdeploy.bench.load.search import Try
 from sparkdeploy.bench.load.tables import sustained_text
-from sparkdeploy.bench.measure import GONE
+from sparkdeploy.bench.measure import GONE, INTERRUPTED, outcome_of
 from sparkdeploy.bench.record import FailureKind, SuiteResult
 from sparkdeploy.bench.suites import Condition, SuiteName
 from sparkdeploy.bench.watch import difference, kv_peak, machine_watch, together
@@ -47,6 +47,7 @@ def take_load(plan: LoadPlan, server: MeasuredServer, watch: BenchWatch) -> Suit
         result = LoadMeasurement(plan, server, watch).run(functools.partial(_show, step, plan))
         if result.sustained is not None:
             step.say(sustained_text(result.sustained))
+        step.outcome = outcome_of(result)
     return result
 
 
@@ -102,7 +103,7 @@ class LoadMeasurement:
             else:
                 is_complete = True
         except KeyboardInterrupt:
-            notes = ("interrupted",)
+            notes = (INTERRUPTED,)
         return self._result(is_complete=is_complete, notes=(*notes, *self._lateness()))
 
     def _require_answer(self) -> None:

@@ -150,6 +150,7 @@ def test_an_interrupted_run_keeps_what_was_measured(
     assert suite["notes"] == ["interrupted"]
     assert suite["cells"][0]["rounds"]
     assert "not finished" in done.stdout
+    assert "suite decode: interrupted (" in done.stderr
 
 
 def test_a_server_that_dies_meanwhile_ends_the_run_with_what_there_is(
