@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,9 +21,10 @@ from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.safe_text import visible_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
-
+T = TypeVar("T")
 PROBE_BYTES = 1 << 18
 """A record of all suites is about as large."""
 
@@ -122,6 +123,18 @@ def read_record(path: Path) -> Run:
     return run
 
 
+def read_all(folder: Path, read: Callable[[Path], T]) -> tuple[list[T], tuple[str, ...]]:
+    """Return what each JSON file of a folder holds, and what was wrong with those damaged."""
+    found: list[T] = []
+    damaged: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(read(path))
+        except BenchError as error:
+            damaged.append(error.message)
+    return found, tuple(damaged)
+
+
 @dataclass(frozen=True, slots=True)
 class KeptRun:
     run: Run
@@ -144,14 +157,8 @@ class Shelf:
 
     def runs(self) -> tuple[tuple[KeptRun, ...], tuple[str, ...]]:
         """Return every record, oldest first, and what was wrong with those that are damaged."""
-        kept: list[KeptRun] = []
-        damaged: list[str] = []
-        for path in sorted(self.folder.glob("*.json")):
-            try:
-                kept.append(KeptRun(read_record(path), path))
-            except BenchError as error:
-                damaged.append(error.message)
-        return tuple(sorted(kept, key=lambda item: item.run.run_id)), tuple(damaged)
+        kept, damaged = read_all(self.folder, lambda path: KeptRun(read_record(path), path))
+        return tuple(sorted(kept, key=lambda item: item.run.run_id)), damaged
 
     def free_id(self, wanted: str) -> str:
         """Return the id, numbered where a run of it is there: runs may begin in one second."""

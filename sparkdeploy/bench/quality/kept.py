@@ -3,8 +3,8 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sparkdeploy.bench.files import adapter_of, read_versioned
@@ -70,63 +70,43 @@ def judged(
 
 
 def _limits(thresholds: Thresholds) -> dict[str, float]:
-    told = {name: getattr(thresholds, name) for name in Thresholds.__dataclass_fields__}
-    return {name: limit for name, limit in told.items() if math.isfinite(limit)}
+    return {name: limit for name, limit in asdict(thresholds).items() if math.isfinite(limit)}
 
 
-@dataclass(frozen=True, slots=True)
-class QualityShelf:
-    """Results in one folder, a file each."""
+def keep(result: QualityResult, folder: Path) -> Path:
+    """Write it, whole or not at all; BenchError when it cannot be written.
 
-    folder: Path
+    The same result has the same name: what is kept twice is there once.
+    """
+    text = adapter_of(QualityResult).dump_json(result, indent=1).decode() + "\n"
+    moment = re.sub(r"[^0-9T]", "", result.taken_at.partition("+")[0])[:15]
+    path = folder / f"{moment}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    try:
+        write_private(path, visible_json(text))
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error.strerror}", hint="make room") from error
+    return path
 
-    def keep(self, result: QualityResult) -> Path:
-        """Write it, whole or not at all; BenchError when it cannot be written.
 
-        The same result has the same name: what is kept twice is there once.
-        """
-        text = adapter_of(QualityResult).dump_json(result, indent=1).decode() + "\n"
-        moment = re.sub(r"[^0-9T]", "", result.taken_at.partition("+")[0])[:15]
-        name = f"{moment}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
-        try:
-            write_private(self.folder / name, visible_json(text))
-        except OSError as error:
-            raise BenchError(
-                f"{self.folder / name} cannot be written: {error.strerror}", hint="make room"
-            ) from error
-        return self.folder / name
-
-    def results(self) -> tuple[tuple[QualityResult, ...], tuple[str, ...]]:
-        """Return every result, oldest first, and what was wrong with those that are damaged."""
-        found: list[QualityResult] = []
-        damaged: list[str] = []
-        for path in sorted(self.folder.glob("*.json")):
-            try:
-                found.append(
-                    read_versioned(path, QualityResult, "quality result", SCHEMA_VERSION, KIND)
-                )
-            except BenchError as error:
-                damaged.append(error.message)
-        return tuple(sorted(found, key=lambda item: item.taken_at)), tuple(damaged)
+def read_result(path: Path) -> QualityResult:
+    result: QualityResult = read_versioned(
+        path, QualityResult, "quality result", SCHEMA_VERSION, KIND
+    )
+    return result
 
 
 def newest_of_each(
     results: Iterable[QualityResult], runs: Sequence[Run]
 ) -> tuple[QualityResult | None, ...]:
     """Return for each run its newest result: beside the first run where there is one."""
-    known = list(results)
+    known = sorted(results, key=lambda item: item.taken_at)
     first = served_by(runs[0]).fingerprint if runs else ""
-    return tuple(_newest(_about(run, known), first) for run in runs)
+    return tuple(_newest(known, served_by(run).fingerprint, first) for run in runs)
 
 
-def _about(run: Run, results: Iterable[QualityResult]) -> Iterator[QualityResult]:
-    served = served_by(run).fingerprint
-    for result in results:
-        if result.candidate.fingerprint == served:
-            yield result
-
-
-def _newest(results: Iterable[QualityResult], first: str) -> QualityResult | None:
-    found = sorted(results, key=lambda item: item.taken_at)
-    beside_first = [item for item in found if item.reference.fingerprint == first]
+def _newest(
+    results: Sequence[QualityResult], candidate: str, reference: str
+) -> QualityResult | None:
+    found = [item for item in results if item.candidate.fingerprint == candidate]
+    beside_first = [item for item in found if item.reference.fingerprint == reference]
     return next(iter((beside_first or found)[-1:]), None)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.endpoint import Access, served_side
+from sparkdeploy.bench.files import read_all
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import first_texts, read_capture, take_capture
-from sparkdeploy.bench.quality.kept import FOLDER, QualityShelf, judged, served_of
+from sparkdeploy.bench.quality.kept import FOLDER, judged, keep, read_result, served_of
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -61,20 +62,16 @@ def keep_quality(
         return
     taken_at = max(first.taken_at, second.taken_at)
     result = judged(comparison.figures, (first.served, second.served), taken_at, thresholds)
-    path = quality_shelf(settings).keep(result)
+    path = keep(result, settings.state_dir / "bench" / FOLDER)
     console.detail(f"kept for reports in {path}")
 
 
-def quality_shelf(settings: Settings) -> QualityShelf:
-    return QualityShelf(settings.state_dir / "bench" / FOLDER)
-
-
 def kept_quality(settings: Settings) -> tuple[QualityResult, ...]:
-    """Return every result, oldest first; a damaged one is named and left out."""
-    found, damaged = quality_shelf(settings).results()
+    """Return every result; a damaged one is named and left out."""
+    found, damaged = read_all(settings.state_dir / "bench" / FOLDER, read_result)
     for message in damaged:
         console.warn(message)
-    return found
+    return tuple(found)
 
 
 def search_needles(

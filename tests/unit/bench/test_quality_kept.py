@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.bench.quality.kept import (
-    QualityResult,
-    QualityShelf,
-)
+from sparkdeploy.bench.files import read_all
+from sparkdeploy.bench.quality.kept import QualityResult, keep, read_result
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
 from tests.fakes.bench_runs import judged, sample_run
@@ -50,11 +48,11 @@ def test_a_quality_that_nobody_measured_is_told_with_the_command_for_it() -> Non
 
 
 def test_a_result_is_kept_once_and_a_damaged_one_is_named(tmp_path: Path) -> None:
-    shelf = QualityShelf(tmp_path / "quality")
-    assert shelf.keep(judged(V2, V3)) == shelf.keep(judged(V2, V3))
-    shelf.keep(judged(V2, BASELINE, taken_at="2026-11-24T08:00:00+00:00"))
-    (shelf.folder / "0.json").write_text("{")
-    found, (damage,) = shelf.results()
+    folder = tmp_path / "quality"
+    assert keep(judged(V2, V3), folder) == keep(judged(V2, V3), folder)
+    keep(judged(V2, BASELINE, taken_at="2026-11-24T08:00:00+00:00"), folder)
+    (folder / "0.json").write_text("{")
+    found, (damage,) = read_all(folder, read_result)
     assert [one.candidate.name for one in found] == ["baseline", "v3"]
     assert "0.json" in damage
 
