@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.campaign.bundle import FAILED
 from sparkdeploy.bench.campaign.folder import StepKind
+from sparkdeploy.bench.quality.comparison import estimate_text, words_of
 from sparkdeploy.bench.quality.kept import newest_of_each
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.image.templates import render_page
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.campaign.bundle import CampaignBundle, SharedRecipe
-    from sparkdeploy.bench.quality.comparison import SharedEstimate
     from sparkdeploy.bench.report.published import Field
 
 FRAGMENT, ALONE = "steps.html.j2", "alone.html.j2"
@@ -83,10 +83,10 @@ def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
             yield (
                 recipe.name,
                 f"quality beside {found.against}",
-                f"top-1 agreement {_share(found.top1_agreement, '.2%')}; change of perplexity "
-                f"{_share(found.perplexity_change, '+.2%')}; mean KL at least "
-                f"{_number(found.mean_kl_nats.value)} and at most "
-                f"{_number(found.most_mean_kl_nats)} nats; {found.positions} positions",
+                f"top-1 agreement {estimate_text(found.top1_agreement, '.2%')}; change of "
+                f"perplexity {estimate_text(found.perplexity_change, '+.2%')}; mean KL at least "
+                f"{words_of(found.mean_kl_nats.value, '.5f')} and at most "
+                f"{words_of(found.most_mean_kl_nats, '.5f')} nats; {found.positions} positions",
             )
         if recipe.needles:
             count = sum(item.is_found for item in recipe.needles)
@@ -100,15 +100,3 @@ def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
             wrong = [f"{item.name}: {item.problem}" for item in recipe.tools if item.problem]
             right = f"right {len(recipe.tools) - len(wrong)} of {len(recipe.tools)}"
             yield recipe.name, "tool calls", "; ".join([right, *wrong])
-
-
-def _share(found: SharedEstimate, form: str) -> str:
-    if found.value is None:
-        return "unknown"
-    if found.low is None or found.high is None:
-        return f"{found.value:{form}}"
-    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
-
-
-def _number(value: float | None) -> str:
-    return "an unknown number of" if value is None else f"{value:.5f}"

@@ -132,21 +132,13 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class TextComparison:
-    """One text, position by position; all tuples have one value a position."""
+class GreedyText:
+    """How both go on with one text."""
 
-    name: str
-    agrees: tuple[bool, ...]
-    """Whether both models think the same token likeliest."""
-    kl_nats: tuple[float, ...]
-    most_kl_nats: tuple[float, ...]
-    unseen: tuple[float, ...]
-    """The first model's probability that lies outside the tokens both told."""
-    shift_nats: tuple[float, ...]
-    """ln p of the text's own token: the first model's less the second's. Positive: it got worse."""
+    text: str
+    tokens: int
     first_difference: int | None
-    """Where greedy continuations part; None when they do not."""
-    greedy_tokens: int
+    """Where the continuations part; None when they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +147,7 @@ class QualityComparison:
 
     first: str
     second: str
-    texts: tuple[TextComparison, ...]
+    greedy: tuple[GreedyText, ...]
     first_nats: float
     """Mean of -ln p of the texts' tokens; its exponential is the perplexity."""
     second_nats: float
@@ -164,8 +156,6 @@ class QualityComparison:
     """The divergence that one position in a hundred exceeds (nearest rank)."""
     mean_unseen: float
     """The mean probability outside the tokens both told: what KL may have missed."""
-    parted: tuple[int, ...]
-    """Where greedy texts part, earliest first; texts that stay equal are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,33 +177,38 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
         )
     if not any(text.positions for text in first.texts):
         raise BenchError(f"{first.label} holds no positions to compare")
-    texts = tuple(_compare_text(a, b) for a, b in zip(first.texts, second.texts, strict=True))
-    agrees = [agree for text in texts for agree in text.agrees]
-    kl_nats = sorted(nats for text in texts for nats in text.kl_nats)
-    shift = mean_over_texts([text.shift_nats for text in texts])
-    parted = (text.first_difference for text in texts)
+    sides = [*zip(first.texts, second.texts, strict=True)]
+    pairs = [[*zip(one.positions, other.positions, strict=True)] for one, other in sides]
+    agrees = [one.best == other.best for text in pairs for one, other in text]
+    apart = [[divergence(one.told, other.told) for one, other in text] for text in pairs]
+    every = [item for text in apart for item in text]
+    shifts = [[one.logprob - other.logprob for one, other in text] for text in pairs]
+    shift = mean_over_texts(shifts)
+    most_nats = statistics.fmean(item.most_nats for item in every)
     return QualityComparison(
         first=first.label,
         second=second.label,
-        texts=texts,
+        greedy=tuple(_greedy(one, other) for one, other in sides),
         first_nats=_mean_nats(first),
         second_nats=_mean_nats(second),
         figures=SharedQuality(
             against=first.label,
             positions=len(agrees),
             top1_agreement=proportion(sum(agrees), len(agrees)),
-            mean_kl_nats=mean_over_texts([text.kl_nats for text in texts]),
-            most_mean_kl_nats=_finite(
-                statistics.fmean(nats for text in texts for nats in text.most_kl_nats)
-            ),
+            mean_kl_nats=mean_over_texts([[item.nats for item in text] for text in apart]),
+            most_mean_kl_nats=most_nats if math.isfinite(most_nats) else None,
             # A monotone function of the mean: the ends of the interval go through it as they are.
             perplexity_change=SharedEstimate(*map(_growth, (shift.value, shift.low, shift.high))),
-            drift_nats=mean_over_texts([[abs(nats) for nats in t.shift_nats] for t in texts]),
+            drift_nats=mean_over_texts([[abs(nats) for nats in text] for text in shifts]),
         ),
-        p99_kl_nats=kl_nats[math.ceil(0.99 * len(kl_nats)) - 1],
-        mean_unseen=statistics.fmean(share for text in texts for share in text.unseen),
-        parted=tuple(sorted(at for at in parted if at is not None)),
+        p99_kl_nats=sorted(item.nats for item in every)[math.ceil(0.99 * len(every)) - 1],
+        mean_unseen=statistics.fmean(item.unseen for item in every),
     )
+
+
+def _greedy(first: TextCapture, second: TextCapture) -> GreedyText:
+    ids = (first.greedy_ids, second.greedy_ids)
+    return GreedyText(first.name, min(map(len, ids)), first_difference(*ids))
 
 
 def failures(figures: SharedQuality, thresholds: Thresholds) -> Iterator[str]:
@@ -225,42 +220,27 @@ def failures(figures: SharedQuality, thresholds: Thresholds) -> Iterator[str]:
     agreement = figures.top1_agreement.value
     if agreement is None or agreement < thresholds.min_top1_agreement:
         least = f"{thresholds.min_top1_agreement:.2%}"
-        yield f"top-1 agreement {_words(agreement, '.2%')} is below {least}"
+        yield f"top-1 agreement {words_of(agreement, '.2%')} is below {least}"
     kl, most = figures.mean_kl_nats.value, figures.most_mean_kl_nats
     if _is_above(most, thresholds.max_mean_kl_nats):
-        ends = f"mean KL of {_words(kl, '.5f')} to {_words(most, '.5f')} nats"
-        text = f"mean KL {_words(kl, '.5f')} nats" if most == kl else ends
+        ends = f"mean KL of {words_of(kl, '.5f')} to {words_of(most, '.5f')} nats"
+        text = f"mean KL {words_of(kl, '.5f')} nats" if most == kl else ends
         yield f"{text} is above {thresholds.max_mean_kl_nats:g}"
     rise = figures.perplexity_change.value
     if _is_above(rise, thresholds.max_perplexity_rise):
         allowed = f"{thresholds.max_perplexity_rise:.2%}"
-        yield f"perplexity rose by {_words(rise, '.2%')}, above {allowed}"
+        yield f"perplexity rose by {words_of(rise, '.2%')}, above {allowed}"
     drift = figures.drift_nats.value
     if _is_above(drift, thresholds.max_drift_nats):
-        yield f"drift {_words(drift, '.4f')} nats is above {thresholds.max_drift_nats:g}"
+        yield f"drift {words_of(drift, '.4f')} nats is above {thresholds.max_drift_nats:g}"
 
 
 def _is_above(value: float | None, limit: float) -> bool:
     return limit < math.inf and (value is None or value > limit)
 
 
-def _words(value: float | None, form: str) -> str:
+def words_of(value: float | None, form: str) -> str:
     return "unknown" if value is None else f"{value:{form}}"
-
-
-def _compare_text(first: TextCapture, second: TextCapture) -> TextComparison:
-    pairs = list(zip(first.positions, second.positions, strict=True))
-    apart = [divergence(a.told, b.told) for a, b in pairs]
-    return TextComparison(
-        name=first.name,
-        agrees=tuple(a.best == b.best for a, b in pairs),
-        kl_nats=tuple(item.nats for item in apart),
-        most_kl_nats=tuple(item.most_nats for item in apart),
-        unseen=tuple(item.unseen for item in apart),
-        shift_nats=tuple(a.logprob - b.logprob for a, b in pairs),
-        first_difference=first_difference(first.greedy_ids, second.greedy_ids),
-        greedy_tokens=min(len(first.greedy_ids), len(second.greedy_ids)),
-    )
 
 
 def _mean_nats(capture: Capture) -> float:
@@ -281,14 +261,14 @@ def _perplexity(nats: float) -> float | None:
 
 def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None) -> Iterator[str]:
     """Yield the report; `failed` are the gate's sentences, None when there was no gate."""
-    texts = f"{len(comparison.texts)} text{'s' if len(comparison.texts) != 1 else ''}"
+    texts = f"{len(comparison.greedy)} text{'s' if len(comparison.greedy) != 1 else ''}"
     figures = comparison.figures
     positions = f"{figures.positions} positions of {texts}"
     yield f"{comparison.second} beside {comparison.first}: {positions}"
     yield f"  top-1 agreement  {_with_interval(figures.top1_agreement, '.2%')}"
     yield (
         f"  mean KL          {_with_interval(figures.mean_kl_nats, '.5f')} nats, at least, and "
-        f"{_words(figures.most_mean_kl_nats, '.5f')} at most; p99 {comparison.p99_kl_nats:.5f}"
+        f"{words_of(figures.most_mean_kl_nats, '.5f')} at most; p99 {comparison.p99_kl_nats:.5f}"
     )
     yield (
         f"                   {comparison.mean_unseen:.2%} of the first's probability lies outside "
@@ -296,7 +276,7 @@ def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None
     )
     before, after = map(_perplexity, (comparison.first_nats, comparison.second_nats))
     change = _with_interval(figures.perplexity_change, "+.2%")
-    yield f"  perplexity       {_words(before, '.5g')} -> {_words(after, '.5g')}: {change}"
+    yield f"  perplexity       {words_of(before, '.5g')} -> {words_of(after, '.5g')}: {change}"
     drift = _with_interval(figures.drift_nats, ".5f")
     yield f"  drift            {drift} nats on the texts' own tokens"
     yield from _greedy_lines(comparison)
@@ -324,21 +304,16 @@ def comparison_as_dict(
             "change": asdict(figures.perplexity_change),
         },
         "drift_nats": asdict(figures.drift_nats),
-        "greedy": [
-            {
-                "text": text.name,
-                "tokens": text.greedy_tokens,
-                "first_difference": text.first_difference,
-            }
-            for text in comparison.texts
-        ],
+        "greedy": [asdict(item) for item in comparison.greedy],
         "gate": None if failed is None else {"passed": not failed, "failures": list(failed)},
     }
 
 
 def _greedy_lines(comparison: QualityComparison) -> Iterator[str]:
-    parted, texts = comparison.parted, len(comparison.texts)
-    most = max((text.greedy_tokens for text in comparison.texts), default=0)
+    texts = len(comparison.greedy)
+    places = (item.first_difference for item in comparison.greedy)
+    parted = sorted(at for at in places if at is not None)
+    most = max((item.tokens for item in comparison.greedy), default=0)
     if not parted:
         yield f"  greedy text      the same in all {texts}, {most} tokens each"
         return
@@ -349,11 +324,13 @@ def _greedy_lines(comparison: QualityComparison) -> Iterator[str]:
 
 
 def _with_interval(estimate: SharedEstimate, form: str) -> str:
-    value = _words(estimate.value, form)
+    note = " (one text: no interval)" if estimate.low is None or estimate.high is None else ""
+    return estimate_text(estimate, form) + note
+
+
+def estimate_text(estimate: SharedEstimate, form: str) -> str:
+    """Return `98.70% (98.00% to 99.00%)`, or the value alone where it has no interval."""
+    value = words_of(estimate.value, form)
     if estimate.low is None or estimate.high is None:
-        return f"{value} (one text: no interval)"
+        return value
     return f"{value} ({estimate.low:{form}} to {estimate.high:{form}})"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -119,7 +119,7 @@ def test_a_right_copy_passes_and_reads_well() -> None:
     assert same.figures.top1_agreement.value == 1.0
     assert same.figures.mean_kl_nats == SharedEstimate(0.0, 0.0, 0.0)
     assert same.figures.perplexity_change == SharedEstimate(0.0, 0.0, 0.0)
-    assert same.parted == ()
+    assert not any(it.first_difference for it in same.greedy)
     assert list(failures(same.figures, Thresholds(1.0, 0.0, 0.0, 0.0))) == []
     said = list(comparison_lines(same, ()))
     assert said[0] == "one beside one: 3 positions of 2 texts"
@@ -144,7 +144,7 @@ def test_every_figure_of_a_worse_model_is_the_one_by_hand() -> None:
     assert found.figures.drift_nats.value == pytest.approx(math.log(4) / 2)
     assert found.figures.perplexity_change.value == pytest.approx(1.0)
     assert math.exp(found.second_nats) == pytest.approx(2 * math.exp(found.first_nats))
-    assert found.parted == (1,)
+    assert [it.first_difference for it in found.greedy] == [1, None]
     assert [sentence.split(" 0")[0].split(" rose")[0].split(" 5")[0] for sentence in failures(
         found.figures, Thresholds(max_drift_nats=0.5)
     )] == ["top-1 agreement", "mean KL", "perplexity", "drift"]  # fmt: skip
