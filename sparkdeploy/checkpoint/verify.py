@@ -12,11 +12,11 @@ from sparkdeploy.checkpoint.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.cache import BLOBS
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
 from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
+from sparkdeploy.checkpoint.expected_tensors import expectation_problems, expected_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.links import LINKS_LIMIT, real_path
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.plain_files import plain_files
-from sparkdeploy.checkpoint.promises import promise_problems
 from sparkdeploy.checkpoint.quantised import (
     KNOWN_METHODS,
     method_of,
@@ -24,7 +24,6 @@ from sparkdeploy.checkpoint.quantised import (
 )
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
-from sparkdeploy.checkpoint.tensors import Promised, promised_tensors
 from sparkdeploy.errors import CheckpointError, Mistakes
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
@@ -58,10 +57,10 @@ def verify_headers(folder: Path) -> Verified:
     headers = contents.read_headers(folder)
     tensors = contents.read_tensors(folder, headers)
     index = contents.read_index(folder)
-    promised, not_known = _promised(config)
+    expected, not_known = _expected(config)
     problems = [
         *_index_problems(index, headers, tensors),
-        *_family_problems(folder, config, tensors, promised),
+        *_family_problems(folder, config, tensors, expected),
         *_manifest_problems(folder, tensors),
     ]
     if problems:
@@ -87,7 +86,7 @@ def _family_problems(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Located],
-    promised: Iterable[Promised],
+    expected: Mapping[str, tuple[int, ...]],
 ) -> Iterator[str]:
     """Yield what of the tensors is not as the configuration promises."""
     infos = {name: item.info for name, item in tensors.items()}
@@ -97,25 +96,27 @@ def _family_problems(
         yield from _draft_problems(sizes, tensors)
     else:
         yield from quantisation_problems(config, infos)
-    yield from promise_problems(promised, infos)
+    yield from expectation_problems(expected, infos)
 
 
-def _promised(config: Mapping[str, Any]) -> tuple[tuple[Promised, ...], tuple[str, ...]]:
+def _expected(
+    config: Mapping[str, Any],
+) -> tuple[Mapping[str, tuple[int, ...]], tuple[str, ...]]:
     """Return the tensors that a configuration promises, and what could not be known."""
     not_known = []
     method = method_of(config)
     if not is_qwen35_moe(config) and method is not None and method not in KNOWN_METHODS:
         not_known.append(f"how {shown(method)} packs weights: dtypes and scales were not checked")
-    promised = None
+    expected = None
     try:
-        promised = promised_tensors(config)
-        if promised is None:
+        expected = expected_tensors(config)
+        if expected is None:
             not_known.append(
                 "which tensors this family has: they were not held against config.json"
             )
     except UnknownArchitectureError as error:
         not_known.append(f"{error}: its tensors were not held against config.json")
-    return tuple(promised or ()), tuple(not_known)
+    return expected or {}, tuple(not_known)
 
 
 def is_qwen35_moe(config: Mapping[str, Any]) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checkpoint.tensors import promised_tensors
+from sparkdeploy.checkpoint.expected_tensors import expected_tensors
 from tests.families import config
 
 if TYPE_CHECKING:
@@ -13,25 +14,34 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ELEMENT_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4}
+NO_MATRIX = re.compile(
+    r"(embed_tokens|embeddings|lm_head|gate|shared_expert_gate|router|conv1d|weights_proj)\.weight$"
+    r"|_bias$"
+)
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Names with dtype and shape."""
 
 
 def plain(family: str) -> Tensors:
     """Every tensor at 16 bits, under the name that published checkpoints have."""
-    promised = promised_tensors(config(family))
-    assert promised is not None, family
+    expected = expected_tensors(config(family))
+    assert expected is not None, family
     return {
-        item.name if item.name == "lm_head.weight" else f"model.{item.name}": ("BF16", item.shape)
-        for item in promised
+        name if name == "lm_head.weight" else f"model.{name}": ("BF16", shape)
+        for name, shape in expected.items()
     }
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether quantisation packs a tensor."""
+    return len(shape) > 1 and not NO_MATRIX.search(name)
 
 
 def linears(family: str) -> set[str]:
     return {
-        f"model.{item.name}"
-        for item in promised_tensors(config(family)) or ()
-        if item.is_linear and len(item.shape) == 2
+        name
+        for name, (_, shape) in plain(family).items()
+        if is_matrix(name, shape) and len(shape) == 2
     }
 
 

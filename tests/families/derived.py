@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sparkdeploy.checkpoint.expected_tensors import expected_tensors
 from sparkdeploy.checkpoint.safetensors import TensorInfo
-from sparkdeploy.checkpoint.tensors import promised_tensors
 from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, quantisation_of
+from tests.families.checkpoints import is_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from sparkdeploy.checkpoint.tensors import Promised
 
 ORIGIN: Final = "derived from config.json (no header was read); towers and draft layers left out"
 _BLOCK: Final = 128
@@ -23,27 +22,28 @@ def derived_facts(repo: str, config: Mapping[str, Any]) -> ModelFacts | None:
 
     Quantised matrices are counted by their method's rule where all of them follow it: INT4 by
     groups, FP8 by blocks, MXFP4 experts. Raises CheckpointError and UnknownArchitectureError as
-    `promised_tensors` does.
+    `expected_tensors` does.
     """
-    method, promised = quantisation_of(config), promised_tensors(config)
-    if promised is None or method not in {"", "fp8", "mxfp4", "gptq", "auto-round", "awq"}:
+    method, expected = quantisation_of(config), expected_tensors(config)
+    if expected is None or method not in {"", "fp8", "mxfp4", "gptq", "auto-round", "awq"}:
         return None
-    return facts_from(repo, config, (_sized(it, config, method) for it in promised), ORIGIN)
+    sized = (_sized(name, shape, config, method) for name, shape in expected.items())
+    return facts_from(repo, config, sized, ORIGIN)
 
 
-def _sized(promised: Promised, config: Mapping[str, Any], method: str) -> TensorInfo:
-    elements = 1
-    for width in promised.shape:
+def _sized(name: str, shape: tuple[int, ...], config: Mapping[str, Any], method: str) -> TensorInfo:
+    elements, matrix = 1, is_matrix(name, shape)
+    for width in shape:
         elements *= width
     size_bytes, dtype = 2 * elements, "BF16"
-    if promised.is_linear and method == "mxfp4" and ".experts." in promised.name:
+    if matrix and method == "mxfp4" and ".experts." in name:
         size_bytes, dtype = elements // 2 + elements // 32, "U8"
-    elif promised.is_linear and method == "fp8":
-        size_bytes, dtype = elements + 4 * _blocks(promised.shape), "F8_E4M3"
-    elif promised.is_linear and method in {"gptq", "auto-round", "awq"}:
-        size_bytes, dtype = _packed(promised.shape, config["quantization_config"]), "I32"
-    name = promised.name if promised.name.startswith("lm_head") else _PREFIX + promised.name
-    return TensorInfo(name, dtype, promised.shape, 0, size_bytes)
+    elif matrix and method == "fp8":
+        size_bytes, dtype = elements + 4 * _blocks(shape), "F8_E4M3"
+    elif matrix and method in {"gptq", "auto-round", "awq"}:
+        size_bytes, dtype = _packed(shape, config["quantization_config"]), "I32"
+    whole = name if name.startswith("lm_head") else _PREFIX + name
+    return TensorInfo(whole, dtype, shape, 0, size_bytes)
 
 
 def _blocks(shape: tuple[int, ...]) -> int:
