@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.arguments import release_of
-from sparkdeploy.recipe.families import family_of
+from sparkdeploy.recipe.families import family_of, first_release
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.recipe.history import history
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.recipe.words import shown
 
@@ -35,10 +34,8 @@ class ChosenEngine:
 
     def least_vllm(self) -> str | None:
         """Return the first release that has what this one serves; None where all before had it."""
-        lives, first = history().lives["architectures"], history().releases[0]
-        came = [lives[name].came if name in lives else first for name in self.knows]
-        least = min(came, key=parse_version, default=first)
-        return least if least != first else None
+        came = [release for name in self.knows if (release := first_release([name]))]
+        return min(came, key=parse_version) if came and len(came) == len(self.knows) else None
 
     def has_parser(self, kind: str, name: str) -> bool:
         return name in release_of(self.engine)[0].names[kind]

@@ -11,8 +11,7 @@ from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
 from sparkdeploy.plan.backends import uses_sockets
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.recipe.graphs import launched
-from sparkdeploy.recipe.prefix_caching import without_impossible
+from sparkdeploy.recipe.fallbacks import launched
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +114,7 @@ def part_spec(
     exposure = deployment.exposure if seat.is_head else Exposure.LOOPBACK
     uid, gid = container_user(place.model)
     serve = launch.serve_argv(
-        without_impossible(launched(recipe, resolved.engine), resolved.engine),
+        launched(recipe, resolved.engine),
         _path_inside(place.model),
         exposure,
         companions=[_path_inside(item) for item in place.companions],

@@ -16,7 +16,7 @@ from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.findings import BUDGET_CHECK
 from sparkdeploy.plan.images import mods_of
 from sparkdeploy.plan.make import unresolved_tag
-from sparkdeploy.recipe import graphs, prefix_caching
+from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import SettledEngine
@@ -101,14 +101,14 @@ def _title(plan: Plan) -> Iterator[str]:
     # Where no image is named, a problem says it.
     if recipe.preview and engine.kind == "image":
         yield f"  needs {recipe.preview}"
-    if graphs.falls_back(recipe, engine):
+    if fallbacks.takes_piecewise_graphs(recipe, engine):
         yield (
             "  piecewise CUDA graphs: full ones with TurboQuant and speculation are proven "
-            f"{graphs.proven_releases()}"
+            f"{fallbacks.proven_releases()}"
         )
         yield "    each step then waits longer for the CPU: also try --set serve.speculative=null"
-    if prefix_caching.falls_back(recipe, engine):
-        yield f"  without prefix caching: {prefix_caching.REASON}"
+    if fallbacks.turns_prefix_caching_off(recipe, engine):
+        yield f"  without prefix caching: {fallbacks.NO_PREFIX_CACHING}"
 
 
 def _steps(plan: Plan) -> TextTable:

@@ -6,18 +6,19 @@ parser that nobody registered: vLLM says each of them after the download, and st
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.recipe.history import FLAGS, history
+from sparkdeploy.recipe.flags import Given, given_flags
 from sparkdeploy.recipe.release import arguments_folder, newest, read_release, releases
 from sparkdeploy.recipe.rules import Mistake, drafting_of
 from sparkdeploy.recipe.settled import SettledEngine, is_unknown
 from sparkdeploy.recipe.words import nearest, shown
+from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -59,23 +60,18 @@ WORDS = {
 }
 LOWERED = frozenset({"load_formats", "quantizations"})
 """Names that vLLM reads in small letters."""
+PACKAGE_OF = {
+    ("--linear-backend", "b12x"): "b12x",
+    ("--load-format", "fastsafetensors"): "fastsafetensors",
+    ("--load-format", "instanttensor"): "instanttensor",
+    ("--load-format", "runai_streamer"): "runai-model-streamer",
+    ("--load-format", "runai_streamer_sharded"): "runai-model-streamer",
+    ("--load-format", "tensorizer"): "tensorizer",
+    ("--moe-backend", "b12x"): "b12x",
+}
+"""The optional packages of vLLM's own metadata (0.33.0), by what asks for them."""
 SHOWN_CHOICES = 12
 _NO_JSON = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A flag of a recipe with its values, and where the recipe says it."""
-
-    path: KeyPath
-    spelling: str
-    """As it is written: `-ep`, `--no-x`, `--x.key`."""
-    values: Sequence[str]
-
-    @property
-    def form(self) -> str:
-        """The spelling without the keys of a mapping behind it, `-` for `_` as vLLM reads it."""
-        return flags.with_hyphens(self.spelling.partition(".")[0])
 
 
 def argument_mistakes(recipe: Recipe, engine: Engine) -> tuple[list[Mistake], bool]:
@@ -112,26 +108,9 @@ def _distance(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
 
 def given_of(serve: Serve) -> list[Given]:
     """Return every flag of a recipe, those of its fields first."""
-    told = flags.field_arguments(serve)
-    fields = (Given(("serve", field), flag, values) for field, (flag, *values) in told)
+    known = flags.field_arguments(serve)
+    fields = (Given(("serve", field), flag, values) for field, (flag, *values) in known)
     return [*fields, *given_flags(serve.extra_args)]
-
-
-def given_flags(arguments: Sequence[str]) -> Iterator[Given]:
-    """Yield each flag with the words that follow it; words before the first one follow none."""
-    index = 0
-    while index < len(arguments):
-        start, (name, equals, inline) = index, arguments[index].partition("=")
-        values = [inline] if equals else []
-        index += 1
-        while not equals and index < len(arguments) and not _is_flag(arguments[index]):
-            values.append(arguments[index])
-            index += 1
-        yield Given(("serve", "extra_args", start), name, values)
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
 
 
 def _held(given: Given, release: Release, all_forms: Collection[str]) -> Iterator[Mistake]:
@@ -231,11 +210,7 @@ def _keys(path: KeyPath, name: str, keys: Iterable[str], release: Release) -> It
 def _unknown(given: Given, release: Release) -> Mistake:
     what = f"vLLM {release.vllm} has no flag {shown(given.spelling)}"
     has = [engine for engine, it in releases().items() if given.form in it.spellings]
-    return Mistake(
-        given.path,
-        what + _life(FLAGS, given.form, release),
-        _engines(has) or nearest(given.form, release.spellings),
-    )
+    return Mistake(given.path, what, _engines(has) or nearest(given.form, release.spellings))
 
 
 def _no_name(path: KeyPath, name: str, value: str, kind: str, release: Release) -> Mistake:
@@ -243,11 +218,8 @@ def _no_name(path: KeyPath, name: str, value: str, kind: str, release: Release) 
     wanted = value.upper() if kind == "attention_backends" else value
     what = f"{name} {shown(value)}: vLLM {release.vllm} knows no such {_one_of(kind)}"
     has = [engine for engine, it in releases().items() if wanted in it.names[kind]]
-    return Mistake(
-        path,
-        what + _life(kind, wanted, release),
-        _engines(has) or nearest(wanted, known) or f"one of {', '.join(known)}",
-    )
+    fix = _engines(has) or nearest(wanted, known) or f"one of {', '.join(known)}"
+    return Mistake(path, what, fix)
 
 
 def _no_choice(
@@ -267,15 +239,40 @@ def _one_of(kind: str) -> str:
     return kind.removesuffix("s").replace("_", " ")
 
 
-def _life(kind: str, name: str, release: Release) -> str:
-    life = history().lives.get(kind, {}).get(name)
-    if life is None:
-        return ""
-    if parse_version(release.vllm) < parse_version(life.came):
-        return f"; it came with {life.came}"
-    return f"; it went with {life.went}" if life.went else ""
-
-
 def _engines(names: Sequence[str]) -> str:
     on_gpus = [name for name in names if not name.startswith("cpu")]
     return f"set engine to {' or '.join(on_gpus)}" if on_gpus else ""
+
+
+def package_mistakes(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
+    """Yield what a recipe asks of an engine without its package; images are not looked into."""
+    packages = packages_of(engine.lock or engine.name)
+    if engine.kind == "image" or not packages:
+        return
+    for given in given_of(recipe.serve):
+        package = PACKAGE_OF.get((given.form, given.values[0] if given.values else ""))
+        if package is not None and package not in packages:
+            yield Mistake(
+                given.path,
+                f"{given.form} {given.values[0]} takes the package {package}, which engine "
+                f"{engine.name} does not hold",
+                _instead(package, given.form),
+            )
+
+
+@functools.cache
+def packages_of(lock: str) -> frozenset[str]:
+    """Return the packages of a lock, of whatever platform; empty where there is none."""
+    folder = resources() / "recipes" / "engines" / "locks" / lock
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*-py*.txt"))]
+    return frozenset(
+        name for text in texts for name in re.findall(r"^([A-Za-z0-9_.-]+)==", text, re.MULTILINE)
+    )
+
+
+def _instead(package: str, form: str) -> str:
+    locks = resources() / "recipes" / "engines" / "locks"
+    names = [path.name for path in sorted(locks.iterdir()) if package in packages_of(path.name)]
+    others = "safetensors" if form == "--load-format" else "auto"
+    choice = f"choose {form} {others}"
+    return f"set engine to {names[-1]}, or {choice}" if names else choice

@@ -11,7 +11,6 @@ from pydantic import Field
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.fields import Strict, VllmRelease
-from sparkdeploy.recipe.history import history
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
@@ -81,9 +80,8 @@ class Family(Strict):
 
 def first_release(architectures: Iterable[str]) -> str | None:
     """Return the release with which the last of some architectures came; None: all had them."""
-    lives = history().lives["architectures"]
-    came = [lives[name].came for name in architectures if name in lives]
-    return max(came, key=parse_version, default=None)
+    known = architecture_releases()
+    return max((known[it] for it in architectures if it in known), key=parse_version, default=None)
 
 
 def family_of(name: str, among: Iterable[Family] | None = None) -> Family | None:
@@ -123,6 +121,13 @@ def variables_of(name: str, engine: Engine) -> dict[str, str]:
         return {}
     version = parse_version(engine.vllm)
     return {it.name: it.value for it in family.env if version >= parse_version(it.since)}
+
+
+@functools.cache
+def architecture_releases() -> dict[str, str]:
+    """Return the release with which each architecture came, if 0.19.1 did not have it."""
+    rows = yaml_text.load_file(resources() / "recipes" / "facts" / "architecture_releases.yaml")
+    return {name: release for release, names in rows.items() for name in names}
 
 
 @functools.cache

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
+    from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.schema import Serve
 
 
@@ -154,18 +155,56 @@ def with_hyphens(name: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-def value_of(arguments: Iterable[str], flag: str) -> str | None:
-    """Return what a flag of `extra_args` is given, behind `=` or as the next word; the last counts.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A flag with its values, and where the recipe says it."""
 
-    None without the flag, and for a switch that stands last.
-    """
-    words = [word for argument in arguments for word in _parted(argument)]
-    found = [after for name, after in itertools.pairwise(words) if with_hyphens(name) == flag]
-    return found[-1] if found else None
+    path: KeyPath
+    spelling: str
+    """As it is written: `-ep`, `--no-x`, `--x.key`."""
+    values: Sequence[str]
+
+    @property
+    def form(self) -> str:
+        """The spelling without the keys of a mapping behind it, `-` for `_` as vLLM reads it."""
+        return with_hyphens(self.spelling.partition(".")[0])
+
+    @property
+    def flag(self) -> str | None:
+        """The long flag that it means, as `flag_of` folds it."""
+        return flag_of(self.spelling)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of a mapping: `--x.one.two` has two."""
+        return self.spelling.split(".")[1:]
 
 
-def _parted(argument: str) -> list[str]:
-    return argument.split("=", 1) if argument.startswith("--") else [argument]
+def given_flags(arguments: Sequence[str]) -> Iterator[Given]:
+    """Yield each flag with the words that follow it; words before the first one follow none."""
+    index = 0
+    while index < len(arguments):
+        start, (name, equals, inline) = index, arguments[index].partition("=")
+        values = [inline] if equals else []
+        index += 1
+        while not equals and index < len(arguments) and not _is_flag(arguments[index]):
+            values.append(arguments[index])
+            index += 1
+        yield Given(("serve", "extra_args", start), name, values)
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word)
+
+
+def last_given(arguments: Sequence[str], flag: str) -> Given | None:
+    """Return where a flag is given in any spelling; of several the last counts, as for vLLM."""
+    return next((it for it in reversed([*given_flags(arguments)]) if it.flag == flag), None)
+
+
+def value_of(arguments: Sequence[str], flag: str) -> str | None:
+    given = last_given(arguments, flag)
+    return given.values[0] if given is not None and given.values else None
 
 
 def flag_of(argument: str) -> str | None:
@@ -186,12 +225,12 @@ def flag_of(argument: str) -> str | None:
     return next((flag for flag in OWNED_FLAGS if flag.startswith(name)), name)
 
 
-def switch_of(arguments: Iterable[str], flag: str) -> bool | None:
+def switch_of(arguments: Sequence[str], flag: str) -> bool | None:
     """Return whether `extra_args` turn a switch on or off, in any spelling; None without it."""
-    given = [with_hyphens(argument) for argument in arguments if flag_of(argument) == flag]
-    if not given:
+    given = last_given(arguments, flag)
+    if given is None:
         return None
-    return not given[-1].startswith("--no-") and not given[-1].lower().endswith("=false")
+    return not given.form.startswith("--no-") and [it.lower() for it in given.values] != ["false"]
 
 
 def _flag_of_short_form(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sparkdeploy.errors import ConsentNeededError, Mistakes, NoRecipeError, RecipeError
 from sparkdeploy.recipe import rules
-from sparkdeploy.recipe.arguments import argument_mistakes
+from sparkdeploy.recipe.arguments import argument_mistakes, package_mistakes
 from sparkdeploy.recipe.consent import asked, consent_hint, digest, self_consents
 from sparkdeploy.recipe.document import (
     Document,
@@ -31,7 +31,6 @@ from sparkdeploy.recipe.library import (
     resolve_inheritance,
 )
 from sparkdeploy.recipe.mods import FoundMod, find_mods
-from sparkdeploy.recipe.packages import package_mistakes
 from sparkdeploy.recipe.paths import anchored
 from sparkdeploy.recipe.release import stated_release
 from sparkdeploy.recipe.rules import Mistake

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.recipe import features, flags, graphs, prefix_caching
+from sparkdeploy.recipe import fallbacks, features, flags
 from sparkdeploy.recipe.families import family_of
 from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.settled import is_unknown
@@ -190,17 +190,17 @@ def _finished(recipe: Recipe) -> Iterator[Mistake]:
 
 def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
     seen: set[str] = set()
-    for index, argument in enumerate(recipe.serve.extra_args):
-        flag = flags.flag_of(argument)
+    for given in flags.given_flags(recipe.serve.extra_args):
+        flag, path = given.flag, given.path
         if flag is None:
             continue
-        path: KeyPath = ("serve", "extra_args", index)
-        whole = _with_keys(flag, argument)
+        # `--x.a` and `--x.b` are two values of one mapping.
+        whole = ".".join((flag, *given.keys))
         if flag in flags.OWNED_FLAGS:
             yield Mistake(
                 path, f"{flag} is set by sparkdeploy", f"use {flags.OWNED_FLAGS[flag]} instead"
             )
-        elif (field := flags.FIELD_OF_FLAG.get(flag)) and not _is_free(recipe, field, argument):
+        elif (field := flags.FIELD_OF_FLAG.get(flag)) and not _is_free(recipe, field, given):
             yield Mistake(
                 path, f"{flag} is given twice", f"set serve.{field} and drop it from here"
             )
@@ -209,16 +209,10 @@ def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
         seen.add(whole)
 
 
-def _is_free(recipe: Recipe, field: str, argument: str) -> bool:
+def _is_free(recipe: Recipe, field: str, given: flags.Given) -> bool:
     """Whether keys behind a flag, `--x.key`, are all that a recipe says of that mapping."""
-    has_keys = "." in argument.partition("=")[0]
-    return field in flags.JSON_FLAGS and has_keys and getattr(recipe.serve, field) is None
-
-
-def _with_keys(flag: str, argument: str) -> str:
-    """Return a flag with the keys behind it: `--x.a` and `--x.b` are two values of one mapping."""
-    _, dot, keys = argument.partition("=")[0].partition(".")
-    return f"{flag}{dot}{keys}"
+    is_open = getattr(recipe.serve, field) is None
+    return field in flags.JSON_FLAGS and bool(given.keys) and is_open
 
 
 def _environment(recipe: Recipe) -> Iterator[Mistake]:
@@ -357,19 +351,19 @@ def _family(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
 
 def _turboquant_with_mtp(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     """Where the recipe leaves its graphs open, a launch chooses those that are proven."""
-    if graphs.lacks_proven_graphs(recipe, engine) and graphs.asks_for_full_graphs(recipe):
+    if fallbacks.lacks_proven_graphs(recipe, engine) and fallbacks.asks_for_full_graphs(recipe):
         yield Mistake(
             ("serve", "compilation_config", "cudagraph_mode"),
             "TurboQuant with speculation writes garbage under full CUDA graphs unless they were "
-            f"proven right: they are {graphs.proven_releases()}, not with engine {engine.name}",
+            f"proven right: they are {fallbacks.proven_releases()}, not with engine {engine.name}",
             "remove cudagraph_mode: piecewise graphs are chosen then",
         )
 
 
 def _prefix_caching(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
-    if recipe.serve.enable_prefix_caching and prefix_caching.is_impossible(recipe, engine):
+    if recipe.serve.enable_prefix_caching and fallbacks.has_no_prefix_caching(recipe, engine):
         yield Mistake(
             ("serve", "enable_prefix_caching"),
-            f"engine {engine.name}: {prefix_caching.REASON}",
+            f"engine {engine.name}: {fallbacks.NO_PREFIX_CACHING}",
             "remove it, or set serve.speculative to null",
         )

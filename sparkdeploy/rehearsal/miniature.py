@@ -21,7 +21,7 @@ from sparkdeploy.checkpoint.tiny_model.fp8 import build_tiny_fp8_model
 from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.ports import is_port_free
-from sparkdeploy.recipe import prefix_caching
+from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.flags import flag_of
 from sparkdeploy.recipe.paths import is_folder
@@ -64,7 +64,7 @@ _DROPPED = {
 
 
 _OF_A_TWIN = {
-    "enable_prefix_caching": prefix_caching.REASON,
+    "enable_prefix_caching": fallbacks.NO_PREFIX_CACHING,
     "quantization": "the twin says itself how it is quantised",
     "hf_overrides": "the twin has a configuration of its own",
     "kv_cache_dtype": "the CPU engine has no such cache",
@@ -235,7 +235,7 @@ def _without_what_needs_a_gpu(serve: Serve, stand_in: StandInModel) -> tuple[Ser
         changed["speculative"] = None
     elif drafting is not None:
         changed["enable_prefix_caching"] = False
-        notes.append(f"serve.enable_prefix_caching -> false: {prefix_caching.REASON}")
+        notes.append(f"serve.enable_prefix_caching -> false: {fallbacks.NO_PREFIX_CACHING}")
     kept, dropped = _kept_arguments(serve.extra_args)
     changed["extra_args"] = kept
     notes += [f"{flag}: nobody knows what it means on a CPU" for flag in dropped]

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.recipe import flags
-from sparkdeploy.recipe.arguments import OPTIMIZATION, Given, given_flags
+from sparkdeploy.recipe.arguments import OPTIMIZATION
 from sparkdeploy.recipe.document import ValueOrigin
 from sparkdeploy.recipe.fields import WORKSPACE_TEMPLATE
+from sparkdeploy.recipe.flags import Given, given_flags
 from sparkdeploy.recipe.foreign.tables import tables
 from sparkdeploy.recipe.foreign.theirs import flag_of_parameter
 from sparkdeploy.recipe.foreign.weights import host_path, put_model
@@ -67,7 +68,7 @@ class Told:
 
     @property
     def keys(self) -> list[str]:
-        return self.given.spelling.split(".")[1:]
+        return self.given.keys
 
     @property
     def text(self) -> str:

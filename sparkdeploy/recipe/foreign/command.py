@@ -27,6 +27,11 @@ CONTINUED = re.compile(r"\\[ \t]*\r?\n")
 """With blanks behind the backslash a shell would not go on; sparkrun mends it, and so do we."""
 COMMENT_LINE = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
 """Also between lines that go on, where a shell would end the command: nobody means that."""
+NO_WORDS = re.compile(
+    r"""(?P<kept>\\.|'[^']*'|"(?:\\.|[^"\\])*")|(?P<before>\A|[\s;&|()])(?:#[^\n]*|[12](?=>))""",
+    re.DOTALL,
+)
+"""Comments and, right before `>`, the numbers of streams; what is quoted stays as it is."""
 ENDS = frozenset({";", "&&", "||", "|", "&", "\n", "|&", ";;", "(", ")"})
 REDIRECTS = frozenset({">", ">>", "<", "<<", ">&", "<&", "&>", "&>>", ">|"})
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -115,42 +120,13 @@ def take_apart(text: str) -> ServeCommand:
 def _commands(text: str) -> Iterator[list[str]]:
     """Yield the words of each simple command, as a shell would divide them."""
     words: list[str] = []
-    for word in (*_shell_words(_without_comments(text)), "\n"):
+    kept = NO_WORDS.sub(lambda match: match["kept"] or match["before"] or "", text)
+    for word in (*_shell_words(kept), "\n"):
         if word not in ENDS:
             words.append(word)
         elif words:
             yield words
             words = []
-
-
-def _without_comments(text: str) -> str:
-    """Leave out comments and, before `>`, the numbers of streams; what is quoted stays."""
-    kept: list[str] = []
-    quote, before, index = "", " ", 0
-    while index < len(text):
-        character = text[index]
-        if not quote and character == "#" and before in " \t\n;&|()":
-            end = text.find("\n", index)
-            index = len(text) if end < 0 else end
-            continue
-        if (
-            not quote
-            and character in "12"
-            and before in " \t\n"
-            and text[index + 1 : index + 2] == ">"
-        ):
-            # The number of a stream, not a word; a number that a blank follows is one.
-            index += 1
-            continue
-        if character == "\\" and quote != "'":
-            kept.append(text[index : index + 2])
-            before, index = "\\", index + 2
-            continue
-        if character in "'\"" and quote in ("", character):
-            quote = "" if quote else character
-        kept.append(character)
-        before, index = character, index + 1
-    return "".join(kept)
 
 
 def _shell_words(text: str) -> list[str]:
@@ -173,21 +149,13 @@ def _parts(word: str) -> Iterator[str]:
         yield from re.findall(r"\n|&&|\|\||;;|&>>|&>|>>|<<|>&|<&|>\||\|&|[();<>|&]", word)
 
 
-def _shell_text(words: Sequence[str]) -> str | None:
-    """Return what `bash -c` is given, where a command is that."""
-    is_shell = len(words) > 2 and words[0].rpartition("/")[2] in ("bash", "sh")
-    if is_shell and words[1] in ("-c", "-lc", "-ec", "-exc"):
-        return words[2]
-    return None
-
-
 def _within_a_shell(words: Sequence[str]) -> ServeCommand | None:
     """Take apart what `bash -c` is given; None where that does not start vLLM either."""
-    text = _shell_text(words)
-    if text is None:
+    is_shell = len(words) > 2 and words[0].rpartition("/")[2] in ("bash", "sh")
+    if not is_shell or words[1] not in ("-c", "-lc", "-ec", "-exc"):
         return None
     try:
-        return take_apart(text)
+        return take_apart(words[2])
     except RecipeError:
         return None
 
@@ -218,12 +186,10 @@ def _server(words: Sequence[str]) -> int | None:
 def _without_redirects(words: Sequence[str]) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     redirected: list[str] = []
-    index = 0
-    while index < len(words):
-        if words[index] in REDIRECTS:
-            redirected.append(" ".join(words[index : index + 2]))
-            index += 2
+    rest = iter(words)
+    for word in rest:
+        if word in REDIRECTS:
+            redirected.append(" ".join(filter(None, (word, next(rest, "")))))
         else:
-            kept.append(words[index])
-            index += 1
+            kept.append(word)
     return kept, redirected

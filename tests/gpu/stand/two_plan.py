@@ -13,7 +13,7 @@ from pathlib import Path
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
 from sparkdeploy.plan import launch
 from sparkdeploy.plan.formation import Formation, Seat, for_cluster, form_up
-from sparkdeploy.recipe.graphs import launched
+from sparkdeploy.recipe.fallbacks import launched
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[3]

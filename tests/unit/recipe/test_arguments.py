@@ -8,6 +8,7 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.arguments import release_of
+from sparkdeploy.recipe.flags import value_of
 from sparkdeploy.recipe.load import load_recipe
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def refusal(shelf: Library, *settings: str) -> str:
         ("serve.extra_args=[--seed, '1', '2']", "it takes one value, and 2 follows as well"),
         ("serve.extra_args=[--async-scheduling=1]", "it takes no value, and 1 follows"),
         ("serve.extra_args=[--async-schedulng]", "did you mean --async-scheduling?"),
-        ("serve.extra_args=[--watchdog-config, '{}']", "came with 0.33.0; set engine to cuda-0.33"),
+        ("serve.extra_args=[--watchdog-config, '{}']", "set engine to cuda-0.33"),
         ("serve.extra_args=['--attention-config.backnd', x]", "did you mean backend?"),
         ("serve.compilation_config={cudagraph_mod: FULL}", "did you mean cudagraph_mode?"),
         ("serve.speculative={method: mpt, tokens: 2}", "method; did you mean mtp?"),
@@ -77,3 +78,20 @@ def test_an_image_of_others_is_warned_about_alone(shipped: Library) -> None:
     assert any("has no flag --of-a-fork" in line for line in resolved.warnings)
     release, is_its_own = release_of(resolved.engine)
     assert (release.vllm, is_its_own) == ("0.33.0", False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--block-size", "16", "--block_size=32"],
+        ["--block-size=32"],
+        ["--x", "-1", "--block-size", "32"],
+    ],
+)
+def test_a_flag_is_read_in_every_spelling_and_its_last_one_counts(words: list[str]) -> None:
+    assert value_of(words, "--block-size") == "32"
+    assert value_of(words, "--other") is None
+
+
+def test_a_switch_that_another_flag_follows_has_no_value() -> None:
+    assert value_of(["--block-size", "--x", "1"], "--block-size") is None

@@ -8,8 +8,8 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.launch import Exposure, serve_argv
-from sparkdeploy.recipe import graphs
-from sparkdeploy.recipe.graphs import falls_back, launched
+from sparkdeploy.recipe import fallbacks
+from sparkdeploy.recipe.fallbacks import launched, takes_piecewise_graphs
 from sparkdeploy.recipe.load import Library, load_recipe
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ PIECEWISE = ("--compilation-config", '{"cudagraph_mode":"PIECEWISE"}')
 
 @pytest.fixture(autouse=True)
 def one_proven_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "TURBOQUANT_FULL_GRAPHS", frozenset({PROVEN}))
+    monkeypatch.setattr(fallbacks, "TURBOQUANT_FULL_GRAPHS", frozenset({PROVEN}))
 
 
 def loaded(shipped: Library, *settings: str) -> Resolved:
@@ -58,7 +58,7 @@ def test_nothing_is_chosen_where_the_recipe_leaves_nothing_open(
     shipped: Library, setting: str
 ) -> None:
     resolved = loaded(shipped, UNPROVEN, setting)
-    assert not falls_back(resolved.recipe, resolved.engine)
+    assert not takes_piecewise_graphs(resolved.recipe, resolved.engine)
 
 
 @pytest.mark.parametrize(

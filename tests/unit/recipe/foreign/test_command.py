@@ -48,6 +48,8 @@ def test_a_parameter_without_a_value_is_named() -> None:
         ("vllm serve a/b 2>&1 | tee log", "a/b"),
         ("env A=1 vllm serve a/b  # hi; there", "a/b"),
         ("vllm serve a/b --x '#1;2' &", "a/b --x '#1;2'"),
+        ("vllm serve a/b#1 # don't", "a/b#1"),
+        ("vllm serve a/b --x \\ #1 2>log --y 2", "a/b --x ' #1' --y 2"),
     ],
 )
 def test_what_follows_vllm_is_found(text: str, arguments: str) -> None:
