@@ -50,10 +50,10 @@ from sparkdeploy.deploy.launch import Launch
 
 begin = Launch._begin
 
-def mortal(self, node, bring):
+def mortal(self, node, *args, **options):
     if node.is_here:
         os.kill(os.getpid(), signal.SIGKILL)
-    begin(self, node, bring)
+    begin(self, node, *args, **options)
 
 Launch._begin = mortal
 main()
