@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,7 +15,6 @@ from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.record import Failure, FailureKind
 from sparkdeploy.bench.wire import (
     Ending,
-    TimedBytes,
     exchange_of,
     has_ended,
     is_refused,
@@ -42,16 +40,6 @@ PAUSE_S = 0.5
 """After it a stream is read in passing: where its end does not look like one, it ends here."""
 NAP_S = 0.05
 """The longest sleep before a request's moment: clocks drift apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Come:
-    """What came of requests that were sent at their moments."""
-
-    began_s: float
-    """Of the client's clock; moments count from here."""
-    exchanges: tuple[tuple[Exchange, ...], ...]
-    """For each moment those of its bodies, in their order."""
 
 
 class _Receiver(asyncio.Protocol):
@@ -148,11 +136,14 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
             seen = self._runner.run(self._exchange_all(requests))
         return tuple(map(exchange_of, seen))
 
-    def at_moments(self, chains: Sequence[Bodies], moments_s: Sequence[float]) -> Come:
+    def at_moments(
+        self, chains: Sequence[Bodies], moments_s: Sequence[float]
+    ) -> tuple[float, list[tuple[Exchange, ...]]]:
         """Send the first body of each chain at its moment, the others after one another's answers.
 
         Moments are seconds from the beginning, ascending, one a chain. Nothing waits for the
-        answers of other chains. After a failure the rest of its chain is not sent.
+        answers of other chains. After a failure the rest of its chain is not sent. Returns when it
+        began, by the client's clock, and for each moment the exchanges of its bodies.
         """
         self._require_listener()
         requests = [
@@ -161,11 +152,11 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         with _without_pauses():
             began_s = self._clock()
             seen = self._runner.run(self._exchange_each(requests, moments_s, began_s))
-        return Come(began_s, tuple(tuple(map(exchange_of, chain)) for chain in seen))
+        return began_s, [tuple(map(exchange_of, chain)) for chain in seen]
 
     async def _exchange_each(
         self, chains: Sequence[Sequence[bytes]], moments_s: Sequence[float], began_s: float
-    ) -> list[list[TimedBytes]]:
+    ) -> list[list[Exchange]]:
         async with asyncio.TaskGroup() as group:
             tasks = []
             for requests, moment_s in zip(chains, moments_s, strict=True):
@@ -173,7 +164,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
                 tasks.append(group.create_task(self._exchange_chain(requests)))
         return [task.result() for task in tasks]
 
-    async def _exchange_chain(self, requests: Sequence[bytes]) -> list[TimedBytes]:
+    async def _exchange_chain(self, requests: Sequence[bytes]) -> list[Exchange]:
         seen = []
         for request in requests:
             seen.append(await self._exchange(request))
@@ -187,10 +178,10 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         while (left_s := moment_s - self._clock()) > 0:
             await asyncio.sleep(min(left_s, NAP_S))
 
-    async def _exchange_all(self, requests: Sequence[bytes]) -> list[TimedBytes]:
+    async def _exchange_all(self, requests: Sequence[bytes]) -> list[Exchange]:
         return await asyncio.gather(*(self._exchange(request) for request in requests))
 
-    async def _exchange(self, request: bytes) -> TimedBytes:
+    async def _exchange(self, request: bytes) -> Exchange:
         began_s = self._clock()
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -200,21 +191,21 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         except (OSError, TimeoutError) as error:
             words = connection_error(error) or f"no connection within {CONNECT_S:g} s"
             failure = Failure(FailureKind.UNREACHABLE, words)
-            return TimedBytes(began_s, self._clock(), failure=failure)
+            return Exchange(began_s, self._clock(), failure=failure)
         try:
             failure_seen = await self._wait(receiver)
         finally:
             transport.abort()
         return self._seen(receiver, began_s, failure_seen)
 
-    def _seen(self, receiver: _Receiver, began_s: float, failure: Failure | None) -> TimedBytes:
+    def _seen(self, receiver: _Receiver, began_s: float, failure: Failure | None) -> Exchange:
         pieces, ended_s = receiver.pieces, receiver.lost_at_s
         if failure is not None:
             ended_s = self._clock()
         elif ended_s is None:
             ended_s = pieces[-1].at_s
         sent_s = began_s if receiver.sent_s is None else receiver.sent_s
-        return TimedBytes(sent_s, ended_s, sent_s - began_s, pieces, failure)
+        return Exchange(sent_s, ended_s, tuple(pieces), failure, sent_s - began_s)
 
     async def _wait(self, receiver: _Receiver) -> Failure | None:
         now = asyncio.get_running_loop().time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -131,33 +131,21 @@ class _Reader:
                 return
 
 
-@dataclass(frozen=True, slots=True)
-class TimedBytes:
-    """One request as the client saw it, in seconds of its clock."""
-
-    sent_s: float
-    ended_s: float
-    connect_s: float = 0.0
-    """How long connecting took, TLS included; before `sent_s`."""
-    pieces: Sequence[Arrival] = ()
-    failure: Failure | None = None
-
-
-def is_refused(seen: TimedBytes) -> bool:
+def is_refused(seen: Exchange) -> bool:
     """Return whether the connection failed or the status is not 200, at the price of a glance."""
-    head = b"".join(piece.data for piece in seen.pieces[:4])
+    head = b"".join(piece.data for piece in seen.arrivals[:4])
     return seen.failure is not None or head[8:12] != _OK_STATUS
 
 
-def exchange_of(seen: TimedBytes) -> Exchange:
-    """Return the exchange: its body's arrivals, and what the connection or the status says."""
+def exchange_of(seen: Exchange) -> Exchange:
+    """Return the exchange of a body's bytes, from one of the connection's bytes."""
     failure = seen.failure
-    response = read_response(seen.pieces, is_closed=failure is None)
+    response = read_response(seen.arrivals, is_closed=failure is None)
     arrivals = tuple(response.body)
     if response.status is not None and response.status != OK:
         failure = Failure(FailureKind.REFUSED, f"{response.status}: {plain_words(response.text)}")
         arrivals = ()
     elif failure is None and not response.is_whole and not _says_done(response):
-        kind = FailureKind.BROKEN_OFF if seen.pieces else FailureKind.UNREACHABLE
+        kind = FailureKind.BROKEN_OFF if seen.arrivals else FailureKind.UNREACHABLE
         failure = Failure(kind, response.problem or "the connection ended before the answer")
-    return Exchange(seen.sent_s, seen.ended_s, arrivals, failure, seen.connect_s)
+    return replace(seen, arrivals=arrivals, failure=failure)

@@ -13,7 +13,6 @@ from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, latency, measure
 from sparkdeploy.bench.load.plan import salts
 from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
-from sparkdeploy.bench.load.search import Try
 from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.measure import GONE, INTERRUPTED, outcome_of
 from sparkdeploy.bench.record import FailureKind, SuiteResult
@@ -26,10 +25,10 @@ from sparkdeploy.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from sparkdeploy.bench.answers import Exchange
     from sparkdeploy.bench.load.plan import LoadPlan, Schedule
     from sparkdeploy.bench.measure import MeasuredServer
     from sparkdeploy.bench.record import Cell, MachineWatch, ServerDelta
-    from sparkdeploy.bench.streams import Come
     from sparkdeploy.bench.suites import Ask
     from sparkdeploy.bench.watch import BenchWatch
     from sparkdeploy.server.metrics import Metrics
@@ -122,24 +121,22 @@ class LoadMeasurement:
             return plan.search.next_rate(self._tries())
         return next(iter(plan.rates[len(self._cells) :]), None)
 
-    def _tries(self) -> list[Try]:
-        loads = [cell.load for cell in self._cells if cell.load is not None]
-        return [Try(load.rate_per_s, load.held, load.requests) for load in loads]
+    def _tries(self) -> list[LoadResult]:
+        return [cell.load for cell in self._cells if cell.load is not None]
 
     def _take(self, rate_per_s: float) -> Cell:
         came = self.plan.arrivals.at(rate_per_s)
         chains = self._chains(len(came.moments_s))
         before = self.server.counters()
         start_s = time.perf_counter()
-        come = self.server.streams.at_moments(
-            [[self._body(ask) for ask in chain] for chain in chains], came.moments_s
-        )
+        bodies = [[self._body(ask) for ask in chain] for chain in chains]
+        began_s, exchanges = self.server.streams.at_moments(bodies, came.moments_s)
         readings = self.watch.between(start_s, time.perf_counter())
-        measured = self._measured(chains, come, came)
+        measured = self._measured(chains, exchanges, came, began_s)
         deltas = list(self._delta(before, measured))
         return load_cell(
             self.plan,
-            load_result(self.plan, rate_per_s, came, come.began_s, measured),
+            load_result(self.plan, rate_per_s, came, began_s, measured),
             measured,
             server=together(deltas, kv_usage_peak=kv_peak(readings)),
             machine=machine_watch(readings),
@@ -154,12 +151,16 @@ class LoadMeasurement:
         return self.server.body(ask) | dict(self.plan.texts.body)
 
     def _measured(
-        self, chains: Sequence[Sequence[Ask]], come: Come, came: Schedule
+        self,
+        chains: Sequence[Sequence[Ask]],
+        exchanged: Sequence[Sequence[Exchange]],
+        came: Schedule,
+        began_s: float,
     ) -> list[Measured]:
         if self._began_s is None:
-            self._began_s = come.began_s
+            self._began_s = began_s
         measured = []
-        for index, (chain, exchanges) in enumerate(zip(chains, come.exchanges, strict=True)):
+        for index, (chain, exchanges) in enumerate(zip(chains, exchanged, strict=True)):
             # Turns that were not sent, after a failure, are not there.
             for turn, (ask, exchange) in enumerate(zip(chain, exchanges, strict=False)):
                 item = measure(
@@ -170,7 +171,7 @@ class LoadMeasurement:
                     stream=index,
                     began_s=self._began_s,
                 )
-                due_s = come.began_s + came.moments_s[index]
+                due_s = began_s + came.moments_s[index]
                 late_s = max(exchange.sent_s - exchange.connect_s - due_s, 0.0) if not turn else 0.0
                 measured.append(replace(item, sample=replace(item.sample, late_s=late_s)))
         return measured

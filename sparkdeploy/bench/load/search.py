@@ -10,24 +10,13 @@ from sparkdeploy.bench.load.record import SustainedRate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkdeploy.bench.load.record import LoadResult
+
 FIRST_PER_S = 1.0
 LEAST_PER_S = 1 / 64
 MOST_TRIES = 12
 CLOSE = 1.1
 """A failing rate this close above a holding one ends the search."""
-
-
-@dataclass(frozen=True, slots=True)
-class Try:
-    """One rate and how many of its requests held the limits."""
-
-    rate_per_s: float
-    held: int
-    requests: int
-
-    @property
-    def share(self) -> float:
-        return self.held / self.requests if self.requests else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +27,7 @@ class Search:
     """Ascending; empty to look for them: doubled while they hold, halved while they do not."""
     wanted_share: float
 
-    def next_rate(self, tries: Sequence[Try]) -> float | None:
+    def next_rate(self, tries: Sequence[LoadResult]) -> float | None:
         """Return the next rate to try; None when enough is known."""
         tried = {item.rate_per_s for item in tries}
         left = [rate for rate in self.rates if rate not in tried]
@@ -53,7 +42,7 @@ class Search:
             return None if self.rates else self._wider(holding, failing)
         return (holding * failing) ** 0.5 if failing > holding * CLOSE else None
 
-    def found(self, tries: Sequence[Try]) -> SustainedRate:
+    def found(self, tries: Sequence[LoadResult]) -> SustainedRate:
         """Return the highest rate below the first that failed; None in it where none held."""
         holding, failing = self._bounds(tries)
         best = next((item for item in tries if item.rate_per_s == holding), None)
@@ -65,14 +54,15 @@ class Search:
             fails_at_per_s=failing,
         )
 
-    def _bounds(self, tries: Sequence[Try]) -> tuple[float | None, float | None]:
+    def _bounds(self, tries: Sequence[LoadResult]) -> tuple[float | None, float | None]:
         """A rate that holds above one that failed is luck: it is not believed."""
-        failed = [item.rate_per_s for item in tries if item.share < self.wanted_share]
+        failed = [item.rate_per_s for item in tries if item.held_share < self.wanted_share]
         failing = min(failed, default=None)
         held = [
             item.rate_per_s
             for item in tries
-            if item.share >= self.wanted_share and (failing is None or item.rate_per_s < failing)
+            if item.held_share >= self.wanted_share
+            and (failing is None or item.rate_per_s < failing)
         ]
         return max(held, default=None), failing
 

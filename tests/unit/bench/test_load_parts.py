@@ -17,7 +17,8 @@ from sparkdeploy.bench.load.plan import (
     parse_rates,
     steady_moments,
 )
-from sparkdeploy.bench.load.search import CLOSE, Search, Try
+from sparkdeploy.bench.load.record import LoadResult
+from sparkdeploy.bench.load.search import CLOSE, Search
 from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.errors import UsageError
 
@@ -118,11 +119,15 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
         parse_rates(text)
 
 
-def searched(search: Search, knee: float) -> list[Try]:
+def tried_at(rate_per_s: float, held: int, requests: int = 100) -> LoadResult:
+    return LoadResult("poisson", rate_per_s, 0, 0.0, 60.0, requests, 0, 1.0, 1.0, 1.0, 1, held=held)
+
+
+def searched(search: Search, knee: float) -> list[LoadResult]:
     """What is tried of a server that holds limits up to `knee` requests a second."""
-    tries: list[Try] = []
+    tries: list[LoadResult] = []
     while (rate := search.next_rate(tries)) is not None:
-        tries.append(Try(rate, 100 if rate <= knee else 10, 100))
+        tries.append(tried_at(rate, 100 if rate <= knee else 10))
     return tries
 
 
@@ -150,7 +155,7 @@ def test_given_rates_are_all_tried_and_then_what_lies_between() -> None:
 
 
 def test_a_rate_that_holds_above_one_that_failed_is_not_believed() -> None:
-    tries = [Try(1.0, 100, 100), Try(2.0, 94, 100), Try(4.0, 95, 100)]
+    tries = [tried_at(1.0, 100), tried_at(2.0, 94), tried_at(4.0, 95)]
 
     found = Search((1.0, 2.0, 4.0), 0.95).found(tries)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.answers import Arrival
+from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.record import FailureKind
-from sparkdeploy.bench.wire import TimedBytes, exchange_of, read_response, request_bytes
+from sparkdeploy.bench.wire import exchange_of, read_response, request_bytes
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n7\r\n world!\r\n0\r\n\r\n"
@@ -52,7 +52,7 @@ def test_each_part_keeps_the_moment_at_which_it_came() -> None:
     ],
 )
 def test_what_is_not_whole_has_failed(parts: tuple[bytes, ...], kind: FailureKind) -> None:
-    found = exchange_of(TimedBytes(0.0, 1.0, pieces=pieces(*parts)))
+    found = exchange_of(Exchange(0.0, 1.0, arrivals=pieces(*parts)))
 
     assert found.failure is not None
     assert found.failure.kind is kind
@@ -60,7 +60,7 @@ def test_what_is_not_whole_has_failed(parts: tuple[bytes, ...], kind: FailureKin
 
 @given(st.binary(max_size=120))
 def test_no_bytes_break_the_reader(noise: bytes) -> None:
-    exchange = exchange_of(TimedBytes(0.0, 1.0, pieces=pieces(noise)))
+    exchange = exchange_of(Exchange(0.0, 1.0, arrivals=pieces(noise)))
 
     assert exchange.failure is not None or noise.startswith(b"HTTP/1.")
 
