@@ -34,7 +34,7 @@ UPPERMOST_FIRST = {"plugin": 0, "guard": 0, "mod": 1, "engine": 2, "base": 3}
 
 ANY_RELEASE = "any"
 """What adopt.py takes for the release of an image of which nobody promised one."""
-PLUGIN_SUFFIXES = (".py", ".cu")
+PLUGIN_SUFFIXES = (".py", ".cu", ".toml")
 """Of what the plugin's wheel is made of: its code, and CUDA C++ that is compiled where it runs."""
 GUARD_MODULES = (
     *("__init__", "asgi", "host_middleware", "key_middleware", "template_arguments"),
@@ -337,9 +337,8 @@ def _compiled_files(engine: Engine) -> Iterable[ContextFile]:
 
 
 def _plugin(maker: _StageMaker, below: Stage) -> Stage:
-    """Give the sources rather than a wheel: a zip's bytes depend on who compressed it."""
     tree = maker.plugin_tree
-    paths = [tree / "pyproject.toml", tree / "wheel_backend.py"]
+    paths = sorted((tree / "dist-info").iterdir())
     paths += sorted(
         path for path in (tree / "sparkdeploy_vllm").rglob("*") if path.suffix in PLUGIN_SUFFIXES
     )

@@ -33,7 +33,7 @@ REVIEWED = {
     "dockerfiles/engine-source.Dockerfile.j2": 5,
     "dockerfiles/engine-wheel.Dockerfile.j2": 6,
     "dockerfiles/guard.Dockerfile.j2": 1,
-    "dockerfiles/plugin.Dockerfile.j2": 4,
+    "dockerfiles/plugin.Dockerfile.j2": 2,
     "sparkdeploy/image/inside/apply_mod.py": 1,
     "sparkdeploy/image/inside/compile.sh": 5,
     "sparkdeploy/vllm_plugin/cpu_fixups/cpu_engine_fixups.py": 1,

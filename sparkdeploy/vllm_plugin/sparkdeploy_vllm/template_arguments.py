@@ -16,35 +16,15 @@ from sparkdeploy_vllm.asgi import App, Message, Receive, Scope, Send, answer_jso
 TEMPLATE_FIELD = "chat_template_kwargs"
 PROCESSOR_FIELD = "mm_processor_kwargs"
 """A processor of images hands the same parameters on to its tokenizer."""
-TOKENIZER_PARAMETERS = frozenset(
-    {
-        "add_special_tokens",
-        "is_split_into_words",
-        "load_audio_from_video",
-        "max_length",
-        "pad_to_multiple_of",
-        "padding",
-        "padding_side",
-        "padding_strategy",
-        "processor_kwargs",
-        "return_assistant_tokens_mask",
-        "return_attention_mask",
-        "return_dict",
-        "return_length",
-        "return_offsets_mapping",
-        "return_overflowing_tokens",
-        "return_special_tokens_mask",
-        "return_tensors",
-        "return_token_type_ids",
-        "split_special_tokens",
-        "stride",
-        "tokenize",
-        "tokenizer_kwargs",
-        "truncation",
-        "truncation_side",
-        "truncation_strategy",
-    }
-)
+_PARAMETERS = """
+    add_special_tokens is_split_into_words load_audio_from_video max_length pad_to_multiple_of
+    padding padding_side padding_strategy processor_kwargs return_assistant_tokens_mask
+    return_attention_mask return_dict return_length return_offsets_mapping
+    return_overflowing_tokens return_special_tokens_mask return_tensors return_token_type_ids
+    split_special_tokens stride tokenize tokenizer_kwargs truncation truncation_side
+    truncation_strategy
+"""
+TOKENIZER_PARAMETERS = frozenset(_PARAMETERS.split())
 """Parameters of transformers' `apply_chat_template` and of the tokenizer that it calls."""
 _METHODS = frozenset({"POST", "PUT", "PATCH"})
 # JSON may spell a letter as \u0063, and Python reads UTF-16 and UTF-32, which have NULs here.

@@ -37,7 +37,7 @@ FAILURES = (RuntimeError, OSError, ValueError, ImportError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _options(argv)
+    options = _parser().parse_args(argv)
     try:
         searches = list(_searches(options))
     except FAILURES as error:
@@ -46,31 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return max(_exit_code(search) for search in searches)
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
-    options = parser.parse_args(argv)
-    if options.vocab and not options.hidden:
-        parser.error("--vocab needs --hidden")
-    if options.heads and not options.kv_cache_dtype:
-        parser.error("--heads needs --kv-cache-dtype")
-    return options
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sparkdeploy_vllm.tune_head")
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--model", type=Path, help="a model's folder (default: the one served here)")
-    shape.add_argument("--vocab", type=int, help="rows of the head's matrix alone, with --hidden")
-    shape.add_argument(
-        "--heads",
-        type=int,
-        nargs=3,
-        metavar=("QUERY", "KV", "DIM"),
-        help="attention alone, as one rank has it, with --kv-cache-dtype",
-    )
-    parser.add_argument("--hidden", type=int, help="columns of the matrix, with --vocab")
     parser.add_argument(
-        "--weights", choices=("int8", "int4"), default="int8", help="of that matrix, with --vocab"
+        "--model", type=Path, help="a folder with a config.json (default: the model served here)"
     )
     parser.add_argument("--tensor-parallel", type=int, help="ranks that share rows and heads")
     parser.add_argument("--kv-cache-dtype", choices=list(BITS), help="(default: as served)")
@@ -83,16 +62,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _searches(options: argparse.Namespace) -> Iterator[Callable[[], None]]:
-    if options.vocab:
-        yield partial(
-            _tune_head, HeadShape(options.vocab, options.hidden, options.weights), options
-        )
-        return
-    if options.heads:
-        query, kv, dim = options.heads
-        shape = AttentionShape(options.kv_cache_dtype, query, kv, dim, options.query_tokens or 1)
-        yield partial(_tune_attention, shape, options)
-        return
     launch = _launch(options)
     config = json.loads((launch.model / "config.json").read_text(encoding="utf-8"))
     for shape in head_shapes(config, ranks=launch.ranks):

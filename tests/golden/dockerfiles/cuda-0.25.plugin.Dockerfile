@@ -2,11 +2,11 @@
 FROM sparkdeploy/engine:<fingerprint> AS plugin
 LABEL dev.sparkdeploy.kind=leftover
 COPY plugin/ /plugin/
-RUN PYTHONPATH=/plugin /opt/venv/bin/python -c "import pathlib, wheel_backend as backend; backend.write_wheel(pathlib.Path('/tmp'))" \
- && site=$(/opt/venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+RUN site=$(/opt/venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
  && made=/made${site#/opt/venv} \
  && mkdir -p "$made" /made/bin \
- && /opt/venv/bin/python -m zipfile --extract /tmp/sparkdeploy_vllm-*.whl "$made" \
+ && cp -R /plugin/sparkdeploy_vllm "$made" \
+ && cp -R /plugin/dist-info "$made/sparkdeploy_vllm-0.1.0.dist-info" \
  && printf '#!/opt/venv/bin/python -I\nfrom sparkdeploy_vllm.guard import main\nraise SystemExit(main())\n' > /made/bin/sparkdeploy-guard \
  && chmod 0755 /made/bin/sparkdeploy-guard
 

@@ -8,14 +8,11 @@ rm -rf /tmp/code/sparkdeploy /tmp/code/tests /tmp/plugin /tmp/plugin-variant /tm
 tar -xf "$PACKED/code.tar" -C /tmp/code
 cp "$PACKED"/zstd/* /tmp/zstd/
 cp -r /tmp/code/tests/gpu/stand /tmp/stand
-python3 - <<'P'
-import sys, zipfile
-from pathlib import Path
-sys.path.insert(0, "/tmp/code/sparkdeploy/vllm_plugin")
-from wheel_backend import write_wheel
-for folder in ("/tmp/plugin", "/tmp/plugin-variant"):
-    zipfile.ZipFile(write_wheel(Path("/tmp"))).extractall(folder)
-P
+for folder in /tmp/plugin /tmp/plugin-variant; do
+  mkdir -p "$folder"
+  cp -r /tmp/code/sparkdeploy/vllm_plugin/sparkdeploy_vllm "$folder"
+  cp -r /tmp/code/sparkdeploy/vllm_plugin/dist-info "$folder/sparkdeploy_vllm-0.1.0.dist-info"
+done
 cp /tmp/stand/variants/*.py /tmp/plugin-variant/
 sed -i 's/^sparkdeploy = .*/sparkdeploy = stand_variants:register/' \
   /tmp/plugin-variant/*.dist-info/entry_points.txt

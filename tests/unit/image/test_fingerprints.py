@@ -1,7 +1,6 @@
 """What changes a stage's fingerprint, and what must not."""
 
 import shutil
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import sparkdeploy
-from sparkdeploy import labels
-from sparkdeploy.image import network
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import Stage, fingerprint, stages_of
-from sparkdeploy.settings import BuildNetwork, resources
-from sparkdeploy.vllm_plugin import wheel_backend
+from sparkdeploy.settings import resources
 
-from .conftest import LoadEngine, MakeSettings
+from .conftest import LoadEngine
 
 DIGESTS = st.dictionaries(st.text(min_size=1), st.text(), min_size=1, max_size=6)
 Tree = Callable[[], tuple[Stage, ...]]
@@ -74,7 +70,7 @@ def test_a_file_is_told_apart_by_content_and_mode(content: bytes, other: bytes, 
     [
         ("plugin/sparkdeploy_vllm/announce.py", ["plugin"]),
         ("plugin/sparkdeploy_vllm/turboquant/decode.cu", ["plugin"]),
-        ("plugin/pyproject.toml", ["plugin"]),
+        ("plugin/dist-info/METADATA", ["plugin"]),
         ("plugin/cpu_fixups/cpu_engine_fixups.py", ["engine", "plugin"]),
         ("recipes/engines/locks/cpu-0.32/x86_64-py311.txt", ["engine", "plugin"]),
         ("recipes/engines/locks/cpu-0.32/x86_64-py311-torch.txt", ["engine", "plugin"]),
@@ -106,55 +102,14 @@ def test_caches_and_tests_of_the_plugin_stay_out(copy: tuple[Path, Tree]) -> Non
     assert changed(before, stages()) == []
 
 
-def test_the_plugin_s_stage_has_all_that_its_wheel_packs(
-    copy: tuple[Path, Tree], tmp_path: Path
-) -> None:
-    _, stages = copy
-    wheel = zipfile.ZipFile(wheel_backend.write_wheel(tmp_path, source_tree=tmp_path / "plugin"))
-    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    package = "plugin/sparkdeploy_vllm/"
-    sent = {file.path for file in stages()[-1].context if file.path.startswith(package)}
-    assert sent == {f"plugin/{name}" for name in packed}
-    assert f"{package}turboquant/decode.cu" in sent
-
-
-def test_how_the_network_is_reached_changes_nothing(
-    copy: tuple[Path, Tree], make_settings: MakeSettings, tmp_path: Path
-) -> None:
-    _, stages = copy
-    bundle = tmp_path / "ca.pem"
-    bundle.write_text("a certificate")
-    plain = make_settings(BuildNetwork())
-    behind_proxy = make_settings(
-        BuildNetwork(
-            ca_bundle=bundle,
-            proxies={"https_proxy": "http://proxy.test:3128"},
-            index_url="https://index.test/simple",
-        )
-    )
-    for stage in stages():
-        kept = [file.path for file in stage.context]
-        assert not any(path.startswith("network/") for path in kept)
-        assert "test:3128" not in str(stage.labels())
-        if stage.needs_network:
-            assert network.files(stage, plain) != network.files(stage, behind_proxy)
-
-
-def test_labels_say_everything_that_entered(copy: tuple[Path, Tree]) -> None:
-    _, stages = copy
-    stage = stages()[1]
-    said = stage.labels()
-    assert said[labels.FINGERPRINT] == stage.fingerprint
-    assert said[labels.KIND] == "image"
-    for name, digest in stage.inputs.items():
-        assert said[f"{labels.PREFIX}input.{name}"] == digest
-
-
-def test_architectures_and_base_sources_are_told_apart(load: LoadEngine) -> None:
-    engine, root = load("cpu-0.32"), resources()
-    made = {
-        stages_of(engine, base_source=source, architecture=arch, resources=root)[0].fingerprint
-        for source in ("registry", "debian")
-        for arch in ("x86_64", "aarch64")
+def test_the_plugin_s_stage_has_its_code_kernels_and_data(copy: tuple[Path, Tree]) -> None:
+    root, stages = copy
+    sent = {file.path for file in stages()[-1].context}
+    package = root / "plugin" / "sparkdeploy_vllm"
+    kept = {
+        path.relative_to(root).as_posix()
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
-    assert len(made) == 4
+    assert {name for name in sent if name.startswith("plugin/sparkdeploy_vllm/")} == kept
+    assert "plugin/dist-info/entry_points.txt" in sent

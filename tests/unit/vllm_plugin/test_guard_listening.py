@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from sparkdeploy_vllm.guard import listening
 from sparkdeploy_vllm.guard.asking import PollingRequest
-from sparkdeploy_vllm.guard.idling import IdleOrders
 from sparkdeploy_vllm.guard.listening import is_server_below
-from sparkdeploy_vllm.guard.stalling import StallOrders
+from sparkdeploy_vllm.guard.stalling import metrics_request, stall_watch
 
 KEY = "a-key-of-the-deployment"
 LISTEN = (
@@ -73,17 +72,17 @@ def test_where_its_processes_may_not_be_read_the_user_decides(
 
 
 def of_the_stall_watch(server: str) -> PollingRequest:
-    return StallOrders(server, 60.0, key=KEY).watch().metrics
+    return stall_watch(server, KEY, 60.0, canary_model="").metrics
 
 
 def of_the_canary(server: str) -> PollingRequest:
-    canary = StallOrders(server, 60.0, key=KEY, canary_model="m").watch().canary
+    canary = stall_watch(server, KEY, 60.0, canary_model="m").canary
     assert canary is not None
     return canary.ask
 
 
 def of_the_idle_watch(server: str) -> PollingRequest:
-    return IdleOrders(server, 60.0, key=KEY).watch().metrics
+    return metrics_request(server, KEY)
 
 
 @pytest.mark.parametrize("made", [of_the_stall_watch, of_the_canary, of_the_idle_watch])

@@ -10,9 +10,9 @@ from sparkdeploy_vllm.guard.asking import Reply
 from sparkdeploy_vllm.guard.stalling import (
     Canary,
     EngineWork,
-    StallOrders,
     Stillness,
     read_counters,
+    stall_watch,
 )
 
 from tests.unit.vllm_plugin.guarded import Start, events, finish, wait_for
@@ -134,11 +134,10 @@ def test_no_canary_beside_real_requests() -> None:
 
 
 def test_the_key_is_sent_to_the_metrics_and_a_canary_is_off_unless_asked_for() -> None:
-    orders = StallOrders("http://127.0.0.1:8000", 120.0, key="secret")
-    assert b"\r\nAuthorization: Bearer secret\r\n" in orders.watch().metrics.request
-    assert orders.watch().canary is None
-    asked = StallOrders("http://127.0.0.1:8000", 120.0, canary_after_s=3600.0, canary_model="m")
-    canary = asked.watch().canary
+    plain = stall_watch("http://127.0.0.1:8000", "secret", 120.0, canary_model="")
+    assert b"\r\nAuthorization: Bearer secret\r\n" in plain.metrics.request
+    assert plain.canary is None
+    canary = stall_watch("http://127.0.0.1:8000", "", 120.0, canary_model="m").canary
     assert canary is not None
     assert canary.ask.request.startswith(b"POST /v1/completions HTTP/1.1\r\n")
     assert canary.ask.request.endswith(b'{"model": "m", "prompt": "a", "max_tokens": 1}')

@@ -142,10 +142,8 @@ def test_the_served_model_is_read_from_the_container_s_command() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--vocab", "512"], 2, "needs --hidden"),
         ([], 1, "serves no model"),
         (["--model", "/nowhere"], 1, "nothing was written"),
-        (["--vocab", "512", "--hidden", "64"], 1, "nothing was written"),
     ],
 )
 def test_the_command_says_what_it_lacks(

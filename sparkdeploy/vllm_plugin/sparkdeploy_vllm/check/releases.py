@@ -9,11 +9,8 @@ from importlib import metadata
 
 Release = tuple[int, ...]
 
-ONLINE_FP8_SINCE: Release = (0, 20, 2)
 TARGETS_SINCE: Release = (0, 30)
 """From here on vLLM itself makes chosen layers of a quantised checkpoint FP8 per block."""
-INT4_EXPERTS_SINCE: Release = (0, 25, 1)
-"""The first release read whose GPTQ experts are the class that a draft layer's are made by."""
 HEAD_SINCE: Release = (0, 23)
 """From here on Qwen3.5 passes its quantisation config to the LM head."""
 TURBOQUANT_FULL_GRAPHS: frozenset[Release] = frozenset({(0, 25, 1)})

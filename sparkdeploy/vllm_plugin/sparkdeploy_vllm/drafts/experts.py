@@ -10,7 +10,12 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from sparkdeploy_vllm.drafts.layer import ExpertsEntry
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP
-from sparkdeploy_vllm.weights.int4_groups import BITS, pack_inputs, quantize_groups
+from sparkdeploy_vllm.weights.int4_groups import (
+    BITS,
+    pack_inputs,
+    quantize_groups,
+    refuse_damaged_scales,
+)
 
 
 class Int4ExpertsMethod(AutoGPTQMoEMethod):
@@ -76,7 +81,7 @@ class Int4ExpertsMethod(AutoGPTQMoEMethod):
             codes, steps = quantize_groups(expert)
             packed[index] = pack_inputs(codes)
             scales[index] = steps.t()
-        self.entry.check_scales(scales)
+        refuse_damaged_scales(self.entry.name, scales)
         # A symmetric kernel reads none, and some releases repack them all the same.
         getattr(layer, f"{name}_qzeros").data.zero_()
         delattr(layer, f"{name}_weight")

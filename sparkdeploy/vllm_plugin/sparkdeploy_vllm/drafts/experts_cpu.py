@@ -7,7 +7,11 @@ from torch.nn import Module
 from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
 
 from sparkdeploy_vllm.drafts.layer import ExpertsEntry
-from sparkdeploy_vllm.weights.int4_groups import dequantize_groups, quantize_groups
+from sparkdeploy_vllm.weights.int4_groups import (
+    dequantize_groups,
+    quantize_groups,
+    refuse_damaged_scales,
+)
 
 
 class RoundedExpertsMethod(UnquantizedFusedMoEMethod):
@@ -35,5 +39,5 @@ class RoundedExpertsMethod(UnquantizedFusedMoEMethod):
         """Round [E, N, K] in its place."""
         for weight in experts:
             codes, scales = quantize_groups(weight)
-            self.entry.check_scales(scales)
+            refuse_damaged_scales(self.entry.name, scales)
             weight.copy_(dequantize_groups(codes, scales))

@@ -6,7 +6,6 @@ weight is converted as the rank has it, so that each rank's groups and blocks ar
 
 from typing import Any
 
-import torch
 from torch.nn import Module
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.platforms import current_platform
@@ -20,7 +19,7 @@ from sparkdeploy_vllm.weights.conversion import (
     refuse_broken_groups,
 )
 from sparkdeploy_vllm.weights.fp8_linear import LedgerEntry, fp8_linear_method
-from sparkdeploy_vllm.weights.ledger import ConversionMismatchError, DraftLedger
+from sparkdeploy_vllm.weights.ledger import DraftLedger
 
 NOT_LOADED = float("nan")
 
@@ -55,15 +54,6 @@ class ExpertsEntry:
             # So that what is never loaded is found.
             weight.data.fill_(NOT_LOADED)
         self.ledger.layer_created(self.name)
-
-    def check_scales(self, scales: torch.Tensor) -> None:
-        """Scales are numbers where weights are; once for all experts: each look waits."""
-        if not bool(torch.isfinite(scales).all()):
-            raise ConversionMismatchError(
-                f"sparkdeploy: {self.name} holds a value that is no finite number, or was not "
-                "loaded; the checkpoint is damaged: `sparkdeploy checkpoint verify --deep` says "
-                "which file"
-            )
 
     def converted(self) -> None:
         self.ledger.int4_converted(self.name, announce=announce)

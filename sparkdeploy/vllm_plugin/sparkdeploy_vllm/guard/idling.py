@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sparkdeploy_vllm.guard.asking import PollingRequest, question
-from sparkdeploy_vllm.guard.listening import is_server_below
+from sparkdeploy_vllm.guard.asking import PollingRequest
 from sparkdeploy_vllm.guard.stalling import LONGEST_STEP_S, EngineWork, read_counters
 
-LOOK_EVERY_S = 4.0
 SETTLED_AFTER_S = 2.0
 """A server may count a token only after it has sent it."""
 
@@ -68,19 +66,3 @@ class IdleWatch:
         idle_s = self.idleness.see(now_s, read_counters(answer.body), self._own_tokens)
         self._own_tokens = 0
         return idle_s if idle_s >= self.stop_after_s else None
-
-
-@dataclass(frozen=True, slots=True)
-class IdleOrders:
-    """When a server that nobody asks stops, and how to ask for its counters."""
-
-    server: str
-    """`http://127.0.0.1:8000`."""
-    stop_after_s: float
-    key: str = ""
-
-    def watch(self) -> IdleWatch:
-        """A watch that has seen nothing yet; ValueError where the server's address is none."""
-        metrics = question(f"{self.server}/metrics", key=self.key)
-        metrics.every_s, metrics.may_send = LOOK_EVERY_S, is_server_below
-        return IdleWatch(metrics, self.stop_after_s)

@@ -210,30 +210,26 @@ class StallWatch:
         return {"canary_unanswered_s": canary.ask.answer_timeout_s, **waited}
 
 
-@dataclass(frozen=True, slots=True)
-class StallOrders:
-    """When a server counts as hung, and how to ask it."""
+def stall_watch(
+    server: str, key: str, stall_s: float, *, canary_after_s: float = math.inf, canary_model: str
+) -> StallWatch:
+    """Return a watch over `http://127.0.0.1:8000`; ValueError where the server's address is none.
 
-    server: str
-    """`http://127.0.0.1:8000`."""
-    stall_s: float
-    key: str = ""
-    canary_after_s: float = math.inf
-    """How long an idle server is asked nothing."""
-    canary_model: str = ""
-    """Empty for a model that writes no text: it is asked for nothing."""
+    An idle server is asked for a token once it was asked nothing for `canary_after_s`; one whose
+    model writes no text, which has no `canary_model`, never.
+    """
+    metrics = metrics_request(server, key)
+    canary = None
+    if canary_model:
+        body = json.dumps({"model": canary_model, "prompt": "a", "max_tokens": 1}).encode()
+        ask = question(f"{server}/v1/completions", method="POST", key=key, body=body)
+        ask.every_s, ask.answer_timeout_s, ask.may_send = 0.0, stall_s, is_server_below
+        canary = Canary(ask, canary_after_s)
+    waiters = Waiters(functools.partial(connected, metrics.port))
+    return StallWatch(metrics, Stillness(stall_s), canary, waiters)
 
-    def watch(self) -> StallWatch:
-        """A watch that has seen nothing yet; ValueError where the server's address is none."""
-        metrics = question(f"{self.server}/metrics", key=self.key)
-        metrics.every_s, metrics.may_send = LOOK_EVERY_S, is_server_below
-        waiters = Waiters(functools.partial(connected, metrics.port))
-        return StallWatch(metrics, Stillness(self.stall_s), self._canary(), waiters)
 
-    def _canary(self) -> Canary | None:
-        if not self.canary_model:
-            return None
-        body = json.dumps({"model": self.canary_model, "prompt": "a", "max_tokens": 1}).encode()
-        ask = question(f"{self.server}/v1/completions", method="POST", key=self.key, body=body)
-        ask.every_s, ask.answer_timeout_s, ask.may_send = 0.0, self.stall_s, is_server_below
-        return Canary(ask, self.canary_after_s)
+def metrics_request(server: str, key: str) -> PollingRequest:
+    metrics = question(f"{server}/metrics", key=key)
+    metrics.every_s, metrics.may_send = LOOK_EVERY_S, is_server_below
+    return metrics

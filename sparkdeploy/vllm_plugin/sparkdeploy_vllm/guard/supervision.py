@@ -9,17 +9,18 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sparkdeploy_vllm.guard import evidence, processes
 from sparkdeploy_vllm.guard.asking import STATUS_BYTES, PollingRequest, question
-from sparkdeploy_vllm.guard.idling import IdleOrders, IdleWatch
+from sparkdeploy_vllm.guard.idling import IdleWatch
 from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
 from sparkdeploy_vllm.guard.report import line_of, report, write_at_once
-from sparkdeploy_vllm.guard.stalling import StallOrders, StallWatch
+from sparkdeploy_vllm.guard.stalling import StallWatch, metrics_request, stall_watch
 
 KEY_VARIABLE = "VLLM_API_KEY"
 EXIT_USAGE = 2
@@ -49,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             memory_floor_bytes=options.memory_floor_bytes,
             grace_s=options.grace_s,
             max_restarts=options.max_restarts,
-            stalls=_stall_orders(options, env),
-            idle=_idle_orders(options, env),
+            stalls=_stalls(options, env),
+            idle=_idle(options, env),
         )
         memory = AvailableMemory(options.meminfo)
         probe = question(options.health_url) if options.health_url else None
@@ -103,9 +104,9 @@ class Orders:
     grace_s: float
     """How long the child may take to end after a stop signal."""
     max_restarts: int
-    stalls: StallOrders | None = None
-    """None: a hung engine is not noticed."""
-    idle: IdleOrders | None = None
+    stalls: Callable[[], StallWatch] | None = None
+    """Makes a watch that has seen nothing yet; None: a hung engine is not noticed."""
+    idle: Callable[[], IdleWatch] | None = None
     """None: it serves on, whether anybody asks or not."""
 
 
@@ -156,8 +157,8 @@ class Supervision:
     def _watch(self) -> int | None:
         """The child's exit code, or None after a memory trip (everything is dead then)."""
         healthy = self.has_stalled = False
-        stalls = self.orders.stalls.watch() if self.orders.stalls is not None else None
-        idle = self.orders.idle.watch() if self.orders.idle is not None else None
+        stalls = self.orders.stalls() if self.orders.stalls is not None else None
+        idle = self.orders.idle() if self.orders.idle is not None else None
         while True:
             self._take_signal()
             if self._tripped():
@@ -309,30 +310,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _stall_orders(options: argparse.Namespace, env: dict[str, str]) -> StallOrders | None:
-    """Orders, once the address has been tried; ValueError for one that is none."""
+def _stalls(options: argparse.Namespace, env: dict[str, str]) -> Callable[[], StallWatch] | None:
     if options.stall_s is None or options.health_url is None:
         return None
     env.setdefault(evidence.FAULT_HANDLER, "1")
-    orders = StallOrders(
-        server=options.health_url.removesuffix("/health"),
-        stall_s=options.stall_s,
-        key=env.get(KEY_VARIABLE, ""),
+    watch = partial(
+        stall_watch,
+        options.health_url.removesuffix("/health"),
+        env.get(KEY_VARIABLE, ""),
+        options.stall_s,
         canary_after_s=options.canary_s,
         canary_model=options.canary_model,
     )
-    orders.watch()
-    return orders
+    watch()  # ValueError for an address that is none
+    return watch
 
 
-def _idle_orders(options: argparse.Namespace, env: Mapping[str, str]) -> IdleOrders | None:
-    """Orders, once the address has been tried; ValueError for one that is none."""
+def _idle(options: argparse.Namespace, env: Mapping[str, str]) -> Callable[[], IdleWatch] | None:
     if options.idle_stop_s is None or options.health_url is None:
         return None
     server, key = options.health_url.removesuffix("/health"), env.get(KEY_VARIABLE, "")
-    orders = IdleOrders(server, options.idle_stop_s, key)
-    orders.watch()
-    return orders
+    metrics_request(server, key)  # ValueError for an address that is none
+    return lambda: IdleWatch(metrics_request(server, key), options.idle_stop_s)
 
 
 def _child_env(env: Mapping[str, str], key_file: Path | None) -> dict[str, str]:

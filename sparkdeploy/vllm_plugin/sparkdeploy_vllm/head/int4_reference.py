@@ -11,8 +11,12 @@ from torch import Tensor
 
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP
 from sparkdeploy_vllm.weights.int4_groups import BITS, ZERO, fit_groups
-from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
-from sparkdeploy_vllm.weights.reference import device_product, linear_per_row, row_chunks
+from sparkdeploy_vllm.weights.reference import (
+    head_product,
+    logits_in_chunks,
+    refuse_damaged_rows,
+    row_chunks,
+)
 
 HALF = INT4_GROUP // 2
 _LOW = 2**BITS - 1
@@ -32,14 +36,7 @@ def quantize_head(weight: Tensor) -> tuple[Tensor, Tensor]:
         codes, steps = fit_groups(weight[rows])
         scales[:, rows] = steps.t()
         packed[rows] = pack_halves(codes)
-    # Once for all chunks: each look waits for the GPU.
-    damaged = torch.nonzero(~torch.isfinite(scales).all(dim=0))
-    if damaged.numel():
-        raise ConversionMismatchError(
-            f"sparkdeploy: row {int(damaged[0])} of {vocab} of the LM head holds a value that is "
-            f"no finite number ({len(damaged)} such rows); the checkpoint is damaged: "
-            "`sparkdeploy checkpoint verify --deep` says which file"
-        )
+    refuse_damaged_rows(torch.isfinite(scales).all(dim=0))
     return packed, scales
 
 
@@ -66,20 +63,12 @@ def int4_linear(
     *,
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """`x` [..., K] times a head of `quantize_head`, plus `bias` [V]: [..., V] as `out_dtype`.
+    """`x` [..., K] times a head of `quantize_head`, plus `bias` [V]: [..., V] as `out_dtype`."""
 
-    Summed in FP32 and rounded once, if at all, like the kernel on a GPU. Never synchronises with
-    the host. On a CPU each row's result is independent of the other rows, bit for bit.
-    """
-    rows_in = x.reshape(-1, x.shape[-1]).float()
-    logits = x.new_empty((rows_in.shape[0], packed.shape[0]), dtype=out_dtype)
-    product = linear_per_row if x.device.type == "cpu" else device_product
-    for rows in row_chunks(packed):
-        part = product(rows_in, unpack_head(packed[rows], scales[:, rows]))
-        if bias is not None:
-            part += bias[rows].float()
-        logits[:, rows] = part.to(out_dtype)
-    return logits.view(*x.shape[:-1], packed.shape[0])
+    def part(rows_in: Tensor, rows: slice) -> Tensor:
+        return head_product(rows_in, unpack_head(packed[rows], scales[:, rows]))
+
+    return logits_in_chunks(x, packed, part, bias, out_dtype)
 
 
 def gather_rows(ids: Tensor, packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 METHOD_NAME = "spark-hybrid"
 BLOCK_KEY = "spark_hybrid"
 PLAIN = "none"
-"""The base of a checkpoint of 16 bits: what no treatment names stays as it is."""
+"""The base of a checkpoint of 16 bits: what no conversion names stays as it is."""
 SUPPORTED_BASE_METHODS = ("auto-round", PLAIN)
 LM_HEADS = ("bf16", "int8", "int4")
 FP8_MODES = ("online", "prebuilt", "finished")
@@ -42,14 +43,6 @@ class DraftHead:
     rows: int
     file: str
 
-    @classmethod
-    def from_block(cls, block: object) -> "DraftHead | None":
-        if block is None:
-            return None
-        if not isinstance(block, Mapping) or block.get("dtype") != "int8":
-            raise ValueError(f"{BLOCK_KEY}.draft_lm_head is {block!r}; its dtype must be 'int8'")
-        return cls(rows=int(str(block["rows"])), file=str(block["file"]))
-
 
 @dataclass(frozen=True, slots=True)
 class DraftLayer:
@@ -60,22 +53,6 @@ class DraftLayer:
     fp8_layers: int
     """Modules of the checkpoint, as those of the model."""
 
-    @classmethod
-    def from_block(cls, block: object) -> "DraftLayer | None":
-        if block is None:
-            return None
-        asked = dict(block) if isinstance(block, Mapping) else {}
-        if (asked.get("experts"), asked.get("group"), asked.get("dense")) != (
-            "int4",
-            INT4_GROUP,
-            "fp8",
-        ):
-            raise ValueError(
-                f"{BLOCK_KEY}.draft_layer is {block!r}; this plugin knows experts of 'int4' in "
-                f"groups of {INT4_GROUP} and dense matrices of 'fp8'"
-            )
-        return cls(int(str(asked["int4_layers"])), int(str(asked["fp8_layers"])))
-
 
 @dataclass(frozen=True, slots=True)
 class SharedExperts:
@@ -84,21 +61,9 @@ class SharedExperts:
     int4_layers: int
     """Gate, up and down count each."""
 
-    @classmethod
-    def from_block(cls, block: object) -> "SharedExperts | None":
-        if block is None:
-            return None
-        asked = dict(block) if isinstance(block, Mapping) else {}
-        if (asked.get("dtype"), asked.get("group")) != ("int4", INT4_GROUP):
-            raise ValueError(
-                f"{BLOCK_KEY}.shared_experts is {block!r}; this plugin knows 'int4' in groups of "
-                f"{INT4_GROUP}"
-            )
-        return cls(int(str(asked["int4_layers"])))
-
 
 @dataclass(frozen=True, slots=True)
-class HybridTreatment:
+class HybridConversion:
     """The `spark_hybrid` block of config.json, checked."""
 
     base_method: str
@@ -113,43 +78,51 @@ class HybridTreatment:
     shared_experts: SharedExperts | None
 
     @classmethod
-    def from_block(cls, block: Mapping[str, object]) -> "HybridTreatment":
+    def from_block(cls, block: Mapping[str, Any]) -> "HybridConversion":
         """ValueError names the first entry this plugin does not understand."""
-        if block.get("version") != 1:
-            raise ValueError(
-                f"{BLOCK_KEY}.version is {block.get('version')!r}; this plugin reads 1"
-            )
-        base = block.get("base_method")
-        if base not in SUPPORTED_BASE_METHODS:
-            known = ", ".join(SUPPORTED_BASE_METHODS)
-            raise ValueError(f"{BLOCK_KEY}.base_method is {base!r}; this plugin builds on {known}")
-        head = block.get("lm_head", "bf16")
-        if head not in LM_HEADS:
-            known = ", ".join(LM_HEADS)
-            raise ValueError(f"{BLOCK_KEY}.lm_head is {head!r}; this plugin knows {known}")
-        expected = block.get("expected_fp8_layers")
-        fp8_mode = _fp8_mode(block.get("fp8"))
-        shared_experts = SharedExperts.from_block(block.get("shared_experts"))
-        if fp8_mode is not None and shared_experts is not None:
+        _require(block, "version", (1,))
+        _require(block, "base_method", SUPPORTED_BASE_METHODS)
+        head = _require({"lm_head": "bf16", **block}, "lm_head", LM_HEADS)
+        fp8 = _part(block, "fp8", layers="shared_expert", block=[FP8_BLOCK, FP8_BLOCK])
+        int4 = {"group": INT4_GROUP}
+        draft_head = _part(block, "draft_lm_head", dtype="int8")
+        draft = _part(block, "draft_layer", experts="int4", dense="fp8", **int4)
+        shared = _part(block, "shared_experts", dtype="int4", **int4)
+        if fp8 and shared:
             raise ValueError(f"{BLOCK_KEY} asks for shared experts of FP8 and of INT4")
         return cls(
-            base_method=str(base),
-            fp8_mode=fp8_mode,
-            lm_head=str(head),
-            expected_fp8_layers=None if expected is None else int(str(expected)),
-            draft_head=DraftHead.from_block(block.get("draft_lm_head")),
-            draft_layer=DraftLayer.from_block(block.get("draft_layer")),
-            shared_experts=shared_experts,
+            base_method=block["base_method"],
+            fp8_mode=_require(fp8, "mode", FP8_MODES) if fp8 else None,
+            lm_head=head,
+            expected_fp8_layers=block.get("expected_fp8_layers"),
+            draft_head=DraftHead(draft_head["rows"], draft_head["file"]) if draft_head else None,
+            draft_layer=DraftLayer(draft["int4_layers"], draft["fp8_layers"]) if draft else None,
+            shared_experts=SharedExperts(shared["int4_layers"]) if shared else None,
         )
+
+
+def _require(block: Mapping[str, Any], key: str, known: Sequence[Any]) -> Any:
+    if block.get(key) not in known:
+        listed = ", ".join(map(str, known))
+        raise ValueError(f"{BLOCK_KEY}: {key} is {block.get(key)!r}; this plugin knows {listed}")
+    return block[key]
+
+
+def _part(block: Mapping[str, Any], key: str, /, **known: Any) -> Mapping[str, Any] | None:
+    """Return an entry that is an object with these values; None where there is none."""
+    part = block.get(key)
+    if part is None:
+        return None
+    if not isinstance(part, Mapping) or any(part.get(name) != it for name, it in known.items()):
+        raise ValueError(f"{BLOCK_KEY}.{key} is {part!r}; this plugin knows one with {known}")
+    return part
 
 
 def is_fp8_layer(prefix: str) -> bool:
     """Whether the module at `prefix` is a shared-expert projection of the target model.
 
-    Those are what becomes FP8, or INT4.
-
-    Exact on the last path components; `shared_expert_gate` is another module, and what is under
-    `mtp.` is the draft layer's, a treatment of its own.
+    Those are what becomes FP8, or INT4. Exact on the last path components; `shared_expert_gate` is
+    another module, and what is under `mtp.` is the draft layer's, a conversion of its own.
     """
     return re.match(FP8_LAYER, prefix, re.ASCII) is not None
 
@@ -191,19 +164,3 @@ def refuse_broken_groups(
             f"sparkdeploy: groups of {group} inputs do not divide the {columns} that a rank would "
             f"hold of {name}; use fewer tensor-parallel ranks, or set checkpoint.{setting} to bf16"
         )
-
-
-def _fp8_mode(fp8: object) -> str | None:
-    if fp8 is None:
-        return None
-    if not isinstance(fp8, Mapping):
-        raise ValueError(f"{BLOCK_KEY}.fp8 is {fp8!r}; it must be an object or null")  # noqa: TRY004
-    mode, block = fp8.get("mode"), fp8.get("block")
-    if mode not in FP8_MODES or fp8.get("layers") != "shared_expert":
-        raise ValueError(
-            f"{BLOCK_KEY}.fp8 asks for mode {mode!r} on {fp8.get('layers')!r}; "
-            f"this plugin knows mode {' or '.join(map(repr, FP8_MODES))} on 'shared_expert'"
-        )
-    if list(block if isinstance(block, Sequence) else ()) != [FP8_BLOCK, FP8_BLOCK]:
-        raise ValueError(f"{BLOCK_KEY}.fp8.block is {block!r}; the kernels take [128, 128]")
-    return str(mode)

@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.announce import announce, warn_once
 from sparkdeploy_vllm.weights.conversion import refuse_broken_blocks
-from sparkdeploy_vllm.weights.ledger import Books, ConversionLedger
+from sparkdeploy_vllm.weights.ledger import ConversionLedger, LayerLedger
 from sparkdeploy_vllm.weights.reference import FP8_DTYPE, fp8_block_linear, quantize_blocks
 
 try:
@@ -22,7 +22,7 @@ except ImportError:  # vLLM older than 0.20.2
 class LedgerEntry:
     """One layer's line in the books: created once, converted once."""
 
-    def __init__(self, ledger: Books, name: str, *, modules: int) -> None:
+    def __init__(self, ledger: LayerLedger, name: str, *, modules: int) -> None:
         self.ledger = ledger
         self.name = name
         self.modules = modules

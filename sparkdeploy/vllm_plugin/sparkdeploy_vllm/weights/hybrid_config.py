@@ -29,7 +29,7 @@ from sparkdeploy_vllm.weights.conversion import (
     BLOCK_KEY,
     METHOD_NAME,
     PLAIN,
-    HybridTreatment,
+    HybridConversion,
     checkpoint_modules,
     is_fp8_layer,
 )
@@ -65,7 +65,7 @@ unconverted parameters, FP8 and INT8 would be taken for BF16 without their scale
 class SparkHybridConfig(INCConfig):
     """vLLM's AutoRound config with exceptions; travels to engine processes by pickle."""
 
-    treatment: HybridTreatment
+    conversion: HybridConversion
     ledger: ConversionLedger
     draft_ledger: DraftLedger | None = None
     """Books of the draft layer; None where it stays as it is."""
@@ -87,24 +87,24 @@ class SparkHybridConfig(INCConfig):
         block = rest.pop(BLOCK_KEY, None)
         if block is None:
             raise ValueError(f"quantization_config says {METHOD_NAME!r} but has no {BLOCK_KEY!r}")
-        treatment = HybridTreatment.from_block(block)
-        rest["quant_method"] = treatment.base_method
-        if treatment.base_method == PLAIN:
+        conversion = HybridConversion.from_block(block)
+        rest["quant_method"] = conversion.base_method
+        if conversion.base_method == PLAIN:
             rest = dict(NOTHING_PACKED)
         made = super().from_config(rest)
-        made.treatment = treatment
+        made.conversion = conversion
         made.ledger = ConversionLedger(
-            expected_fp8_modules=treatment.expected_fp8_layers,
-            head_wanted=treatment.lm_head,
+            expected_fp8_modules=conversion.expected_fp8_layers,
+            head_wanted=conversion.lm_head,
         )
-        if treatment.shared_experts is not None:
-            made.ledger.expected_int4_modules = treatment.shared_experts.int4_layers
-        if treatment.draft_layer is not None:
+        if conversion.shared_experts is not None:
+            made.ledger.expected_int4_modules = conversion.shared_experts.int4_layers
+        if conversion.draft_layer is not None:
             made.draft_ledger = DraftLedger(
-                expected_int4_layers=treatment.draft_layer.int4_layers,
-                expected_fp8_modules=treatment.draft_layer.fp8_layers,
+                expected_int4_layers=conversion.draft_layer.int4_layers,
+                expected_fp8_modules=conversion.draft_layer.fp8_layers,
             )
-        if treatment.fp8_mode == "online" and takes_targets():
+        if conversion.fp8_mode == "online" and takes_targets():
             made.hand_over_fp8()
         return made
 
@@ -153,7 +153,7 @@ class SparkHybridConfig(INCConfig):
 
     def _base_method(self, layer: Module, prefix: str) -> Any:
         """What the checkpoint's own quantisation says of a layer."""
-        if self.treatment.base_method != PLAIN:
+        if self.conversion.base_method != PLAIN:
             return super().get_quant_method(layer, prefix)
         if isinstance(layer, LinearBase):
             return UnquantizedLinearMethod()
@@ -161,11 +161,11 @@ class SparkHybridConfig(INCConfig):
 
     def _shared_expert_method(self, layer: Module, prefix: str) -> Any:
         """None where shared experts stay as they are."""
-        if self.treatment.shared_experts is not None:
+        if self.conversion.shared_experts is not None:
             modules = checkpoint_modules(prefix, self.packed_modules_mapping)
             packed = INCConfig.from_config(NOTHING_PACKED).get_quant_method(layer, prefix)
             return shared_expert_method(packed, self.ledger, prefix, modules=modules)
-        mode = self.treatment.fp8_mode
+        mode = self.conversion.fp8_mode
         return None if mode is None else self._fp8_method(mode, prefix)
 
     def _fp8_method(self, mode: str, prefix: str) -> Any:
@@ -179,14 +179,14 @@ class SparkHybridConfig(INCConfig):
         return checkpoint_linear_method(mode, entry)
 
     def _head_method(self, layer: Module, prefix: str) -> Any:
-        if self.is_draft and self.treatment.draft_head is not None:
+        if self.is_draft and self.conversion.draft_head is not None:
             self.draft_head = layer
             # Not before: a model without such a head runs vLLM's own processor.
             replace_layer(LogitsProcessor, SparkLogitsProcessor)
-            return draft_head_method(self.treatment.draft_head, layer.org_vocab_size)
+            return draft_head_method(self.conversion.draft_head, layer.org_vocab_size)
         self._note_launch()
-        if self.treatment.lm_head in HEAD_FORMS:
-            return IntegerLMHeadMethod(self.treatment.lm_head, self.ledger, prefix)
+        if self.conversion.lm_head in HEAD_FORMS:
+            return IntegerLMHeadMethod(self.conversion.lm_head, self.ledger, prefix)
         method = self._base_method(layer, prefix)
         if method is None or isinstance(
             method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod

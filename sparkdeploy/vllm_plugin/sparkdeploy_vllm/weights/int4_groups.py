@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
 
 BITS = 4
 LOWEST, HIGHEST = -8, 7
@@ -58,6 +59,18 @@ def fit_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
         scales = torch.where(is_better, tried, scales)
         codes = torch.where(is_better.unsqueeze(2), tried_codes, codes)
     return codes.view(rows, columns), scales
+
+
+def refuse_damaged_scales(name: str, scales: Tensor) -> None:
+    """Raise ConversionMismatchError where a weight of layer `name` was no finite number.
+
+    Asked once for all of a layer's scales: each look waits for the GPU.
+    """
+    if not bool(torch.isfinite(scales).all()):
+        raise ConversionMismatchError(
+            f"sparkdeploy: {name} holds a value that is no finite number, or was not loaded; the "
+            "checkpoint is damaged: `sparkdeploy checkpoint verify --deep` says which file"
+        )
 
 
 def _squared_error(codes: Tensor, scales: Tensor, groups: Tensor) -> Tensor:

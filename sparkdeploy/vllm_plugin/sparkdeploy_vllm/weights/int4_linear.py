@@ -9,7 +9,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinea
 
 from sparkdeploy_vllm.announce import announce
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP, refuse_broken_groups
-from sparkdeploy_vllm.weights.int4_groups import fit_groups, pack_inputs
+from sparkdeploy_vllm.weights.int4_groups import fit_groups, pack_inputs, refuse_damaged_scales
 from sparkdeploy_vllm.weights.ledger import ConversionLedger, ConversionMismatchError
 
 NOT_LOADED = float("nan")
@@ -76,12 +76,7 @@ class Int4SharedExpertMethod(LinearMethodBase):
     def _fill(self, layer: Module, weight: Tensor) -> None:
         """Give the layer's packed parameters what a checkpoint's loader would."""
         codes, scales = fit_groups(weight)
-        if not bool(torch.isfinite(scales).all()):
-            raise ConversionMismatchError(
-                f"sparkdeploy: {self.name} holds a value that is no finite number, or was not "
-                "loaded; the checkpoint is damaged: `sparkdeploy checkpoint verify --deep` says "
-                "which file"
-            )
+        refuse_damaged_scales(self.name, scales)
         layer.qweight.data.copy_(pack_inputs(codes))
         layer.scales.data.copy_(scales.t())
         layer.qzeros.data.fill_(SYMMETRIC_ZEROS)

@@ -2,33 +2,37 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 
 class ConversionMismatchError(RuntimeError):
     """What was converted is not what the checkpoint says must be converted."""
 
 
-class Books(Protocol):
-    """What an FP8 layer is entered in."""
-
-    def layer_created(self, name: str) -> None: ...
-
-    def fp8_converted(
-        self, name: str, *, modules: int, announce: Callable[[str], None]
-    ) -> None: ...
-
-
 @dataclass(slots=True, kw_only=True)
-class OpenBooks:
-    """Layers that were created and are not converted yet: none once the books are closed."""
+class LayerLedger:
+    """Layers that were created and are not converted yet: none once the ledger is closed."""
 
     closed: bool = False
+    fp8_modules: int = 0
+    int4_modules: int = 0
+    """Of shared experts; of a draft layer, layers of experts."""
     _open: dict[str, None] = field(default_factory=dict)
 
     def layer_created(self, name: str) -> None:
         if not self.closed:
             self._open[name] = None
+
+    def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
+        if name in self._open:
+            self.fp8_modules += modules
+            self._settle(name, announce)
+
+    def int4_converted(
+        self, name: str, *, modules: int = 1, announce: Callable[[str], None]
+    ) -> None:
+        if name in self._open:
+            self.int4_modules += modules
+            self._settle(name, announce)
 
     def _settle(self, name: str, announce: Callable[[str], None]) -> None:
         del self._open[name]
@@ -41,7 +45,7 @@ class OpenBooks:
 
 
 @dataclass(slots=True)
-class ConversionLedger(OpenBooks):
+class ConversionLedger(LayerLedger):
     """Books of one model: every layer that was created with one of our methods must be converted.
 
     The first time all created layers are converted the books are closed: the counts are compared
@@ -56,22 +60,9 @@ class ConversionLedger(OpenBooks):
     head_wanted: str = "bf16"
     """`int8` or `int4`; `bf16` asks for none."""
     whole_model: bool = True
-    fp8_modules: int = 0
     heads: set[str] = field(default_factory=set)
     """What heads were made of, but for `bf16`."""
     expected_int4_modules: int = 0
-    int4_modules: int = 0
-    """Of shared experts."""
-
-    def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
-        if name in self._open:
-            self.fp8_modules += modules
-            self._settle(name, announce)
-
-    def int4_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
-        if name in self._open:
-            self.int4_modules += modules
-            self._settle(name, announce)
 
     def head_ready(self, name: str, *, dtype: str, announce: Callable[[str], None]) -> None:
         if name in self._open:
@@ -125,7 +116,7 @@ class ConversionLedger(OpenBooks):
 
 
 @dataclass(slots=True)
-class DraftLedger(OpenBooks):
+class DraftLedger(LayerLedger):
     """Books of a draft model whose layer becomes INT4 and FP8.
 
     Every layer is created before the first is converted. Once none is open the counts are compared
@@ -134,29 +125,17 @@ class DraftLedger(OpenBooks):
 
     expected_int4_layers: int
     expected_fp8_modules: int
-    int4_layers: int = 0
-    fp8_modules: int = 0
-
-    def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
-        if name in self._open:
-            self.fp8_modules += modules
-            self._settle(name, announce)
-
-    def int4_converted(self, name: str, *, announce: Callable[[str], None]) -> None:
-        if name in self._open:
-            self.int4_layers += 1
-            self._settle(name, announce)
 
     def _close(self, announce: Callable[[str], None]) -> None:
         self.closed = True
         wanted = (self.expected_int4_layers, self.expected_fp8_modules)
-        if (self.int4_layers, self.fp8_modules) != wanted:
+        if (self.int4_modules, self.fp8_modules) != wanted:
             raise ConversionMismatchError(
                 f"sparkdeploy: the checkpoint's draft layer has {wanted[0]} layers of experts to "
-                f"become INT4 and {wanted[1]} matrices to become FP8; {self.int4_layers} and "
+                f"become INT4 and {wanted[1]} matrices to become FP8; {self.int4_modules} and "
                 f"{self.fp8_modules} were converted; this vLLM names or fuses them differently"
             )
         announce(
-            f"sparkdeploy: draft layer active: int4={self.int4_layers} layers of experts, "
+            f"sparkdeploy: draft layer active: int4={self.int4_modules} layers of experts, "
             f"fp8={self.fp8_modules} layers"
         )

@@ -4,6 +4,8 @@ FP8 is the scheme of vLLM's per-block online method: weights e4m3 in blocks of 1
 scales, activations e4m3 per token in groups of 128 with FP32 scales found on the fly.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -104,14 +106,7 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
         scales[rows] = torch.where(wanted == 0, 1.0, wanted)
         chunk.div_(scales[rows].unsqueeze(1)).round_().clamp_(-INT8_MAX, INT8_MAX)
         quantized[rows] = chunk.to(torch.int8)
-    # Once for all chunks: each look waits for the GPU.
-    damaged = torch.nonzero(~torch.isfinite(scales))
-    if damaged.numel():
-        raise ConversionMismatchError(
-            f"sparkdeploy: row {int(damaged[0])} of {len(scales)} of the LM head holds a value "
-            f"that is no finite number ({len(damaged)} such rows); the checkpoint is damaged: "
-            "`sparkdeploy checkpoint verify --deep` says which file"
-        )
+    refuse_damaged_rows(torch.isfinite(scales))
     return quantized, scales
 
 
@@ -123,7 +118,22 @@ def int8_linear(
     *,
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """`x` [..., K] times int8 `weight` [V, K] times `scales` [V], plus `bias`, as `out_dtype`.
+    """`x` [..., K] times int8 `weight` [V, K] times `scales` [V], plus `bias`, as `out_dtype`."""
+
+    def part(rows_in: Tensor, rows: slice) -> Tensor:
+        return head_product(rows_in, weight[rows].float()).mul_(scales[rows])
+
+    return logits_in_chunks(x, weight, part, bias, out_dtype)
+
+
+def logits_in_chunks(
+    x: Tensor,
+    weight: Tensor,
+    part: Callable[[Tensor, slice], Tensor],
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """Logits [..., V] of `x` [..., K] as `out_dtype`; `part` gives FP32 [M, rows] of some rows.
 
     Summed in FP32 and rounded once, if at all, like the kernel on a GPU. Works through the
     vocabulary in chunks and never synchronises with the host. On a CPU each row's result is
@@ -131,12 +141,11 @@ def int8_linear(
     """
     rows_in = x.reshape(-1, x.shape[-1]).float()
     logits = x.new_empty((rows_in.shape[0], weight.shape[0]), dtype=out_dtype)
-    product = linear_per_row if x.device.type == "cpu" else device_product
     for rows in row_chunks(weight):
-        part = product(rows_in, weight[rows].float()).mul_(scales[rows])
+        product = part(rows_in, rows)
         if bias is not None:
-            part += bias[rows].float()
-        logits[:, rows] = part.to(out_dtype)
+            product += bias[rows].float()
+        logits[:, rows] = product.to(out_dtype)
     return logits.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -150,6 +159,25 @@ def row_chunks(weight: Tensor) -> list[slice]:
     rows, columns = weight.shape
     step = max(1, CHUNK_ELEMENTS // max(1, columns))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def refuse_damaged_rows(is_finite: Tensor) -> None:
+    """Raise ConversionMismatchError where a row of the head, bool [V], held no finite number.
+
+    Asked once for all chunks: each look waits for the GPU.
+    """
+    damaged = torch.nonzero(~is_finite)
+    if damaged.numel():
+        raise ConversionMismatchError(
+            f"sparkdeploy: row {int(damaged[0])} of {len(is_finite)} of the LM head holds a value "
+            f"that is no finite number ({len(damaged)} such rows); the checkpoint is damaged: "
+            "`sparkdeploy checkpoint verify --deep` says which file"
+        )
+
+
+def head_product(x: Tensor, weight: Tensor) -> Tensor:
+    """FP32 `x` [M, K] times FP32 rows [V, K] of a head transposed: FP32 [M, V]."""
+    return linear_per_row(x, weight) if x.device.type == "cpu" else device_product(x, weight)
 
 
 def device_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ def check_every_way_vllm_asks_leads_to_us() -> None:
 def check_the_config_travels_by_pickle_and_deepcopy() -> None:
     for travelled in (pickle.loads(pickle.dumps(_config())), copy.deepcopy(_config())):
         assert isinstance(travelled, SparkHybridConfig)
-        assert travelled.treatment == _config().treatment
+        assert travelled.conversion == _config().conversion
         assert travelled.ledger == _config().ledger
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sparkdeploy_vllm.weights.conversion import (
-    HybridTreatment,
+    HybridConversion,
     SharedExperts,
     checkpoint_modules,
     is_draft_dense,
@@ -65,17 +65,17 @@ def test_fused_layers_count_as_the_modules_they_hold() -> None:
 
 
 def test_the_block_of_the_overlay_is_understood() -> None:
-    treatment = HybridTreatment.from_block(BLOCK)
-    assert treatment.fp8_mode == "online"
-    assert treatment.lm_head == "int8"
-    assert treatment.expected_fp8_layers == 144
-    assert treatment.base_method == "auto-round"
+    conversion = HybridConversion.from_block(BLOCK)
+    assert conversion.fp8_mode == "online"
+    assert conversion.lm_head == "int8"
+    assert conversion.expected_fp8_layers == 144
+    assert conversion.base_method == "auto-round"
 
 
 @pytest.mark.parametrize("mode", ["prebuilt", "finished"])
 def test_tensors_of_the_checkpoint_are_told_from_those_made_while_loading(mode: str) -> None:
     fp8 = {"mode": mode, "layers": "shared_expert", "block": [128, 128]}
-    assert HybridTreatment.from_block({**BLOCK, "fp8": fp8}).fp8_mode == mode
+    assert HybridConversion.from_block({**BLOCK, "fp8": fp8}).fp8_mode == mode
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_the_plugin_does_not_know_is_refused_by_name(
     change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        HybridTreatment.from_block({**BLOCK, **change})
+        HybridConversion.from_block({**BLOCK, **change})
 
 
 @pytest.mark.parametrize("stem", ["mtp", "model.mtp", "draft_model.mtp"])
@@ -155,7 +155,7 @@ def test_groups_that_a_rank_would_cut_are_refused_by_name(groups: int, rest: int
 
 
 def test_shared_experts_are_read() -> None:
-    assert HybridTreatment.from_block(BLOCK).shared_experts is None
-    made = HybridTreatment.from_block({**BLOCK, "fp8": None, "shared_experts": SHARED})
+    assert HybridConversion.from_block(BLOCK).shared_experts is None
+    made = HybridConversion.from_block({**BLOCK, "fp8": None, "shared_experts": SHARED})
     assert made.shared_experts == SharedExperts(int4_layers=144)
     assert made.fp8_mode is None
