@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     list_deployments,
     look_again,
@@ -20,7 +19,7 @@ from sparkdeploy.deploy.deployments import (
     refuse_as_worker,
 )
 from sparkdeploy.deploy.lock import deploy_lock
-from sparkdeploy.deploy.nodes import connect, connect_nodes
+from sparkdeploy.deploy.nodes import ClusterRecord, connect, connect_nodes
 from sparkdeploy.deploy.removal import remove_deployment
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.settings import load_settings

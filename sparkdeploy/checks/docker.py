@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, ContainerFact
-from sparkdeploy.units import format_bytes, format_gib
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +76,6 @@ def check_endless_restarts(names: Sequence[str]) -> Finding:
 def deployment_findings(
     containers: Sequence[ListedContainer],
     *,
-    memory_total_bytes: int | None,
     booting: frozenset[str],
     attended: Mapping[str, str],
 ) -> Iterator[Finding]:
@@ -86,8 +85,6 @@ def deployment_findings(
     """
     serving = [item for item in containers if item.deployment]
     yield _check_state(serving, attended)
-    if memory_total_bytes is not None:
-        yield _check_promises(serving, memory_total_bytes)
     yield _check_boot(serving, booting)
 
 
@@ -119,16 +116,6 @@ def _on_its_head(deployment: str, containers: Sequence[ListedContainer]) -> str:
     """Only the machine that heads a deployment may finish or revert it."""
     parts = (item for item in containers if item.deployment == deployment and item.rank > 0)
     return next((f"on {item.nodes[0]}: " for item in parts if item.nodes), "")
-
-
-def _check_promises(containers: Sequence[ListedContainer], total_bytes: int) -> Finding:
-    check = "deployments.memory"
-    running = [item for item in containers if item.is_running]
-    promised = sum(item.promised_bytes for item in running)
-    seen = f"{format_gib(promised)} of {format_gib(total_bytes)} promised to deployments"
-    if promised <= total_bytes:
-        return ok(check, seen)
-    return warn(check, seen, f"sparkdeploy down {running[-1].deployment}")
 
 
 def _check_boot(containers: Sequence[ListedContainer], booting: frozenset[str]) -> Finding:

@@ -7,13 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.node.fabric import read_interfaces
 from sparkdeploy.node.facts import output_or_none, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkdeploy.node.fabric import Interface
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.settings import Settings
     from sparkdeploy.shell import Completed
@@ -88,7 +86,6 @@ class HostFacts:
     open_ports: frozenset[int] | None = None
     """Ports with a listener on every address."""
     reached: Mapping[NeededHost, bool] = field(default_factory=dict)
-    interfaces: tuple[Interface, ...] | None = None
     localhost: tuple[str, ...] = ()
     """Addresses of `localhost` in the order in which programs try them."""
     booting: frozenset[str] = frozenset()
@@ -126,7 +123,6 @@ def read_host_facts(machine: Machine, targets: HostTargets) -> HostFacts:
             )
             for item in targets.targets
         }
-        interfaces = pool.submit(_interfaces, machine)
         localhost = pool.submit(_output, machine, "getent", "ahosts", "localhost")
         architecture = pool.submit(_output, machine, "uname", "-m")
         tables = [read_or_none(machine, f"/proc/net/{name}") for name in ("tcp", "tcp6")]
@@ -138,7 +134,6 @@ def read_host_facts(machine: Machine, targets: HostTargets) -> HostFacts:
             duplicates=tuple(path for path, item in copies.items() if item.result() is not None),
             open_ports=_open_ports(*filter(None, tables)) if any(tables) else None,
             reached={target: item.result() is not None for target, item in connections.items()},
-            interfaces=interfaces.result(),
             localhost=_first_words(localhost.result() or ""),
             booting=frozenset(UNIT.findall(_output(machine, "ls", UNITS) or "")),
         )
@@ -180,11 +175,3 @@ def _open_ports(*tables: str) -> frozenset[int]:
         for row in rows
         if row["state"] == LISTENING and set(row["address"]) == {"0"}
     )
-
-
-def _interfaces(machine: Machine) -> tuple[Interface, ...] | None:
-    output = _output(machine, "ip", "-json", "addr")
-    try:
-        return read_interfaces(output) if output and output.strip() else None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from sparkdeploy.checks import docker, network, report
+from sparkdeploy.checks import docker, report
 from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
 from sparkdeploy.checks.host_facts import (
@@ -20,10 +20,8 @@ from sparkdeploy.checks.host_facts import (
     own_folders,
     read_host_facts,
 )
-from sparkdeploy.checks.others import check_other_servers
-from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.checks.survey import survey
-from sparkdeploy.checks.symptoms import gpu_symptoms, machine_symptoms
+from sparkdeploy.checks.symptoms import check_other_servers, gpu_symptoms, machine_symptoms
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact
@@ -32,8 +30,8 @@ from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import decide
-from sparkdeploy.plan.findings import plan_findings
+from sparkdeploy.plan.findings import plan_findings, recipe_findings
+from sparkdeploy.plan.make import decide
 from sparkdeploy.plan.observe import observe
 
 if TYPE_CHECKING:
@@ -188,7 +186,6 @@ def _plan_findings(
         head = plan.observed.head
         yield from docker.deployment_findings(
             head.containers,
-            memory_total_bytes=head.facts.memory_total_bytes,
             booting=seen.booting,
             attended=_attended(head.containers, settings),
         )
@@ -209,10 +206,9 @@ def _host_findings(seen: HostFacts) -> Iterator[Finding]:
     yield from machine_checks.folder_findings(seen.folders, caller_uid=current_uid())
     hub_cache = next((item.path for item in seen.folders if item.role == "hub_cache"), "")
     yield machine_checks.check_duplicates(seen.duplicates, hub_cache)
-    yield network.check_open_ports(seen.open_ports)
-    yield from network.reach_findings(seen.reached)
-    yield network.check_localhost(seen.localhost)
-    yield network.check_fabric(seen.interfaces)
+    yield machine_checks.check_open_ports(seen.open_ports)
+    yield from machine_checks.reach_findings(seen.reached)
+    yield machine_checks.check_localhost(seen.localhost)
 
 
 def _host_targets(resolved: Resolved, settings: Settings) -> HostTargets:

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
-from sparkdeploy.deploy.memory import require_memory
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Replacement, TakenAwayError
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import ContainerSpec
+from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.node import named
-from sparkdeploy.plan.problems import owner_of
+from sparkdeploy.plan.problems import in_the_way, owner_of, promised_bytes, shortage
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
+
+
+RETURN_TIMEOUT_S = 20.0
+"""A driver may give memory back some seconds after the process that used it has ended."""
+POLL_S = 0.5
+UNKNOWN_BYTES = 1 << 62
+DROP_CACHES = "/proc/sys/vm/drop_caches"
+DROP_COMMAND = f"sync && echo 1 | sudo tee {DROP_CACHES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +115,7 @@ class Launch:
         that are `leaving` have a part of the old deployment and none of the new. The nodes have
         listed their containers under the lock.
         """
-        for rank in ranks:
-            _refuse_foreign(rank, self.deployment, of_several=len(ranks) > 1)
+        _refuse_foreign(ranks, self.deployment)
         self._note(rank.node for rank in ranks)
         for node in leaving:
             self._begin(node, None, drop_page_cache=drop_page_cache)
@@ -270,21 +278,18 @@ class Launch:
             raise TakenAwayError(self.deployment) from cause
 
 
-def _refuse_foreign(rank: Rank, deployment: str, *, of_several: bool) -> None:
-    """Another head's part is never replaced, and two launches of several nodes never mix.
-
-    A plan says so too; since it was made another head may have come to the node.
-    """
-    node, head = rank.node, rank.part.labels.get(labels.NODES, "").partition(",")[0]
-    for fact in node.listing:
-        is_in_the_way = fact.deployment == deployment or (
-            of_several and fact.is_running and bool(fact.nodes)
-        )
-        is_foreign = fact.nodes[:1] != (head,) if fact.rank else not node.is_here
-        if fact.is_own and is_in_the_way and is_foreign:
-            owner = owner_of(fact, node.name)
+def _refuse_foreign(ranks: Sequence[Rank], deployment: str) -> None:
+    """Judge once more what the plan has judged: another head may have come to a node since."""
+    here = {rank.node.name for rank in ranks if rank.node.is_here}
+    for rank in ranks:
+        # config.yaml may have called this machine otherwise when a kept container was made.
+        heads = here | {rank.part.labels.get(labels.NODES, "").partition(",")[0]}
+        node, of_several = rank.node.name, len(ranks) > 1
+        own = [fact for fact in rank.node.listing if fact.is_own]
+        for fact in in_the_way(own, node, deployment, heads, of_several=of_several):
+            owner = owner_of(fact, node)
             raise NodeError(
-                f"{node.name}: in use: {owner}'s deployment {fact.deployment} is there",
+                f"{node}: in use: {owner}'s deployment {fact.deployment} is there",
                 hint=f"on {owner}: sparkdeploy down {fact.deployment}; or choose another --name",
             )
 
@@ -319,3 +324,53 @@ def _cause_of(error: SparkdeployError) -> dict[str, Any]:
     if isinstance(error, ContainerDiedError):
         return {"cause": asdict(error.cause)}
     return {"cause": {"meaning": error.message}}
+
+
+def require_memory(
+    node: Node, deployment: str, claim: MemoryClaim | None, *, drop_page_cache: bool
+) -> None:
+    """Compare a claim with a node's memory that is free now, when nothing of the deployment runs.
+
+    What the other deployments were planned to take counts as taken. Its containers were listed
+    under the lock, so that no other start is missing from them. Waits for memory that a stopped
+    container still gives back. Where CUDA counts only what is really free, a page cache in the way
+    is dropped with consent, else there is a warning. Raises NodeError when the memory is not there.
+    """
+    if claim is None:
+        return
+    prefix = "" if node.is_here else f"{node.name}: "
+    others_bytes = promised_bytes(filter(lambda it: it.is_own, node.listing), deployment)
+    deadline_s = time.monotonic() + RETURN_TIMEOUT_S
+    while True:
+        meminfo = _meminfo(node)
+        unpromised = meminfo.get("MemTotal", UNKNOWN_BYTES) - others_bytes
+        available = min(meminfo.get("MemAvailable", unpromised), unpromised)
+        problem = next(shortage(claim, available), None)
+        if problem is None:
+            break
+        # What is promised to others does not come back: no wait can help.
+        if time.monotonic() >= deadline_s or unpromised < claim.total_bytes:
+            raise NodeError(prefix + problem.seen, hint=problem.fix)
+        time.sleep(POLL_S)
+    if not claim.page_cache_counts:
+        _clear_page_cache(claim.needed_bytes, node, prefix, drop=drop_page_cache)
+
+
+def _meminfo(node: Node) -> Mapping[str, int]:
+    return parse_meminfo(read_or_none(node, "/proc/meminfo") or "")
+
+
+def _clear_page_cache(needed_bytes: int, node: Node, prefix: str, *, drop: bool) -> None:
+    missing_bytes = needed_bytes - _meminfo(node).get("MemFree", needed_bytes)
+    if missing_bytes <= 0:
+        return
+    warning = (
+        f"{prefix}the page cache holds {format_gib(missing_bytes)} that CUDA will not count as free"
+    )
+    if not drop and not console.confirm(f"{warning}. Drop it?"):
+        console.warn(f"{warning}; if the start fails: {DROP_COMMAND}")
+        return
+    done = node.script(f"echo 1 > {DROP_CACHES}")
+    if done.exit_code != 0:
+        why = done.stderr.strip().rpartition(": ")[2] or "no reason was given"
+        console.warn(f"{warning}, and it cannot be dropped ({why}): {DROP_COMMAND}")

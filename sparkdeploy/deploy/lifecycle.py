@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     deployments_in,
     find_deployment,
@@ -18,11 +17,10 @@ from sparkdeploy.deploy.deployments import (
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import Launch, Rank, parts_elsewhere
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock, ranks_lock
-from sparkdeploy.deploy.nodes import connect_nodes
+from sparkdeploy.deploy.nodes import ClusterRecord, connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
 from sparkdeploy.deploy.removal import require_known
-from sparkdeploy.deploy.served import served_by
-from sparkdeploy.deploy.serving import answers
+from sparkdeploy.deploy.serving import answers, served_by
 from sparkdeploy.deploy.watch import Watch, awaited_start, start_pace
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import own_tags

@@ -8,9 +8,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.node.lock import lock_path, node_lock
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.lock import lock_holder, lock_path, node_lock
 from sparkdeploy.node.lock_there import locked_there
 from sparkdeploy.node.private_folder import keep_private, make_private
+from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.settings import SHARED_LOCK_DIR
 from sparkdeploy.terminal.console import console
 
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
+    from sparkdeploy.deploy.launch import Launch
+    from sparkdeploy.node.lock import Holder
     from sparkdeploy.node.node import Node
+    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
 
 LOCK_WAIT_S = 120.0
 """A change takes seconds, and at most the time in which two containers stop."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = ".use"
 
 
 class _Deferral:
@@ -134,3 +140,55 @@ def ranks_lock(nodes: Iterable[Node], command: str) -> Iterator[None]:
                 lock = locked_there(node, path, LOCK_WAIT_S)
             locks.enter_context(lock)
         yield
+
+
+@contextlib.contextmanager
+def naming(plan: Plan, launch: Launch) -> Iterator[None]:
+    """Name the plan's images and models inside the block, in which they are prepared."""
+    settings = launch.settings
+    name = f"{settings.node_name}-{launch.deployment}{ENDING}"
+    with contextlib.ExitStack() as note:
+        # Of two `up`s of one deployment the second names nearly the same, and need not.
+        with contextlib.suppress(NodeError):
+            note.enter_context(
+                node_lock(
+                    settings.lock_dir,
+                    name,
+                    command=f"sparkdeploy {launch.command}",
+                    deployment=launch.deployment,
+                    uses=tuple(_named_by(plan)),
+                )
+            )
+        yield
+
+
+def _named_by(plan: Plan) -> Iterator[str]:
+    yield from (step.stage.tag for step in plan.images)
+    models = (plan.observed.model, *plan.observed.companions)
+    for model in models:
+        if isinstance(model, ModelFact):
+            yield str(model.root)
+            if model.overlay is not None:
+                yield str(model.overlay.path)
+        elif model is not None:
+            yield model.repo
+
+
+def users_of(names: Iterable[str], settings: Settings) -> dict[str, Holder]:
+    """Return those of the image tags, repositories and folders that a running `up` has named."""
+    wanted = set(names)
+    found: dict[str, Holder] = {}
+    folder = settings.lock_dir
+    for path in sorted(folder.glob(f"{settings.node_name}-*{ENDING}.lock")):
+        holder = lock_holder(folder, path.name.removesuffix(".lock"))
+        if holder is not None:
+            found.update(dict.fromkeys(wanted.intersection(holder.uses), holder))
+    return found
+
+
+def refuse_used(names: Iterable[str], settings: Settings) -> None:
+    """Raise NodeError when a running `up` has named one of these."""
+    for name, holder in users_of(names, settings).items():
+        raise NodeError(
+            f"{name} is used by {holder.describe()}", hint="wait until it has ended, then again"
+        )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import list_deployments, no_deployment
-from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.nodes import ClusterRecord, connect
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.container import is_name
 from sparkdeploy.node.facts import is_another

@@ -20,11 +20,11 @@ from sparkdeploy.image.compilation import refuse_start
 from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
+from sparkdeploy.plan.folders import write_template
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observe import conversion_for, locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
-from sparkdeploy.plan.template import write_template
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
 from sparkdeploy.units import format_bytes
@@ -53,7 +53,8 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
     missing = [image.stage for image in plan.images if image.action is Action.BUILD]
     build_stages(missing, nodes.here.docker, settings)
     prepare_checkpoint(plan, settings)
-    prepare_template(plan)
+    if plan.folders.chat_template is not None:
+        write_template(plan.folders.chat_template)
     for node, image_bytes in send_images(plan, nodes, settings).items():
         with named(node):
             weights_bytes = send_weights(plan, nodes, node, settings)
@@ -114,20 +115,6 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
         f"{f'{shared} INT4 layers of shared experts, ' if shared else ''}"
         f"{result.mtp_tensor_count} MTP tensors"
     )
-
-
-def prepare_template(plan: Plan) -> None:
-    """Write the copy of the chat template that is mounted; NodeError when it cannot be."""
-    template = plan.folders.chat_template
-    if template is None:
-        return
-    try:
-        write_template(template)
-    except OSError as error:
-        raise NodeError(
-            f"{template.path} cannot be written: {error.strerror or error}",
-            hint=f"look at whose the folder is: ls -ld {shlex.quote(str(template.path.parent))}",
-        ) from error
 
 
 def prepare_folders(plan: Plan, nodes: Nodes) -> None:

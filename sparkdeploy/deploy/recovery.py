@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     Inspected,
     deployments_in,
@@ -16,6 +15,7 @@ from sparkdeploy.deploy.deployments import (
 )
 from sparkdeploy.deploy.expectation import verify_part
 from sparkdeploy.deploy.lock import defer_signals
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Origin, Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     deployments_in,
     find_deployment,
@@ -16,7 +15,7 @@ from sparkdeploy.deploy.deployments import (
     remove_containers,
 )
 from sparkdeploy.deploy.lock import deploy_lock
-from sparkdeploy.deploy.nodes import connect_nodes
+from sparkdeploy.deploy.nodes import ClusterRecord, connect_nodes
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.facts import is_another

@@ -12,9 +12,9 @@ from sparkdeploy.deploy.nodes import connect_serving
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import decide, draft_plan
 from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.make import decide, draft_plan
 from sparkdeploy.plan.observe import with_expected_models
 from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.library import library, of_source

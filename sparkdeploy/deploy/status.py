@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import uptime_s
-from sparkdeploy.deploy.served import stopped_because
-from sparkdeploy.deploy.serving import metrics_of
+from sparkdeploy.deploy.serving import metrics_of, stopped_because
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.server.crash import Restarts

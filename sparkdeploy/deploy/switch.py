@@ -10,7 +10,7 @@ from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import resolve
-from sparkdeploy.deploy.served import served_by
+from sparkdeploy.deploy.serving import served_by
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.plan.launch import Exposure

@@ -16,15 +16,14 @@ from sparkdeploy.deploy.expectation import expectation_of
 from sparkdeploy.deploy.image_pin import with_known_image
 from sparkdeploy.deploy.launch import Launch, Rank, parts_elsewhere
 from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
-from sparkdeploy.deploy.lock import defer_signals, ranks_lock
+from sparkdeploy.deploy.lock import defer_signals, naming, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
 from sparkdeploy.deploy.serving import answers
-from sparkdeploy.deploy.use_note import naming
 from sparkdeploy.deploy.watch import Watch, awaited_start, expected_downtime, plan_pace
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
-from sparkdeploy.plan.draft import decide_again, draft_plan
+from sparkdeploy.plan.make import decide, decide_again, draft_plan
 from sparkdeploy.plan.problems import (
     existing_container,
     refuse_to_prepare,
@@ -158,7 +157,7 @@ def _decide(
     docker = ranks.here.docker
     pinned = with_known_image(plan, request, settings, docker, update=options.update_image)
     if pinned is not plan.resolved:
-        plan = draft_plan(pinned, settings, ranks, request.deployment)
+        plan = decide(pinned, settings, plan.observed, plan.deployment, plan.formation)
         refuse(plan)
     _announce(plan, settings, options)
     if bring_models(plan, settings, confirm):

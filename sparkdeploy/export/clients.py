@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sparkdeploy.deploy.served import ServedDeployment
+    from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.settings import Settings
 
 LOOPBACK = "127.0.0.1"

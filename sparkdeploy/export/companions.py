@@ -10,7 +10,7 @@ from sparkdeploy import atomic_files
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.names import several
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.deploy.served import served_by
+from sparkdeploy.deploy.serving import served_by
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.grafana import grafana_export
 from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sparkdeploy.deploy.served import ServedDeployment
+    from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.export.neighbour import Export
     from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.settings import Settings

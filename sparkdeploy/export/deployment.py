@@ -33,7 +33,7 @@ from sparkdeploy.export.systemd_unit import (
     unit_name,
     unit_text,
 )
-from sparkdeploy.plan.make import unresolved_tag
+from sparkdeploy.plan.images import unresolved_tag
 from sparkdeploy.server.phases import similar_start_s
 from sparkdeploy.shell import AS_MODULE
 from sparkdeploy.terminal.console import console

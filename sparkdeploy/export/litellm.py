@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from sparkdeploy.deploy.served import ServedDeployment
+    from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.settings import Hosts
 
 CONFIG_FILE = "litellm.yaml"

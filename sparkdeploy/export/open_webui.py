@@ -16,7 +16,7 @@ from sparkdeploy.export.neighbour import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdeploy.deploy.served import ServedDeployment
+    from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.settings import Hosts
 

@@ -7,7 +7,6 @@ import io
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.deployments import (
     deployments_in,
     find_deployment,
@@ -16,6 +15,7 @@ from sparkdeploy.deploy.deployments import (
     nodes_with,
     require_deployment,
 )
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.status import (
     HALF_REPLACED,

@@ -1,20 +1,28 @@
-"""The image stages of a resolved recipe: its engine's, its mods', and what tops them."""
+"""The image stages of a resolved recipe, and which of them are to be built."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sparkdeploy import labels
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.image.stages import Additions, stages_of
+from sparkdeploy.plan.steps import Action, ImageStep
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.image.stages import BaseSource, Stage, Top
+    from sparkdeploy.node.container import ImageFact
     from sparkdeploy.recipe.load import Resolved
+
+
+NOT_NEEDED = "not needed: a later stage is here"
 
 
 def stages_for(
@@ -47,3 +55,49 @@ def top_of(resolved: Resolved) -> Top:
     """
     is_theirs = resolved.engine.kind == "image"
     return "guard" if is_theirs and not resolved.recipe.needs_plugin else "plugin"
+
+
+def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tuple[ImageStep, ...]:
+    """Return a step for each stage, lowest first; `images` are ours on the node, by tag.
+
+    Nothing below a stage that is here is built: a worker that was sent the engine has no base.
+    """
+    if unresolved_tag(stages):
+        first, *above = stages
+        asked = "a tag, resolved by `up`: it asks the registry, pulls that digest and keeps to it"
+        reason = "once it is known what it stands on"
+        later = (ImageStep(stage, Action.BUILD, reason) for stage in above)
+        return (ImageStep(first, Action.FETCH, asked), *later)
+    here = [is_built(stage, images) for stage in stages]
+    return tuple(
+        ImageStep(stage, Action.REUSE, "inputs unchanged" if is_here else NOT_NEEDED)
+        if any(here[index:])
+        else ImageStep(stage, Action.BUILD, _why_built(stage, images))
+        for index, (stage, is_here) in enumerate(zip(stages, here, strict=True))
+    )
+
+
+def unresolved_tag(stages: Sequence[Stage]) -> str | None:
+    """Return the tag on which everything stands, as long as nobody knows what it is."""
+    return next((stage.unsettled for stage in stages if stage.unsettled), None)
+
+
+def is_built(stage: Stage, images: Mapping[str, ImageFact]) -> bool:
+    image = images.get(stage.tag)
+    return image is not None and image.fingerprint == stage.fingerprint
+
+
+def _why_built(stage: Stage, images: Mapping[str, ImageFact]) -> str:
+    older = [
+        image
+        for image in images.values()
+        if image.stage == stage.name and image.engine == stage.engine
+    ]
+    if not older:
+        return "image is missing"
+    changed = [
+        name
+        for name, digest in sorted(stage.inputs.items())
+        if older[0].labels.get(f"{labels.PREFIX}input.{name}", digest) != digest
+    ]
+    return f"inputs changed: {', '.join(changed) or 'the stage below'}"

@@ -1,4 +1,4 @@
-"""Decide: from a resolved recipe and what was observed to a plan. Pure."""
+"""From a recipe to the plan for the nodes that are to serve it: observe, and decide."""
 
 from __future__ import annotations
 
@@ -6,34 +6,101 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
+from sparkdeploy.checks.survey import Survey, probe
 from sparkdeploy.estimate.memory_claim import memory_claim
 from sparkdeploy.estimate.weights import share_of_weights
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.plan.container import part_spec
+from sparkdeploy.plan.container import HostFolders, part_spec
 from sparkdeploy.plan.findings import machine_findings
-from sparkdeploy.plan.formation import alone
+from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
+from sparkdeploy.plan.formation import alone, form_up
+from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
+from sparkdeploy.plan.observe import observe, with_models
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.place import place_of
 from sparkdeploy.plan.problems import existing_container, find_problems
-from sparkdeploy.plan.steps import Action, CheckpointStep, ImageStep, Needs, Part, Plan
+from sparkdeploy.plan.steps import Action, CheckpointStep, Needs, Part, Plan
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerSpec, ImageFact, ListedContainer
-    from sparkdeploy.plan.container import Deployment, HostFolders, Place
+    from sparkdeploy.node.container import ContainerSpec, ListedContainer
+    from sparkdeploy.node.node import Nodes
+    from sparkdeploy.plan.container import Deployment, Place
     from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import Observed, ObservedNode
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.settings import Settings
 
 OVERLAY_WRITE_BYTES = 16 * 10**6
 """An overlay is links, one config and one index; the 122B's index is the largest of them."""
 STARTING = "starting, and as the recipe says"
-NOT_NEEDED = "not needed: a later stage is here"
 SAME = "stopped; the same container"
+
+
+def draft_plan(
+    resolved: Resolved, settings: Settings, nodes: Nodes, deployment: Deployment
+) -> Plan:
+    """Look at the nodes and decide; the ways between them are tried when there is work to do."""
+    observed = observe(resolved, settings, nodes, deployment)
+    plan = decide(resolved, settings, observed, deployment, form(resolved, nodes, observed))
+    if plan.formation.is_alone or not plan.has_work:
+        return plan
+    found = Survey({node.facts.name: node.facts for node in observed.nodes})
+    observed = replace(observed, checks=(*observed.checks, *probe(nodes, found)))
+    return decide(resolved, settings, observed, deployment, plan.formation)
+
+
+def decide_again(plan: Plan, settings: Settings, nodes: Nodes) -> Plan:
+    """Decide once more when models were fetched; nothing else is looked at again."""
+    observed = with_models(plan.observed, plan.resolved.recipe, settings, nodes)
+    return decide(plan.resolved, settings, observed, plan.deployment, plan.formation)
+
+
+def form(resolved: Resolved, nodes: Nodes, observed: Observed) -> Formation:
+    """This machine alone, or the nodes of config.yaml that are needed."""
+    if nodes.config is None:
+        return alone(nodes.here.name)
+    gpus = min((node.facts.gpu_count for node in observed.nodes), default=1)
+    return form_up(
+        resolved, nodes.config, nodes.here.name, observed.gid_indexes, gpus_per_node=max(gpus, 1)
+    )
+
+
+def decide(
+    resolved: Resolved,
+    settings: Settings,
+    observed: Observed,
+    deployment: Deployment,
+    formation: Formation | None = None,
+) -> Plan:
+    """Return the plan for what was observed.
+
+    Raises CheckpointError when the model's folder and sparkdeploy's own lie within each other.
+    """
+    refuse_nesting(observed, settings)
+    stages = stages_for(
+        resolved,
+        base_source=observed.base_source,
+        architecture=observed.head.facts.architecture,
+    )
+    engine = next(stage for stage in stages if stage.name == "engine")
+    folders = HostFolders(
+        cache=cache_folder(resolved, settings, observed, deployment, engine),
+        key_file=settings.state_dir / "keys" / deployment.name,
+        chat_template=read_template(resolved, settings),
+    )
+    return make_plan(
+        resolved,
+        observed,
+        stages=stages,
+        deployment=deployment,
+        folders=folders,
+        formation=formation,
+    )
 
 
 def make_plan(
@@ -63,52 +130,6 @@ def make_plan(
     )
     plan = replace(plan, findings=tuple(machine_findings(plan)))
     return replace(plan, problems=tuple(find_problems(plan)))
-
-
-def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tuple[ImageStep, ...]:
-    """Return a step for each stage, lowest first; `images` are ours on the node, by tag.
-
-    Nothing below a stage that is here is built: a worker that was sent the engine has no base.
-    """
-    if unresolved_tag(stages):
-        first, *above = stages
-        asked = "a tag, resolved by `up`: it asks the registry, pulls that digest and keeps to it"
-        reason = "once it is known what it stands on"
-        later = (ImageStep(stage, Action.BUILD, reason) for stage in above)
-        return (ImageStep(first, Action.FETCH, asked), *later)
-    here = [_is_here(stage, images) for stage in stages]
-    return tuple(
-        ImageStep(stage, Action.REUSE, "inputs unchanged" if is_here else NOT_NEEDED)
-        if any(here[index:])
-        else ImageStep(stage, Action.BUILD, _why_built(stage, images))
-        for index, (stage, is_here) in enumerate(zip(stages, here, strict=True))
-    )
-
-
-def unresolved_tag(stages: Sequence[Stage]) -> str | None:
-    """Return the tag on which everything stands, as long as nobody knows what it is."""
-    return next((stage.unsettled for stage in stages if stage.unsettled), None)
-
-
-def _is_here(stage: Stage, images: Mapping[str, ImageFact]) -> bool:
-    image = images.get(stage.tag)
-    return image is not None and image.fingerprint == stage.fingerprint
-
-
-def _why_built(stage: Stage, images: Mapping[str, ImageFact]) -> str:
-    older = [
-        image
-        for image in images.values()
-        if image.stage == stage.name and image.engine == stage.engine
-    ]
-    if not older:
-        return "image is missing"
-    changed = [
-        name
-        for name, digest in sorted(stage.inputs.items())
-        if older[0].labels.get(f"{labels.PREFIX}input.{name}", digest) != digest
-    ]
-    return f"inputs changed: {', '.join(changed) or 'the stage below'}"
 
 
 def _checkpoint_step(observed: Observed) -> CheckpointStep:
@@ -252,7 +273,7 @@ def _engine_bytes(plan: Plan, seen: ObservedNode) -> int | None:
     None before the head has built it. What tops it, some 200 kB, is not counted.
     """
     *_, below, top = (step.stage for step in plan.images)
-    if _is_here(below, seen.images) or _is_here(top, seen.images):
+    if is_built(below, seen.images) or is_built(top, seen.images):
         return 0
     built = plan.observed.head.images.get(below.tag)
     return built.size_bytes if built is not None else plan.resolved.engine.build_bytes

@@ -23,7 +23,7 @@ from sparkdeploy.recipe.words import shown
 from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.estimate.memory_claim import MemoryClaim
@@ -137,14 +137,31 @@ def _name_problems(plan: Plan, seen: ObservedNode) -> Iterator[Finding]:
 
 def ownership_problems(plan: Plan) -> Iterator[Finding]:
     """Nothing that another machine deployed is replaced, and two launches never mix."""
-    head = plan.formation.head.node
+    heads, of_several = {plan.formation.head.node}, not plan.formation.is_alone
     for seen in plan.observed.nodes:
-        for fact in seen.containers:
-            owner = owner_of(fact, seen.facts.name)
-            has_the_name = fact.deployment == plan.deployment.name
-            of_several = not plan.formation.is_alone and fact.is_running and bool(fact.nodes)
-            if owner != head and (has_the_name or of_several):
-                yield _in_use(plan, seen.facts.name, fact, owner)
+        node, name = seen.facts.name, plan.deployment.name
+        for fact in in_the_way(seen.containers, node, name, heads, of_several=of_several):
+            yield _in_use(plan, node, fact, owner_of(fact, node))
+
+
+def in_the_way(
+    containers: Iterable[ListedContainer],
+    node: str,
+    deployment: str,
+    heads: Container[str],
+    *,
+    of_several: bool,
+) -> Iterator[ListedContainer]:
+    """Yield containers on a node that another machine than `heads` started.
+
+    Those of the same name are in the way of any start, and what runs over several nodes in that of
+    another start over several.
+    """
+    for fact in containers:
+        is_launch_of_several = of_several and fact.is_running and bool(fact.nodes)
+        has_claim = fact.deployment == deployment or is_launch_of_several
+        if has_claim and owner_of(fact, node) not in heads:
+            yield fact
 
 
 def _in_use(plan: Plan, node: str, fact: ListedContainer, owner: str) -> Finding:

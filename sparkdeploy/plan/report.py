@@ -14,8 +14,7 @@ from sparkdeploy.checks.report import SIGNS, legend, signed
 from sparkdeploy.image.mods import SCRIPT
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.findings import BUDGET_CHECK
-from sparkdeploy.plan.images import mods_of
-from sparkdeploy.plan.make import unresolved_tag
+from sparkdeploy.plan.images import mods_of, unresolved_tag
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.release import is_tag

@@ -19,10 +19,9 @@ from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.deploy.deployments import list_deployments
-from sparkdeploy.deploy.lock import deploy_lock
+from sparkdeploy.deploy.lock import deploy_lock, refuse_used
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.deploy.use_note import refuse_used
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node import facts
 from sparkdeploy.plan.observe import locate_model

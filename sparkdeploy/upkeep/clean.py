@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.deploy.lock import deploy_lock
-from sparkdeploy.deploy.use_note import users_of
+from sparkdeploy.deploy.lock import deploy_lock, users_of
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.lock import ARCHITECTURES
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import is_name
-from sparkdeploy.plan.caches import ENGINE_DIGITS, caches_of_engines, unused_caches
+from sparkdeploy.plan.folders import ENGINE_DIGITS, caches_of_engines, unused_caches
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import resources
 

@@ -19,7 +19,7 @@ from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_
 from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
 from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
-from sparkdeploy.plan.draft import decide, form
+from sparkdeploy.plan.make import decide, form
 from sparkdeploy.plan.observe import observe
 from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.settings import load_settings

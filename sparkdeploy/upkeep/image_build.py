@@ -14,8 +14,7 @@ from sparkdeploy.image.network import refuse_credentials, registry_reference
 from sparkdeploy.image.settle import Settling
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node import facts
-from sparkdeploy.plan.images import stages_for
-from sparkdeploy.plan.make import image_steps
+from sparkdeploy.plan.images import image_steps, stages_for
 from sparkdeploy.plan.observe import choose_base_source
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
+from sparkdeploy.deploy.lock import refuse_used
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.deploy.use_note import refuse_used
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.image.emulation import platform_of
 from sparkdeploy.image.stages import UPPERMOST_FIRST

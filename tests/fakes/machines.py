@@ -15,8 +15,8 @@ from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy import lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.deploy import up as deploy_up
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.expectation import Expectation
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.deploy.up import Extent, Outcome, UpOptions
@@ -27,9 +27,8 @@ from sparkdeploy.monitor import status
 from sparkdeploy.node.container import ContainerSpec, ImageFact
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import form
 from sparkdeploy.plan.formation import for_cluster
-from sparkdeploy.plan.make import make_plan
+from sparkdeploy.plan.make import form, make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings

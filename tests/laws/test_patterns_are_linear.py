@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.chat import answer
-from sparkdeploy.checks import others
+from sparkdeploy.checks import symptoms
 from sparkdeploy.image import failures
 from sparkdeploy.recipe import arguments
 from sparkdeploy.recipe.families import families
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 SEARCH, WHOLE = frozenset({"search"}), frozenset({"fullmatch"})
 IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
-    "checks/others.py:_running": (lambda: (it.program for it in others.SERVERS), SEARCH),
-    "checks/others.py:is_container": (
-        lambda: (text for it in others.SERVERS for text in (it.name, it.image)),
+    "checks/symptoms.py:_running": (lambda: (it.program for it in symptoms.SERVERS), SEARCH),
+    "checks/symptoms.py:is_container": (
+        lambda: (text for it in symptoms.SERVERS for text in (it.name, it.image)),
         SEARCH,
     ),
     "chat/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.quality.capture import Capture
-from sparkdeploy.deploy.cluster_record import ClusterRecord
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.errors import NodeError
 from sparkdeploy.rehearsal.reference import read_reference
 from sparkdeploy.server.phases import load_durations

@@ -78,4 +78,3 @@ def test_an_engine_and_a_driver_that_hang_cost_no_more_time(
 def test_a_machine_without_programs_and_engine(tmp_path: Path) -> None:
     found, _ = doctor(tmp_path, DOCKER_HOST=f"unix://{tmp_path}/none.sock", PATH=str(tmp_path))
     assert found["docker.engine"]["verdict"] == "fail"
-    assert found["network.fabric"]["verdict"] == "not seen"

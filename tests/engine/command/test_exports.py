@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sparkdeploy.deploy.served import ServedDeployment
+from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.grafana import grafana_export

@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from sparkdeploy.deploy.served import ServedDeployment
+from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.litellm import Gateway, litellm_export
 from sparkdeploy.plan.launch import Exposure

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy.served import ServedDeployment
+from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.prometheus import prometheus_export
 from sparkdeploy.settings import load_settings

@@ -15,7 +15,7 @@ from sparkdeploy.deploy.up import Extent, UpOptions, up
 from sparkdeploy.node.container import Mount
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.vllm.twin_user import TWIN_RECIPE, unique_name

@@ -15,7 +15,7 @@ import pytest
 from sparkdeploy.node.container import Mount
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.health import ContainerDiedError, wait_until_answering

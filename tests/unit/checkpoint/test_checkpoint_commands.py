@@ -12,7 +12,7 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.deploy.download import bring_models
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.node.node import Nodes, node_behind
-from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checks import docker, host_facts, machine, network, report
+from sparkdeploy.checks import docker, host_facts, machine, report
 from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
 from sparkdeploy.checks.host_facts import READ_TIMEOUT_S, TimeLimitedMachine, read_host_facts
-from sparkdeploy.checks.recipe import recipe_findings
 from sparkdeploy.deploy import doctor as room
 from sparkdeploy.deploy.up import _details
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.fabric import read_interfaces
 from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
 from sparkdeploy.plan import problems
+from sparkdeploy.plan.findings import recipe_findings
 from sparkdeploy.plan.observed import ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
@@ -127,7 +125,7 @@ def ids_of_problems() -> set[str]:
     """Every id of plan's problems and of checks between nodes; doctor's findings are examined."""
     made = {"fail": "", "node_finding": "cluster."}
     folders = (Path(problems.__file__).parent, Path(report.__file__).parent)
-    files = (*folders[0].glob("*.py"), folders[1] / "fabric.py", folders[1] / "rdma.py")
+    files = (*folders[0].glob("*.py"), folders[1] / "survey.py", folders[1] / "rdma.py")
     nodes = [item for file in files for item in ast.walk(ast.parse(file.read_text()))]
     calls = [item for item in nodes if isinstance(item, ast.Call) and item.args]
     return {
@@ -178,7 +176,6 @@ def test_words_name_the_thing_and_its_value(
     assert "8265 (Ray's dashboard" in found["ports.open"].seen
     assert "11434 (Ollama)" in found["ports.open"].seen
     assert found["deployments.state"].fix == "sparkdeploy rollback main"
-    assert "same network 192.168.177.0/24" in found["network.fabric"].seen
 
 
 @pytest.mark.parametrize(
@@ -246,9 +243,7 @@ def test_a_part_that_is_half_replaced_is_put_right_on_its_head() -> None:
         container("sparkdeploy-main", **marks),
         container("sparkdeploy-main-replaced", "exited", **marks),
     ]
-    state = next(
-        docker.deployment_findings(facts, memory_total_bytes=1, booting=frozenset(), attended={})
-    )
+    state = next(docker.deployment_findings(facts, booting=frozenset(), attended={}))
     assert state.fix == "on spark-1: sparkdeploy rollback main"
 
 
@@ -353,13 +348,6 @@ def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
     read_host_facts(TimeLimitedMachine(Strange()), targets)
     parse_gpus(second)
     parse_gpu_processes(second)
-
-
-def test_one_twin_alone_carries_half_of_the_speed() -> None:
-    interfaces = read_interfaces(
-        json.dumps([{"ifname": "enp1s0f0np0", "mtu": 9000, "flags": ["UP", "LOWER_UP"]}])
-    )
-    assert "half of the speed" in network.check_fabric(interfaces).seen
 
 
 def test_a_proxy_takes_the_place_of_the_host_behind_it() -> None:

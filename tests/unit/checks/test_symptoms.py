@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checks import known_bad, others, symptoms
+from sparkdeploy.checks import machine, symptoms
 from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.checks.known_bad import KnownBad
+from sparkdeploy.checks.machine import KnownBad
 from sparkdeploy.node.container import NeighbourFact
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.node.symptoms import (
@@ -263,17 +263,17 @@ def test_the_drivers_complaints_are_told_and_its_greeting_is_none() -> None:
     ],
 )
 def test_known_bad_versions(part: str, version: str, options: str, is_bad: bool) -> None:
-    row = known_bad.failing(part, version, frozenset(options.split()))
+    row = machine.failing(part, version, frozenset(options.split()))
     assert (row is not None) == is_bad
 
 
 def test_firmware_is_held_against_rows_of_its_own_part() -> None:
     versions = {"BIOS": "5.36_0ACUM018", "ConnectX": "28.45.4028"}
     rows = (KnownBad("BIOS", "5.36_0ACUM018", "it caps power", "sudo fwupdmgr update", "a test"),)
-    bad = known_bad.check_firmware(versions, rows)
+    bad = machine.check_firmware(versions, rows)
     assert "BIOS 5.36_0ACUM018: it caps power (a test)" in bad.seen
-    assert known_bad.check_firmware({"ConnectX": "5.36_0ACUM018"}, rows).verdict is Verdict.OK
-    assert known_bad.check_firmware(versions).verdict is Verdict.OK
+    assert machine.check_firmware({"ConnectX": "5.36_0ACUM018"}, rows).verdict is Verdict.OK
+    assert machine.check_firmware(versions).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(
@@ -291,13 +291,13 @@ def test_firmware_is_held_against_rows_of_its_own_part() -> None:
 def test_servers_of_others_are_known_by_name_or_image(
     name: str, image: str, title: str | None
 ) -> None:
-    found = others.check_other_servers([NeighbourFact(name, image)], ["bash"])
+    found = symptoms.check_other_servers([NeighbourFact(name, image)], ["bash"])
     assert (found.verdict is Verdict.WARN) == (title is not None)
     assert title is None or f"{title} (container {name})" in found.seen
 
 
 def test_a_server_in_a_container_is_told_once_and_first() -> None:
-    found = others.check_other_servers(
+    found = symptoms.check_other_servers(
         [NeighbourFact("chat", "ollama/ollama")], ["bash", "ollama", "llama-server"]
     )
     assert found.seen.count("Ollama") == 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import use_note
+from sparkdeploy.deploy import lock
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.prepare import stage_lock
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
@@ -121,15 +121,15 @@ def test_what_a_running_up_has_named_is_refused_to_those_that_remove(
 
     def prepare(plan: object, _ranks: object, _settings: object) -> None:
         tags = [step.stage.tag for step in lab.planned[-1].images]
-        seen.append(set(use_note.users_of(tags, settings)))
+        seen.append(set(lock.users_of(tags, settings)))
         assert seen[-1] == set(tags)
         with pytest.raises(NodeError, match=r"is used by `sparkdeploy up v2"):
-            use_note.refuse_used(tags, settings)
+            lock.refuse_used(tags, settings)
 
     monkeypatch.setattr("sparkdeploy.deploy.prepare.prepare", prepare)
     lab.up(OLD)
     assert len(seen) == 1
-    assert use_note.users_of(seen[0], settings) == {}
+    assert lock.users_of(seen[0], settings) == {}
 
 
 def test_a_stage_is_built_by_one_command_at_a_time(

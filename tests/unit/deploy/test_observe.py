@@ -12,7 +12,7 @@ from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan import observe as room
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.observed import MissingModel, ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.paths import DRAFTERS, FP8_SOURCE, MODEL_PATH

@@ -9,8 +9,8 @@ import pytest
 
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.cli import main as program
-from sparkdeploy.deploy.cluster_record import ClusterRecord
 from sparkdeploy.deploy.lock import deploy_lock
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.node.private_folder import keep_private
 from sparkdeploy.node.tree import Entry, Ledger
 from sparkdeploy.server.phases import save_durations

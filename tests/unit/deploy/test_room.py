@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.deploy import memory
-from sparkdeploy.deploy.memory import RETURN_TIMEOUT_S, require_memory
+from sparkdeploy.deploy import launch
+from sparkdeploy.deploy.launch import RETURN_TIMEOUT_S, require_memory
 from sparkdeploy.errors import NodeError
 from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -77,7 +77,7 @@ def claim_of(shipped: Library, node: NodeFact) -> MemoryClaim:
 @pytest.fixture
 def clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clocked:
     made = Clocked(tmp_path / "drop_caches")
-    monkeypatch.setattr(memory, "time", made)
+    monkeypatch.setattr(launch, "time", made)
     return made
 
 

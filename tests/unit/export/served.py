@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkdeploy.deploy.served import ServedDeployment
+from sparkdeploy.deploy.serving import ServedDeployment
 
 MAIN = ServedDeployment(
     name="main",

@@ -13,7 +13,7 @@ from sparkdeploy.image.stages import BASE_SOURCES, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.draft import draft_plan
+from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.upkeep.clean import wanted_by

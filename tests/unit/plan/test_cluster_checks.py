@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels, shell
-from sparkdeploy.checks import fabric as checks
+from sparkdeploy.checks import survey as checks
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.stages import stages_of

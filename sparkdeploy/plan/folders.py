@@ -1,4 +1,4 @@
-"""Where a deployment keeps what it compiled, and who else may use it.
+"""What a container mounts of sparkdeploy's own: a cache, and a copy of the chat template.
 
 What stands in a cache is run by whoever starts next on it. So one is shared only by deployments of
 the same engine, model and user whose recipes are wholly the user's own words; any other has one of
@@ -11,14 +11,21 @@ its own. The keys are names of folders below `engines/` in the cache folder:
 from __future__ import annotations
 
 import hashlib
-import re
+import os
+import shlex
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.errors import CheckpointError
-from sparkdeploy.plan.container import container_user
+from sparkdeploy import atomic_files
+from sparkdeploy.errors import CheckpointError, NodeError, RecipeError
+from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.plan.container import Template, container_user
 from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.recipe.consent import asked
 from sparkdeploy.recipe.load import Library, library
+from sparkdeploy.recipe.paths import CHAT_TEMPLATE, MAX_TEMPLATE_BYTES
+from sparkdeploy.stored_json import read_unlinked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,10 +36,63 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
+DIGITS = 32
 ENGINE_DIGITS = 16
 KEY_DIGITS = 12
-_OF_NOBODY_ELSE = re.compile(r"own-.+|\d+-\d+")
-"""Of one deployment alone; or as older versions made them, for all of one engine and user."""
+
+
+def read_template(resolved: Resolved, settings: Settings) -> Template | None:
+    """Return the recipe's chat template with its content; None where the recipe names none.
+
+    The owner of its folder may exchange the file at any time, so it is read from where its links
+    lead now, and without following another one. Raises RecipeError for one that cannot be read, and
+    for one that leads elsewhere than what the user agreed to.
+    """
+    named = resolved.recipe.serve.chat_template
+    if named is None:
+        return None
+    path = Path(named).expanduser().resolve()
+    origin = resolved.origins.get(CHAT_TEMPLATE)
+    if resolved.allowed:
+        foreign = library(settings).foreign_files(resolved.origins)
+        if tuple(asked(resolved.recipe, resolved.origins, foreign)) != resolved.allowed:
+            raise RecipeError(f"serve.chat_template: {named} leads elsewhere since it was allowed")
+    try:
+        content = read_unlinked(path, MAX_TEMPLATE_BYTES)
+    except FileNotFoundError as error:
+        raise RecipeError(
+            f"serve.chat_template: {path} is not a file", hint=f"it is named by {origin}"
+        ) from error
+    except OSError as error:
+        raise RecipeError(
+            f"serve.chat_template: {path} cannot be read: {error.strerror}",
+            hint=f"it is named by {origin}",
+        ) from error
+    digest = hashlib.sha256(content).hexdigest()[:DIGITS]
+    return Template(settings.state_dir / "templates" / f"{digest}{path.suffix}", content)
+
+
+def write_template(template: Template) -> None:
+    """Write the copy that containers mount, for whatever user they run as; or NodeError."""
+    folder = template.path.parent
+    try:
+        make_private(folder)
+        if not _holds(template.path, template.content):
+            mode = atomic_files.SHARED_FILE_MODE
+            atomic_files.write_bytes(template.path, template.content, mode)
+    except OSError as error:
+        raise NodeError(
+            f"{template.path} cannot be written: {error.strerror or error}",
+            hint=f"look at whose the folder is: ls -ld {shlex.quote(str(folder))}",
+        ) from error
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        is_readable = stat.S_IMODE(os.lstat(path).st_mode) == atomic_files.SHARED_FILE_MODE
+        return is_readable and read_unlinked(path.absolute(), len(content)) == content
+    except OSError:
+        return False
 
 
 def caches_of_engines(settings: Settings) -> Path:
@@ -103,7 +163,7 @@ def unused_caches(engine: Path, mounted: Iterable[str]) -> Iterator[Path]:
     used = [Path(source) for source in mounted]
     for folder in sorted(engine.iterdir()):
         is_used = any(source.is_relative_to(folder) for source in used)
-        if folder.is_dir() and _OF_NOBODY_ELSE.fullmatch(folder.name) and not is_used:
+        if folder.is_dir() and folder.name.startswith("own-") and not is_used:
             yield folder
 
 
