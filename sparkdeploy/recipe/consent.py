@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from sparkdeploy.about import CONSENT
 from sparkdeploy.recipe.document import written_part
-from sparkdeploy.recipe.flags import VALUE_FLAGS
+from sparkdeploy.recipe.flags import VALUE_FLAGS, with_hyphens
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Limits, Mod, Speculative
@@ -47,6 +47,49 @@ DRAFTER_KEY = "it is vLLM's own key of the speculative configuration, and may na
 MODULE = "a word with `.`, `/` or `:` may name a module or a file"
 MAX_FILES, MAX_FILE_BYTES = 2_000, 64 << 20
 """Of a mod, as an image build takes it."""
+
+
+LOADS_CODE = "it loads code of its choice"
+READS = "it reads a file or a folder of its choice"
+FETCHES = "clients may make the server fetch or read what they name"
+SENDS = "it hands prompts or the cache to another program or machine"
+OPENS = "it changes who reaches the server, and how"
+LOGS = "prompts or requests are written into the log"
+OF_THE_NODE = "it is the node's own affair, and wrong on another one"
+FLAG_DANGERS = {
+    ("--worker-", "--scheduler-cls", "--logits-processors", "--tool-parser-plugin"): LOADS_CODE,
+    ("--reasoning-parser-plugin", "--model-impl", "--io-processor", "--renderer"): LOADS_CODE,
+    ("--hf-config", "--config", "--tokenizer", "--download-dir", "--generation-config"): READS,
+    ("--model-loader", "--load-", "--safetensors", "--lora", "--structured-"): READS,
+    ("--allowed-", "--media-", "--interleave-mm", "--mm-processor"): FETCHES,
+    ("--kv-transfer", "--ec-transfer", "--kv-events", "--otlp", "--collect-detailed"): SENDS,
+    ("--grpc", "--uvicorn", "--ssl", "--root-path", "--enable-ssl", "--disable-fastapi"): OPENS,
+    ("--api-server", "--data-parallel", "--enable-server-load"): OPENS,
+    ("--enable-log", "--max-log", "--enable-request-id", "--log-"): LOGS,
+}
+"""What a flag can do, by how it begins; another one is a setting that no field is for."""
+VARIABLE_DANGERS = {
+    (
+        "VLLM_PLUGINS",
+        "PYTHON",
+        "LD_",
+        "TRITON_",
+        "TORCHINDUCTOR",
+        "CUDA_HOME",
+        "CC",
+        "CXX",
+    ): LOADS_CODE,
+    ("NCCL_NET_PLUGIN", "NCCL_TUNER", "NCCL_PROFILER", "NCCL_NET"): LOADS_CODE,
+    ("NCCL_SOCKET", "NCCL_IB", "GLOO_", "UCX_", "TP_SOCKET", "VLLM_HOST", "RAY_"): OF_THE_NODE,
+    ("HF_", "TMP", "XDG_", "HOME", "VLLM_CACHE", "VLLM_CONFIG", "VLLM_ASSETS"): READS,
+    ("VLLM_LOGGING_CONFIG", "VLLM_TRACE", "VLLM_RPC", "VLLM_MEDIA", "VLLM_IMAGE"): READS,
+    ("VLLM_DEBUG_LOG", "VLLM_LOG_", "VLLM_SERVER_DEV", "VLLM_DEBUG"): LOGS,
+    ("HTTP_", "HTTPS_", "ALL_PROXY", "http_", "https_", "NO_PROXY"): SENDS,
+}
+
+
+def _danger(name: str, known: Mapping[tuple[str, ...], str], otherwise: str) -> str:
+    return next((it for begins, it in known.items() if name.startswith(begins)), otherwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +134,7 @@ def asked(
         # A value that nobody knows the file of is nobody's own.
         is_foreign = origin is None or origin.file in foreign_files
         if not is_typed and (is_foreign or not item.is_entry):
-            yield Mistake(item.path, f"{_words(item)}: {item.danger}", "")
+            yield Mistake(item.path, f"{shown(item.value)}: {item.danger}", "")
 
 
 def _settings(model: BaseModel, above: KeyPath) -> Iterator[_Setting]:
@@ -120,7 +163,12 @@ def _settings(model: BaseModel, above: KeyPath) -> Iterator[_Setting]:
 def _entries(path: KeyPath, value: Any, danger: str) -> Iterator[_Setting]:  # noqa: ANN401 - YAML
     if path[-1] == "extra_args":
         for index, words in _flags(value):
-            yield _Setting((*path, index), " ".join(words), danger, is_entry=True)
+            own = _danger(with_hyphens(words[0]), FLAG_DANGERS, danger)
+            yield _Setting((*path, index), " ".join(words), own, is_entry=True)
+    elif path[-1] == "env":
+        for name, text in value.items():
+            own = _danger(name, VARIABLE_DANGERS, danger)
+            yield _Setting((*path, name), f"{name}={text}", own, is_entry=True)
     elif isinstance(value, dict):
         for key, item in value.items():
             if not (path[-1] == "override_generation_config" and key in SAMPLING):
@@ -153,12 +201,6 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         if index == len(arguments) or arguments[index].startswith("-"):
             yield first, list(arguments[first:index])
             first = index
-
-
-def _words(item: _Setting) -> str:
-    if item.path[:2] == ("serve", "env"):
-        return shown(f"{item.path[-1]}={item.value}")
-    return shown(item.value)
 
 
 def digest(

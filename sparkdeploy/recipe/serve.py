@@ -297,7 +297,7 @@ class Serve(Strict):
             "Variables of the container.",
             {"VLLM_LOGGING_LEVEL": "DEBUG"},
             unset="none beside ours",
-            consent="a variable can name code, a file or a host",
+            consent="a variable that nobody has judged; some name code, a file or a host",
         ),
     ] = Field(default_factory=dict)
     extra_args: Annotated[
@@ -307,7 +307,7 @@ class Serve(Strict):
             ["--seed", "1"],
             flag="these flags",
             unset="none",
-            consent="a flag can load code, move files or open a port",
+            consent="a flag that nobody has judged; some load code or open a port",
         ),
     ] = Field(default_factory=list)
 

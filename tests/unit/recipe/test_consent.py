@@ -150,10 +150,10 @@ def test_all_that_needs_consent_is_listed_at_once_with_its_line(tmp_path: Path) 
     for line, words in (
         (6, "serve.trust_remote_code: True: the model's repository runs Python"),
         (7, "serve.chat_template: /etc/passwd: vLLM reads this file"),
-        (9, "serve.env.CUDA_HOME: CUDA_HOME=/x: a variable can name code"),
-        (10, "serve.env.NCCL_NET: NCCL_NET=IB: a variable can name code"),
-        (11, "serve.extra_args.0: --async-scheduling: a flag can load code"),
-        (11, "serve.extra_args.1: --worker-cls evil.Worker: a flag can load code"),
+        (9, "serve.env.CUDA_HOME: CUDA_HOME=/x: it loads code of its choice"),
+        (10, "serve.env.NCCL_NET: NCCL_NET=IB: it loads code of its choice"),
+        (11, "serve.extra_args.0: --async-scheduling: a flag that nobody has judged"),
+        (11, "serve.extra_args.1: --worker-cls evil.Worker: it loads code of its choice"),
         (12, "limits.memory_floor_gib: 1.0: below 4 GiB"),
     ):
         assert [item for item in lines if f"their.yaml:{line}: {words}" in item], words
