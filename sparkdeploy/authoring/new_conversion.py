@@ -15,9 +15,17 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.schema import Recipe
     from sparkdeploy.settings import Settings
 
-UNTREATED = Conversion()
-FP8_OFF = '{mode: "off", source: null, from: source}'
-"""Whole, for a mapping is laid over the one of the recipe that is extended."""
+UNCONVERTED = Conversion()
+PARTS = {
+    # Whole, for a mapping is laid over the one of the recipe that is extended.
+    "fp8_mode": ("fp8_dense", '{mode: "off", source: null, from: source}'),
+    "shared_experts": ("shared_experts", "bf16"),
+    "lm_head": ("lm_head", "bf16"),
+    "draft_rows": ("draft_lm_head", "null"),
+    "mtp_weights": ("mtp_weights", "bf16"),
+    "mtp": ("mtp", '"off"'),
+}
+"""Each part of a conversion: its setting under `checkpoint`, and what switches it off, as YAML."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +42,15 @@ class Misfit:
 def misfits(recipe: Recipe, config: Mapping[str, Any], settings: Settings) -> Iterator[Misfit]:
     """Yield what `plan` would refuse of a recipe's conversion for a model of this config.json."""
     wanted = conversion_of(recipe, settings)
-    for setting, alone, off in _parts(recipe, wanted):
-        reasons = unfit_for(config, alone)
+    for part, (setting, off) in PARTS.items():
+        value = getattr(wanted, part)
+        if value == getattr(UNCONVERTED, part):
+            continue
+        reasons = unfit_for(config, replace(UNCONVERTED, **{part: value}))
         if reasons:
-            yield Misfit(setting, "; ".join(reasons), off)
-
-
-def _parts(
-    recipe: Recipe, wanted: Conversion
-) -> Iterator[tuple[str, Conversion, Mapping[str, Mapping[str, str]]]]:
-    """Yield each part of a conversion by itself, and what switches it off."""
-    if wanted.fp8_mode != "off":
-        alone = replace(UNTREATED, fp8_mode=wanted.fp8_mode)
-        yield "checkpoint.fp8_dense", alone, {"checkpoint": {"fp8_dense": FP8_OFF}}
-    if wanted.shared_experts != "bf16":
-        alone = replace(UNTREATED, shared_experts=wanted.shared_experts)
-        yield "checkpoint.shared_experts", alone, {"checkpoint": {"shared_experts": "bf16"}}
-    if wanted.lm_head != "bf16":
-        alone = replace(UNTREATED, lm_head=wanted.lm_head)
-        yield "checkpoint.lm_head", alone, {"checkpoint": {"lm_head": "bf16"}}
-    if wanted.draft_rows:
-        alone = replace(UNTREATED, draft_rows=wanted.draft_rows)
-        yield "checkpoint.draft_lm_head", alone, {"checkpoint": {"draft_lm_head": "null"}}
-    if wanted.mtp_weights != "bf16":
-        alone = replace(UNTREATED, mtp_weights=wanted.mtp_weights)
-        yield "checkpoint.mtp_weights", alone, {"checkpoint": {"mtp_weights": "bf16"}}
-    if wanted.mtp == "required":
-        alone = replace(UNTREATED, mtp=wanted.mtp)
-        yield "checkpoint.mtp", alone, {"checkpoint": {"mtp": '"off"'}, **_undrafted(recipe)}
+            drafts = _undrafted(recipe) if part == "mtp" else {}
+            switched = {"checkpoint": {setting: off}, **drafts}
+            yield Misfit(f"checkpoint.{setting}", "; ".join(reasons), switched)
 
 
 def _undrafted(recipe: Recipe) -> dict[str, dict[str, str]]:

@@ -16,10 +16,8 @@ from pydantic import ValidationError
 from sparkdeploy import atomic_files
 from sparkdeploy.authoring.machine import HERE
 from sparkdeploy.authoring.new_conversion import misfits
-from sparkdeploy.authoring.new_draft import DraftRecipe, Guess
-from sparkdeploy.authoring.new_engine import engine_for
-from sparkdeploy.authoring.new_from import changing_text
-from sparkdeploy.authoring.new_model import NewModel, Use
+from sparkdeploy.authoring.new_model import NewModel, Use, engine_for
+from sparkdeploy.authoring.new_text import DraftRecipe, Guess, changing_text
 from sparkdeploy.authoring.outlook import WhenMissing, ground_for
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.errors import (
@@ -41,7 +39,7 @@ from sparkdeploy.yaml_text import in_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.authoring.new_engine import ChosenEngine
+    from sparkdeploy.authoring.new_model import ChosenEngine
     from sparkdeploy.authoring.outlook import Ground
     from sparkdeploy.checkpoint.published import PublishedConfig
     from sparkdeploy.estimate.verdict import FitVerdict
@@ -122,7 +120,8 @@ def _made(name: str, model: str, base: str | None, settings: Settings) -> NewRec
     draft = DraftRecipe(name, weights, _findable(base) if base is not None else None)
     draft = _described(draft, published, settings)
     if base is not None:
-        draft = _without_misfits(draft, published, settings)
+        recipe = _resolved(draft, settings).recipe
+        draft = replace(draft, misfits=tuple(misfits(recipe, published.config, settings)))
     draft, verdict = _fitted(draft, published, settings)
     cannot_have = tuple(f"{base}'s {it.setting}: {it.reason}" for it in draft.misfits)
     return NewRecipe(None, draft.text(), verdict, draft.nodes, cannot_have, "")
@@ -139,18 +138,6 @@ def _next_step(called: str, nodes: int, settings: Settings) -> str:
     cluster = " --cluster" if nodes > 1 else ""
     consent = " --allow-unsafe" if loaded.consents else ""
     return f"sparkdeploy plan {shlex.quote(called)}{cluster}{consent}"
-
-
-def _without_misfits(
-    draft: DraftRecipe, published: PublishedConfig, settings: Settings
-) -> DraftRecipe:
-    """Switch off what the base does to a checkpoint and this model cannot have.
-
-    Raises RecipeError where the base is none.
-    """
-    recipe = _resolved(draft, settings).recipe
-    found = tuple(misfits(recipe, published.config, settings))
-    return replace(draft, misfits=found)
 
 
 def _place(name: str, destination: str | None, settings: Settings) -> Path | None:
@@ -325,15 +312,10 @@ def _fitting_words(tokens: int, own: int, nodes: int, ground: Ground) -> str:
 
 def _with_context(draft: DraftRecipe, tokens: int, why: str) -> DraftRecipe:
     if tokens:
-        return _with(draft, "max_model_len", Guess(str(tokens), why))
+        others = {key: guess for key, guess in draft.serve.items() if key != "max_model_len"}
+        return replace(draft, serve={"max_model_len": Guess(str(tokens), why), **others})
     note = "config.json names no context: vLLM derives serve.max_model_len."
     return draft if note in draft.notes else replace(draft, notes=(*draft.notes, note))
-
-
-def _with(draft: DraftRecipe, name: str, guess: Guess) -> DraftRecipe:
-    return replace(
-        draft, serve={name: guess, **{k: v for k, v in draft.serve.items() if k != name}}
-    )
 
 
 def _resolved(draft: DraftRecipe, settings: Settings) -> Resolved:

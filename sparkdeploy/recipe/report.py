@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.load import load_engine, load_recipe
+from sparkdeploy.recipe.words import shortest_ends
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.load import Library, Resolved
@@ -152,8 +153,8 @@ def origin_lines(resolved: Resolved) -> Iterator[Block]:
     Files are called by their names; in which folders they lie stands at the end.
     """
     content = resolved.recipe.model_dump(by_alias=True)
-    files = {str(it.file) for it in resolved.origins.values() if it.line is not None}
-    names = short_names(files)
+    files = list({str(it.file) for it in resolved.origins.values() if it.line is not None})
+    names = dict(zip(files, shortest_ends(files), strict=True))
     rows = []
     for path, value in _leaves(content, ()):
         origin = resolved.origins.get(path)
@@ -178,21 +179,6 @@ def _folder_lines(names: Mapping[str, str]) -> Iterator[Line]:
     for folder, found in by_folder.items():
         lie = "lies" if len(found) == 1 else "lie"
         yield line_of(Piece(f"# {', '.join(found)} {lie} in {folder}", Style.QUIET))
-
-
-def short_names(files: Iterable[str]) -> dict[str, str]:
-    """Return what to call each file: its last part, or as many as tell it from the others."""
-    parts = {file: tuple(file.split("/")) for file in files}
-    names = {}
-    for file, own in parts.items():
-        others = [other for other in parts.values() if other != own]
-        count = next(
-            count
-            for count in range(1, len(own) + 1)
-            if count == len(own) or all(other[-count:] != own[-count:] for other in others)
-        )
-        names[file] = "/".join(own[-count:])
-    return names
 
 
 def values_to_show(recipe: Recipe) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 SHOWN_LENGTH = 160
@@ -19,6 +20,17 @@ def shown(text: object) -> str:
     if len(words) > SHOWN_LENGTH:
         words = words[:SHOWN_LENGTH] + "..."
     return words if words.isprintable() else ascii(words)
+
+
+def shortest_ends(paths: Sequence[str]) -> Iterator[str]:
+    """Yield for each path the shortest end that no other one has, of whole parts."""
+    by_path = [
+        ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        for parts in (path.split("/") for path in paths)
+    ]
+    counts = Counter(end for ends in by_path for end in ends)
+    for ends in by_path:
+        yield next((end for end in ends if counts[end] == 1), ends[-1])
 
 
 def nearest(wanted: str, known: Iterable[str]) -> str:

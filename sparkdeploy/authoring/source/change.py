@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
 from sparkdeploy.authoring.source import files, git
-from sparkdeploy.authoring.source.differences import differences
 from sparkdeploy.authoring.source.index import rows_of
 from sparkdeploy.authoring.source.place import changing, remove, remove_folder
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import NodeError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.recipe.library import library
+from sparkdeploy.recipe.load import look_into
 from sparkdeploy.recipe.sources.shelf import (
     NAME,
     SNAPSHOT,
@@ -33,10 +33,12 @@ from sparkdeploy.recipe.sources.shelf import (
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import MAX_BYTES
 from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from sparkdeploy.recipe.load import Library
     from sparkdeploy.settings import Settings
 
 PLACEHOLDER_COMMIT = "0" * 40
@@ -114,7 +116,7 @@ def update_source(
                 if old.version != __version__:
                     staged.keep()
                 return SourceChange(old.record, record, state=State.UP_TO_DATE)
-            found = differences(sources.files_of(name), staged.folder, library(settings))
+            found = _differences(sources.files_of(name), staged.folder, library(settings))
             change = SourceChange(old.record, record, tuple(found))
             if not agrees(change):
                 return change
@@ -260,3 +262,29 @@ def update_all(
             console.warn(f"{name}: {error.message}")
             failures.append(error)
     return Updates(tuple(changes), next(iter(failures), None))
+
+
+def _differences(old: Path, new: Path, shelf: Library) -> Iterator[str]:
+    """Yield what needs consent now, what needs it no more, and which files change how much."""
+    # Folders of mods are found with links followed.
+    before, after = (Path(os.path.realpath(folder)) for folder in (old, new))
+    had, has = set(_consents(before, shelf)), set(_consents(after, shelf))
+    yield from (f"+ consent: {it}" for it in sorted(has - had))
+    yield from (f"- consent: {it}" for it in sorted(had - has))
+    yield from git.diff_stat(before, after, without=SNAPSHOT)
+
+
+def _consents(folder: Path, shelf: Library) -> Iterator[str]:
+    """Yield what each recipe of a folder asks for, with all that it inherits."""
+    for path in sorted(folder.rglob("*")):
+        if not path.name.endswith(files.RECIPE_SUFFIXES) or not path.is_file():
+            continue
+        try:
+            loaded = look_into(shelf, str(path))
+        except RecipeError:
+            continue
+        for asked in loaded.consents:
+            keys = ".".join(key for key in asked.path if isinstance(key, str))
+            text = f"{path}: {keys}: {asked.message}"
+            # A state that is looked at lies elsewhere than the one that was taken.
+            yield visible_line(text.replace(f"{folder}/", "").replace(str(folder), "."))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sparkdeploy.authoring.source.files import RECIPE_SUFFIXES
 from sparkdeploy.errors import NoRecipeError, RecipeError
 from sparkdeploy.recipe.load import look_into
-from sparkdeploy.recipe.sources.shelf import MAX_COUNT, RecipeRow, short_names
-from sparkdeploy.recipe.words import shown
+from sparkdeploy.recipe.sources.shelf import MAX_COUNT, RecipeRow, stem
+from sparkdeploy.recipe.words import shortest_ends, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,8 @@ def rows_of(folder: Path, files: Sequence[str], shelf: Library) -> Iterator[Reci
             recipes[file] = _looked_into(shelf, folder / file)
         if len(recipes) > MAX_RECIPES:
             raise RecipeError(f"the source holds more than {MAX_RECIPES} recipes")
-    for (file, found), name in zip(recipes.items(), short_names(list(recipes)), strict=True):
+    names = shortest_ends([stem(file) for file in recipes])
+    for (file, found), name in zip(recipes.items(), names, strict=True):
         yield _row(name, file, found)
 
 

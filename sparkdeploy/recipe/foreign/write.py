@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.consent import CONSENT_OPTIONS
 from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.recipe.words import shown
+from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.foreign.translate import Translation
 
 ORDER = ("schema", "name", "title", "engine", "image", "mods", "model", "checkpoint", "serve")
-PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-NO_TEXT = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
-"""Words that a reader of YAML takes for another kind of value."""
 COMMENT_COLUMN = 60
 LISTS = ("serve.extra_args", "mods", "serve.lora")
-SURROGATES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
 
 def recipe_text(translation: Translation) -> str:
@@ -80,40 +76,16 @@ def _lines(
 ) -> Iterator[str]:
     below = [name for name in said if name.startswith(f"{path}.")]
     if isinstance(value, dict) and value and below:
-        yield f"{indent}{_scalar(key)}:"
+        yield f"{indent}{in_line(key)}:"
         for name, item in value.items():
             yield from _lines(name, item, f"{path}.{name}", said, indent + "  ")
         return
-    line = f"{indent}{_scalar(key)}: {_scalar(value)}"
+    line = f"{indent}{in_line(key)}: {_written(value)}"
     yield f"{line:<{COMMENT_COLUMN}} # {said[path]}" if path in said else line
 
 
-def _scalar(value: Any) -> str:  # noqa: ANN401 - YAML content
-    """Return a value on one line: JSON is YAML, and plain words need no quotes."""
-    if isinstance(value, dict):
-        pairs = (f"{json.dumps(str(key))}: {_scalar(item)}" for key, item in value.items())
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_scalar, value))}]"
-    if isinstance(value, float):
-        return _decimal(value)
-    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in NO_TEXT:
-        return value
-    if isinstance(value, str) and value.isprintable():
+def _written(value: Any) -> str:  # noqa: ANN401 - YAML content
+    """Return a value on one line; words of other scripts stay readable."""
+    if isinstance(value, str) and value.isprintable() and not value.isascii():
         return json.dumps(value, ensure_ascii=False)
-    return SURROGATES.sub(_one_character, json.dumps(value))
-
-
-def _decimal(value: float) -> str:
-    """YAML 1.1 takes a number for one only with a dot in it."""
-    text = repr(value)
-    if text in ("inf", "-inf", "nan"):
-        return text.replace("inf", ".inf").replace("nan", ".nan")
-    mantissa, sign, exponent = text.partition("e")
-    return f"{mantissa}{'' if '.' in mantissa else '.0'}{sign}{exponent}"
-
-
-def _one_character(pair: re.Match[str]) -> str:
-    """YAML writes a character beyond U+FFFF as one, JSON as two halves."""
-    character = json.loads(f'"{pair[0]}"')
-    return f"\\U{ord(character):08x}"
+    return in_line(value)

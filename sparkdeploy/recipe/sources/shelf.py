@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -175,7 +174,7 @@ class Sources:
             return None
         rows = self.get(name).rows
         for row in rows:
-            if rest in (row.name, row.file, _stem(row.file)):
+            if rest in (row.name, row.file, stem(row.file)):
                 return self.files_of(name) / row.file
         same = [row.name for row in rows if row.name.rpartition("/")[2] == rest]
         if same:
@@ -212,7 +211,7 @@ def _checked(row: RecipeRow) -> RecipeRow:
     texts = (row.title, row.model, row.engine, row.image, row.drafts, row.refusal)
     _require_lines(row.name, row.file, *texts)
     _require_count(row.min_nodes, row.consents, row.max_nodes or 0)
-    if not is_plain_path(row.file) or not f"/{_stem(row.file)}".endswith(f"/{row.name}"):
+    if not is_plain_path(row.file) or not f"/{stem(row.file)}".endswith(f"/{row.name}"):
         raise ValueError("a file that is none of a source")
     return row
 
@@ -234,19 +233,6 @@ def _require_count(*numbers: Any) -> None:  # noqa: ANN401 - as above
         raise ValueError("a number that counts nothing")
 
 
-def short_names(files: Sequence[str]) -> Iterator[str]:
-    """Yield for each file the shortest end of its path that no other one has, without `.yaml`."""
-    stems = [_stem(file) for file in files]
-    counts = Counter(end for stem in stems for end in set(_ends(stem)))
-    for stem in stems:
-        yield next((end for end in _ends(stem) if counts[end] == 1), stem)
-
-
-def _ends(stem: str) -> list[str]:
-    """Return the ends of a path, the shortest first."""
-    parts = stem.split("/")
-    return ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-
-
-def _stem(file: str) -> str:
+def stem(file: str) -> str:
+    """Return a recipe's file without `.yaml`."""
     return file.removesuffix(".yaml").removesuffix(".yml")

@@ -148,7 +148,7 @@ def test_numbers_are_written_as_they_were_read(run: Run, tmp_path: Path, number:
     )
     done = run("recipe", "import", str(path))
     assert done.returncode == 0
-    assert 'temperature": 1.0e-05' in done.stdout
+    assert "temperature: 1.0e-05" in done.stdout
 
 
 @pytest.mark.parametrize("way", ["parent", "link"])

@@ -1,12 +1,16 @@
-"""A new recipe on its way to a file: its values, what each was guessed from, and its text."""
+"""The text of a recipe that `new` writes: for a model, with its guesses, or a changed one."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
+from sparkdeploy.about import UNIT
 from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.yaml_text import in_line
@@ -14,10 +18,25 @@ from sparkdeploy.yaml_text import in_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pydantic.fields import FieldInfo
+
     from sparkdeploy.authoring.new_conversion import Misfit
-    from sparkdeploy.recipe.schema import Weights
+    from sparkdeploy.recipe.schema import Recipe, Weights
 
 COMMENT_COLUMN = 56
+KNOB_COLUMN = 44
+KNOBS: dict[str, tuple[str, ...]] = {
+    "model": ("repo", "revision", "path", "served_name"),
+    "serve": (
+        *("port", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
+        *("gpu_memory_utilization", "kv_cache_dtype", "attention_backend", "speculative"),
+        *("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice"),
+        *("override_generation_config", "env", "extra_args"),
+    ),
+    "limits": ("memory_floor_gib", "startup_timeout_s"),
+    "cluster": ("tensor_parallel", "pipeline_parallel", "min_nodes"),
+}
+"""What people change, by section; docs/recipes.md has the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +114,37 @@ def _line(name: str, guess: Guess, indent: str) -> str:
     line = f"{indent}{name}: {guess.value}"
     mark = "" if guess.is_certain else "guess: "
     return f"{line:<{COMMENT_COLUMN}} # {mark}{guess.why}" if guess.why else line
+
+
+def changing_text(name: str, base: str, recipe: Recipe) -> str:
+    """Return a recipe that is what its base is, until somebody takes a `#` away."""
+    return "\n".join([*_changing_head(name, base, recipe), *_knobs(recipe), ""])
+
+
+def _changing_head(name: str, base: str, recipe: Recipe) -> Iterator[str]:
+    yield schema_line("recipe")
+    yield f"# Made by `sparkdeploy new`: {shown(base)}, to be changed. Take the # from a line that"
+    yield "# you change; what stands there is what it says today. docs/recipes.md has every field."
+    yield "schema: 1"
+    yield f"name: {in_line(name)}"
+    yield f"title: {in_line(f'{recipe.name}, changed')}"
+    yield f"extends: {in_line(base)}"
+    yield f"# engine: {in_line(recipe.engine)}"
+
+
+def _knobs(recipe: Recipe) -> Iterator[str]:
+    for section, names in KNOBS.items():
+        values = getattr(recipe, section)
+        yield f"{section}:"
+        for name in names:
+            yield _knob(name, getattr(values, name), type(values).model_fields[name])
+
+
+def _knob(name: str, value: Any, field: FieldInfo) -> str:  # noqa: ANN401 - of any field
+    written = value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value
+    line = f"  # {name}: {in_line(written)}"
+    extra = field.json_schema_extra
+    unit = str(extra.get(UNIT, "")) if isinstance(extra, dict) else ""
+    words = re.split(r"[.;:](?: |$)", field.description or "")[0]
+    remark = f"{unit}: {words[:1].lower()}{words[1:]}" if unit else words
+    return f"{line:<{KNOB_COLUMN}} # {remark}" if remark else line
