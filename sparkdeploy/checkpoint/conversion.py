@@ -6,12 +6,11 @@ from typing import Any, Literal
 
 from sparkdeploy.checkpoint import contents, fp8
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
-from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of
+from sparkdeploy.checkpoint.draft_layer import GROUP, DraftWeights, draft_layer_of
 from sparkdeploy.checkpoint.quantised import method_of
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.source import CheckpointSource
-from sparkdeploy.checkpoint.stated import GROUP
 from sparkdeploy.errors import CheckpointError
 
 HYBRID_NOTE = "_hybrid_quant_info"

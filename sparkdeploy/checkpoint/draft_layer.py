@@ -3,14 +3,14 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint.contents import Located
 from sparkdeploy.checkpoint.repo_files import printable
-from sparkdeploy.checkpoint.stated import GROUP, stated_counts
 from sparkdeploy.errors import CheckpointError
 
+GROUP = 128
+"""Inputs of an output that share an INT4 scale, as in Intel's checkpoint."""
 _UNPACKED = frozenset({"BF16", "F16"})
 _DENSE = re.compile(
     r"mtp\.(?:fc|layers\.\d+\.(?:self_attn\.[qkvo]_proj"
@@ -68,12 +68,3 @@ def draft_layer_of(name: str, tensors: Mapping[str, Located]) -> DraftWeights:
             hint="set checkpoint.mtp_weights: bf16",
         )
     return DraftWeights(len(layers), dense)
-
-
-def stated_draft_layer(folder: Path) -> DraftWeights | None:
-    """Return what an overlay asks the plugin to convert; None where it leaves the layer alone.
-
-    Raises CheckpointError when its config.json cannot be read or says something else.
-    """
-    counts = stated_counts(folder, "draft_layer", ("int4_layers", "fp8_layers"))
-    return DraftWeights(*counts) if counts else None

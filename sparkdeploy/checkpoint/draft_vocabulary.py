@@ -9,7 +9,7 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.recipe.schema import Model
+from sparkdeploy.recipe.schema import Model, Recipe
 from sparkdeploy.settings import Settings
 from sparkdeploy.stored_json import read_bytes
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,6 +35,9 @@ CHUNK_CHARACTERS = 1 << 20
 """Text that is tokenised at once; a chunk ends between lines."""
 RANKING = 1
 """Counts up whenever the same counts give another order."""
+SAMPLE_FOLDER = Path(__file__).with_name("draft_sample")
+SAMPLE_NAME = "sparkdeploy's sample"
+"""What stands for the sample's files in a count of it."""
 _LESS_THAN_ONCE = 0.99
 _VERSION = 1
 
@@ -185,3 +189,60 @@ def _read_tokenizer(folder: Path) -> "Tokenizer":
         raise CheckpointError(
             f"{path} cannot be read: {printable(str(error))}", hint="download the model again"
         ) from error
+
+
+def sample_texts() -> list[Path]:
+    return sorted(SAMPLE_FOLDER.glob("*.txt"))
+
+
+def draft_origin(recipe: Recipe, settings: Settings, files: Path) -> str:
+    """The hash of the draft vocabulary that a recipe gets for the model in folder `files`.
+
+    Empty for a recipe without a draft head, and where neither a count of the user's nor a tokenizer
+    is.
+    """
+    if recipe.checkpoint.draft_lm_head is None:
+        return ""
+    counted = known_vocabulary(recipe.model, settings)
+    return counted.origin if counted is not None else sample_inputs(files)
+
+
+def bring_vocabulary(recipe: Recipe, settings: Settings, files: Path) -> DraftVocabulary | None:
+    """Return the user's count, or that of the sample, which is made if it was not yet.
+
+    None for a recipe without a draft head. CheckpointError where the model's tokenizer cannot be
+    read. Nothing is written before the count is whole.
+    """
+    if recipe.checkpoint.draft_lm_head is None:
+        return None
+    return known_vocabulary(recipe.model, settings) or _sample_vocabulary(settings, files)
+
+
+def sample_inputs(files: Path) -> str:
+    """A sha256 in hex over a model's tokenizer and the sample; empty where no tokenizer is.
+
+    Raises PermissionError for one that this user may not read.
+    """
+    try:
+        found = hashlib.sha256(read_bytes(files / TOKENIZER_FILE, TOKENIZER_LIMIT_BYTES))
+    except PermissionError:
+        raise
+    except OSError:
+        return ""
+    found.update(str(RANKING).encode())
+    for text in sample_texts():
+        found.update(hashlib.sha256(text.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def _sample_vocabulary(settings: Settings, files: Path) -> DraftVocabulary:
+    inputs = sample_inputs(files)
+    kept = settings.data_dir / "m" / "draft" / f"sample-{inputs[:16]}.json"
+    found = read_vocabulary(kept)
+    if found is not None and found.inputs == inputs:
+        return found
+    with console.step("frequent tokens of the draft head") as step:
+        counted = count_tokens(files, sample_texts(), on_progress=step.progress)
+        made = replace(counted, texts=(SAMPLE_NAME,), inputs=inputs)
+        write_vocabulary(kept, made)
+    return made

@@ -5,7 +5,6 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
@@ -87,28 +86,22 @@ def expected_bytes(sizes: ModelSizes) -> int:
     return sum(math.prod(item.shape) * (1 if item.is_weight else 2) for item in expected_fp8(sizes))
 
 
-class Mismatch(Enum):
-    """What becomes of a repository that does not hold exactly the expected tensors."""
-
-    REFUSE = "refuse"
-    LEAVE = "leave"
-    """Take the modules that fit; the others stay at 16 bits."""
-
-
 def find_fp8(
     source: RangeSource,
     sizes: ModelSizes,
     indexed: Mapping[str, str],
-    mismatch: Mismatch = Mismatch.REFUSE,
+    *,
+    leave_unfit: bool = False,
 ) -> tuple[tuple[ExpectedTensor, FoundTensor], ...]:
     """Find every expected tensor by the headers of the files that `indexed` (name to file) names.
 
-    Raises CheckpointError naming what is missing, extra or unlike, unless that is to be left.
+    Raises CheckpointError naming what is missing, extra or unlike; with `leave_unfit` only the
+    modules that fit are taken, and the others stay at 16 bits.
     """
     expected = expected_fp8(sizes)
     files = sorted({file for name, file in indexed.items() if is_related(name)})
     found = _related_tensors(dict(read_remote_headers(source, files)))
-    if mismatch is Mismatch.LEAVE:
+    if leave_unfit:
         # Modules whose weight and scales both are as expected.
         unfit = {
             item.module

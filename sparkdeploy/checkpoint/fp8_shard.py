@@ -50,7 +50,8 @@ class Order:
     sizes: ModelSizes
     origin: str
     """A repository at a commit, or a folder's state."""
-    mismatch: fp8.Mismatch = fp8.Mismatch.REFUSE
+    leave_unfit: bool = False
+    """Whether modules whose FP8 does not fit stay at 16 bits."""
     model: Path | None = None
     """The folder of the same weights at 16 bits; without one nothing is compared."""
 
@@ -60,7 +61,7 @@ Matches = tuple[tuple[fp8.ExpectedTensor, fp8.FoundTensor], ...]
 
 def shard_folder(store: Path, order: Order) -> Path:
     expected = [(item.name, item.shape) for item in fp8.expected_fp8(order.sizes)]
-    inputs = [_VERSION, order.origin, expected, order.mismatch.value]
+    inputs = [_VERSION, order.origin, expected, order.leave_unfit]
     return store / hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:24]
 
 
@@ -96,7 +97,8 @@ def fetch_shard(source: RangeSource, order: Order, folder: Path, on_progress: Pr
     ):
         shard = read_shard(folder)
         if shard is None:
-            matches = fp8.find_fp8(source, order.sizes, index_of(source), order.mismatch)
+            indexed = index_of(source)
+            matches = fp8.find_fp8(source, order.sizes, indexed, leave_unfit=order.leave_unfit)
             parts.mkdir(parents=True, exist_ok=True)
             _fetch(source, matches, parts, on_progress)
             digests = _join(matches, parts, folder / SHARD_FILE)

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 from sparkdeploy.checkpoint import repo_files
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.settings import Settings
 
+T = TypeVar("T")
 ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
@@ -64,20 +65,25 @@ class Hub:
         repo_files.check_repo(repo)
         repo_files.check_revision(repo, revision)
         refuse_offline(repo)
+        facts = self.retried(
+            lambda: listing_of(self, repo, revision),
+            lambda error: CheckpointError(
+                f"{repo}: {self.endpoint} does not answer as a hub should.",
+                hint="check the network; what has come so far is kept for the next try",
+                detail=printable(str(error)),
+            ),
+        )
+        return facts if all_files else facts.of_one_format()
+
+    def retried(self, ask: Callable[[], T], failed: Callable[[RetryError], CheckpointError]) -> T:
+        """Return what `ask` returns; after the last RetryError of it raise what `failed` makes."""
         failures = 0
         while True:
             try:
-                facts = listing_of(self, repo, revision)
+                return ask()
             except RetryError as error:
                 failures += 1
-                failed = CheckpointError(
-                    f"{repo}: {self.endpoint} does not answer as a hub should.",
-                    hint="check the network; what has come so far is kept for the next try",
-                    detail=printable(str(error)),
-                )
-                self.wait_after(failures, error, failed)
-            else:
-                return facts if all_files else facts.of_one_format()
+                self.wait_after(failures, error, failed(error))
 
     def url(self, repo: str, commit: str, name: str) -> str:
         return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(name)}"

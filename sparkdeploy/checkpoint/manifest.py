@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from sparkdeploy.checkpoint.draft_layer import DraftWeights
 from sparkdeploy.checkpoint.durable import content_hash, write_text
-from sparkdeploy.checkpoint.plain_files import plain_files
+from sparkdeploy.checkpoint.model_files import plain_files
 from sparkdeploy.checkpoint.repo_files import PART_LIMIT_BYTES
 from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.stored_json import read_json
@@ -37,6 +38,10 @@ class Manifest:
     digests: dict[str, str]
     """The hash of every file that is no link, but for the manifest: sha256, or `xxh3:` for large
     files that were written here."""
+    shared_int4_count: int = 0
+    """Modules of shared experts that become INT4 while the checkpoint is loaded."""
+    draft_layer: DraftWeights | None = None
+    """What of the draft layer becomes INT4 and FP8 then; None where it stays as it is."""
 
 
 @cache

@@ -9,16 +9,16 @@ from typing import Any
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.conversion import PLAIN, Conversion, SourceFacts, check_source
+from sparkdeploy.checkpoint.draft_layer import GROUP
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
 from sparkdeploy.checkpoint.durable import hidden_beside, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
-from sparkdeploy.checkpoint.stated import SHARED_EXPERTS, shared_experts_block
 from sparkdeploy.errors import CheckpointError
 
-OVERLAY_VERSION = 2
+OVERLAY_VERSION = 3
 """Counts up whenever the same source and conversion give another overlay."""
 
 _WRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE, OVERLAY_FILE})
@@ -73,6 +73,8 @@ def build_overlay(
                     "conversion": asdict(conversion),
                     "fp8_layer_count": facts.fp8_layer_count,
                     "mtp_tensor_count": facts.mtp_tensor_count,
+                    "shared_int4_count": facts.shared_int4_count,
+                    "draft_layer": facts.draft_layer,
                 }
                 with durable.staged_folder(target) as staging:
                     _fill(source, conversion, facts, staging, shard, draft)
@@ -102,7 +104,8 @@ def overlay_config(facts: SourceFacts, conversion: Conversion) -> dict[str, Any]
     if facts.draft_layer is not None:
         spark_hybrid["draft_layer"] = facts.draft_layer.as_block()
     if facts.shared_int4_count:
-        spark_hybrid[SHARED_EXPERTS] = shared_experts_block(facts.shared_int4_count)
+        int4 = {"dtype": "int4", "group": GROUP, "int4_layers": facts.shared_int4_count}
+        spark_hybrid["shared_experts"] = int4
     if conversion.draft_rows:
         draft = {"rows": conversion.draft_rows, "dtype": "int8", "file": OVERLAY_FILE}
         spark_hybrid["draft_lm_head"] = draft

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sparkdeploy.checkpoint import fp8_shard, pull
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
-from sparkdeploy.checkpoint.fp8 import Mismatch, expected_bytes
+from sparkdeploy.checkpoint.fp8 import expected_bytes
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource
@@ -47,7 +47,8 @@ def bring_fp8(
     checkpoint: Checkpoint,
     source: CheckpointSource,
     settings: Settings,
-    mismatch: Mismatch = Mismatch.REFUSE,
+    *,
+    leave_unfit: bool = False,
 ) -> fp8_shard.Fp8Shard | None:
     """Fetch the shard for a model by range, or find it; None when the recipe takes none."""
     resolve_fp8(checkpoint, settings)
@@ -55,7 +56,7 @@ def bring_fp8(
     if not origin:
         return None
     sizes = model_sizes(read_config(source.files_dir))
-    order = fp8_shard.Order(sizes, origin, mismatch, source.files_dir)
+    order = fp8_shard.Order(sizes, origin, leave_unfit, source.files_dir)
     folder = fp8_shard.shard_folder(shard_store(settings), order)
     done = fp8_shard.read_shard(folder)
     if done is not None:

@@ -16,7 +16,7 @@ from huggingface_hub import DeleteCacheStrategy
 from huggingface_hub.utils import _shared_blobs
 
 from sparkdeploy.checkpoint.cache import BLOBS, STORE
-from sparkdeploy.checkpoint.links import real_path, shared_files
+from sparkdeploy.checkpoint.model_files import real_path, shared_files
 from sparkdeploy.errors import CheckpointError
 
 _PUBLISHING = threading.Lock()

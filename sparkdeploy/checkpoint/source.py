@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, STORE, branch_commit, repo_folder, repo_of
-from sparkdeploy.checkpoint.links import Content, follow, real_path
-from sparkdeploy.checkpoint.plain_files import plain_files
+from sparkdeploy.checkpoint.model_files import Content, follow, plain_files, real_path
 from sparkdeploy.checkpoint.repo_files import name_problem
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.paths import MODEL_FILES

@@ -12,6 +12,7 @@ import errno
 import os
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from filelock import Timeout
@@ -110,19 +111,18 @@ class Transfer:
                     arriving, data, StoredBlob(blob, data.file_hash, file.size_bytes), blobs
                 )
             except RetryError as broken:
-                self._wait(file, failures, broken)
+                self.hub.wait_after(failures, broken, self._failed(file, broken))
             else:
                 return
         arriving.begin_anew()
         self._ranges.take_address(file.name, described.location)
         self._by_http(arriving, blobs)
 
-    def _wait(self, file: RepoFile, failures: int, broken: RetryError) -> None:
-        failed = CheckpointError(
+    def _failed(self, file: RepoFile, broken: RetryError) -> CheckpointError:
+        return CheckpointError(
             f"{self.facts.repo}: download of {file.name} failed: {printable(str(broken))}",
             hint="check the network; what has come so far is kept",
         )
-        self.hub.wait_after(failures, broken, failed)
 
     def _describe(self, file: RepoFile) -> HfFileMetadata:
         """What the hub says of a file now; CheckpointError when its list said otherwise."""
@@ -146,16 +146,12 @@ class Transfer:
         return found
 
     def _metadata(self, file: RepoFile, url: str) -> HfFileMetadata:
-        failures = 0
-        while True:
-            try:
-                with library_errors(self.hub, self.facts.repo, file.name):
-                    return get_hf_file_metadata(
-                        url, token=self.hub.token or False, endpoint=self.hub.endpoint
-                    )
-            except RetryError as broken:
-                failures += 1
-                self._wait(file, failures, broken)
+        def ask() -> HfFileMetadata:
+            with library_errors(self.hub, self.facts.repo, file.name):
+                token = self.hub.token or False
+                return get_hf_file_metadata(url, token=token, endpoint=self.hub.endpoint)
+
+        return self.hub.retried(ask, partial(self._failed, file))
 
     def _by_http(self, arriving: Arriving, blobs: int) -> None:
         file, part = arriving.file, cache.part_name(arriving.file)

@@ -14,9 +14,8 @@ from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, sum
 from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
 from sparkdeploy.checkpoint.expected_tensors import expectation_problems, expected_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
-from sparkdeploy.checkpoint.links import LINKS_LIMIT, real_path
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
-from sparkdeploy.checkpoint.plain_files import plain_files
+from sparkdeploy.checkpoint.model_files import LINKS_LIMIT, plain_files, real_path
 from sparkdeploy.checkpoint.quantised import (
     KNOWN_METHODS,
     method_of,

@@ -118,7 +118,6 @@ def build(
     ] = False,
 ) -> None:
     """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
-    from sparkdeploy.checkpoint.fp8 import Mismatch
     from sparkdeploy.upkeep.checkpoints import write_standalone
 
     settings = current_settings()
@@ -126,7 +125,7 @@ def build(
         requested(recipe, assignments, settings),
         standalone,
         settings,
-        mismatch=Mismatch.LEAVE if allow_mismatch else Mismatch.REFUSE,
+        leave_unfit=allow_mismatch,
         replaces=lambda _out: overwrite,
     )
     fp8, mtp = manifest.fp8_layer_count, manifest.mtp_tensor_count

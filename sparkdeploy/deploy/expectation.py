@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from sparkdeploy import labels
-from sparkdeploy.checkpoint.draft_layer import stated_draft_layer
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.errors import CheckpointError, UnhealthyError
 from sparkdeploy.estimate.memory_claim import MemoryClaim  # noqa: TC001 - read from a label
@@ -108,13 +106,13 @@ def _converted(plan: Plan) -> dict[str, int | str] | None:
     converted: dict[str, int | str] = {
         "fp8_layers": manifest.fp8_layer_count,
         "lm_head": manifest.conversion["lm_head"],
-        "shared_int4_layers": stated_shared_experts(folder),
+        "shared_int4_layers": manifest.shared_int4_count,
     }
     if recipe.serve.speculative is not None:
         # A draft model that shares the target's head drafts as well, only slower: nobody would see.
         if recipe.checkpoint.draft_lm_head is not None:
             converted["draft_head_rows"] = recipe.checkpoint.draft_lm_head.rows
-        if (layer := stated_draft_layer(folder)) is not None:
+        if (layer := manifest.draft_layer) is not None:
             converted["draft_int4_layers"] = layer.int4_layers
             converted["draft_fp8_layers"] = layer.fp8_layers
     return converted

@@ -8,10 +8,9 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.draft_sample import bring_vocabulary
+from sparkdeploy.checkpoint.draft_vocabulary import bring_vocabulary
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
-from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.deploy.lock import announced_lock
 from sparkdeploy.deploy.sync import send_images, send_weights
 from sparkdeploy.errors import CheckpointError, NodeError
@@ -109,7 +108,7 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
     with console.step("checkpoint overlay"):
         conversion = conversion_for(located.source, plan.resolved.recipe, settings)
         result = build_overlay(located.source, conversion, overlay.path, shard, draft)
-    shared = stated_shared_experts(overlay.path)
+    shared = result.shared_int4_count
     console.info(
         f"  {overlay.path}: {result.fp8_layer_count} FP8 layers, "
         f"{f'{shared} INT4 layers of shared experts, ' if shared else ''}"

@@ -13,7 +13,7 @@ from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder
 from sparkdeploy.checkpoint.conversion import Conversion, check_untouched
-from sparkdeploy.checkpoint.draft_sample import draft_origin
+from sparkdeploy.checkpoint.draft_vocabulary import draft_origin
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin

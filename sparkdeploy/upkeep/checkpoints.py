@@ -14,7 +14,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     vocabulary_file,
     write_vocabulary,
 )
-from sparkdeploy.checkpoint.links import real_path
+from sparkdeploy.checkpoint.model_files import real_path
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
@@ -32,7 +32,6 @@ from sparkdeploy.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sparkdeploy.checkpoint.fp8 import Mismatch
     from sparkdeploy.checkpoint.manifest import Manifest
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
@@ -44,7 +43,7 @@ def write_standalone(
     out: Path,
     settings: Settings,
     *,
-    mismatch: Mismatch,
+    leave_unfit: bool,
     replaces: Callable[[Path], bool],
 ) -> Manifest:
     """Write a recipe's model with FP8 shared experts as a checkpoint of its own.
@@ -66,7 +65,7 @@ def write_standalone(
             f"disk: {out} takes {format_bytes(size_bytes)}, {format_bytes(free_bytes)} are free.",
             hint="name a folder on another disk",
         )
-    shard = bring_fp8(recipe.checkpoint, source, settings, mismatch)
+    shard = bring_fp8(recipe.checkpoint, source, settings, leave_unfit=leave_unfit)
     if shard is None:
         raise CheckpointError(
             "the recipe names no repository of FP8 tensors.",

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import Located, model_sizes, mtp_names, read_tensors
 from sparkdeploy.checkpoint.conversion import Conversion
-from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of, stated_draft_layer
+from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of
+from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.source import open_folder
@@ -78,6 +79,8 @@ def test_the_overlay_says_what_the_plugin_has_to_convert(folder: Path, tmp_path:
         "int4_layers": 1,
         "fp8_layers": 8,
     }
-    assert stated_draft_layer(target) == COUNTED
+    manifest = read_manifest(target)
+    assert manifest is not None
+    assert manifest.draft_layer == COUNTED
     assert read_tensors(target).keys() == read_tensors(folder).keys(), "nothing is written"
     verify_headers(target)

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.checkpoint import draft_sample
-from sparkdeploy.checkpoint.draft_sample import (
-    NAME,
+from sparkdeploy.checkpoint import draft_vocabulary
+from sparkdeploy.checkpoint.draft_vocabulary import (
+    SAMPLE_NAME,
+    DraftVocabulary,
     bring_vocabulary,
+    count_tokens,
     draft_origin,
     sample_inputs,
     sample_texts,
-)
-from sparkdeploy.checkpoint.draft_vocabulary import (
-    DraftVocabulary,
-    count_tokens,
     vocabulary_file,
     write_vocabulary,
 )
@@ -54,10 +52,10 @@ def test_the_first_count_is_kept_and_not_made_again(
     recipe = drafting(shipped, model)
     made = bring_vocabulary(recipe, settings, model)
     assert made is not None
-    assert (made.texts, made.origin) == ((NAME,), sample_inputs(model))
+    assert (made.texts, made.origin) == ((SAMPLE_NAME,), sample_inputs(model))
     alone = count_tokens(model, sample_texts(), on_progress=lambda _done, _total: None)
     assert made.tokens == alone.tokens
-    monkeypatch.delattr(draft_sample, "count_tokens")
+    monkeypatch.delattr(draft_vocabulary, "count_tokens")
     assert bring_vocabulary(recipe, settings, model) == made
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from sparkdeploy.checkpoint.contents import read_tensors
 from sparkdeploy.checkpoint.conversion import Conversion, check_source
+from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.stated import stated_shared_experts
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.checkpoint.verify import verify_headers
@@ -39,19 +39,14 @@ def overlay(folder: Path, tmp_path: Path) -> Path:
     return target
 
 
-def edit(overlay: Path, **change: object) -> None:
-    file = overlay / "config.json"
-    content = json.loads(file.read_text())
-    content["quantization_config"]["spark_hybrid"]["shared_experts"] |= change
-    file.write_text(json.dumps(content))
-
-
 def test_the_overlay_says_what_the_plugin_has_to_convert(folder: Path, overlay: Path) -> None:
     content = json.loads((overlay / "config.json").read_text())["quantization_config"]
     block = content["spark_hybrid"]
     assert block["shared_experts"] == {"dtype": "int4", "group": 128, "int4_layers": WEIGHTS}
     assert (block["fp8"], block["expected_fp8_layers"]) == (None, 0)
-    assert stated_shared_experts(overlay) == WEIGHTS
+    manifest = read_manifest(overlay)
+    assert manifest is not None
+    assert manifest.shared_int4_count == WEIGHTS
     assert read_tensors(overlay).keys() == read_tensors(folder).keys(), "nothing is written"
     verify_headers(overlay)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
-from sparkdeploy.checkpoint.fp8 import Mismatch, expected_fp8
+from sparkdeploy.checkpoint.fp8 import expected_fp8
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.ranges import FolderRanges
@@ -44,8 +44,8 @@ def made(folder: Path, shard: Fp8Shard, tmp_path: Path) -> Path:
     return out
 
 
-def _shard(fp8: Path, twin: Path, out: Path, mismatch: Mismatch = Mismatch.REFUSE) -> Fp8Shard:
-    order = Order(model_sizes(read_config(twin)), "lab", mismatch, twin)
+def _shard(fp8: Path, twin: Path, out: Path, *, leave_unfit: bool = False) -> Fp8Shard:
+    order = Order(model_sizes(read_config(twin)), "lab", leave_unfit, twin)
     return fetch_shard(FolderRanges(fp8), order, out, ignore)
 
 
@@ -105,7 +105,7 @@ def test_a_module_that_does_not_fit_stays_at_16_bits_when_that_is_allowed(
     _edit(lacking, lambda tensors: tensors.pop(f"{GATE}.weight_scale_inv", None))
     with pytest.raises(CheckpointError, match="missing"):
         _shard(lacking, small_twin, tmp_path / "refused")
-    shard = _shard(lacking, small_twin, tmp_path / "left", Mismatch.LEAVE)
+    shard = _shard(lacking, small_twin, tmp_path / "left", leave_unfit=True)
     standalone(open_folder(folder), shard, tmp_path / "out")
     tensors = read_tensors(tmp_path / "out")
     assert tensors[f"{GATE}.weight"].info.dtype == "BF16"
