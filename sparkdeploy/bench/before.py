@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 FILE = "before.yaml"
 CONSENTS = ("allow_unsafe", "allow_known_bad")
 """A recipe cannot allow itself these; the user did when it was deployed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """How what served before is asked for again."""
-
-    resolved: Resolved
-    request: Request
 
 
 def note_before(deployment: str, settings: Settings) -> Before | None:
@@ -80,8 +72,10 @@ def _noted(host: DockerHost, fact: ContainerFact) -> Before:
     )
 
 
-def restored(before: Before, deployment: str, folder: Path, settings: Settings) -> Restored:
-    """Return the request that makes what was noted.
+def restored(
+    before: Before, deployment: str, folder: Path, settings: Settings
+) -> tuple[Resolved, Request]:
+    """Return the recipe and the request that make what was noted.
 
     By its name where the recipe of that name is still the same but for what `--set` can say; else
     by a file of the noted values. RecipeError when neither can be read.
@@ -94,18 +88,17 @@ def restored(before: Before, deployment: str, folder: Path, settings: Settings) 
         request = replace(request, assignments=tuple(differences(_whole(named.recipe), whole)))
         named = resolve(request, settings)
         if _whole(named.recipe) == whole:
-            return Restored(named, request)
+            return named, request
     except SparkdeployError:
         pass  # It is gone, or others' by now: the values are what counts.
-    consents = tuple(f"{name}=true" for name in CONSENTS if whole.get(name))
     told = {name: value for name, value in whole.items() if name not in {*CONSENTS, "extends"}}
     # Its values are the user's own deployment's, wherever the file lies.
-    consents = tuple(dict.fromkeys(("allow_unsafe=true", *consents)))
+    consents = tuple(f"{it}=true" for it in CONSENTS if it == "allow_unsafe" or whole.get(it))
     path = folder / FILE
     write_private(path, json.dumps(told, indent=1) + "\n")
     request = replace(request, recipe=str(path), assignments=consents)
     try:
-        return Restored(resolve(request, settings), request)
+        return resolve(request, settings), request
     except SparkdeployError:
         path.unlink()
         raise
@@ -116,13 +109,8 @@ def put_back(before: Before | None, deployment: str, folder: Path, settings: Set
     if before is None:
         down(deployment, missing_ok=True)
         return f"nothing served as {deployment} before, and nothing does now"
-    again = restored(before, deployment, folder, settings)
-    up(
-        again.resolved,
-        again.request,
-        settings,
-        confirm=lambda _question: True,
-    )
+    resolved, request = restored(before, deployment, folder, settings)
+    up(resolved, request, settings, confirm=lambda _question: True)
     return f"{deployment} serves {before.wanted} again"
 
 

@@ -14,7 +14,6 @@ from sparkdeploy.bench.suites import (
     Ask,
     Dialect,
     Forecast,
-    Length,
     Prompt,
     Sizer,
     asked,
@@ -92,7 +91,7 @@ class _Collected:
 def find_dialect(streams: Streams, model: str) -> Dialect:
     words, failure = "", None
     for dialect in Dialect:
-        ask = Ask(_GREETING, Length.EXACT)
+        ask = Ask(_GREETING, is_exact=True)
         body = request_body(ask, model=model, dialect=dialect)
         failure = read_answer(streams.round([body])[0]).failure
         if failure is None:
@@ -189,7 +188,10 @@ class Measurement:
             return [Ask(by_name[condition.prompt])] * condition.concurrency
         words = self._words_for(condition.context_tokens - condition.max_tokens)
         made = [self._made(words, condition.max_tokens) for _ in range(condition.concurrency)]
-        return [Ask(prompt, Length.EXACT, condition.context_tokens, words) for prompt in made]
+        return [
+            Ask(prompt, is_exact=True, context_tokens=condition.context_tokens, words=words)
+            for prompt in made
+        ]
 
     def _made(self, words: int, max_tokens: int) -> Prompt:
         self.seed += 1
@@ -207,7 +209,7 @@ class Measurement:
         return self._sizer.words_for(prompt_tokens)
 
     def _probe(self, words: int, wanted_tokens: int) -> Failure | None:
-        ask = Ask(self._made(words, 1), Length.EXACT, context_tokens=wanted_tokens)
+        ask = Ask(self._made(words, 1), is_exact=True, context_tokens=wanted_tokens)
         answer = read_answer(self.server.streams.round([self.server.body(ask)])[0])
         if answer.failure is None:
             self._sizer.learn(words, answer.prompt_tokens)

@@ -98,15 +98,11 @@ class Dialect(Enum):
     PLAIN = "nothing"
 
 
-class Length(Enum):
-    NATURAL = "when the model ends it, or at max_tokens"
-    EXACT = "at max_tokens"
-
-
 @dataclass(frozen=True, slots=True)
 class Ask:
     prompt: Prompt
-    length: Length = Length.NATURAL
+    is_exact: bool = False
+    """Whether the answer has max_tokens tokens; else the model may end it earlier."""
     context_tokens: int | None = None
     words: int | None = None
     """Of the filler, for a prompt that is made to measure."""
@@ -128,7 +124,7 @@ def request_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
         body["stream_options"]["continuous_usage_stats"] = True
         if (ask.context_tokens or 0) <= TOKEN_IDS_UP_TO:
             body["return_token_ids"] = True
-    if ask.length is Length.EXACT and dialect is Dialect.FULL:
+    if ask.is_exact and dialect is Dialect.FULL:
         body["ignore_eos"] = True
         body["min_tokens"] = ask.prompt.max_tokens
     return body

@@ -70,10 +70,7 @@ def systemd(
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public)
     if on_demand:
-        found = export_socket(request, settings, os.environ)
-        _hand_over(found.export, folder)
-        console.info(f"how long a request waits that finds it stopped: {found.first_wait}")
-        console.info(found.stops)
+        _hand_over(export_socket(request, settings, os.environ), folder)
         return
     text, unit = export_systemd(request, settings, os.environ), unit_name(name)
     if folder is not None:
@@ -161,8 +158,10 @@ def _hand_over(export: Export, folder: Path | None) -> None:
         console.answer_text(export.files[0].text)
         if others := ", ".join(file.path for file in export.files[1:]):
             console.info(f"with -o DIR also: {others}")
-        return
-    write_export(export, folder)
-    for file in export.files:
-        console.answer(str(folder / file.path))
-    console.info(f"to use it, in {folder}: {export.next_step}")
+    else:
+        write_export(export, folder)
+        for file in export.files:
+            console.answer(str(folder / file.path))
+        console.info(f"to use it, in {folder}: {export.next_step}")
+    for note in export.notes:
+        console.info(note)

@@ -6,7 +6,7 @@ import os
 import pwd
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ from sparkdeploy.errors import BuildError, CheckpointError, UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.neighbour import Export, ExportedFile
 from sparkdeploy.export.systemd_unit import (
-    Again,
     Unit,
     proxy_name,
     proxy_text,
@@ -70,7 +69,7 @@ _PATHS = ("path", "chat_template")
 
 
 def export_systemd(
-    request: Request, settings: Settings, env: Mapping[str, str], again: Again = Again.UNIT
+    request: Request, settings: Settings, env: Mapping[str, str], *, is_woken: bool = False
 ) -> str:
     """Return the unit that does at boot what `up` with these options does now.
 
@@ -90,7 +89,7 @@ def export_systemd(
             folder=UNIT_FOLDER,
             env=dict(_folder_variables(env)),
             startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
-            again=again,
+            is_woken=is_woken,
         )
     )
 
@@ -126,18 +125,7 @@ def _refuse_variables(request: Request, settings: Settings) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SocketExport:
-    """The units, and what is to be known of them before the first client comes."""
-
-    export: Export
-    first_wait: str
-    """How long a request waits that finds the deployment stopped."""
-    stops: str
-    """When it stops, so that it has to be woken."""
-
-
-def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) -> SocketExport:
+def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) -> Export:
     """Return the units by which the first connection starts the deployment.
 
     Clients keep the recipe's port; the server gets another one. Raises RecipeError.
@@ -151,7 +139,7 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
     files = (
         ExportedFile(socket_name(name), socket_text(name, host, port)),
         ExportedFile(proxy_name(name), proxy_text(name, behind)),
-        ExportedFile(unit_name(name), export_systemd(moved, settings, env, Again.REQUEST)),
+        ExportedFile(unit_name(name), export_systemd(moved, settings, env, is_woken=True)),
     )
     install = f"sudo cp {' '.join(file.path for file in files)} /etc/systemd/system/"
     enable = f"sudo systemctl daemon-reload && sudo systemctl enable --now {socket_name(name)}"
@@ -168,7 +156,8 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
         if known_s is not None
         else NOT_KNOWN
     )
-    return SocketExport(Export(files, next_step=f"{install} && {enable}"), waits, stops)
+    notes = (f"how long a request waits that finds it stopped: {waits}", stops)
+    return Export(files, next_step=f"{install} && {enable}", notes=notes)
 
 
 def export_compose(request: Request, settings: Settings) -> str:

@@ -45,6 +45,8 @@ class Export:
     """UID:GID whose these folders are; empty where there is none."""
     next_step: str = ""
     """What to type in the folder."""
+    notes: tuple[str, ...] = ()
+    """What is to be known before it is used."""
 
 
 def shipped_file(path: str, *, is_program: bool = False) -> ExportedFile:

@@ -10,7 +10,6 @@ sparkdeploy-NAME.service          the deployment, on a port of its own
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import UsageError
@@ -36,13 +35,6 @@ HOPELESS_EXIT_CODES = (2, 3, 5, 6, 86)
 it would fill the machine once more."""
 
 
-class Again(Enum):
-    """Who starts a deployment again that has died."""
-
-    UNIT = "systemd, after a while and a few times"
-    REQUEST = "the next connection; systemd counts every wake as a start, so none is limited"
-
-
 @dataclass(frozen=True, slots=True)
 class Unit:
     deployment: str
@@ -54,7 +46,8 @@ class Unit:
     """Where relative paths of the command are meant from."""
     env: Mapping[str, str]
     startup_timeout_s: float
-    again: Again = Again.UNIT
+    is_woken: bool = False
+    """Whether a socket starts it; systemd counts each wake as a start, so none is limited."""
 
 
 def unit_name(deployment: str) -> str:
@@ -71,7 +64,7 @@ def unit_text(unit: Unit) -> str:
     interval_s = int((MAX_STARTS + 1) * (unit.startup_timeout_s + BETWEEN_STARTS_S))
     limit = f"StartLimitIntervalSec={interval_s}\nStartLimitBurst={MAX_STARTS}"
     again = f"Restart=on-failure\nRestartSec={BETWEEN_STARTS_S}"
-    if unit.again is Again.REQUEST:
+    if unit.is_woken:
         limit, again = "StartLimitIntervalSec=0", "Restart=no"
     environment = "".join(
         f"Environment={quoted(f'{name}={value}')}\n" for name, value in sorted(unit.env.items())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.bench import before as stage
-from sparkdeploy.bench.before import Restored, note_before, restored
+from sparkdeploy.bench.before import note_before, restored
 from sparkdeploy.bench.campaign.folder import (
     PLAN,
     Before,
@@ -30,6 +30,8 @@ from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sparkdeploy.recipe.load import Resolved
 
 SECRET = "not-to-be-kept"
 
@@ -60,7 +62,7 @@ def noted() -> Before:
     return before
 
 
-def again(folder: Path) -> Restored:
+def again(folder: Path) -> tuple[Resolved, Request]:
     return restored(noted(), "main", folder, load_settings())
 
 
@@ -70,11 +72,11 @@ def test_it_is_the_recipe_of_its_name_with_what_was_set(
     sets = ("serve.port=8123", f"serve.env.COLOUR={SECRET}", "serve.reasoning_parser=null")
     serving(monkeypatch, *sets)
 
-    found = again(tmp_path)
+    resolved, request = again(tmp_path)
 
-    assert found.resolved.recipe == resolve(Request("v2", sets), load_settings()).recipe
-    assert found.request.recipe == "v2"
-    assert found.request.deployment.exposure is Exposure.PUBLIC
+    assert resolved.recipe == resolve(Request("v2", sets), load_settings()).recipe
+    assert request.recipe == "v2"
+    assert request.deployment.exposure is Exposure.PUBLIC
     assert noted().env == {
         **resolve(Request("v2"), load_settings()).recipe.serve.env,
         "COLOUR": SECRET,
@@ -94,7 +96,7 @@ def test_a_recipe_that_is_another_by_now_comes_back_by_its_values(
     before = resolve(Request("mine", (f"serve.env.COLOUR={SECRET}",)), load_settings()).recipe
     (own / "mine.yaml").unlink()
 
-    found = again(tmp_path).resolved.recipe
+    found = again(tmp_path)[0].recipe
 
     kept = {"extends", "allow_unsafe"}
     assert found.model_dump(exclude=kept) == before.model_dump(exclude=kept)

@@ -20,7 +20,6 @@ from sparkdeploy.bench.suites import (
     Ask,
     Dialect,
     Forecast,
-    Length,
     Sizer,
     SuiteName,
     context_prompt,
@@ -129,7 +128,7 @@ def test_a_prompt_fits_though_words_differ_in_tokens(wanted: int) -> None:
         assert 0.9 * wanted - SPARE_TOKENS < tokens(sizer.words_for(wanted)) <= wanted
 
 
-ASK = Ask(context_prompt(10, seed=0, max_tokens=128), Length.EXACT, 1024, 10)
+ASK = Ask(context_prompt(10, seed=0, max_tokens=128), is_exact=True, context_tokens=1024, words=10)
 
 
 def test_a_full_body_asks_for_every_count() -> None:

@@ -23,7 +23,6 @@ from sparkdeploy.export.systemd_unit import (
     MAX_STARTS,
     PROXY,
     UNLESS_IT_ENDED,
-    Again,
     Unit,
     proxy_text,
     server_port,
@@ -101,7 +100,7 @@ def test_the_first_connection_starts_a_proxy_and_the_proxy_the_server() -> None:
 
 def test_no_wake_is_one_too_many() -> None:
     """systemd counts a start that was asked for as it counts one that failed."""
-    text = unit_text(replace(UNIT, again=Again.REQUEST))
+    text = unit_text(replace(UNIT, is_woken=True))
     assert "StartLimitIntervalSec=0\n" in text
     assert "Restart=no\n" in text
     assert "StartLimitBurst" not in text
@@ -118,15 +117,16 @@ def test_clients_keep_the_port_and_the_server_gets_another() -> None:
     settings = load_settings()
     request = Request("v2", ("serve.port=8123", "limits.idle_stop_s=1800"))
     found = export_socket(request, settings, {})
-    texts = {file.path: file.text for file in found.export.files}
+    texts = {file.path: file.text for file in found.files}
     assert "ListenStream=127.0.0.1:8123\n" in texts["sparkdeploy-main.socket"]
     assert f"{PROXY} 127.0.0.1:18123\n" in texts["sparkdeploy-main-proxy.service"]
     assert '"serve.port=18123"' in texts["sparkdeploy-main.service"]
     assert "8123=" not in texts["sparkdeploy-main.service"]
-    assert found.stops == "it stops after 30m00s without a request"
-    assert found.first_wait.startswith("not known here")
+    wait, stops = found.notes
+    assert stops == "it stops after 30m00s without a request"
+    assert "finds it stopped: not known here" in wait
     save_durations(settings.state_dir, f"sparkdeploy/plugin:{'a' * 16} v2", {"weights": 42.0})
-    assert export_socket(request, settings, {}).first_wait.startswith("about 42.0s")
+    assert "finds it stopped: about 42.0s" in export_socket(request, settings, {}).notes[0]
 
 
 # Whatever a process can be given: bytes without NUL, as Python holds those that are no UTF-8.
