@@ -5,8 +5,11 @@ Write it anew: python -m pytest tests/unit/cli/test_reference.py --update-golden
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import typer.main
 
 from sparkdeploy.cli.command_table import COMMANDS
@@ -15,8 +18,7 @@ from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
+    from pathlib import Path
 
 PAGE = REPOSITORY / "docs" / "commands.md"
 HEAD = """\
@@ -71,9 +73,13 @@ def escaped(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+@functools.cache
+def whole_program() -> Any:
+    return typer.main.get_command(program(COMMANDS))
+
+
 def reference() -> str:
-    root = typer.main.get_command(program(COMMANDS))
-    found = commands(root, ("sparkdeploy",))
+    found = commands(whole_program(), ("sparkdeploy",))
     return "\n".join([HEAD, *(section(path, command) for path, command in found)])
 
 
@@ -90,3 +96,46 @@ def test_the_reference_is_what_the_program_says(request: pytest.FixtureRequest) 
 def test_every_command_says_what_it_does() -> None:
     for path, command in commands(typer.main.get_command(program(COMMANDS)), ()):
         assert command.help, path
+
+
+TYPED = re.compile(r"`sparkdeploy ([^`\n]+)`|^(?:\$ )?sparkdeploy (.+)$", re.MULTILINE)
+MISTYPED = frozenset({"statsu", "up v2 --prot 8001"})
+"""What docs/completion.md shows an answer to."""
+
+
+def unknown_in(typed: str, root: Any) -> str | None:
+    """Return the word of a line in the pages that the program does not know; None for a right one.
+
+    What follows `&&`, `|` or `#` is another program's; capitals stand for a name of one's own.
+    """
+    words = re.split(r" (?:&&|\||#|>|;) ?", typed)[0].split()
+    command, rest = root, words
+    while rest and (below := getattr(command, "commands", None)) and rest[0] in below:
+        command, rest = below[rest[0]], rest[1:]
+    if command is root:
+        is_word = bool(rest) and rest[0][0].isalpha() and not rest[0].isupper()
+        return rest[0] if is_word else None
+    commands_below = [command, *getattr(command, "commands", {}).values()]
+    known = {name for item in commands_below for option in item.params for name in option.opts}
+    known |= {name for option in root.params for name in option.opts} | {"--help"}
+    options = (word.partition("=")[0] for word in rest if re.match(r"--[a-z]", word))
+    return next((word for word in options if word not in known), None)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))],
+    ids=lambda page: page.stem,
+)
+def test_what_a_page_tells_to_type_exists(page: Path) -> None:
+    root = whole_program()
+    lines = ("".join(found).strip() for found in TYPED.findall(page.read_text()))
+    wrong = {line: unknown_in(line, root) for line in lines if line not in MISTYPED}
+    assert {line: word for line, word in wrong.items() if word is not None} == {}
+
+
+def test_a_command_that_went_is_found_in_a_page() -> None:
+    root = whole_program()
+    assert unknown_in("update", root) == "update"
+    assert unknown_in("plan v2 --html", root) == "--html"
+    assert unknown_in("bench main --gate && sparkdeploy down", root) is None
