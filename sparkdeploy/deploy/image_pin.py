@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import BuildError
-from sparkdeploy.image.pins import keep
 from sparkdeploy.plan.images import stages_for
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import ImageLock, SettledEngine
@@ -58,6 +57,8 @@ def pin_image(
     A tag is pinned to its digest once the image was looked into, so that a tag is never pinned to
     an image that does not serve.
     """
+    from sparkdeploy.image import settle  # noqa: PLC0415 - as above
+
     name, settings = resolved.image, settling.settings
     if resolved.engine.kind != "image" or name is None:
         return resolved
@@ -72,7 +73,7 @@ def pin_image(
     if pin is not None and pin != before and settling.platform is None:
         if before is not None:
             _print_changes(name, before, known, settings)
-        keep(settings, name, pin)
+        settle.keep(settings, name, pin)
     return known
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
 from sparkdeploy.node.container import EXIT_IDLE
-from sparkdeploy.node.listener import Listener, listener_of
+from sparkdeploy.node.ports import Listener, listener_of
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.metrics import Metrics, read_metrics

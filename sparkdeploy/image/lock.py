@@ -5,10 +5,19 @@ Read by every plan; tools/lock_engine.py makes them anew.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    canonicalize_version,
+    parse_wheel_filename,
+)
 
 from sparkdeploy.errors import BuildError
 
@@ -51,25 +60,29 @@ class WheelPlatform:
 
     def pin_of(self, filename: str) -> PackagePin | None:
         """Return what a wheel file holds, or None when this platform or Python cannot use it."""
-        parts = filename.removesuffix(".whl").split("-")
-        if not filename.endswith(".whl") or len(parts) not in {5, 6}:
+        try:
+            name, version, _, tags = parse_wheel_filename(filename)
+        except InvalidWheelFilename:
             return None
-        fits_platform = any(
-            platform == "any" or (platform.endswith(self.architecture) and "musl" not in platform)
-            for platform in parts[-1].split(".")
-        )
-        if not fits_platform or not any(self._fits(tag, parts[-2]) for tag in parts[-3].split(".")):
-            return None
-        return PackagePin(_normalised(parts[0]), parts[1])
+        fits = not tags.isdisjoint(_supported_tags(self.architecture, self.python))
+        return PackagePin(name, str(version)) if fits else None
 
-    def _fits(self, tag: str, abi: str) -> bool:
-        """Code for one release fits that release; stable and pure code fits later ones too."""
-        minor = int(self.python.rpartition(".")[2])
-        language, version = tag[:3], tag[3:]
-        if tag in {"py3", f"cp3{minor}"}:
-            return True
-        is_lasting = language == "py3" or (language == "cp3" and abi == "abi3")
-        return is_lasting and version.isdigit() and int(version) <= minor
+
+@functools.cache
+def _supported_tags(architecture: str, python: str) -> frozenset[Tag]:
+    """Return the tags of wheels that a base can use; this process may run on another platform."""
+    version = (3, int(python.rpartition(".")[2]))
+    interpreter = f"cp3{version[1]}"
+    newest = int(OLDEST_GLIBC.rpartition("_")[2])
+    kinds = [f"manylinux_2_{minor}" for minor in range(newest, 4, -1)]
+    kinds += ["manylinux2014", "manylinux2010", "manylinux1", "linux"]
+    platforms = [f"{kind}_{architecture}" for kind in kinds]
+    return frozenset(
+        (
+            *cpython_tags(version, [interpreter], platforms),
+            *compatible_tags(version, interpreter, platforms),
+        )
+    )
 
 
 def lock_files(
@@ -114,7 +127,10 @@ def python_of(engine: Engine) -> str:
 def read_packages(text: str) -> tuple[LockedPackage, ...]:
     return tuple(
         LockedPackage(
-            PackagePin(_normalised(match["name"]), match["version"]),
+            PackagePin(
+                canonicalize_name(match["name"]),
+                canonicalize_version(match["version"], strip_trailing_zero=False),
+            ),
             frozenset(_HASH.findall(line)),
         )
         for line in text.replace("\\\n", " ").splitlines()
@@ -156,10 +172,6 @@ def wheels_in(
 def sha256_of(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _normalised(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def index_variables(network: BuildNetwork) -> dict[str, str]:

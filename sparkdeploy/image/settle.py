@@ -6,21 +6,26 @@ somebody has looked into it, and a plan reads it there.
 
 from __future__ import annotations
 
+import errno
+import json
+import shlex
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image import pins, proof
+from sparkdeploy.image import proof
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.pull import pull_below
 from sparkdeploy.node.facts import spelled
-from sparkdeploy.recipe.settled import SettledImage
+from sparkdeploy.node.private_folder import write_private
+from sparkdeploy.recipe.settled import ImageLock, SettledImage, contents_as_json, lock_as_dict
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.stages import Stage
@@ -77,7 +82,8 @@ class Settling:
             step.say("asking its vLLM what it takes")
             contents = proof.contents_of(self.host, built)
         if self.platform is None:
-            pins.keep_contents(self.settings, image, contents)
+            path = ImageLock(self.settings.state_dir).contents_path(image)
+            _write(path, contents_as_json(contents).decode(), is_durable=False)
         console.info(f"  {contents.describe()}")
         return contents
 
@@ -121,6 +127,25 @@ class Settling:
 def _told(tag: str, image: str) -> SettledImage:
     console.info(f"  {tag} is {image}")
     return SettledImage(image, datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def keep(settings: Settings, tag: str, settled: SettledImage) -> None:
+    """Note what a tag means from now on; NodeError where that cannot be written."""
+    lock = ImageLock(settings.state_dir)
+    images = lock.all() | {tag: settled}
+    # What a tag is cannot be found out again: by tomorrow it may be another image.
+    _write(lock.path, json.dumps(lock_as_dict(images), indent=1), is_durable=True)
+
+
+def _write(path: Path, text: str, *, is_durable: bool) -> None:
+    try:
+        write_private(path, text, is_durable=is_durable)
+    except OSError as error:
+        listing = f"`ls -ld {shlex.quote(str(path.parent))}`"
+        hint = f"{listing} shows whom it belongs to: only that user may write there"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = f"free space below {path.parent}"
+        raise NodeError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
 
 
 def differences(before: ImageContents | None, after: ImageContents) -> Iterator[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shlex
 import socket
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import docker
+import docker.auth
 import docker.errors
 import requests.exceptions
 import urllib3.exceptions
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
-from sparkdeploy.node.logins import helper_failure, refuse_unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +32,9 @@ SDK_ERRORS = (
     requests.exceptions.RequestException,
     urllib3.exceptions.HTTPError,  # the engine died while its answer was streaming
 )
+_STORE_ERROR = "Credentials store error: "
+# What it warns of it raises as well, as soon as the helper is asked.
+warnings.filterwarnings("ignore", module=r"docker\.credentials")
 
 
 class NotInDockerError(NodeError):
@@ -48,8 +55,9 @@ def translated(doing: str) -> Iterator[None]:
     except docker.errors.APIError as error:
         raise DockerRefusedError(f"{doing}: {error.explanation or error}") from error
     except SDK_ERRORS as error:
-        if (failure := helper_failure(error)) is not None:
-            raise failure from error
+        if str(error).startswith(_STORE_ERROR):
+            cause = error.__cause__ or error
+            raise _unreadable_login(f"{doing}: its login", "REGISTRY", cause) from error
         raise NodeError(
             f"{doing}: the Docker Engine does not answer ({type(error).__name__})",
             detail=str(error),
@@ -83,6 +91,33 @@ def _require_listener(address: str) -> None:
         ) from error
 
 
+def refuse_unreadable_logins() -> None:
+    """Raise NodeError for a login that the SDK would stumble over, whatever it is asked for."""
+    try:
+        logins = json.loads(_login_file().read_text(encoding="utf-8"))["auths"].items()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return  # nothing that the SDK would take a login from
+    for registry, entry in logins:
+        try:
+            docker.auth.AuthConfig.parse_auth({registry: entry}, raise_on_error=True)
+        except (ValueError, TypeError, docker.errors.DockerException) as error:
+            cause = "it is no base64 of USER:PASSWORD"
+            subject = f"the login for {registry}"
+            raise _unreadable_login(subject, shlex.quote(registry), cause) from error
+
+
+def _unreadable_login(subject: str, registry: str, cause: object) -> NodeError:
+    return NodeError(
+        f"{subject} could not be read from {_login_file()}: {str(cause).strip().rstrip('.')}",
+        hint=f"`docker login {registry}` writes it anew; or take it out of that file",
+    )
+
+
+def _login_file() -> Path:
+    folder = os.environ.get("DOCKER_CONFIG")
+    return (Path(folder) if folder else Path("~/.docker").expanduser()) / "config.json"
+
+
 class DockerConnection:
     """A connection to one Docker Engine; a context manager."""
 
@@ -93,7 +128,7 @@ class DockerConnection:
         """
         address = docker_host or "unix:///var/run/docker.sock"
         _require_listener(address)
-        refuse_unreadable()
+        refuse_unreadable_logins()
         with translated(f"docker at {address}"):
             try:
                 self._client = docker.DockerClient(

@@ -74,7 +74,7 @@ REVIEWED = {
     "image/pull.py": {"reference.partition('/')[0]"},
     "image/settle.py": {"reference.partition('/')[0]"},
     "node/cluster.py": {"host"},
-    "node/logins.py": {"registry"},
+    "node/connection.py": {"registry"},
     "node/node.py": {"node.entry.ssh"},
     "node/remote_command.py": {"__version__"},
     "plan/findings.py": {"cluster", "show", "step.stage.tag"},

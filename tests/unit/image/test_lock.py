@@ -81,6 +81,9 @@ def test_the_cuda_locks_hold_what_a_cluster_needs(
         ("a_b-1.0-cp310-cp310-manylinux_2_28_x86_64.whl", False),
         ("a_b-1.0-cp311-cp311-musllinux_1_2_x86_64.whl", False),
         ("a_b-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", False),
+        ("a_b-1.0-cp311-cp311-macosx_10_13_x86_64.whl", False),
+        ("a_b-1.0-cp311-cp311t-manylinux_2_28_x86_64.whl", False),
+        ("a_b-1.0-cp311-cp311-manylinux_2_39_x86_64.whl", False),
         ("a_b-1.0.tar.gz", False),
     ],
 )

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.image.pins import keep
-from sparkdeploy.image.settle import differences
+from sparkdeploy.image.settle import differences, keep
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.load import library, load_recipe

@@ -16,7 +16,7 @@ import pytest
 from sparkdeploy.deploy.serving import require_listener
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.node.listener import Listener, listener_of
+from sparkdeploy.node.ports import Listener, listener_of
 from sparkdeploy.node.reports import read_container
 from sparkdeploy.server.client import ServedModel
 
