@@ -68,7 +68,11 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
 
     Raises OSError, whose `strerror` says what it is, for the rest and for a longer file.
     """
-    with open_regular(path) as file:
+    return _read_within(open_regular(path), limit_bytes)
+
+
+def _read_within(file: BufferedReader, limit_bytes: int) -> bytes:
+    with file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {limit_bytes >> 10} KiB")
@@ -116,11 +120,7 @@ def read_unlinked(path: Path, limit_bytes: int) -> bytes:
         descriptor = os.open(path.name, flags, dir_fd=folder)
     finally:
         os.close(folder)
-    with _regular(descriptor) as file:
-        content = file.read(limit_bytes + 1)
-    if len(content) > limit_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {limit_bytes >> 10} KiB")
-    return content
+    return _read_within(_regular(descriptor), limit_bytes)
 
 
 def _no_file() -> OSError:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels, yaml_text
 from sparkdeploy.errors import UsageError
-from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, MAX_STARTUP_S
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,10 +82,10 @@ def _health_check(spec: ContainerSpec) -> dict[str, Any]:
     Docker only notes what it says; the guard is who starts vLLM again. {} where no port is told:
     a worker has no API.
     """
-    port = spec.labels.get(labels.PORT, "")
-    if not (port.isascii() and port.isdigit()):
+    port = spec.labels.get(labels.PORT)
+    if not port:
         return {}
-    timeout_s = _seconds(spec.labels.get(labels.STARTUP_TIMEOUT, ""))
+    timeout_s = int(float(spec.labels.get(labels.STARTUP_TIMEOUT) or 0))
     return {
         "test": ["CMD", spec.entrypoint[0], "-I", "-c", _HEALTH_PROGRAM.format(port=port)],
         "interval": f"{HEALTH_EVERY_S}s",
@@ -93,13 +93,6 @@ def _health_check(spec: ContainerSpec) -> dict[str, Any]:
         "retries": 3,
         "start_period": f"{timeout_s}s",
     }
-
-
-def _seconds(text: str) -> int:
-    try:
-        return int(min(max(float(text), 0.0), MAX_STARTUP_S))
-    except ValueError:
-        return 0
 
 
 def _without_interpolation(value: Any) -> Any:  # noqa: ANN401 - any YAML value

@@ -15,10 +15,6 @@ from sparkdeploy.recipe.fields import NAME_PATTERN
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-MAX_PORT = 65535
-MAX_STARTUP_S = 1e9
-_USER = re.compile(r"[\w.@-][\w.@ -]{0,63}", re.ASCII)
-_DIGITS = re.compile("[0-9]{1,18}")
 NAME_START = "sparkdeploy-"
 TAG_START = "sparkdeploy/"
 REPLACED_SUFFIX = "-replaced"
@@ -120,33 +116,27 @@ class ListedContainer:
     @property
     def user(self) -> str:
         """Who of the machine's users deployed it; empty when the label does not tell."""
-        said = self.labels.get(labels.USER, "")
-        return said if _USER.fullmatch(said) else ""
+        return self.labels.get(labels.USER, "")
 
     @property
     def port(self) -> int | None:
-        """None when the label is none, or no port."""
-        number = _whole(self.labels.get(labels.PORT, ""))
-        return number if number is not None and 0 < number <= MAX_PORT else None
+        return int(self.labels.get(labels.PORT) or 0) or None
 
     @property
     def promised_bytes(self) -> int:
         """The memory it was planned to take; 0 when the label does not tell."""
-        return _whole(self.labels.get(labels.MEMORY, "")) or 0
+        return int(self.labels.get(labels.MEMORY) or 0)
 
     @property
     def startup_timeout_s(self) -> float | None:
-        """How long it may take to start; None when the label is none, or no duration."""
-        try:
-            duration_s = float(self.labels.get(labels.STARTUP_TIMEOUT, ""))
-        except ValueError:
-            return None
-        return duration_s if 0 <= duration_s <= MAX_STARTUP_S else None
+        """How long it may take to start; None when the label does not tell."""
+        text = self.labels.get(labels.STARTUP_TIMEOUT)
+        return float(text) if text else None
 
     @property
     def rank(self) -> int:
         """0 for the head, and for one machine's."""
-        return _whole(self.labels.get(labels.RANK, "")) or 0
+        return int(self.labels.get(labels.RANK) or 0)
 
     @property
     def launch(self) -> str:
@@ -154,9 +144,8 @@ class ListedContainer:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The cluster's nodes by rank; none for one machine's, or when one is no name."""
-        names = tuple(filter(None, self.labels.get(labels.NODES, "").split(",")))
-        return names if all(map(is_name, names)) else ()
+        """The cluster's nodes by rank; none for one machine's."""
+        return tuple(filter(None, self.labels.get(labels.NODES, "").split(",")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +169,6 @@ class ContainerFact(ListedContainer):
         """Say whether it ended because it was told to: nothing failed, and it may start again."""
         is_orderly = self.exit_code in ORDERLY_EXITS and not self.oom_killed
         return self.state == "exited" and is_orderly
-
-
-def _whole(text: str) -> int | None:
-    """Read a number that somebody else may have written; int() takes far more than digits."""
-    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ REVIEWED = {
     "export/neighbour.py": {"text"},
     "image/base.py": {"' '.join(missing_packages(os.geteuid()))"},
     "image/build.py": {"NEWEST_WITH_BUILDER"},
-    "image/emulation.py": {"REGISTERED / found[0].name", "REGISTERED / name", "shows"},
+    "image/emulation.py": {"REGISTERED / name", "shows"},
     "image/failures.py": {"own"},
     "image/pull.py": {"reference.partition('/')[0]"},
     "image/settle.py": {"reference.partition('/')[0]"},
