@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Weights
 
 NEEDS_NO_FILES = frozenset({"dummy", "ipc_cache", "modelexpress", "tensorizer"})
@@ -41,9 +40,8 @@ NEEDS_NO_FILES = frozenset({"dummy", "ipc_cache", "modelexpress", "tensorizer"})
 
 def model_problems(plan: Plan) -> Iterator[Finding]:
     yield from _weight_problems(plan)
-    yield from _reading_problems(plan.observed)
-    yield from _draft_problems(plan.resolved, plan.observed)
-    yield from _conversion_problems(plan.observed)
+    yield from _unreadable(plan.observed)
+    yield from _conversion_problems(plan)
     yield from _cache_problems(plan)
     yield from _owner_problems(plan.observed)
     yield from _exchange_problems(plan)
@@ -113,7 +111,7 @@ def model_disk_problems(observed: Observed) -> Iterator[Finding]:
         )
 
 
-def _reading_problems(observed: Observed) -> Iterator[Finding]:
+def _unreadable(observed: Observed) -> Iterator[Finding]:
     for model in observed.present:
         if model.unreadable:
             first = model.unreadable[0]
@@ -126,8 +124,16 @@ def _reading_problems(observed: Observed) -> Iterator[Finding]:
             )
 
 
-def _conversion_problems(observed: Observed) -> Iterator[Finding]:
-    for reason in observed.model.unfit if observed.model is not None else ():
+def _conversion_problems(plan: Plan) -> Iterator[Finding]:
+    model = plan.observed.model
+    if isinstance(model, ModelFact) and not model.has_draft_vocabulary:
+        yield fail(
+            "model.draft_vocabulary",
+            f"draft head: {model.name} has no tokenizer.json to count its frequent tokens with",
+            f"sparkdeploy up {plan.resolved.called} --set checkpoint.draft_lm_head=null",
+            blocks="prepare",
+        )
+    for reason in model.unfit if model is not None else ():
         yield fail(
             "model.conversion",
             f"the recipe's conversion does not apply to this model: {reason}",
@@ -152,17 +158,6 @@ def _cache_problems(plan: Plan) -> Iterator[Finding]:
 
 def _companions(plan: Plan) -> Iterator[tuple[Weights, ModelFact | MissingModel]]:
     return zip(plan.resolved.recipe.companions, plan.observed.companions, strict=False)
-
-
-def _draft_problems(resolved: Resolved, observed: Observed) -> Iterator[Finding]:
-    model = observed.model
-    if isinstance(model, ModelFact) and not model.has_draft_vocabulary:
-        yield fail(
-            "model.draft_vocabulary",
-            f"draft head: {model.name} has no tokenizer.json to count its frequent tokens with",
-            f"sparkdeploy up {resolved.called} --set checkpoint.draft_lm_head=null",
-            blocks="prepare",
-        )
 
 
 def _owner_problems(observed: Observed) -> Iterator[Finding]:

@@ -45,11 +45,9 @@ def find_problems(plan: Plan) -> Iterator[Finding]:
     for check in plan.observed.checks:
         if check.verdict is Verdict.FAIL:
             yield replace(check, blocks="prepare")
-    yield from _image_problems(plan)
-    yield from _preview_problems(plan)
+    yield from _missing_mods(plan)
     yield from architecture_problems(plan)
-    yield from _too_few_nodes(plan)
-    yield from _idle_problems(plan)
+    yield from _recipe_problems(plan)
     yield from ownership_problems(plan)
     for part in plan.parts:
         seen = plan.observed.node(part.node)
@@ -57,12 +55,11 @@ def find_problems(plan: Plan) -> Iterator[Finding]:
             yield from _problems_of_part(plan, part, seen)
     yield from model_disk_problems(plan.observed)
     yield from _port_problems(plan)
-    yield from _meeting_problems(plan)
     yield from _rdma_problems(plan)
     yield from model_problems(plan)
 
 
-def _image_problems(plan: Plan) -> Iterator[Finding]:
+def _missing_mods(plan: Plan) -> Iterator[Finding]:
     """Say which mods are not here: nobody knows what they would make of the image."""
     for mod in plan.resolved.mods:
         if mod.is_missing:
@@ -77,62 +74,37 @@ def _image_problems(plan: Plan) -> Iterator[Finding]:
             )
 
 
-def _preview_problems(plan: Plan) -> Iterator[Finding]:
-    """What no release of vLLM serves is not tried with one."""
-    recipe = plan.resolved.recipe
+def _recipe_problems(plan: Plan) -> Iterator[Finding]:
+    """Name what the recipe asks for and this engine, or this number of nodes, cannot give."""
+    recipe, count = plan.resolved.recipe, len(plan.parts)
     # A rehearsal runs the CPU engine, whatever the recipe needs.
     if recipe.preview and plan.resolved.engine.kind not in ("image", "cpu"):
-        yield fail(
-            "recipe.preview",
-            f"{recipe.name} needs {recipe.preview}",
-            "name its image: --set engine=image --set image=NAME:TAG",
-            blocks="prepare",
-        )
-
-
-def _too_few_nodes(plan: Plan) -> Iterator[Finding]:
-    least, count = plan.resolved.recipe.cluster.least_nodes, len(plan.parts)
-    if count < least:
-        name = plan.resolved.recipe.name
-        yield fail(
-            "recipe.nodes",
-            f"{name} needs {least} nodes (cluster.min_nodes), and this plan has {count}",
-            f"sparkdeploy up {plan.resolved.called} --cluster",
-            blocks="prepare",
-        )
-
-
-def _idle_problems(plan: Plan) -> Iterator[Finding]:
-    """The guard of a head can end its own part: those of other nodes would keep their memory."""
-    if plan.resolved.recipe.limits.idle_stop_s is not None and not plan.formation.is_alone:
-        yield fail(
-            "recipe.idle",
-            "limits.idle_stop_s stops a deployment of one machine, and this plan has "
-            f"{len(plan.parts)} nodes",
-            "--set limits.idle_stop_s=null, or serve it on one machine with --solo",
-            blocks="prepare",
-        )
+        needs = f"{recipe.name} needs {recipe.preview}"
+        fix = "name its image: --set engine=image --set image=NAME:TAG"
+        yield fail("recipe.preview", needs, fix, blocks="prepare")
+    if count < recipe.cluster.least_nodes:
+        needs = f"{recipe.name} needs {recipe.cluster.least_nodes} nodes (cluster.min_nodes), and "
+        fix = f"sparkdeploy up {plan.resolved.called} --cluster"
+        yield fail("recipe.nodes", f"{needs}this plan has {count}", fix, blocks="prepare")
+    # The guard of a head can end its own part: those of other nodes would keep their memory.
+    if recipe.limits.idle_stop_s is not None and not plan.formation.is_alone:
+        seen = "limits.idle_stop_s stops a deployment of one machine, and this plan has "
+        fix = "--set limits.idle_stop_s=null, or serve it on one machine with --solo"
+        yield fail("recipe.idle", f"{seen}{count} nodes", fix, blocks="prepare")
 
 
 def _problems_of_part(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
     prefix = "" if plan.formation.is_alone else f"{part.node}: "
-    found = [*_docker_disk(part, seen), *_name_problems(plan, seen)]
-    if part.action is not Action.REUSE:
-        found += _memory(plan, part, seen)
-    if not part.seat.is_head:
-        found += _worker_disk(part, seen)
-    for problem in found:
-        yield replace(problem, seen=prefix + problem.seen)
-
-
-def _name_problems(plan: Plan, seen: ObservedNode) -> Iterator[Finding]:
+    found = [*_disk_problems(part, seen)]
     if seen.has_stranger:
         name = container_name(plan.deployment.name)
-        yield fail(
-            "deployments.name",
-            f"a container named {name} exists that sparkdeploy did not make; it stays",
-            f"choose another name with --name, or `docker rename {name} ...`",
-        )
+        stays = f"a container named {name} exists that sparkdeploy did not make; it stays"
+        fix = f"choose another name with --name, or `docker rename {name} ...`"
+        found.append(fail("deployments.name", stays, fix))
+    if part.action is not Action.REUSE:
+        found += _memory(plan, part, seen)
+    for problem in found:
+        yield replace(problem, seen=prefix + problem.seen)
 
 
 def ownership_problems(plan: Plan) -> Iterator[Finding]:
@@ -233,57 +205,52 @@ def promised_bytes(containers: Iterable[ListedContainer], deployment: str) -> in
     )
 
 
-def _docker_disk(part: Part, seen: ObservedNode) -> Iterator[Finding]:
-    free, image_bytes = seen.facts.docker_free_bytes, part.needs.image_bytes
-    if not image_bytes or free is None:
-        return
+def _disk_problems(part: Part, seen: ObservedNode) -> Iterator[Finding]:
+    """Hold images against docker's disk, and a worker's weights against its own."""
+    node, image_bytes = seen.facts, part.needs.image_bytes or 0
     # `docker load` unpacks the archive beside the layers that it makes of it.
     wanted = image_bytes if part.seat.is_head else LOAD_FACTOR * image_bytes
-    doing = "building the images takes" if part.seat.is_head else "loading the engine image takes"
-    if wanted > free:
-        root = seen.facts.docker.root_dir if seen.facts.docker else "docker's folder"
+    if node.docker_free_bytes is not None and wanted > node.docker_free_bytes:
+        doing = "building the images" if part.seat.is_head else "loading the engine image"
+        root = node.docker.root_dir if node.docker else "docker's folder"
         yield fail(
             "docker.disk",
-            f"disk: {doing} {format_bytes(wanted)} and {root} has {format_bytes(free)} free",
+            f"disk: {doing} takes {format_bytes(wanted)} and {root} has "
+            f"{format_bytes(node.docker_free_bytes)} free",
             "free some space there, or move docker's data-root to another disk",
             blocks="prepare",
         )
-
-
-def _worker_disk(part: Part, seen: ObservedNode) -> Iterator[Finding]:
-    free, missing_bytes = seen.facts.data_free_bytes, seen.missing_bytes
-    if free is not None and missing_bytes is not None and missing_bytes > free:
-        yield fail(
-            "folders.disk",
-            f"disk: {format_bytes(missing_bytes)} of weights are missing, and their disk has "
-            f"{format_bytes(free)} free",
-            f"free some space on {part.node}",
-            blocks="prepare",
-        )
+    free, missing_bytes = node.data_free_bytes, seen.missing_bytes
+    if part.seat.is_head or free is None or missing_bytes is None or missing_bytes <= free:
+        return
+    yield fail(
+        "folders.disk",
+        f"disk: {format_bytes(missing_bytes)} of weights are missing, and their disk has "
+        f"{format_bytes(free)} free",
+        f"free some space on {part.node}",
+        blocks="prepare",
+    )
 
 
 def _port_problems(plan: Plan) -> Iterator[Finding]:
-    port = plan.observed.port
-    if port is not None and port.deployment != plan.deployment.name:
+    """Name who has the recipe's port, or leads other nodes from the head by the same ports."""
+    port, name = plan.observed.port, plan.deployment.name
+    if port is not None and port.deployment != name:
         yield fail(
             "ports.recipe",
             f"port {plan.resolved.recipe.serve.port} is in use by {port.describe()}",
             "choose another one: --set serve.port=8001",
         )
-
-
-def _meeting_problems(plan: Plan) -> Iterator[Finding]:
-    """Each head has one set of ports for the nodes that it leads, whatever the deployment."""
     if plan.formation.is_alone or not any(part.action.is_work for part in plan.parts):
         return
-    port = meeting_port(plan.formation)
     for fact in plan.observed.head.containers:
         is_head_of_others = fact.is_running and fact.rank == 0 and bool(fact.nodes)
-        if is_head_of_others and fact.deployment != plan.deployment.name:
+        if is_head_of_others and fact.deployment != name:
             yield fail(
                 "ports.cluster",
                 f"{plan.head.node}: in use: deployment {fact.deployment} runs from there over "
-                f"{', '.join(fact.nodes)}, and the nodes of both would meet at port {port}",
+                f"{', '.join(fact.nodes)}, and the nodes of both would meet at port "
+                f"{meeting_port(plan.formation)}",
                 f"sparkdeploy down {fact.deployment}; or serve one of the two without --cluster",
             )
 
