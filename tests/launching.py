@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.node.node import node_behind
 from sparkdeploy.plan.container import Place, part_spec
-from sparkdeploy.plan.formation import alone
+from sparkdeploy.plan.topology import alone
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ def container_spec(
     folders: HostFolders,
 ) -> ContainerSpec:
     """Return the container of a machine that serves alone."""
-    formation = alone("spark")
+    topology = alone("spark")
     return part_spec(
         resolved,
-        formation,
-        formation.head,
+        topology,
+        topology.head,
         image=image,
         deployment=deployment,
         place=Place(folders, model, (drafter,) if drafter is not None else ()),

@@ -197,7 +197,7 @@ def ground_for(hardware: str, settings: Settings) -> Ground:
 def _of_one_node(whole: Outlook) -> Outlook:
     """Return what the node that holds most has of a model that several nodes serve."""
     # It imports all that describes nodes, which no other estimate needs.
-    from sparkdeploy.plan.formation import for_cluster  # noqa: PLC0415
+    from sparkdeploy.plan.topology import for_cluster  # noqa: PLC0415
 
     resolved = for_cluster(whole.resolved)
     cluster = resolved.recipe.cluster

@@ -101,7 +101,7 @@ def examine(
     deployment = plan.deployment if plan is not None else Deployment("main")
 
     def make() -> Plan:
-        if plan is not None and not plan.formation.is_alone:
+        if plan is not None and not plan.topology.is_alone:
             return plan
         nodes = Nodes(node_behind(settings.node_name, host))
         found = survey(nodes, settings.hub_cache, limited)

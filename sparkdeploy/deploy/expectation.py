@@ -82,7 +82,7 @@ def expectation_of(plan: Plan, part: Part) -> Expectation:
 
 def _adapters(plan: Plan, part: Part) -> tuple[str, ...]:
     """Return the adapters that each process whose words stand in a part's log has to take."""
-    logged = plan.parts if plan.formation.backend == "ray" and part is plan.head else (part,)
+    logged = plan.parts if plan.topology.backend == "ray" and part is plan.head else (part,)
     chosen = [chosen_adapters(it.spec.env, it.seat.rdma) for it in logged if it.spec is not None]
     return tuple(name for name in chosen[0] if all(name in names for names in chosen))
 

@@ -73,7 +73,7 @@ def probe_containers(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
     def probe(part: Part) -> list[Finding]:
         return list(_probe(plan, part, nodes.node(part.node)))
 
-    parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.formation, it.seat)]
+    parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.topology, it.seat)]
     found = [check for checks in at_once(probe, parts) for check in checks]
     if allows_sockets(plan.resolved):
         found = [_softened(check) for check in found]
@@ -107,7 +107,7 @@ def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpe
     model = plan.observed.model
     spec = probe_spec(
         plan.resolved,
-        plan.formation,
+        plan.topology,
         part.seat,
         image=plan.images[-1].stage.tag,
         model=model if isinstance(model, ModelFact) else None,

@@ -13,7 +13,7 @@ from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.node.private_folder import write_private
-from sparkdeploy.plan.formation import form_up
+from sparkdeploy.plan.topology import make_topology
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.console import console
 
@@ -46,7 +46,7 @@ def connect_serving(
 def needed_nodes(resolved: Resolved, settings: Settings) -> frozenset[str]:
     """Return the nodes of config.yaml that serve a recipe together, by name."""
     config = configured(settings)
-    return frozenset(form_up(resolved, config, name_here(config)).nodes)
+    return frozenset(make_topology(resolved, config, name_here(config)).nodes)
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from sparkdeploy.deploy.nodes import connect_serving
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.make import decide, draft_plan
 from sparkdeploy.plan.observe import with_expected_models
+from sparkdeploy.plan.topology import for_cluster
 from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.library import library, of_source
 from sparkdeploy.recipe.load import load_recipe
@@ -125,7 +125,7 @@ def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
     )
     resolved = plan.resolved
     observed = with_expected_models(plan.observed, resolved.recipe, settings)
-    expected = decide(resolved, settings, observed, plan.deployment, plan.formation)
+    expected = decide(resolved, settings, observed, plan.deployment, plan.topology)
     # The rest of the plan stays as it is: there is a download to do.
     return replace(plan, parts=expected.parts)
 

@@ -157,7 +157,7 @@ def _decide(
     docker = ranks.here.docker
     pinned = with_known_image(plan, request, settings, docker, update=options.update_image)
     if pinned is not plan.resolved:
-        plan = decide(pinned, settings, plan.observed, plan.deployment, plan.formation)
+        plan = decide(pinned, settings, plan.observed, plan.deployment, plan.topology)
         refuse(plan)
     _announce(plan, settings, options)
     if bring_models(plan, settings, confirm):
@@ -219,7 +219,7 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
             _to_start(plan, plan.parts[seat.rank]),
             plan.parts[seat.rank].claim,
         )
-        for seat in plan.formation.start_order
+        for seat in plan.topology.start_order
     ]
     with launch.lock(), ranks_lock(ranks, launch.command):
         # Memory is promised to other deployments meanwhile: the one list that needs the lock.
@@ -230,7 +230,7 @@ def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: Up
             found = look_again(nodes.here, launch.deployment)
             reason = "another `up` took its place before it answered"
             end_start(nodes, launch.deployment, found, launch.settings, reason=reason)
-        leaving = parts_elsewhere(nodes, launch.deployment, plan.formation.nodes)
+        leaving = parts_elsewhere(nodes, launch.deployment, plan.topology.nodes)
         is_again = plan.head.stopped is not None
         with console.drawn_step(_STARTS_AGAIN if is_again else _DOING[plan.head.action]):
             launch.start(starts, leaving, drop_page_cache=options.drop_page_cache)
@@ -272,7 +272,7 @@ def _nothing_to_do(
     plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions
 ) -> Outcome:
     """Wait for what starts already; otherwise ask whether what runs answers."""
-    where = "" if plan.formation.is_alone else " on every node"
+    where = "" if plan.topology.is_alone else " on every node"
     name = launch.deployment
     console.info(f"nothing to do: {name} runs{where} as {plan.resolved.recipe.name} says")
     if options.extent is not Extent.ANSWER:

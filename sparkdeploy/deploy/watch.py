@@ -64,7 +64,7 @@ def start_pace(image: str, recipe: str, node_count: int) -> str:
 def plan_pace(plan: Plan) -> str:
     """Return the key under which the durations of a plan's starts are remembered."""
     return start_pace(
-        plan.images[-1].stage.tag, plan.resolved.recipe.name, len(plan.formation.nodes)
+        plan.images[-1].stage.tag, plan.resolved.recipe.name, len(plan.topology.nodes)
     )
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import ModelFact
+    from sparkdeploy.plan.topology import Seat, Topology
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
 
@@ -74,15 +74,15 @@ def _path_inside(model: ModelFact) -> str:
     return str(PurePosixPath("/m/hub") / model.name / model.files)
 
 
-def has_adapters(resolved: Resolved, formation: Formation, seat: Seat) -> bool:
+def has_adapters(resolved: Resolved, topology: Topology, seat: Seat) -> bool:
     # One node of several that are configured may serve alone: it has nobody to reach.
-    return bool(seat.rdma) and resolved.engine.runs_on == "cuda" and not formation.is_alone
+    return bool(seat.rdma) and resolved.engine.runs_on == "cuda" and not topology.is_alone
 
 
-def wants_rdma(resolved: Resolved, formation: Formation, seat: Seat) -> bool:
+def wants_rdma(resolved: Resolved, topology: Topology, seat: Seat) -> bool:
     """Say whether a node's container gets the adapters that config.yaml names."""
-    env = launch.fabric_env(resolved, formation, seat)
-    return has_adapters(resolved, formation, seat) and not uses_sockets(env)
+    env = launch.fabric_env(resolved, topology, seat)
+    return has_adapters(resolved, topology, seat) and not uses_sockets(env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Place:
 
 def part_spec(
     resolved: Resolved,
-    formation: Formation,
+    topology: Topology,
     seat: Seat,
     *,
     image: str,
@@ -119,24 +119,24 @@ def part_spec(
         exposure,
         companions=[_path_inside(item) for item in place.companions],
     )
-    empty = _empty(resolved, formation, seat, image=image, user=f"{uid}:{gid}")
+    empty = _empty(resolved, topology, seat, image=image, user=f"{uid}:{gid}")
     return replace(
         empty,
         name=container_name(deployment.name),
         entrypoint=GUARD_ENTRYPOINT,
         command=(
-            *_guard_options(recipe, exposure, formation, seat),
+            *_guard_options(recipe, exposure, topology, seat),
             "--",
-            *launch.rank_command(recipe, formation, seat, serve),
+            *launch.rank_command(recipe, topology, seat, serve),
         ),
         mounts=_mounts(place, exposure),
-        labels=_labels(recipe, deployment, exposure, formation, seat),
+        labels=_labels(recipe, deployment, exposure, topology, seat),
     )
 
 
 def probe_spec(
     resolved: Resolved,
-    formation: Formation,
+    topology: Topology,
     seat: Seat,
     *,
     image: str,
@@ -149,7 +149,7 @@ def probe_spec(
     """
     uid, gid = container_user(model) if model is not None else (UNPRIVILEGED_ID, UNPRIVILEGED_ID)
     return replace(
-        _empty(resolved, formation, seat, image=image, user=f"{uid}:{gid}"),
+        _empty(resolved, topology, seat, image=image, user=f"{uid}:{gid}"),
         entrypoint=PYTHON,
         command=command,
         labels={labels.KIND: "container", labels.ROLE: "check"},
@@ -157,12 +157,12 @@ def probe_spec(
 
 
 def _empty(
-    resolved: Resolved, formation: Formation, seat: Seat, *, image: str, user: str
+    resolved: Resolved, topology: Topology, seat: Seat, *, image: str, user: str
 ) -> ContainerSpec:
     """Return what a node's containers have in common, whatever runs in them."""
     engine = resolved.engine
-    env = launch.serve_env(resolved.recipe, engine) | launch.fabric_env(resolved, formation, seat)
-    with_rdma = wants_rdma(resolved, formation, seat)
+    env = launch.serve_env(resolved.recipe, engine) | launch.fabric_env(resolved, topology, seat)
+    with_rdma = wants_rdma(resolved, topology, seat)
     memlock = UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES
     return ContainerSpec(
         name="",
@@ -183,16 +183,14 @@ def _empty(
     )
 
 
-def _guard_options(
-    recipe: Recipe, exposure: Exposure, formation: Formation, seat: Seat
-) -> list[str]:
+def _guard_options(recipe: Recipe, exposure: Exposure, topology: Topology, seat: Seat) -> list[str]:
     options = ["--memory-floor-bytes", str(int(recipe.limits.memory_floor_gib * GIB))]
     if seat.is_head:
         options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
         options += _stall_options(recipe)
-    if formation.is_alone and recipe.limits.idle_stop_s is not None:
+    if topology.is_alone and recipe.limits.idle_stop_s is not None:
         options += ["--idle-stop-s", f"{recipe.limits.idle_stop_s:g}"]
-    if formation.is_alone:
+    if topology.is_alone:
         # One rank of several cannot come back by itself, so its guard restarts nothing.
         options += ["--max-restarts", str(MAX_RESTARTS)]
     if exposure is Exposure.PUBLIC:
@@ -234,9 +232,9 @@ def _mounts(place: Place, exposure: Exposure) -> tuple[Mount, ...]:
 
 
 def _labels(
-    recipe: Recipe, deployment: Deployment, exposure: Exposure, formation: Formation, seat: Seat
+    recipe: Recipe, deployment: Deployment, exposure: Exposure, topology: Topology, seat: Seat
 ) -> Mapping[str, str]:
-    among_others = {labels.NODES: ",".join(formation.nodes), labels.RANK: str(seat.rank)}
+    among_others = {labels.NODES: ",".join(topology.nodes), labels.RANK: str(seat.rank)}
     return {
         labels.KIND: "container",
         labels.VERSION: __version__,
@@ -247,5 +245,5 @@ def _labels(
         labels.SERVED_NAME: recipe.model.served_names[0],
         labels.EXPOSURE: exposure.value,
         labels.STARTUP_TIMEOUT: f"{recipe.limits.startup_timeout_s:g}",
-        **({} if formation.is_alone else among_others),
+        **({} if topology.is_alone else among_others),
     }

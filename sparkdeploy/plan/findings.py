@@ -57,7 +57,7 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
         seen = plan.observed.node(part.node)
         if seen is None:
             continue
-        prefix = "" if plan.formation.is_alone else f"{part.node}: "
+        prefix = "" if plan.topology.is_alone else f"{part.node}: "
         for finding in (
             *_findings_of_node(plan.resolved, seen, part),
             *_budget_finding(plan, part, seen),
@@ -71,10 +71,10 @@ def machine_findings(plan: Plan) -> Iterator[Finding]:
 
 def _transport(plan: Plan) -> Iterator[Finding]:
     """Say what a recipe gives away that lets NCCL do without the adapters of config.yaml."""
-    parts = [it for it in plan.parts if has_adapters(plan.resolved, plan.formation, it.seat)]
+    parts = [it for it in plan.parts if has_adapters(plan.resolved, plan.topology, it.seat)]
     if not parts:
         return
-    env = fabric_env(plan.resolved, plan.formation, parts[0].seat)
+    env = fabric_env(plan.resolved, plan.topology, parts[0].seat)
     fix = "leave it out, unless RDMA does not work there: `sparkdeploy cluster check` says so"
     if uses_sockets(env):
         seen = "the recipe makes NCCL use sockets, and config.yaml names RDMA adapters"
@@ -142,7 +142,7 @@ def _budget_finding(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Find
             f"weights take {weights}; what a request takes is not known: {budget.unknown}",
         )
     elif row is not None and row.concurrency < 1:
-        cluster = "" if plan.formation.is_alone else " --cluster"
+        cluster = "" if plan.topology.is_alone else " --cluster"
         show = f"sparkdeploy show {plan.resolved.called} --capacity{cluster}"
         yield warn(
             BUDGET_CHECK,
@@ -187,8 +187,8 @@ def _part_budget(
         weight_bytes={WeightKind.OTHER: weights_bytes},
         origin="file sizes",
         unknown=model.unknown if model is not None else "",
-        tensor_ranks=plan.formation.tensor_parallel,
-        stages=plan.formation.pipeline_parallel,
+        tensor_ranks=plan.topology.tensor_parallel,
+        stages=plan.topology.pipeline_parallel,
     )
     return make_budget(plan.resolved, facts, hardware)
 

@@ -1,4 +1,4 @@
-"""vLLM's command and environment on one node, as a pure function of recipe and formation.
+"""vLLM's command and environment on one node, as a pure function of recipe and topology.
 
 The NCCL environment is that of NVIDIA's playbook for two Sparks and of the recipes that Spark
 owners publish; docs/cluster.md names them.
@@ -16,7 +16,7 @@ from sparkdeploy.recipe.families import variables_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.plan.formation import Formation, Seat
+    from sparkdeploy.plan.topology import Seat, Topology
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import LoraAdapter, Recipe, Speculative
@@ -169,15 +169,15 @@ def _speculative_json(speculative: Speculative, companions: Sequence[str]) -> st
     return flags.compact_json(config | speculative.further)
 
 
-def fabric_env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str, str]:
+def fabric_env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, str]:
     """Return what a node's container must know of the fabric: its own address and interfaces."""
-    if formation.is_alone:
+    if topology.is_alone:
         return {}
     env = {"VLLM_HOST_IP": seat.address, "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_TIMEOUT_S)}
     env |= dict.fromkeys(INTERFACE_VARIABLES, seat.interface)
     if resolved.engine.runs_on == "cuda":
-        env |= _nccl_env(resolved, formation, seat)
-    if formation.backend == "ray":
+        env |= _nccl_env(resolved, topology, seat)
+    if topology.backend == "ray":
         env |= _ray_env(seat)
     return env
 
@@ -188,37 +188,37 @@ def nccl_choices(recipe: Recipe) -> dict[str, str]:
 
 
 def rank_command(
-    recipe: Recipe, formation: Formation, seat: Seat, serve: tuple[str, ...]
+    recipe: Recipe, topology: Topology, seat: Seat, serve: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return the command of one rank; `serve` is that of a machine that serves alone."""
-    if formation.is_alone:
+    if topology.is_alone:
         # One machine with several GPUs divides a model too.
-        return (*serve, *_sizes(formation), *_copies(formation))
-    if formation.backend == "ray":
-        return _ray_command(recipe, formation, seat, serve)
-    if formation.data_parallel > 1:
-        return (*serve, *_data_parallel(recipe, formation, seat))
+        return (*serve, *_sizes(topology), *_copies(topology))
+    if topology.backend == "ray":
+        return _ray_command(recipe, topology, seat, serve)
+    if topology.data_parallel > 1:
+        return (*serve, *_data_parallel(recipe, topology, seat))
     rendezvous = (
-        *_sizes(formation),
-        *("--nnodes", str(len(formation.seats))),
-        *("--node-rank", str(seat.rank), "--master-addr", formation.head.address),
-        *("--master-port", str(formation.master_port)),
+        *_sizes(topology),
+        *("--nnodes", str(len(topology.seats))),
+        *("--node-rank", str(seat.rank), "--master-addr", topology.head.address),
+        *("--master-port", str(topology.master_port)),
         *_rendezvous_timeout(recipe),
     )
     return (*serve, *rendezvous, *(() if seat.is_head else ("--headless",)))
 
 
-def meeting_port(formation: Formation) -> int:
+def meeting_port(topology: Topology) -> int:
     """Return the head's port where the nodes of one deployment find each other."""
-    if formation.backend == "ray":
-        return formation.ray_port
-    return DATA_PARALLEL_RPC_PORT if formation.data_parallel > 1 else formation.master_port
+    if topology.backend == "ray":
+        return topology.ray_port
+    return DATA_PARALLEL_RPC_PORT if topology.data_parallel > 1 else topology.master_port
 
 
-def _nccl_env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str, str]:
+def _nccl_env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, str]:
     env = {"NCCL_IGNORE_CPU_AFFINITY": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     env |= NCCL_TELLS
-    if formation.backend == "ray":
+    if topology.backend == "ray":
         # Its workers have a file there, which NCCL would empty.
         del env["NCCL_DEBUG_FILE"]
     choices = nccl_choices(resolved.recipe)
@@ -252,27 +252,27 @@ def _ray_env(seat: Seat) -> dict[str, str]:
     }
 
 
-def _sizes(formation: Formation) -> tuple[str, ...]:
+def _sizes(topology: Topology) -> tuple[str, ...]:
     """How a copy of the model is divided; vLLM needs no flag for a whole one."""
-    sizes = ("--tensor-parallel-size", str(formation.tensor_parallel))
-    if formation.pipeline_parallel == 1:
-        return sizes if formation.tensor_parallel > 1 else ()
-    return (*sizes, "--pipeline-parallel-size", str(formation.pipeline_parallel))
+    sizes = ("--tensor-parallel-size", str(topology.tensor_parallel))
+    if topology.pipeline_parallel == 1:
+        return sizes if topology.tensor_parallel > 1 else ()
+    return (*sizes, "--pipeline-parallel-size", str(topology.pipeline_parallel))
 
 
-def _copies(formation: Formation) -> tuple[str, ...]:
-    copies = ("--data-parallel-size", str(formation.data_parallel))
-    return copies if formation.data_parallel > 1 else ()
+def _copies(topology: Topology) -> tuple[str, ...]:
+    copies = ("--data-parallel-size", str(topology.data_parallel))
+    return copies if topology.data_parallel > 1 else ()
 
 
-def _data_parallel(recipe: Recipe, formation: Formation, seat: Seat) -> tuple[str, ...]:
+def _data_parallel(recipe: Recipe, topology: Topology, seat: Seat) -> tuple[str, ...]:
     """Whole replicas on each node; the head's API divides the requests among them."""
-    replicas = formation.data_parallel // len(formation.seats)
+    replicas = topology.data_parallel // len(topology.seats)
     shared = (
-        *_sizes(formation),
-        *_copies(formation),
+        *_sizes(topology),
+        *_copies(topology),
         *("--data-parallel-size-local", str(replicas)),
-        *("--data-parallel-address", formation.head.address),
+        *("--data-parallel-address", topology.head.address),
         *("--data-parallel-rpc-port", str(DATA_PARALLEL_RPC_PORT)),
         *_rendezvous_timeout(recipe),
     )
@@ -282,22 +282,22 @@ def _data_parallel(recipe: Recipe, formation: Formation, seat: Seat) -> tuple[st
 
 
 def _ray_command(
-    recipe: Recipe, formation: Formation, seat: Seat, serve: tuple[str, ...]
+    recipe: Recipe, topology: Topology, seat: Seat, serve: tuple[str, ...]
 ) -> tuple[str, ...]:
     if not seat.is_head:
         return (
             *(*RAY_WORKER, "--join-timeout-s", str(RAY_JOIN_TIMEOUT_S), "--"),
             *("ray", "start", "--block"),
-            *("--address", f"{formation.head.address}:{formation.ray_port}"),
+            *("--address", f"{topology.head.address}:{topology.ray_port}"),
             *("--node-ip-address", seat.address),
             *("--num-cpus", "2", "--object-store-memory", str(RAY_OBJECT_STORE_BYTES)),
         )
     return (
         *RAY_HEAD,
-        *("--address", seat.address, "--port", str(formation.ray_port)),
-        *("--nodes", str(len(formation.seats)), "--join-timeout-s", str(RAY_JOIN_TIMEOUT_S)),
+        *("--address", seat.address, "--port", str(topology.ray_port)),
+        *("--nodes", str(len(topology.seats)), "--join-timeout-s", str(RAY_JOIN_TIMEOUT_S)),
         *("--object-store-bytes", str(RAY_OBJECT_STORE_BYTES)),
-        *("--", *serve, *_sizes(formation)),
+        *("--", *serve, *_sizes(topology)),
         *("--distributed-executor-backend", "ray", *_rendezvous_timeout(recipe)),
     )
 

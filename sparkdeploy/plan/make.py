@@ -13,13 +13,13 @@ from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.plan.container import HostFolders, part_spec
 from sparkdeploy.plan.findings import machine_findings
 from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
-from sparkdeploy.plan.formation import alone, form_up
 from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
 from sparkdeploy.plan.observe import observe, with_models
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.place import place_of
 from sparkdeploy.plan.problems import existing_container, find_problems
 from sparkdeploy.plan.steps import Action, CheckpointStep, Needs, Part, Plan
+from sparkdeploy.plan.topology import alone, make_topology
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.plan.container import Deployment, Place
-    from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import Observed, ObservedNode
+    from sparkdeploy.plan.topology import Seat, Topology
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
@@ -46,26 +46,26 @@ def draft_plan(
 ) -> Plan:
     """Look at the nodes and decide; the ways between them are tried when there is work to do."""
     observed = observe(resolved, settings, nodes, deployment)
-    plan = decide(resolved, settings, observed, deployment, form(resolved, nodes, observed))
-    if plan.formation.is_alone or not plan.has_work:
+    plan = decide(resolved, settings, observed, deployment, topology_for(resolved, nodes, observed))
+    if plan.topology.is_alone or not plan.has_work:
         return plan
     found = Survey({node.facts.name: node.facts for node in observed.nodes})
     observed = replace(observed, checks=(*observed.checks, *probe(nodes, found)))
-    return decide(resolved, settings, observed, deployment, plan.formation)
+    return decide(resolved, settings, observed, deployment, plan.topology)
 
 
 def decide_again(plan: Plan, settings: Settings, nodes: Nodes) -> Plan:
     """Decide once more when models were fetched; nothing else is looked at again."""
     observed = with_models(plan.observed, plan.resolved.recipe, settings, nodes)
-    return decide(plan.resolved, settings, observed, plan.deployment, plan.formation)
+    return decide(plan.resolved, settings, observed, plan.deployment, plan.topology)
 
 
-def form(resolved: Resolved, nodes: Nodes, observed: Observed) -> Formation:
+def topology_for(resolved: Resolved, nodes: Nodes, observed: Observed) -> Topology:
     """This machine alone, or the nodes of config.yaml that are needed."""
     if nodes.config is None:
         return alone(nodes.here.name)
     gpus = min((node.facts.gpu_count for node in observed.nodes), default=1)
-    return form_up(
+    return make_topology(
         resolved, nodes.config, nodes.here.name, observed.gid_indexes, gpus_per_node=max(gpus, 1)
     )
 
@@ -75,7 +75,7 @@ def decide(
     settings: Settings,
     observed: Observed,
     deployment: Deployment,
-    formation: Formation | None = None,
+    topology: Topology | None = None,
 ) -> Plan:
     """Return the plan for what was observed.
 
@@ -99,7 +99,7 @@ def decide(
         stages=stages,
         deployment=deployment,
         folders=folders,
-        formation=formation,
+        topology=topology,
     )
 
 
@@ -110,26 +110,24 @@ def make_plan(
     stages: Sequence[Stage],
     deployment: Deployment,
     folders: HostFolders,
-    formation: Formation | None = None,
+    topology: Topology | None = None,
 ) -> Plan:
     """Return the steps that lead from what was observed to what the recipe says.
 
-    Without a formation the one node that was seen serves alone.
+    Without a topology the one node that was seen serves alone.
     """
     plan = Plan(
         resolved=resolved,
         deployment=deployment,
-        formation=formation or alone(observed.head.facts.name),
+        topology=topology or alone(observed.head.facts.name),
         folders=folders,
         observed=observed,
         images=image_steps(stages, observed.head.images),
         checkpoint=_checkpoint_step(observed),
     )
-    plan = replace(
-        plan, parts=_together(plan, [_part(plan, seat) for seat in plan.formation.seats])
-    )
-    plan = replace(plan, findings=tuple(machine_findings(plan)))
-    return replace(plan, problems=tuple(find_problems(plan)))
+    plan = replace(plan, parts=_together(plan, [_part(plan, seat) for seat in plan.topology.seats]))
+    findings = tuple(machine_findings(plan))
+    return replace(plan, findings=findings, problems=tuple(find_problems(plan, findings)))
 
 
 def _checkpoint_step(observed: Observed) -> CheckpointStep:
@@ -172,7 +170,7 @@ def _part(plan: Plan, seat: Seat) -> Part:
 def _spec(plan: Plan, seat: Seat, place: Place, claim: MemoryClaim | None) -> ContainerSpec:
     spec = part_spec(
         plan.resolved,
-        plan.formation,
+        plan.topology,
         seat,
         image=_image_name(plan),
         deployment=plan.deployment,
@@ -284,13 +282,13 @@ def _weights_bytes(plan: Plan) -> int | None:
 
     None where nobody knows their size, or there are none.
     """
-    model, formation = plan.observed.model, plan.formation
+    model, topology = plan.observed.model, plan.topology
     if model is None or model.size_bytes is None:
         return None
     if isinstance(model, ModelFact) and not model.has_weights:
         return None
     size_bytes = model.size_bytes if model.weights_bytes is None else model.weights_bytes
-    ranks = formation.tensor_parallel * formation.pipeline_parallel
-    ranks_here = ranks * formation.data_parallel // len(formation.seats)
+    ranks = topology.tensor_parallel * topology.pipeline_parallel
+    ranks_here = ranks * topology.data_parallel // len(topology.seats)
     undivided_bytes = model.embedding_bytes if isinstance(model, ModelFact) else 0
     return ranks_here * share_of_weights(size_bytes, ranks, undivided_bytes)

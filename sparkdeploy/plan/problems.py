@@ -38,10 +38,9 @@ MOST_MACHINES = 8
 """No message advises more: what the design is for."""
 
 
-def find_problems(plan: Plan) -> Iterator[Finding]:
-    for item in plan.findings:
-        if item.verdict is Verdict.FAIL:
-            yield item
+def find_problems(plan: Plan, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield what must be solved before a plan is applied, the failures of `findings` first."""
+    yield from (item for item in findings if item.verdict is Verdict.FAIL)
     for check in plan.observed.checks:
         if check.verdict is Verdict.FAIL:
             yield replace(check, blocks="prepare")
@@ -87,14 +86,14 @@ def _recipe_problems(plan: Plan) -> Iterator[Finding]:
         fix = f"sparkdeploy up {plan.resolved.called} --cluster"
         yield fail("recipe.nodes", f"{needs}this plan has {count}", fix, blocks="prepare")
     # The guard of a head can end its own part: those of other nodes would keep their memory.
-    if recipe.limits.idle_stop_s is not None and not plan.formation.is_alone:
+    if recipe.limits.idle_stop_s is not None and not plan.topology.is_alone:
         seen = "limits.idle_stop_s stops a deployment of one machine, and this plan has "
         fix = "--set limits.idle_stop_s=null, or serve it on one machine with --solo"
         yield fail("recipe.idle", f"{seen}{count} nodes", fix, blocks="prepare")
 
 
 def _problems_of_part(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
-    prefix = "" if plan.formation.is_alone else f"{part.node}: "
+    prefix = "" if plan.topology.is_alone else f"{part.node}: "
     found = [*_disk_problems(part, seen)]
     if seen.has_stranger:
         name = container_name(plan.deployment.name)
@@ -109,7 +108,7 @@ def _problems_of_part(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Fi
 
 def ownership_problems(plan: Plan) -> Iterator[Finding]:
     """Nothing that another machine deployed is replaced, and two launches never mix."""
-    heads, of_several = {plan.formation.head.node}, not plan.formation.is_alone
+    heads, of_several = {plan.topology.head.node}, not plan.topology.is_alone
     for seen in plan.observed.nodes:
         node, name = seen.facts.name, plan.deployment.name
         for fact in in_the_way(seen.containers, node, name, heads, of_several=of_several):
@@ -137,11 +136,11 @@ def in_the_way(
 
 
 def _in_use(plan: Plan, node: str, fact: ListedContainer, owner: str) -> Finding:
-    formation = plan.formation
+    topology = plan.topology
     kind = "cluster deployment" if fact.nodes else "own deployment"
     does = "runs" if fact.is_running else "is stopped"
     # One machine alone has not looked into config.yaml.
-    is_known = formation.is_alone or owner in {*formation.nodes, *formation.left_alone}
+    is_known = topology.is_alone or owner in {*topology.nodes, *topology.left_alone}
     fix = f"on {owner}: sparkdeploy down {fact.deployment}; or choose another --name"
     if not is_known:
         fix += f"; {owner} is not in config.yaml, and if it has gone for good, on {node}: "
@@ -149,7 +148,7 @@ def _in_use(plan: Plan, node: str, fact: ListedContainer, owner: str) -> Finding
     return fail(
         "deployments.owner",
         f"{node}: in use: {owner}'s {kind} {fact.deployment} {does} there, expected nothing of "
-        f"another head than {formation.head.node}",
+        f"another head than {topology.head.node}",
         fix,
         blocks="prepare",
     )
@@ -182,7 +181,7 @@ def _too_large(plan: Plan, weights_bytes: int, vllm_bytes: int, whose: str) -> t
     """Return the message and the fix."""
     share = plan.resolved.recipe.serve.gpu_memory_utilization
     has = f"vLLM may use {format_gib(vllm_bytes)} ({share:g} of the {whose} memory)"
-    if plan.formation.is_alone:
+    if plan.topology.is_alone:
         needed = math.ceil(weights_bytes / vllm_bytes)
         divided = f", {needed} such machines with --cluster" if needed <= MOST_MACHINES else ""
         return (
@@ -192,7 +191,7 @@ def _too_large(plan: Plan, weights_bytes: int, vllm_bytes: int, whose: str) -> t
     return (
         f"memory: its share of the weights alone takes {format_gib(weights_bytes)}, and {has}",
         f"divide the model among more nodes than {len(plan.parts)}: "
-        f"--set cluster.tensor_parallel={2 * plan.formation.tensor_parallel}, or a smaller model",
+        f"--set cluster.tensor_parallel={2 * plan.topology.tensor_parallel}, or a smaller model",
     )
 
 
@@ -241,7 +240,7 @@ def _port_problems(plan: Plan) -> Iterator[Finding]:
             f"port {plan.resolved.recipe.serve.port} is in use by {port.describe()}",
             "choose another one: --set serve.port=8001",
         )
-    if plan.formation.is_alone or not any(part.action.is_work for part in plan.parts):
+    if plan.topology.is_alone or not any(part.action.is_work for part in plan.parts):
         return
     for fact in plan.observed.head.containers:
         is_head_of_others = fact.is_running and fact.rank == 0 and bool(fact.nodes)
@@ -250,14 +249,14 @@ def _port_problems(plan: Plan) -> Iterator[Finding]:
                 "ports.cluster",
                 f"{plan.head.node}: in use: deployment {fact.deployment} runs from there over "
                 f"{', '.join(fact.nodes)}, and the nodes of both would meet at port "
-                f"{meeting_port(plan.formation)}",
+                f"{meeting_port(plan.topology)}",
                 f"sparkdeploy down {fact.deployment}; or serve one of the two without --cluster",
             )
 
 
 def _rdma_problems(plan: Plan) -> Iterator[Finding]:
     """Say what a finished engine image lacks; one that is to be built is looked into then."""
-    wanted = any(wants_rdma(plan.resolved, plan.formation, part.seat) for part in plan.parts)
+    wanted = any(wants_rdma(plan.resolved, plan.topology, part.seat) for part in plan.parts)
     images = plan.observed.head.images
     engine = next(
         (images.get(it.stage.tag) for it in plan.images if it.stage.name == "engine"), None
@@ -304,7 +303,7 @@ def refuse_to_prepare(plan: Plan) -> None:
 def _refuse(plan: Plan, problems: Sequence[Finding], what: str) -> None:
     if not problems:
         return
-    name, where = plan.resolved.recipe.name, ", ".join(plan.formation.nodes)
+    name, where = plan.resolved.recipe.name, ", ".join(plan.topology.nodes)
     count = "1 reason" if len(problems) == 1 else f"{len(problems)} reasons"
     lines = [line for item in problems for line in (item.seen, f"    fix: {item.fix}")]
     mistakes = Mistakes("\n".join(lines))

@@ -82,7 +82,7 @@ def _fingerprinted(plan: Plan, spec: ContainerSpec) -> ContainerSpec:
 
 def _by_node(plan: Plan, text: Callable[[ContainerSpec], str]) -> str:
     """Return a shell's lines, where there are several nodes under a comment that names each."""
-    if plan.formation.is_alone:
+    if plan.topology.is_alone:
         return "\n".join(text(part.spec) for part in plan.parts if part.spec is not None)
     return "\n\n".join(
         f"# {part.node}\n{text(part.spec)}"
@@ -95,7 +95,7 @@ def _by_node(plan: Plan, text: Callable[[ContainerSpec], str]) -> str:
 def _title(plan: Plan) -> Iterator[str]:
     recipe, engine = plan.resolved.recipe, plan.resolved.engine
     yield f"{recipe.name}: {recipe.title}"
-    where = ", ".join(plan.formation.nodes)
+    where = ", ".join(plan.topology.nodes)
     yield f"  engine {engine.name} on {where}, deployment {plan.deployment.name}"
     # Where no image is named, a problem says it.
     if recipe.preview and engine.kind == "image":
@@ -178,7 +178,7 @@ def mods_text(plan: Plan) -> str:
 
 
 def _place(plan: Plan, part: Part) -> str:
-    if plan.formation.is_alone:
+    if plan.topology.is_alone:
         return f"sparkdeploy-{plan.deployment.name} on port {plan.resolved.recipe.serve.port}"
     seat = part.seat
     role = f"head, port {plan.resolved.recipe.serve.port}" if seat.is_head else "worker"
@@ -187,20 +187,20 @@ def _place(plan: Plan, part: Part) -> str:
 
 
 def _division(plan: Plan) -> Iterator[str]:
-    if plan.formation.is_alone:
+    if plan.topology.is_alone:
         return
     for part in plan.parts:
         yield f"      {part.node} takes {', '.join(_takes(part))}"
-    formation = plan.formation
+    topology = plan.topology
     sizes = {
-        "tensor": formation.tensor_parallel,
-        "pipeline": formation.pipeline_parallel,
-        "data": formation.data_parallel,
+        "tensor": topology.tensor_parallel,
+        "pipeline": topology.pipeline_parallel,
+        "data": topology.data_parallel,
     }
     divided = ", ".join(f"{how} parallel {size}" for how, size in sizes.items() if size > 1)
     count = len(plan.parts)
-    yield f"  {divided} over {count} nodes, back end {formation.backend}"
-    for name in formation.left_alone:
+    yield f"  {divided} over {count} nodes, back end {topology.backend}"
+    for name in topology.left_alone:
         yield f"  {name} is left alone: {count} nodes are enough"
 
 

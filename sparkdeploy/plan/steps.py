@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders
-    from sparkdeploy.plan.formation import Formation, Seat
     from sparkdeploy.plan.observed import Observed
+    from sparkdeploy.plan.topology import Seat, Topology
     from sparkdeploy.recipe.load import Resolved
 
 
@@ -100,7 +100,7 @@ class Plan:
 
     resolved: Resolved
     deployment: Deployment
-    formation: Formation
+    topology: Topology
     folders: HostFolders
     """The head's."""
     observed: Observed
@@ -170,7 +170,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         ],
         "checkpoint": _checkpoint_as_dict(plan),
         "container": {**_done_and_why(plan.head), "spec": _spec_as_dict(plan.head)},
-        "formation": asdict(plan.formation),
+        "formation": asdict(plan.topology),
         "parts": [
             {
                 "node": part.node,

@@ -23,8 +23,8 @@ from sparkdeploy.deploy.up import Outcome, up
 from sparkdeploy.deploy.watch import start_title
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
-from sparkdeploy.plan.formation import for_cluster
 from sparkdeploy.plan.make import draft_plan
+from sparkdeploy.plan.topology import for_cluster
 from sparkdeploy.rehearsal import reference
 from sparkdeploy.rehearsal.engine import rehearsal_engine
 from sparkdeploy.rehearsal.miniature import (

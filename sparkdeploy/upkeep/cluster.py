@@ -19,7 +19,7 @@ from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_
 from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
 from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
-from sparkdeploy.plan.make import decide, form
+from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.observe import observe
 from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.settings import load_settings
@@ -87,7 +87,7 @@ def _check_inside(
         nodes.require_all()
         deployment = request.deployment
         seen = observe(resolved, settings, nodes, deployment, found=found, asks_registry=False)
-        plan = decide(resolved, settings, seen, deployment, form(resolved, nodes, seen))
+        plan = decide(resolved, settings, seen, deployment, topology_for(resolved, nodes, seen))
         inside = probe_containers(plan, nodes)
     except SparkdeployError as error:
         reason = f"containers of {request.recipe} were not checked: {error.message}"

@@ -13,9 +13,9 @@ from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
 from sparkdeploy.node.fabric import FabricFact, Interface, RdmaDevice
 from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.formation import form_up
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
+from sparkdeploy.plan.topology import make_topology
 from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.plans import FOLDERS, SPARK, model_fact
 from tests.unit.conftest import REPOSITORY
@@ -100,5 +100,5 @@ def two_node_plan(shipped: Library, second: ObservedNode, **changes: Any) -> Pla
         ),
         deployment=Deployment("main"),
         folders=FOLDERS,
-        formation=form_up(resolved, sparks(2), "spark-1"),
+        topology=make_topology(resolved, sparks(2), "spark-1"),
     )

@@ -27,9 +27,9 @@ from sparkdeploy.monitor import status
 from sparkdeploy.node.container import ContainerSpec, ImageFact
 from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.formation import for_cluster
-from sparkdeploy.plan.make import form, make_plan
+from sparkdeploy.plan.make import make_plan, topology_for
 from sparkdeploy.plan.observed import Observed, ObservedNode
+from sparkdeploy.plan.topology import for_cluster
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
 from tests.fakes.adapters import told_inside
@@ -251,7 +251,7 @@ class Lab:
             stages=self.stages,
             deployment=name,
             folders=FOLDERS,
-            formation=form(resolved, nodes, observed),
+            topology=topology_for(resolved, nodes, observed),
         )
         self.planned.append(plan)
         return plan

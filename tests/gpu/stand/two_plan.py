@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
 from sparkdeploy.plan import launch
-from sparkdeploy.plan.formation import Formation, Seat, for_cluster, form_up
+from sparkdeploy.plan.topology import Seat, Topology, for_cluster, make_topology
 from sparkdeploy.recipe.fallbacks import launched
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 
@@ -72,7 +72,7 @@ def described(library: Library, wanted: Wanted, number: int) -> dict[str, object
     port = FIRST_API_PORT + number
     settings = (*TWIN, *wanted.settings, f"serve.port={port}")
     resolved = for_cluster(load_recipe(library, wanted.recipe, settings))
-    formation = form_up(resolved, two_nodes(number), "one")
+    topology = make_topology(resolved, two_nodes(number), "one")
     return {
         "name": wanted.name,
         "port": port,
@@ -80,8 +80,8 @@ def described(library: Library, wanted: Wanted, number: int) -> dict[str, object
         "is_eager": wanted.is_eager,
         "timing": wanted.timing,
         "long_context": wanted.long_context,
-        "backend": formation.backend,
-        "ranks": list(ranks(resolved, formation, wanted.model)),
+        "backend": topology.backend,
+        "ranks": list(ranks(resolved, topology, wanted.model)),
     }
 
 
@@ -102,23 +102,23 @@ def two_nodes(number: int) -> ClusterConfig:
     )
 
 
-def ranks(resolved: Resolved, formation: Formation, model: str) -> Iterator[dict[str, object]]:
-    for seat in formation.seats:
+def ranks(resolved: Resolved, topology: Topology, model: str) -> Iterator[dict[str, object]]:
+    for seat in topology.seats:
         yield {
-            "argv": argv(resolved, formation, seat, model),
-            "env": env(resolved, formation, seat),
+            "argv": argv(resolved, topology, seat, model),
+            "env": env(resolved, topology, seat),
         }
 
 
-def argv(resolved: Resolved, formation: Formation, seat: Seat, model: str) -> tuple[str, ...]:
+def argv(resolved: Resolved, topology: Topology, seat: Seat, model: str) -> tuple[str, ...]:
     recipe = launched(resolved.recipe, resolved.engine)
     serve = launch.serve_argv(recipe, model, launch.Exposure.LOOPBACK)
-    return launch.rank_command(resolved.recipe, formation, seat, serve)
+    return launch.rank_command(resolved.recipe, topology, seat, serve)
 
 
-def env(resolved: Resolved, formation: Formation, seat: Seat) -> dict[str, str]:
+def env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, str]:
     own = launch.serve_env(resolved.recipe, resolved.engine)
-    return own | launch.fabric_env(resolved, formation, seat)
+    return own | launch.fabric_env(resolved, topology, seat)
 
 
 if __name__ == "__main__":

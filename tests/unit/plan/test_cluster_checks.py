@@ -29,10 +29,10 @@ from sparkdeploy.node.fabric import (
 from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.node.ssh import explain
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.formation import form_up
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.problems import refuse_to_prepare
+from sparkdeploy.plan.topology import make_topology
 from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.fabric import fabric_fact, interfaces_of, node_fact, sparks, two_node_plan
 from tests.fakes.plans import DOCKER, FOLDERS, model_fact
@@ -196,7 +196,7 @@ def with_engine(shipped: Library, proof: str, *settings: str) -> Plan:
         stages=stages,
         deployment=Deployment("main"),
         folders=FOLDERS,
-        formation=form_up(resolved, CONFIG, "spark-1"),
+        topology=make_topology(resolved, CONFIG, "spark-1"),
     )
 
 

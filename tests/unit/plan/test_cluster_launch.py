@@ -12,8 +12,8 @@ from sparkdeploy import labels
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
 from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, part_spec, probe_spec
-from sparkdeploy.plan.formation import Formation, for_cluster, form_up
 from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.topology import Topology, for_cluster, make_topology
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.fabric import adapters_of, interfaces_of, sparks
@@ -28,25 +28,25 @@ IMAGE = "sparkdeploy/plugin:0123456789abcdef"
 PLACE = Place(FOLDERS, model_fact())
 
 
-def formation_of(resolved: Resolved, count: int) -> Formation:
+def formation_of(resolved: Resolved, count: int) -> Topology:
     gid_indexes = {f"spark-{number}": 3 for number in range(1, count + 1)}
-    return form_up(resolved, sparks(count), "spark-1", gid_indexes)
+    return make_topology(resolved, sparks(count), "spark-1", gid_indexes)
 
 
 def specs_of(
     resolved: Resolved, count: int, exposure: Exposure = Exposure.LOOPBACK
 ) -> dict[str, ContainerSpec]:
-    formation = formation_of(resolved, count)
+    topology = formation_of(resolved, count)
     return {
         seat.node: part_spec(
             resolved,
-            formation,
+            topology,
             seat,
             image=IMAGE,
             deployment=Deployment("main", exposure),
             place=PLACE,
         )
-        for seat in formation.seats
+        for seat in topology.seats
     }
 
 
@@ -134,9 +134,9 @@ def test_workers_start_first_but_a_ray_worker_must_find_its_head(shipped: Librar
 def test_the_machine_of_the_command_is_the_head_and_spare_nodes_are_named(
     shipped: Library,
 ) -> None:
-    formation = form_up(load_recipe(shipped, "v2"), sparks(4), "spark-3")
-    assert [seat.node for seat in formation.seats] == ["spark-3", "spark-1"]
-    assert formation.left_alone == ("spark-2", "spark-4")
+    topology = make_topology(load_recipe(shipped, "v2"), sparks(4), "spark-3")
+    assert [seat.node for seat in topology.seats] == ["spark-3", "spark-1"]
+    assert topology.left_alone == ("spark-2", "spark-4")
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Lib
         ClusterNode(name="a", ssh="a", fabric=(plain,)),
         ClusterNode(name="b", ssh="b", fabric=(FabricPort(interface="e", address="10.0.0.2/24"),)),
     )
-    formation = form_up(resolved, ClusterConfig(nodes=nodes), "a")
+    topology = make_topology(resolved, ClusterConfig(nodes=nodes), "a")
     spec = part_spec(
         resolved,
-        formation,
-        formation.head,
+        topology,
+        topology.head,
         image=IMAGE,
         deployment=Deployment("main"),
         place=PLACE,
@@ -199,17 +199,17 @@ def test_nccl_writes_to_a_file_under_ray_only_where_the_recipe_says_so(shipped: 
 
 def test_a_container_that_looks_is_like_the_one_of_the_launch(shipped: Library) -> None:
     resolved = load_recipe(shipped, "v2")
-    formation = form_up(resolved, sparks(2), "spark-1", {"spark-1": 3, "spark-2": 5})
-    for seat in formation.seats:
+    topology = make_topology(resolved, sparks(2), "spark-1", {"spark-1": 3, "spark-2": 5})
+    for seat in topology.seats:
         serving = part_spec(
-            resolved, formation, seat, image=IMAGE, deployment=Deployment("main"), place=PLACE
+            resolved, topology, seat, image=IMAGE, deployment=Deployment("main"), place=PLACE
         )
         looking = probe_spec(
-            resolved, formation, seat, image=IMAGE, model=PLACE.model, command=("-c", "1")
+            resolved, topology, seat, image=IMAGE, model=PLACE.model, command=("-c", "1")
         )
         differs = {key for key, value in asdict(serving).items() if value != asdict(looking)[key]}
         assert differs == {"name", "entrypoint", "command", "mounts", "labels"}
-        without = probe_spec(resolved, formation, seat, image=IMAGE, model=None, command=())
+        without = probe_spec(resolved, topology, seat, image=IMAGE, model=None, command=())
         assert without.user == "65532:65532"
 
 

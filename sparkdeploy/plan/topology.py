@@ -36,7 +36,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Formation:
+class Topology:
     """The nodes of one deployment, the head first, and how the model is divided among them."""
 
     seats: tuple[Seat, ...]
@@ -69,8 +69,8 @@ class Formation:
         return (head, *workers) if self.backend == "ray" else (*workers, head)
 
 
-def alone(node: str) -> Formation:
-    return Formation((Seat(node),))
+def alone(node: str) -> Topology:
+    return Topology((Seat(node),))
 
 
 def for_cluster(resolved: Resolved) -> Resolved:
@@ -83,14 +83,14 @@ def for_cluster(resolved: Resolved) -> Resolved:
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"serve": serve}))
 
 
-def form_up(
+def make_topology(
     resolved: Resolved,
     config: ClusterConfig,
     head: str,
     gid_indexes: Mapping[str, int] | None = None,
     *,
     gpus_per_node: int = 1,
-) -> Formation:
+) -> Topology:
     """Give each node that is needed a rank: `head` 0, the others in the order of the file.
 
     `gid_indexes` has the RoCEv2 index by node. Raises NodeError when there are too few nodes, and
@@ -116,7 +116,7 @@ def form_up(
         )
         for rank, node in enumerate(nodes[:wanted])
     )
-    return Formation(
+    return Topology(
         seats=seats,
         tensor_parallel=cluster.tensor_parallel,
         pipeline_parallel=cluster.pipeline_parallel,
