@@ -1,19 +1,23 @@
-"""Which recipes fit a machine, a line each: `list`, `list --fits` and `recipe search --fits`."""
+"""Which recipes fit a machine: each alone (`list`, `recipe search --fits`), or several (`fits`)."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.machine import HERE
-from sparkdeploy.authoring.outlook import WhenMissing, facts_folder, ground_for
+from sparkdeploy.authoring.outlook import VERDICT_INKS, WhenMissing, facts_folder, ground_for
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import hardware_named, read_hardware
+from sparkdeploy.estimate.together import Tenant, Together
 from sparkdeploy.estimate.verdict import Fits
+from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.recipe.report import FIT_INKS
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import Piece, Style
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from sparkdeploy.authoring.outlook import Ground
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.terminal.tables import Block, TextRow
+
+TITLES = ("claims", "share", "least share")
 
 
 def fitting_rows(hardware: str) -> list[dict[str, object]]:
@@ -72,3 +78,88 @@ def _title_of(hardware: str) -> str:
     if hardware == HERE:
         return "this machine"
     return hardware_named(hardware, read_hardware(facts_folder() / "hardware.yaml")).title
+
+
+def together(wanted: Sequence[str], hardware: str) -> Together:
+    """Return the set; a recipe may be named twice.
+
+    Raises UsageError for unknown hardware, RecipeError for a recipe that is not there, and
+    CheckpointError when nothing is known of a model.
+    """
+    ground = ground_for(hardware, load_settings())
+    members = tuple(_member(ground, load_recipe(ground.shelf, name), name) for name in wanted)
+    return Together(ground.reached.hardware, members)
+
+
+def _member(ground: Ground, resolved: Resolved, name: str) -> Tenant:
+    outlook, recipe = ground.outlook(resolved, WhenMissing.SHIPPED), resolved.recipe
+    fits, reason = outlook.verdict.fits, outlook.verdict.reason
+    if recipe.cluster.least_nodes > 1:
+        fits, reason = Fits.NO, f"it is for {recipe.cluster.least_nodes} machines"
+    return Tenant(name, recipe.serve.port, outlook.budget, fits, reason)
+
+
+def together_lines(found: Together) -> Iterator[Block]:
+    """Yield the verdict, a row a recipe, and the commands that would start them."""
+    title = found.hardware.title
+    yield (Piece(f"{found.fits.value} on {title}: {found.reason}", VERDICT_INKS[found.fits]),)
+    columns = (TextColumn(), *(TextColumn(head, Fill.FIGURE) for head in TITLES))
+    yield TextTable(columns, tuple(map(_member_row, found.members)), indent=2)
+    commands = start_commands(found)
+    if not commands:
+        yield "no shares of memory are known with which they fit"
+        return
+    if found.fits is Fits.NO:
+        yield "they fit with less each, where every one still serves a request of its own context:"
+    yield from (f"  {command}" for command in commands)
+
+
+def _member_row(member: Tenant) -> TextRow:
+    least = member.least_share
+    share = f"{member.budget.utilization:g}"
+    claims = format_gib(member.budget.claim_bytes)
+    return row_of(member.recipe, claims, share, "?" if least is None else f"{least:g}")
+
+
+def start_commands(found: Together) -> list[str]:
+    """Return what starts each beside the others; nothing where no shares are known that fit."""
+    if found.fits is Fits.NO:
+        shares = found.shares()
+    else:
+        shares = tuple(item.budget.utilization for item in found.members)
+    taken: set[int] = set()
+    commands = []
+    for number, (member, share) in enumerate(zip(found.members, shares or (), strict=False), 1):
+        port = next(it for it in range(member.port, 65536) if it not in taken)
+        taken.add(port)
+        words = ["sparkdeploy", "up", member.recipe]
+        words += ["--name", f"model-{number}"] if number > 1 else []
+        words += ["--set", f"serve.port={port}"] if port != member.port else []
+        changed = share != member.budget.utilization
+        words += ["--set", f"serve.gpu_memory_utilization={share:g}"] if changed else []
+        commands.append(shlex.join(words))
+    return commands
+
+
+def together_as_dict(found: Together) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "hardware": found.hardware.name,
+        "fits": found.fits.value,
+        "reason": found.reason,
+        "memory_bytes": found.hardware.memory_bytes,
+        "claimed_bytes": found.claimed_bytes,
+        "kept_bytes": found.kept_bytes,
+        "recipes": [
+            {
+                "recipe": item.recipe,
+                "fits_alone": item.fits_alone.value,
+                "reason": item.reason,
+                "claimed_bytes": item.budget.claim_bytes,
+                "share": item.budget.utilization,
+                "least_share": item.least_share,
+            }
+            for item in found.members
+        ],
+        "commands": start_commands(found),
+    }

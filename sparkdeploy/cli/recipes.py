@@ -81,7 +81,7 @@ def fits(
     as_json: JsonOption = False,
 ) -> None:
     """Say whether recipes fit one machine at the same time; exit 1 where they may not."""
-    from sparkdeploy.authoring.fits_together import together, together_as_dict, together_lines
+    from sparkdeploy.authoring.fits import together, together_as_dict, together_lines
     from sparkdeploy.authoring.machine import HERE
     from sparkdeploy.estimate.verdict import Fits
 

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 MAX_KEYS = 8
 """In one another; vLLM's own mappings have four."""
 WHOLE_NUMBERS = frozenset({"max_model_len", "max_num_batched_tokens", "max_num_seqs"})
-SIZES = {
-    "--tensor-parallel-size": "tensor_parallel",
-    "--pipeline-parallel-size": "pipeline_parallel",
-    "--data-parallel-size": "data_parallel",
+PLACES: Mapping[str, KeyPath] = {
+    "--data-parallel-size": ("cluster", "data_parallel"),
+    "--pipeline-parallel-size": ("cluster", "pipeline_parallel"),
+    "--port": ("serve", "port"),
+    "--revision": ("model", "revision"),
+    "--tensor-parallel-size": ("cluster", "tensor_parallel"),
 }
+"""Flags with one value whose field is elsewhere than under the flag's own name in `serve`."""
 SPECULATIVE = {"num_speculative_tokens": "tokens"}
 """Keys of vLLM's mapping that are called otherwise here."""
 EXTRA: KeyPath = ("serve", "extra_args")
@@ -156,6 +159,9 @@ def _put(told: Told) -> None:
     field = flags.FIELD_OF_FLAG.get(told.identity.partition(".")[0])
     if told.flag in HANDLERS:
         HANDLERS[told.flag](told)
+    elif told.flag in PLACES:
+        path = PLACES[told.flag]
+        told.put(path, told.text if path[0] == "model" else _whole(told.text))
     elif told.flag in tables().flags:
         # A key or a token that somebody left in a recipe has no place in a report.
         told.drop(told.given.spelling, tables().flags[told.flag])
@@ -252,18 +258,6 @@ def _names(told: Told) -> None:
     told.put(("model", "served_name"), _one_or_all(told.given.values))
 
 
-def _port(told: Told) -> None:
-    told.put(("serve", "port"), _whole(told.text))
-
-
-def _size(told: Told) -> None:
-    told.put(("cluster", SIZES[told.flag]), _whole(told.text))
-
-
-def _revision(told: Told) -> None:
-    told.put(("model", "revision"), told.text)
-
-
 def _model(_told: Told) -> None:
     """`--model` was read before the other flags."""
 
@@ -325,13 +319,10 @@ HANDLERS: Mapping[str, Callable[[Told], None]] = {
     "--chat-template": _template,
     "--lora-modules": _lora,
     "--model": _model,
-    "--port": _port,
-    "--revision": _revision,
     "--served-model-name": _names,
     "--spec-method": _speculative_part,
     "--spec-model": _speculative_part,
     "--spec-tokens": _speculative_part,
     "--speculative-config": _speculative,
-    **dict.fromkeys(SIZES, _size),
 }
-"""Flags whose value stands elsewhere in ours than under their own name in `serve`."""
+"""Flags that are more than one field of ours."""

@@ -27,6 +27,9 @@ class Note:
         """The line of their file, or the option that said it."""
         return shown(self.origin.file) if self.origin.line is None else f"line {self.origin.line}"
 
+    def __str__(self) -> str:
+        return f"{self.where}: {self.theirs}: {self.said}"
+
 
 @dataclass(slots=True)
 class Draft:

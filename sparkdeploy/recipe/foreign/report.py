@@ -10,18 +10,17 @@ from sparkdeploy.recipe.words import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.recipe.foreign.draft import Note
     from sparkdeploy.recipe.foreign.translate import Translation
 
 
 def short_lines(translation: Translation) -> Iterator[str]:
     """Yield what a plan says of an import: how much was translated, and what was left out."""
-    count = len(translation.dropped)
+    count = len(translation.translated)
     yield (
         f"  imported from {shown(Path(translation.file).name)} ({translation.format}): "
-        f"{_counted(len(translation.translated), 'value')} translated, {count} left out"
+        f"{count} value{'s' * (count != 1)} translated, {len(translation.dropped)} left out"
     )
-    yield from (f"      {_left_out(note)}" for note in translation.dropped)
+    yield from (f"      {note}" for note in translation.dropped)
 
 
 def whole_lines(
@@ -35,7 +34,7 @@ def whole_lines(
     yield f"  needs your consent ({len(consents)}):"
     yield from (f"    {line}" for line in consents)
     yield f"  left out ({len(translation.dropped)}):"
-    yield from (f"    {_left_out(note)}" for note in translation.dropped)
+    yield from (f"    {note}" for note in translation.dropped)
     if warnings:
         yield f"  may not be known to the image's vLLM ({len(warnings)}):"
         yield from (f"    {line}" for line in warnings)
@@ -55,11 +54,3 @@ def as_dict(translation: Translation) -> dict[str, Any]:
             for note in translation.dropped
         ],
     }
-
-
-def _left_out(note: Note) -> str:
-    return f"{note.where}: {note.theirs}: {note.said}"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"1 {thing}" if count == 1 else f"{count} {thing}s"

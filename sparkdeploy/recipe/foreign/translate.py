@@ -233,39 +233,27 @@ def _values_of(flag: str, value: Any) -> list[str]:  # noqa: ANN401 - YAML conte
 
 def _nodes(theirs: Theirs, draft: Draft) -> None:
     """Set how many nodes serve it; the older keys and `mode` say one or several."""
-    least, most = theirs.content.get("min_nodes"), theirs.content.get("max_nodes")
-    _limit(theirs, draft, "min_nodes", least if least != 1 else None)
-    _limit(theirs, draft, "max_nodes", most)
-    _side(theirs, draft, _said_by(theirs, "cluster_only", "cluster"), ("min_nodes", 2))
-    _side(theirs, draft, _said_by(theirs, "solo_only", "solo"), ("max_nodes", 1))
+    content = theirs.content
+    for key in ("min_nodes", "max_nodes"):
+        count = content.get(key)
+        if count is not None and (key, count) != ("min_nodes", 1):
+            draft.put(("cluster", key), count, theirs.origin(key), f"{key}: {count}")
+    for older, mode, name, count in (
+        ("cluster_only", "cluster", "min_nodes", 2),
+        ("solo_only", "solo", "max_nodes", 1),
+    ):
+        key = older if content.get(older) is True else "mode"
+        if key == "mode" and theirs.text_of("mode") != mode:
+            continue
+        line = f"{key}: {as_text(content[key])}"
+        if name in draft.content.get("cluster", {}):
+            draft.drop(theirs.origin(key), line, f"{name} says how many")
+        else:
+            draft.put(("cluster", name), count, theirs.origin(key), line)
     for key in ("min_nodes", "cluster_only", "solo_only"):
-        value = theirs.content.get(key)
-        if key in theirs.content and (value in (None, False) or (key, value) == ("min_nodes", 1)):
-            draft.drop(theirs.origin(key), f"{key}: {theirs.content[key]}", "it limits nothing")
-
-
-def _side(theirs: Theirs, draft: Draft, key: str | None, limit: tuple[str, int]) -> None:
-    """Set the limit that an older key or `mode` stands for, unless the recipe counts nodes too."""
-    if key is None:
-        return
-    name, count = limit
-    line = f"{key}: {as_text(theirs.content[key])}"
-    if name in draft.content.get("cluster", {}):
-        draft.drop(theirs.origin(key), line, f"{name} says how many")
-    else:
-        draft.put(("cluster", name), count, theirs.origin(key), line)
-
-
-def _limit(theirs: Theirs, draft: Draft, key: str, count: Any) -> None:  # noqa: ANN401 - YAML
-    if count is not None:
-        draft.put(("cluster", key), count, theirs.origin(key), f"{key}: {count}")
-
-
-def _said_by(theirs: Theirs, key: str, mode: str) -> str | None:
-    """Return the key that says it: the older one, or `mode`."""
-    if theirs.content.get(key) is True:
-        return key
-    return "mode" if theirs.text_of("mode") == mode else None
+        value = content.get(key)
+        if key in content and (value in (None, False) or (key, value) == ("min_nodes", 1)):
+            draft.drop(theirs.origin(key), f"{key}: {value}", "it limits nothing")
 
 
 def _mods(theirs: Theirs, draft: Draft) -> None:

@@ -39,7 +39,7 @@ def recipe_text(translation: Translation) -> str:
         lines += _lines(key, content[key], key, said, "")
     if translation.dropped:
         lines.append("# Left out:")
-    lines += [f"#   {note.where}: {note.theirs}: {note.said}" for note in translation.dropped]
+    lines += [f"#   {note}" for note in translation.dropped]
     text = "\n".join(lines) + "\n"
     _require_same(text, content, translation.file)
     return text
