@@ -257,10 +257,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 
 def _rate(word: str) -> float:
-    try:
-        rate_per_s = float(word) if word.replace(".", "", 1).isdecimal() else 0.0
-    except ValueError:
-        rate_per_s = 0.0
+    rate_per_s = float(word) if word.replace(".", "", 1).isdecimal() else 0.0
     if not 0 < rate_per_s <= 10_000:
         raise UsageError(
             f"--rate: not a rate: {word!r}", hint="requests a second: 2, or 0.5,1,2, or auto"
