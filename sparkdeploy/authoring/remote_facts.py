@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.published import ask_hub, ask_in_time, remote_tensors
 from sparkdeploy.checkpoint.ranges import read_config
-from sparkdeploy.checkpoint.remote import ask_hub, ask_in_time, remote_tensors
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, known_layers, quantisation_of
 from sparkdeploy.estimate.weights import WeightKind
 
 if TYPE_CHECKING:
+    from sparkdeploy.checkpoint.published import Remote
     from sparkdeploy.checkpoint.ranges import RangeSource
-    from sparkdeploy.checkpoint.remote import Remote
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
 

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SIZE_LIMIT = WIDTH_LIMIT
-"""Of any count or width in config.json."""
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Where models that also see or hear keep their language model; the first that is there."""
 FULL, WINDOW, CHUNK, LINEAR, MAMBA, BOTH, NONE = range(7)
-"""How a layer keeps a request."""
 _BY_WORD: Final = {
     "full_attention": FULL,
     "attention": FULL,

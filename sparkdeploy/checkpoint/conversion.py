@@ -1,12 +1,12 @@
 """What is done to a checkpoint while it is loaded, and what a source must hold for that."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparkdeploy.checkpoint import contents, fp8
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
-from sparkdeploy.checkpoint.draft_layer import GROUP, DraftWeights, draft_layer_of
 from sparkdeploy.checkpoint.quantised import method_of
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.checkpoint.repo_files import printable, shown
@@ -20,6 +20,16 @@ PLAIN = "none"
 _BASES = (None, "auto-round")
 """What the conversions build on: 16 bits, or AutoRound's INT4."""
 _FLOAT16 = frozenset({"BF16", "F16"})
+GROUP = 128
+"""Inputs of an output that share an INT4 scale, as in Intel's checkpoint."""
+_DENSE = re.compile(
+    r"mtp\.(?:fc|layers\.\d+\.(?:self_attn\.[qkvo]_proj"
+    r"|mlp\.(?:shared_expert\.)?(?:gate|up|down)_proj))\.weight"
+)
+_EXPERTS = re.compile(
+    r"mtp\.layers\.(\d+)\.mlp\.experts\.(?:\d+\.(?:gate|up|down)_proj\.weight|(?:gate_up|down)_proj)"
+)
+"""One by one, or all of a layer in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,20 @@ class Conversion:
         """Nothing to convert: the untouched files are mounted instead of an overlay."""
         weights = (self.lm_head, self.mtp_weights, self.shared_experts)
         return self.fp8_mode == "off" and set(weights) == {"bf16"} and not self.draft_rows
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """What a checkpoint has to shrink; the plugin has to say the same of what it converted."""
+
+    int4_layers: int
+    fp8_layers: int
+    """Matrices: eight of a layer with experts, `fc` included."""
+
+    def as_block(self) -> dict[str, Any]:
+        """Return it as the plugin reads it from config.json."""
+        counts = {"int4_layers": self.int4_layers, "fp8_layers": self.fp8_layers}
+        return {"experts": "int4", "group": GROUP, "dense": "fp8", **counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +231,39 @@ def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ..
             f"{source.name}: {info.name} in {printable(found.file)} is {printable(info.dtype)} "
             f"{list(info.shape)}, where BF16 {list(shape)} is expected."
         )
+
+
+def draft_layer_of(name: str, tensors: Mapping[str, Located]) -> DraftWeights:
+    """Count what the checkpoint called `name` has of a draft layer at 16 bits.
+
+    Raises CheckpointError where there is none, where it is quantised already, and where groups
+    of 128 do not divide an expert.
+    """
+    layers, dense = set(), 0
+    for tensor, located in tensors.items():
+        if not tensor.startswith("mtp."):
+            continue
+        info, expert = located.info, _EXPERTS.fullmatch(tensor)
+        if info.dtype not in _FLOAT16 | {"F32"}:
+            raise CheckpointError(
+                f"{name}: the draft layer is quantised already: {printable(tensor)} is "
+                f"{printable(info.dtype)}.",
+                hint="set checkpoint.mtp_weights: bf16, which leaves it as it is",
+            )
+        if expert is not None and info.shape[-1] % GROUP:
+            raise CheckpointError(
+                f"{name}: {printable(tensor)} is {list(info.shape)}, which groups of {GROUP} do "
+                "not divide.",
+                hint="set checkpoint.mtp_weights: bf16",
+            )
+        layers |= {expert[1]} if expert is not None else set()
+        dense += _DENSE.fullmatch(tensor) is not None
+    if not dense:
+        raise CheckpointError(
+            f"{name} has no draft layer whose weights could become INT4 and FP8.",
+            hint="set checkpoint.mtp_weights: bf16",
+        )
+    return DraftWeights(len(layers), dense)
 
 
 def check_remote(source: RangeSource, conversion: Conversion) -> None:

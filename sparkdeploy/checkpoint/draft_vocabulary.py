@@ -50,7 +50,6 @@ class DraftVocabulary:
     counted: int
     """Tokens of text that were counted; 0 ranks by token number alone."""
     distinct: int
-    """Different tokens among them."""
     texts: tuple[str, ...]
     """What was counted, as the user named it."""
     inputs: str = ""

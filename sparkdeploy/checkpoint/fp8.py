@@ -16,7 +16,6 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
 
 BLOCK = 128
-"""Rows and columns that share one scale."""
 WEIGHT_DTYPES = frozenset({"F8_E4M3"})
 SCALE_DTYPES = frozenset({"BF16", "F32"})
 WEIGHT_SUFFIX, SCALE_SUFFIX = ".weight", ".weight_scale_inv"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 STATE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Of one element of a state's memory."""
 INDEXER_SCALE_ELEMENTS: Final = 128
 """One FP32 scale stands for so many FP8 keys of an indexer (vLLM's mla/indexer.py)."""
 
@@ -21,7 +20,6 @@ class Attention:
     query_heads: int
     kv_heads: int
     key_width: int
-    """Of one head."""
     value_width: int
     window: int | None = None
     """Tokens of a sliding window; None for the whole context."""
@@ -40,7 +38,6 @@ class Latent:
 
     query_heads: int
     rank: int
-    """Width of the compressed keys and values."""
     rope_width: int
     head_width: int
     """Of a head's keys and values as the compressed vector is unfolded."""
@@ -67,7 +64,6 @@ class Recurrent:
     heads: int
     """Divided over ranks; so is what goes with them."""
     head_elements: int
-    """Of one head's memory."""
     channels: int
     """Convolved channels that go with the heads."""
     window_tokens: int
@@ -103,7 +99,6 @@ class Experts:
     count: int
     chosen: int
     width: int
-    """Of one expert's inner projection."""
 
 
 @dataclass(frozen=True, slots=True)

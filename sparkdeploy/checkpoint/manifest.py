@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from sparkdeploy.checkpoint.draft_layer import DraftWeights
+from sparkdeploy.checkpoint.conversion import DraftWeights
 from sparkdeploy.checkpoint.durable import content_hash, write_text
 from sparkdeploy.checkpoint.model_files import plain_files
 from sparkdeploy.checkpoint.repo_files import PART_LIMIT_BYTES

@@ -24,7 +24,6 @@ FILE_SUFFIXES = (".json", ".jinja", ".model", ".safetensors", ".txt")
 """Of names that engines open as files; a folder of such a name is a damaged checkpoint."""
 _HINT = "remove it, or download again"
 LINKS_LIMIT = 40
-"""What Linux follows for one name."""
 
 
 def plain_files(folder: Path, *, folder_links: bool = False) -> tuple[str, ...]:

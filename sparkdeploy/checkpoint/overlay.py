@@ -8,8 +8,7 @@ from typing import Any
 
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
-from sparkdeploy.checkpoint.conversion import PLAIN, Conversion, SourceFacts, check_source
-from sparkdeploy.checkpoint.draft_layer import GROUP
+from sparkdeploy.checkpoint.conversion import GROUP, PLAIN, Conversion, SourceFacts, check_source
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
 from sparkdeploy.checkpoint.durable import hidden_beside, only_one, tidy_beside
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard

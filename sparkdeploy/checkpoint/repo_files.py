@@ -178,15 +178,10 @@ def has_weights(files: Iterable[str]) -> bool:
 
 
 def weights_bytes(files: Mapping[str, int]) -> int:
-    """Return the bytes of the weights among files: safetensors if any, and in no folder of it.
-
-    Mistral's `consolidated` files and folders such as `original/` hold the same weights again.
-    """
-    here = {name: size for name, size in files.items() if "/" not in name}
-    tensors = {name: size for name, size in here.items() if name.endswith(".safetensors")}
-    once = {name: size for name, size in tensors.items() if not name.startswith("consolidated")}
-    others = {name: size for name, size in here.items() if name.endswith(OTHER_WEIGHTS)}
-    return sum((once or tensors or others or files).values())
+    """Return the bytes of the weights that vLLM reads; of all files where there are none."""
+    unread = unread_weights(files)
+    read = [size for name, size in files.items() if name.endswith(WEIGHTS) and name not in unread]
+    return sum(read or files.values())
 
 
 def repo_and_revision(name: str) -> tuple[str, str]:

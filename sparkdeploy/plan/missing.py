@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.conversion import unfit
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.published import shipped_entry
+from sparkdeploy.checkpoint.published import ask_in_time, shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
-from sparkdeploy.checkpoint.remote import ask_in_time
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.attention import needs_of
 from sparkdeploy.estimate.model_facts import known_layers

@@ -20,7 +20,6 @@ _VISIBLE_TOKENS = (
 _SPECIAL_TOKENS = (*_CONTROL_TOKENS, *_VISIBLE_TOKENS)
 _LETTERS = "etaoinshrdlucmfwygpbvkxqjz"
 _SPACE = "\u0120"
-"""How byte-level BPE writes a space."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ _SYMMETRIC_NIBBLES = bytes(_NIBBLE[byte >> 4] << 4 | _NIBBLE[byte & 15] for byte
 
 
 CHUNK_BYTES = 2**26
-"""Random bytes that are drawn at once."""
 
 
 def normal_bf16(seed: int, name: str, *, count: int, std: float, mean: float = 0.0) -> bytes:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import Located, model_sizes, mtp_names, read_tensors
-from sparkdeploy.checkpoint.conversion import Conversion
-from sparkdeploy.checkpoint.draft_layer import DraftWeights, draft_layer_of
+from sparkdeploy.checkpoint.conversion import Conversion, DraftWeights, draft_layer_of
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.safetensors import TensorInfo

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.repo_files import unread_weights
+from sparkdeploy.checkpoint.repo_files import unread_weights, weights_bytes
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double
 
@@ -103,3 +103,16 @@ def test_pull_fetches_one_of_three_formats_says_so_and_takes_all_when_asked(
     double.seen.clear()
     assert run("checkpoint", "pull", "lab/twin").returncode == 0
     assert double.seen == []
+
+
+@pytest.mark.parametrize(
+    ("files", "bytes_read"),
+    [
+        ({"model.safetensors": 8, "consolidated.safetensors": 8, "config.json": 1}, 8),
+        ({"pytorch_model.bin": 8, "model.pt": 8, "original/model.pt": 8}, 8),
+        ({"model.safetensors": 8, "2_Dense/model.safetensors": 2}, 10),
+        ({"config.json": 1, "tokenizer.json": 2}, 3),
+    ],
+)
+def test_the_size_is_that_of_what_vllm_reads(files: dict[str, int], bytes_read: int) -> None:
+    assert weights_bytes(files) == bytes_read

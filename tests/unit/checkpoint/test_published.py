@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdeploy.checkpoint import published
-from sparkdeploy.checkpoint.published import published_config
-from sparkdeploy.checkpoint.remote import Remote
+from sparkdeploy.checkpoint.published import Remote, published_config
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.schema import Weights
 from sparkdeploy.settings import load_settings

@@ -94,8 +94,8 @@ def test_sizes_alone_give_room_and_no_speed(
         late.wait(20)
         raise CheckpointError("it came too late")
 
-    monkeypatch.setattr("sparkdeploy.checkpoint.remote.ASKING_LIMIT_S", 1.0)
-    monkeypatch.setattr("sparkdeploy.checkpoint.remote.remote_tensors", silent)
+    monkeypatch.setattr("sparkdeploy.checkpoint.published.ASKING_LIMIT_S", 1.0)
+    monkeypatch.setattr("sparkdeploy.checkpoint.published.remote_tensors", silent)
     content = run.answer("plan", recipe, "--hardware", "spark", "--json")
     late.set()
     assert content["capacity"]["facts"].startswith("file sizes on the hub")
@@ -107,7 +107,7 @@ def test_a_hub_that_says_nothing_is_waited_for_some_seconds_only(
     run: Run, hub: HubDouble, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(hub, write(tmp_path / "model", plain("llama"), config("llama")))
-    monkeypatch.setattr("sparkdeploy.checkpoint.remote.ASKING_LIMIT_S", 0.2)
+    monkeypatch.setattr("sparkdeploy.checkpoint.published.ASKING_LIMIT_S", 0.2)
     answer = threading.Event()
 
     def silent(*_: object) -> None:
