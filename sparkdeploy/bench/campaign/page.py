@@ -53,24 +53,12 @@ def failed_steps(recipe: SharedRecipe) -> tuple[str, ...]:
 
 
 def _rendered(template: str, bundle: CampaignBundle) -> str:
-    rows = [
-        {
-            "recipe": recipe.name,
-            "step": step.step,
-            "ending": step.ending,
-            "took": format_seconds(step.duration_s) if step.duration_s else "",
-            "words": step.words,
-        }
-        for recipe in bundle.recipes
-        for step in recipe.steps
-    ]
-    said = [dict(zip(("recipe", "what", "words"), row, strict=True)) for row in _said(bundle)]
     return render_page(
         Path(__file__).parent,
         template,
         bundle=bundle,
-        rows=rows,
-        said=said,
+        said=list(_said(bundle)),
+        took=format_seconds,
         tunings=[recipe for recipe in bundle.recipes if recipe.tuning],
     )
 
