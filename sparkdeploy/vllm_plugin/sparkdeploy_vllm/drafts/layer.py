@@ -20,8 +20,7 @@ from sparkdeploy_vllm.weights.conversion import (
 )
 from sparkdeploy_vllm.weights.fp8_linear import LedgerEntry, fp8_linear_method
 from sparkdeploy_vllm.weights.ledger import DraftLedger
-
-NOT_LOADED = float("nan")
+from sparkdeploy_vllm.weights.reference import NOT_LOADED
 
 
 class DraftEntry(LedgerEntry):
@@ -51,7 +50,6 @@ class ExpertsEntry:
         """Enter experts whose 16-bit parameters are there and not loaded yet."""
         for weight in (layer.w13_weight, layer.w2_weight):
             refuse_broken_groups(self.name, weight.shape[-1], INT4_GROUP)
-            # So that what is never loaded is found.
             weight.data.fill_(NOT_LOADED)
         self.ledger.layer_created(self.name)
 

@@ -7,12 +7,11 @@ container is on the machine's network.
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 from sparkdeploy_vllm.guard import processes
-from sparkdeploy_vllm.guard.waiting import ESTABLISHED, TABLES
+from sparkdeploy_vllm.guard.waiting import ESTABLISHED, TABLES, connections
 
 _LISTENS = b"0A"
 _ANY_ADDRESS = (b"", b"FFFF")
@@ -52,7 +51,8 @@ def _holders(connection: socket.socket) -> list[_Holder]:
     """The sockets that have, or may have, what is sent; none without one that listens."""
     here, there = _written(connection.getsockname()), _written(connection.getpeername())
     listening, accepted = [], []
-    for local, remote, state, holder in _rows():
+    for row in connections(TABLES):
+        local, remote, state, holder = row[1], row[2], row[3], _Holder(row[9], int(row[7]))
         if state == _LISTENS and _takes(local, there):
             listening.append(holder)
         elif state == ESTABLISHED and local.endswith(there) and remote.endswith(here):
@@ -67,14 +67,6 @@ def _takes(listening: bytes, there: bytes) -> bool:
     address, _, port = listening.partition(b":")
     is_any = address.strip(b"0") in _ANY_ADDRESS and there.endswith(b":" + port)
     return is_any or listening.endswith(there)
-
-
-def _rows() -> Iterator[tuple[bytes, bytes, bytes, _Holder]]:
-    for table in TABLES:
-        with suppress(OSError):  # a machine without IPv6
-            for line in table.read_bytes().splitlines()[1:]:
-                row = line.split()
-                yield row[1], row[2], row[3], _Holder(row[9], int(row[7]))
 
 
 def _written(address: tuple[str, int]) -> bytes:

@@ -5,7 +5,7 @@ it was idle, or in a request's first step, never does: the connection alone show
 waits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,17 @@ TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 ESTABLISHED = b"01"
 
 
-def connected(port: int, tables: tuple[Path, ...] = TABLES) -> frozenset[bytes]:
-    """The other ends of all connections to this port; none where the kernel does not tell."""
-    rows: list[list[bytes]] = []
+def connections(tables: tuple[Path, ...]) -> Iterator[list[bytes]]:
+    """Yield the columns of every TCP socket; none where the kernel does not tell."""
     for table in tables:
-        with suppress(OSError):
-            rows += (line.split(None, 4) for line in table.read_bytes().splitlines()[1:])
+        with suppress(OSError):  # a machine without IPv6
+            yield from (line.split() for line in table.read_bytes().splitlines()[1:])
+
+
+def connected(port: int, tables: tuple[Path, ...] = TABLES) -> frozenset[bytes]:
+    """The other ends of all connections to this port."""
     ours = b":%04X" % port
+    rows = connections(tables)
     return frozenset(row[2] for row in rows if row[3] == ESTABLISHED and row[1].endswith(ours))
 
 

@@ -85,7 +85,7 @@ def head_logits(
 
     The head: int8 `weight` [V, K] times FP32 `scales` [V], or INT4 in uint8 [V, K / 2] times 16-bit
     `scales` [K / 128, V]. `x` may be strided; the result is in `out_dtype`, at most rounded once
-    from FP32. Safe in CUDA graph capture once `prepare` or `compile_tiles` ran for that
+    from FP32. Safe in CUDA graph capture once `prepare` ran for that
     `out_dtype`: no synchronisation, no tuning, no file. A row's result does not depend on the other
     rows, only on the tile that their number selects.
     """
@@ -147,24 +147,6 @@ def key_of(weight: torch.Tensor) -> HeadKey:
     )
 
 
-def compile_tiles(
-    weight: torch.Tensor,
-    scales: torch.Tensor,
-    dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-    *,
-    out_dtype: torch.dtype = LOGITS_DTYPE,
-) -> None:
-    """Run every tile once, so that nothing is compiled or loaded during a later graph capture.
-
-    Does nothing for activations of a `dtype`, or a matrix, that `head_logits` does not take.
-    """
-    for tile in _tiles_of(weight):
-        x = torch.zeros((tile.rows, shape_of(weight)[1]), dtype=dtype, device=weight.device)
-        if fits(x, weight):
-            head_logits(x, weight, scales, bias, out_dtype=out_dtype)
-
-
 _chosen: dict[tuple[torch.dtype, int, int, int], tuple[HeadTile, ...]] = {}
 """By dtype, device, vocabulary and hidden size; what is not here uses the tiles that ship."""
 
@@ -178,9 +160,12 @@ def _tiles_of(weight: torch.Tensor) -> tuple[HeadTile, ...]:
 def _used(
     choice: Choice[HeadTile], matrix: Matrix, dtype: torch.dtype, out_dtype: torch.dtype
 ) -> Choice[HeadTile]:
+    """Run every tile once, so that nothing is compiled or loaded during a later graph capture."""
     weight, scales, bias = matrix
     _chosen[_place(weight)] = choice.tiles
-    compile_tiles(weight, scales, dtype, bias, out_dtype=out_dtype)
+    for tile in choice.tiles:
+        x = torch.zeros((tile.rows, shape_of(weight)[1]), dtype=dtype, device=weight.device)
+        head_logits(x, weight, scales, bias, out_dtype=out_dtype)
     return choice
 
 

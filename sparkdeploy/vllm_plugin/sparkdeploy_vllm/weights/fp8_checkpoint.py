@@ -22,7 +22,7 @@ from sparkdeploy_vllm.weights.fp8_linear import (
     replace_parameter,
 )
 from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
-from sparkdeploy_vllm.weights.reference import FP8_DTYPE, dequantize_blocks
+from sparkdeploy_vllm.weights.reference import FP8_DTYPE, NOT_LOADED, dequantize_blocks
 
 BLOCK = (FP8_BLOCK, FP8_BLOCK)
 NAMES = ("weight", "weight_scale_inv")
@@ -30,7 +30,6 @@ OWN_NAMES = ("fp8_weight", "fp8_scale_inv")
 """What prebuilt tensors are called, beside the `weight` of the untouched download."""
 LARGEST_DIFFERENCE = 0.1
 """Of a block's norm. Rounding to e4m3 costs 0.03; another tensor, or none, 1 and more."""
-_NOT_LOADED = float("nan")
 
 
 class _KernelMethod(Fp8LinearMethod):
@@ -131,10 +130,10 @@ def add_fp8_parameters(
             "use fewer tensor-parallel ranks, or fp8_dense mode online"
         )
     rows = sum(row_partitions)
-    weight = torch.full((rows, columns), _NOT_LOADED).to(FP8_DTYPE)
+    weight = torch.full((rows, columns), NOT_LOADED).to(FP8_DTYPE)
     # Torch's default is the model's dtype now, and the kernels take FP32 alone.
     blocks = (rows // FP8_BLOCK, columns // FP8_BLOCK)
-    scales = torch.full(blocks, _NOT_LOADED, dtype=torch.float32)
+    scales = torch.full(blocks, NOT_LOADED, dtype=torch.float32)
     places = {"input_dim": 1, "output_dim": 0, "weight_loader": weight_loader}
     layer.weight_block_size = list(BLOCK)
     layer.register_parameter(names[0], ModelWeightParameter(data=weight, **places))

@@ -34,8 +34,20 @@ class LedgerEntry:
             warn_once("sparkdeploy: load_format is dummy: FP8 weights are made up, not checked")
         return not self.is_made_up
 
-    def check_parts(self, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        check_parts(self.name, *weight_args, **extra_weight_attrs)
+    def check_parts(
+        self,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        """Raise ValueError where a rank's part ends in a block; arguments of `create_weights`."""
+        part = (input_size_per_partition, sum(output_partition_sizes))
+        is_parted = part != (input_size, output_size)
+        rows, columns = output_partition_sizes, input_size_per_partition
+        refuse_broken_blocks(self.name, rows=rows, columns=columns, is_parted=is_parted)
 
     def created(self) -> None:
         self.ledger.layer_created(self.name)
@@ -79,22 +91,6 @@ def tell_when_weights_are_there(method: Any, ledger: ConversionLedger) -> Any:
 
     method.process_weights_after_loading = process_weights_after_loading
     return method
-
-
-def check_parts(
-    name: str,
-    input_size_per_partition: int,
-    output_partition_sizes: list[int],
-    input_size: int,
-    output_size: int,
-    *_: Any,
-    **__: Any,
-) -> None:
-    """Arguments after the name as `create_weights` has them."""
-    parted = (input_size_per_partition, sum(output_partition_sizes)) != (input_size, output_size)
-    refuse_broken_blocks(
-        name, rows=output_partition_sizes, columns=input_size_per_partition, is_parted=parted
-    )
 
 
 class ReferenceFp8LinearMethod(LinearMethodBase):

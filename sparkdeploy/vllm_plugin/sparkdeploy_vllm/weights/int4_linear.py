@@ -11,8 +11,8 @@ from sparkdeploy_vllm.announce import announce
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP, refuse_broken_groups
 from sparkdeploy_vllm.weights.int4_groups import fit_groups, pack_inputs, refuse_damaged_scales
 from sparkdeploy_vllm.weights.ledger import ConversionLedger, ConversionMismatchError
+from sparkdeploy_vllm.weights.reference import NOT_LOADED
 
-NOT_LOADED = float("nan")
 SYMMETRIC_ZEROS = 0x77777777
 """Eight zero points of 8, each stored less one: what GPTQ's files of symmetric weights have."""
 

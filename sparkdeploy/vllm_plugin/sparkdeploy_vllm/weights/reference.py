@@ -18,6 +18,8 @@ FP8_MAX = 448.0
 SMALLEST_WEIGHT_AMAX = 1e-4
 SMALLEST_ACTIVATION_AMAX = 1e-10
 INT8_MAX = 127.0
+NOT_LOADED = float("nan")
+"""What a weight begins as, so that one that is never loaded is found."""
 CHUNK_ELEMENTS = 12_000_000
 """Elements converted at a time: 48 MB as FP32, so that conversion needs little extra memory."""
 
