@@ -116,7 +116,7 @@ def unserved(serve: Serve, needs: AttentionNeeds) -> Iterator[str]:
     there the plugin looks at each when the engine starts.
     """
     name = serve.kv_cache_dtype
-    leaves_out = "--kv-cache-dtype-skip-layers" in map(flags.flag_of, serve.extra_args)
+    leaves_out = flags.last_given(serve.extra_args, "--kv-cache-dtype-skip-layers") is not None
     if not name.startswith("turboquant") or leaves_out or serve.hf_overrides:
         return
     cause = f"(serve.kv_cache_dtype: {name})"

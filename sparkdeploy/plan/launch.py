@@ -150,8 +150,8 @@ def _origin_arguments(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _names_flag(recipe: Recipe, start: str) -> bool:
-    named = (flags.flag_of(argument) for argument in recipe.serve.extra_args)
-    return any(flag.startswith(start) for flag in named if flag is not None)
+    named = flags.given_flags(recipe.serve.extra_args)
+    return any((given.flag or "").startswith(start) for given in named)
 
 
 def _adapters(adapters: Sequence[LoraAdapter], companions: Sequence[str]) -> Iterator[str]:
@@ -303,5 +303,5 @@ def _ray_command(
 
 
 def _rendezvous_timeout(recipe: Recipe) -> tuple[str, ...]:
-    named = {item.split("=")[0] for item in recipe.serve.extra_args}
-    return () if RENDEZVOUS_FLAG in named else (RENDEZVOUS_FLAG, str(RENDEZVOUS_TIMEOUT_S))
+    is_named = flags.last_given(recipe.serve.extra_args, RENDEZVOUS_FLAG) is not None
+    return () if is_named else (RENDEZVOUS_FLAG, str(RENDEZVOUS_TIMEOUT_S))

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from sparkdeploy.about import CONSENT
 from sparkdeploy.recipe.document import written_part
-from sparkdeploy.recipe.flags import VALUE_FLAGS, with_hyphens
+from sparkdeploy.recipe.flags import VALUE_FLAGS, given_flags
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Limits, Mod, Speculative
@@ -27,7 +27,7 @@ from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sparkdeploy.recipe.document import KeyPath, ValueOrigin
     from sparkdeploy.recipe.mods import FoundMod
@@ -162,9 +162,9 @@ def _settings(model: BaseModel, above: KeyPath) -> Iterator[_Setting]:
 
 def _entries(path: KeyPath, value: Any, danger: str) -> Iterator[_Setting]:  # noqa: ANN401 - YAML
     if path[-1] == "extra_args":
-        for index, words in _flags(value):
-            own = _danger(with_hyphens(words[0]), FLAG_DANGERS, danger)
-            yield _Setting((*path, index), " ".join(words), own, is_entry=True)
+        for given in given_flags(value):
+            own = _danger(given.form, FLAG_DANGERS, danger)
+            yield _Setting(given.path, " ".join(given.words), own, is_entry=True)
     elif path[-1] == "env":
         for name, text in value.items():
             own = _danger(name, VARIABLE_DANGERS, danger)
@@ -192,15 +192,6 @@ def _is_ordinary(path: KeyPath, value: Any) -> bool:  # noqa: ANN401 - YAML
         case "source" | "model":  # a repository; a folder was asked about
             return True
     return False
-
-
-def _flags(arguments: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield each flag with the words after it, by its place."""
-    first = 0
-    for index in range(1, len(arguments) + 1):
-        if index == len(arguments) or arguments[index].startswith("-"):
-            yield first, list(arguments[first:index])
-            first = index
 
 
 def digest(

@@ -163,6 +163,8 @@ class Given:
     spelling: str
     """As it is written: `-ep`, `--no-x`, `--x.key`."""
     values: Sequence[str]
+    words: Sequence[str] = ()
+    """As they stand in `extra_args`, with `=` or without."""
 
     @property
     def form(self) -> str:
@@ -190,7 +192,7 @@ def given_flags(arguments: Sequence[str]) -> Iterator[Given]:
         while not equals and index < len(arguments) and not _is_flag(arguments[index]):
             values.append(arguments[index])
             index += 1
-        yield Given(("serve", "extra_args", start), name, values)
+        yield Given(("serve", "extra_args", start), name, values, arguments[start:index])
 
 
 def _is_flag(word: str) -> bool:

@@ -23,7 +23,7 @@ from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.features import parse_version
-from sparkdeploy.recipe.flags import flag_of
+from sparkdeploy.recipe.flags import given_flags
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.words import shown
 
@@ -260,15 +260,11 @@ def _kept_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Part flags that a CPU engine takes as a GPU's does, with their values, from all others."""
     kept: list[str] = []
     dropped: list[str] = []
-    is_kept = False
-    for argument in arguments:
-        flag = flag_of(argument)
-        if flag is not None:
-            is_kept = flag in KEPT_ARGUMENTS
-            if not is_kept:
-                dropped.append(flag)
-        if is_kept:
-            kept.append(argument)
+    for given in given_flags(arguments):
+        if given.flag in KEPT_ARGUMENTS:
+            kept += given.words
+        elif given.flag is not None:
+            dropped.append(given.flag)
     return kept, dropped
 
 

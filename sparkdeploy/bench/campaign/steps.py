@@ -32,6 +32,7 @@ from sparkdeploy.deploy.request import Request, plan_for, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.plan.container import PYTHON, Deployment
+from sparkdeploy.recipe.flags import switch_of
 from sparkdeploy.server.pooling import MEASURE_HINT
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
@@ -218,7 +219,7 @@ def planned(
 
 def _kinds(resolved: Resolved, *, has_tuning: bool) -> Iterator[StepKind]:
     serve = resolved.recipe.serve
-    has_tools = bool(serve.enable_auto_tool_choice) or AUTO_TOOLS in serve.extra_args
+    has_tools = bool(serve.enable_auto_tool_choice or switch_of(serve.extra_args, AUTO_TOOLS))
     left_out = {StepKind.TOOLS: not has_tools, StepKind.TUNE: not has_tuning}
     yield from (kind for kind in StepKind if not left_out.get(kind, False))
 

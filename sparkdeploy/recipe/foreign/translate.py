@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.flags import negated
+from sparkdeploy.recipe.flags import last_given, negated
 from sparkdeploy.recipe.foreign.arguments import put_arguments
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER, ServeCommand, fill_in, take_apart
 from sparkdeploy.recipe.foreign.draft import Draft, Note
@@ -207,7 +207,7 @@ def _command(theirs: Theirs) -> ServeCommand:
             raise _other_server(theirs, "command", name) from error
         error.message = f"{theirs.origin('command')}: {error.message}"
         raise
-    if "--omni" in command.arguments:
+    if last_given(command.arguments, "--omni") is not None:
         raise _other_server(theirs, "command", tables().runtimes["vllm-omni"].name)
     return command
 

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.arguments import release_of
-from sparkdeploy.recipe.flags import value_of
+from sparkdeploy.recipe.flags import given_flags, value_of
 from sparkdeploy.recipe.load import load_recipe
 
 if TYPE_CHECKING:
@@ -95,3 +95,9 @@ def test_a_flag_is_read_in_every_spelling_and_its_last_one_counts(words: list[st
 
 def test_a_switch_that_another_flag_follows_has_no_value() -> None:
     assert value_of(["--block-size", "--x", "1"], "--block-size") is None
+
+
+def test_a_flag_keeps_the_words_that_were_written() -> None:
+    words = ["--seed", "-1", "--watchdog=2", "--log_level", "debug"]
+    found = [" ".join(it.words) for it in given_flags(words)]
+    assert found == ["--seed -1", "--watchdog=2", "--log_level debug"]
