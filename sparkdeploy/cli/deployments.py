@@ -158,12 +158,11 @@ def _deploy(
     request: Request, settings: Settings, options: UpOptions, *, yes: bool, as_json: bool
 ) -> None:
     from sparkdeploy.cli.outcome import print_outcome
-    from sparkdeploy.deploy.request import resolve, resolve_unpinned
+    from sparkdeploy.deploy.request import resolve
     from sparkdeploy.deploy.up import up as deploy
 
-    load = resolve_unpinned if options.update_image else resolve
     outcome = deploy(
-        load(request, settings),
+        resolve(request, settings, unpinned=options.update_image),
         request,
         settings,
         confirm=(lambda _question: True) if yes else console.confirm,

@@ -46,11 +46,9 @@ class Started:
     deployment: str
     base_url: str
     model: str
-    """What requests call it."""
     changed: bool
     """Whether something was started; False for what ran already."""
     readiness: Readiness | None = None
-    """None for what answered already."""
 
 
 def stop(name: str) -> tuple[str, ...]:
@@ -109,7 +107,6 @@ def start(name: str, *, drop_page_cache: bool = False) -> Started:
 
 
 def restart(name: str, *, drop_page_cache: bool = False) -> Started:
-    """Stop it, and start the same again."""
     settings = load_settings()
     # Between the two it is not given up: an `up --stay` goes on watching it.
     with watching(

@@ -49,7 +49,6 @@ class Recovery:
 
     @property
     def has_changed(self) -> bool:
-        """Say whether containers are others now."""
         return self.action in {"finished", "reverted", "returned"}
 
 

@@ -78,10 +78,8 @@ class Replacement:
     is_old_stopping: bool = False
     """From then on the old one may end at any time, although it still runs."""
     kept: dict[int, str] = field(default_factory=dict)
-    """The ids of the earlier containers, by number."""
 
     def knows(self, kept: Iterable[ListedContainer]) -> None:
-        """Note the containers that are kept already."""
         self.kept = {kept_number(item.name): item.container_id for item in kept}
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library, Resolved
+    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.settled import ImageLock
     from sparkdeploy.settings import Settings
 
@@ -38,7 +38,6 @@ class Request:
     cluster: bool = False
     """As many nodes of config.yaml as the recipe needs, this machine as their head."""
     is_rehearsal: bool = False
-    """The recipe is served in miniature."""
 
 
 def make_request(
@@ -56,25 +55,18 @@ def make_request(
     return Request(wanted, tuple(assignments or ()), Deployment(name, exposure), cluster)
 
 
-def resolve(request: Request, settings: Settings, images: ImageLock | None = None) -> Resolved:
+def resolve(
+    request: Request, settings: Settings, images: ImageLock | None = None, *, unpinned: bool = False
+) -> Resolved:
     """Load the recipe with everything it inherits; raise RecipeError with all mistakes.
 
     For several nodes it has what its `cluster` section changes. `images` says what tags mean
-    instead of the state folder's own lock.
+    instead of the state folder's own lock. `unpinned` loads it as if no tag were known yet: what
+    one was may be what the recipe does not fit, and the registry will be asked anew.
     """
     shelf = library(settings)
-    return _loaded(request, shelf if images is None else replace(shelf, images=images))
-
-
-def resolve_unpinned(request: Request, settings: Settings) -> Resolved:
-    """As `resolve`, as if nobody knew yet what a tag is: the registry will be asked anew.
-
-    What the tag was may be what the recipe does not fit.
-    """
-    return _loaded(request, replace(library(settings), images=None))
-
-
-def _loaded(request: Request, shelf: Library) -> Resolved:
+    if images is not None or unpinned:
+        shelf = replace(shelf, images=images)
     resolved = load_recipe(shelf, request.recipe, request.assignments)
     return for_cluster(resolved) if request.cluster else resolved
 
@@ -131,7 +123,6 @@ def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
 
 
 def seen_from_anywhere(request: Request, settings: Settings) -> Request:
-    """Return the request as it may be typed in any folder."""
     return replace(request, recipe=from_anywhere(request.recipe, settings))
 
 

@@ -151,7 +151,6 @@ class ServedDeployment:
     key_file: Path | None = None
     """None: it listens on this machine alone, and asks nobody for a key."""
     context_tokens: int | None = None
-    """What a request may take in all, where the recipe says it."""
     writes_text: bool = True
     """Whether it answers in words; an embedding model does not."""
     drafts: bool = False

@@ -63,7 +63,6 @@ class StatusRow:
     exit_code: int | None = None
     container: str = ""
     half_done: str = ""
-    """What a replacement under way or interrupted has come to."""
     kept: int = 0
     """How many earlier containers `rollback` can go back to."""
     members: tuple[MemberRow, ...] = ()
@@ -71,10 +70,8 @@ class StatusRow:
     head: str = ""
     """The node that heads it; empty when that is this one."""
     nodes: tuple[str, ...] = ()
-    """The nodes that serve it together; none for one machine's."""
     launch: str = ""
     restarts: int = 0
-    """How often the guard started vLLM again in the running container."""
     last_cause: str = ""
     drafting: str = ""
     url: str = ""

@@ -33,7 +33,6 @@ class Address:
     aliases: tuple[str, ...]
     """What else requests call it than by its own model's name, which is the first."""
     cluster: bool
-    """Whether several nodes serve it."""
 
 
 def address_of(name: str, settings: Settings) -> Address:

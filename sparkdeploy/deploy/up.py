@@ -66,7 +66,6 @@ class UpOptions:
     extent: Extent = Extent.ANSWER
     drop_page_cache: bool = False
     update_image: bool = False
-    """Ask the registry again what the recipe's tag is."""
     stop_on_interrupt: bool = False
     """Stop a start that replaced nothing when it is interrupted: systemd runs no ExecStop= of a
     unit that is not up yet. Otherwise it goes on."""
@@ -168,7 +167,6 @@ def _decide(
 
 
 def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
-    """Show on a terminal the steps to come."""
     console.expect(*awaited_preparation(plan))
     if options.extent is Extent.ANSWER and plan.has_work:
         console.expect(awaited_start(plan.deployment.name, plan_pace(plan), settings))

@@ -104,7 +104,6 @@ class Watch:
     pace: str
     """The key under which the durations of such starts are remembered."""
     parts: Mapping[Node, str]
-    """The container of each node."""
     settings: Settings
     usual_s: Mapping[str, float] = field(default_factory=lambda: SPARK_COLD_START_S)
     clock_skews_s: Mapping[str, float] = field(default_factory=dict)
@@ -114,7 +113,6 @@ class Watch:
     memory_curve: list[dict[str, Any]] = field(default_factory=list, init=False)
     _sampled_s: dict[str, float] = field(default_factory=dict, init=False)
     _awaited: dict[str, PlannedStep] = field(default_factory=dict, init=False)
-    """The phases that are expected, by name."""
 
     def __post_init__(self) -> None:
         state_dir = self.settings.state_dir
@@ -232,7 +230,6 @@ class Member:
     clock_skew_s: float = 0.0
 
     def find_end(self) -> End | None:
-        """Return how it ended; None while it lives."""
         fact = self.host.find_container(self.container_id)
         return End(self, fact) if fact is None or fact.state not in ALIVE else None
 

@@ -92,7 +92,6 @@ class Place:
     folders: HostFolders
     model: ModelFact
     companions: tuple[ModelFact, ...] = ()
-    """The recipe's drafter and adapters, in its order."""
 
 
 def part_spec(

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class OverlayFact:
     path: Path
-    """Where it belongs."""
     is_complete: bool
 
 
@@ -58,7 +57,6 @@ class ModelFact:
     weights_bytes: int | None = None
     """What an engine loads of its files; None for all of them."""
     has_weights: bool = True
-    """Whether there is any file that could hold some."""
     unknown: str = ""
     demands: AttentionNeeds = NO_NEEDS
     unfit: tuple[str, ...] = ()
@@ -85,7 +83,6 @@ class MissingModel:
     """Why its size or its layers are not known."""
     demands: AttentionNeeds = NO_NEEDS
     unfit: tuple[str, ...] = ()
-    """Why the recipe's conversion does not apply to it."""
 
     @property
     def missing_bytes(self) -> int | None:

@@ -261,7 +261,6 @@ def typed(argv: Sequence[str]) -> str:
 
 
 def docker_run(spec: ContainerSpec) -> str:
-    """Return the `docker run` that starts the same container."""
     first, *entry = spec.entrypoint
     options = [f"--{name}={value}" for name, value in _docker_options(spec)]
     words = ["docker", "run", "--detach", *options, f"--entrypoint={first}"]

@@ -63,13 +63,11 @@ class Needs:
     image_bytes: int | None
     """On Docker's disk while images are built or loaded; 0 when all are there."""
     download_bytes: int | None
-    """From the hub."""
     write_bytes: int | None
     memory_bytes: int | None = None
     sent_bytes: int | None = 0
     """From the head to this node, before compression."""
     weights_bytes: int | None = None
-    """Its share of the model's weights in memory."""
 
 
 @dataclass(frozen=True, slots=True)
