@@ -247,6 +247,7 @@ class Running:
             )
         except FileNotFoundError as error:
             raise _not_installed(argv[0]) from error
+        self._is_ending = False
         self._errors = bytearray()
         self._errors_reader = threading.Thread(target=self._read_errors, daemon=True)
         self._errors_reader.start()
@@ -269,7 +270,10 @@ class Running:
             selector.register(output, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 return ""
-        return os.read(output.fileno(), _CHUNK_BYTES).decode(errors="replace")
+        said = os.read(output.fileno(), _CHUNK_BYTES)
+        # Its output closes a moment before it has ended: what it says of that may be on its way.
+        self._is_ending = not said
+        return said.decode(errors="replace")
 
     def read_until(self, mark: str, *, timeout_s: float) -> str | None:
         """Return what it printed up to a mark; None when it ended, wrote much or took too long."""
@@ -287,7 +291,7 @@ class Running:
 
     def errors(self) -> str:
         """Return what it wrote to its error stream, up to a size."""
-        if not self.is_alive:
+        if self._is_ending or not self.is_alive:
             self._errors_reader.join(END_TIMEOUT_S)
         return self._errors.decode(errors="replace")
 

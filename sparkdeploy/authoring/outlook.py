@@ -11,7 +11,14 @@ from sparkdeploy.authoring.machine import machine_wanted, measured_on
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import attention, memory, memory_report, model_facts, speed_report
+from sparkdeploy.estimate import (
+    attention,
+    context,
+    memory,
+    memory_report,
+    model_facts,
+    speed_report,
+)
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
@@ -151,6 +158,8 @@ def _refuse_unserved(outlook: Outlook) -> None:
     recipe = outlook.resolved.recipe
     for words in attention.unserved(recipe.serve, attention.needs_of(outlook.facts.config)):
         raise RecipeError(f"{shown(recipe.model.source)} has {words}", hint=attention.FIX)
+    if beyond := context.beyond_context(recipe.serve, outlook.facts.architecture):
+        raise RecipeError(f"{shown(recipe.model.source)} has {beyond}", hint=context.CONTEXT_FIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,11 +161,19 @@ def require_figures(finished: Finished) -> None:
     for suite in finished.run.suites:
         for cell in suite.cells:
             if not cell.statistics:
-                failed = next(item.failure for item in cell.samples if item.failure)
+                reason = next(item.failure for item in cell.samples if item.failure)
                 raise BenchError(
                     f"suite {suite.name}: no request of {cell.prompt} succeeded "
-                    f"({failed.kind}: {failed.message})"
+                    f"({reason.kind}: {reason.message})"
                 )
+        loads = [cell.load for cell in suite.cells if cell.load is not None]
+        if loads and all(load.failures * 2 > load.requests for load in loads):
+            failed = sum(load.failures for load in loads)
+            asked = sum(load.requests for load in loads)
+            raise BenchError(
+                f"suite {suite.name}: {failed} of {asked} requests failed",
+                hint=f"what was measured: {finished.path}",
+            )
 
 
 def floor_of(origin: RunOrigin, floor_tok_s: float | None) -> tuple[float, str]:

@@ -141,6 +141,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         hidden_size=sizes.number("hidden_size", "n_embd", "d_model"),
         vocab_size=sizes.number("vocab_size"),
         max_position_embeddings=sizes.optional("max_position_embeddings", "n_positions") or 0,
+        rope=sizes.text.get("rope_parameters") or sizes.text.get("rope_scaling"),
         layers=layers,
         dense_width=sizes.optional("intermediate_size", "ffn_hidden_size", "n_inner") or 0,
         draft_layers=_draft_layers(sizes, layers),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,7 +81,8 @@ def systemd(
         _hand_over(Export((ExportedFile(unit, text),), next_step=step), folder)
         return
     console.answer_text(text)
-    console.info(f"to use it: sparkdeploy export systemd ... | sudo tee /etc/systemd/system/{unit}")
+    typed = shlex.join(["sparkdeploy", *sys.argv[1:]])
+    console.info(f"to use it: {typed} | sudo tee /etc/systemd/system/{unit}")
     console.info(f"           sudo systemctl daemon-reload && sudo systemctl enable {unit}")
 
 

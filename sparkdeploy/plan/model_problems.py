@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.checks.finding import fail
-from sparkdeploy.estimate import attention
+from sparkdeploy.estimate import attention, context
 from sparkdeploy.node.shared_files import user_name
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
@@ -154,6 +154,10 @@ def _cache_problems(plan: Plan) -> Iterator[Finding]:
                 attention.FIX,
                 blocks="prepare",
             )
+    layers = plan.observed.model.layers if plan.observed.model is not None else None
+    if beyond := context.beyond_context(recipe.serve, layers):
+        message = f"{shown(recipe.model.source)} has {beyond}"
+        yield fail("model.context", message, context.CONTEXT_FIX, blocks="prepare")
 
 
 def _companions(plan: Plan) -> Iterator[tuple[Weights, ModelFact | MissingModel]]:

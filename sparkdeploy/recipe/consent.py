@@ -9,6 +9,7 @@ stands wholly in the user's own recipes folder, are the user's words and need no
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shlex
 from dataclasses import dataclass
@@ -202,24 +203,35 @@ def digest(
 ) -> str:
     """Return the sha256, in hex, over what is asked for and all files that it stands in.
 
-    These are the recipe, what it extends, its mods' files and its chat template; a file that cannot
-    be read counts as one without content.
+    These are the recipe, what it extends, its mods' files and its chat template. A file that cannot
+    be read counts as one without content; so does what is beyond the size that a mod may have, for
+    an image build refuses that mod.
     """
     files = {Path(origin.file) for origin in origins.values() if origin.line is not None}
     for mod in mods:
         if mod.folder is not None:
-            files.update(sorted(mod.folder.rglob("*"))[:MAX_FILES])
+            files.update(itertools.islice(_files_below(mod.folder), MAX_FILES))
     if template is not None:
         files.add(Path(os.path.realpath(os.path.expanduser(template))))  # noqa: PTH111
     parts = [f"{it.path}: {it.message}".encode() for it in asked_for]
+    left_bytes = MAX_FILE_BYTES
     for file in sorted(files):
-        parts += [os.fsencode(file), _content(file)]
+        content = _content(file, left_bytes)
+        left_bytes -= len(content)
+        parts += [os.fsencode(file), content]
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def _content(file: Path) -> bytes:
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, always in the same order; no link is followed."""
+    for where, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (Path(where, name) for name in sorted(names))
+
+
+def _content(file: Path, limit_bytes: int) -> bytes:
     try:
-        return read_bytes(file, MAX_FILE_BYTES)
+        return read_bytes(file, limit_bytes)
     except OSError:
         return b""
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from sparkdeploy import shell
 from sparkdeploy.secret_shapes import text_without_secrets
 from sparkdeploy.terminal.safe_text import visible_log
 
@@ -41,3 +42,9 @@ def test_reading_takes_linear_time(name: str, take) -> None:  # type: ignore[no-
     take(TEXTS[name])
 
     assert time.process_time() - started_s < 1
+
+
+def test_what_a_program_says_after_its_output_ended_is_heard() -> None:
+    with shell.Running(("sh", "-c", "exec >&-; sleep 0.3; echo why >&2")) as program:
+        assert program.read_until("mark", timeout_s=10) is None
+        assert program.errors() == "why\n"

@@ -31,8 +31,9 @@ def whole_lines(
     yield f"  translated ({len(translation.translated)}):"
     for note in translation.translated:
         yield f"    {note.where}: {note.theirs} -> {note.said}"
-    yield f"  needs your consent ({len(consents)}):"
-    yield from (f"    {line}" for line in consents)
+    if consents:
+        yield f"  needs your consent ({len(consents)}):"
+        yield from (f"    {line}" for line in consents)
     yield f"  left out ({len(translation.dropped)}):"
     yield from (f"    {note}" for note in translation.dropped)
     if warnings:

@@ -70,6 +70,16 @@ def test_failed_requests_hold_nothing_and_are_told(
     assert (load["failures"], load["held"], load["requests"]) == (3, 17, 20)
 
 
+def test_a_load_of_which_most_requests_failed_is_a_failure(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    engine.refuse = lambda _body: "busy" if len(engine.asked) > 4 else None
+    done = bench("load", "--url", engine.url, *QUICK)
+    assert done.returncode == 8
+    assert "of 20 requests failed" in done.stderr
+    assert suite_of(tmp_path)["cells"][0]["load"]["failures"] > 10
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
