@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint.layers import Recurrent
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -45,10 +47,12 @@ def _context(value: object) -> int:
 def beyond_context(serve: Serve, architecture: Architecture | None) -> str | None:
     """Say by how much a recipe's context is beyond the model's own; None where vLLM takes it.
 
-    RoPE scaling of `serve.hf_overrides` counts, and VLLM_ALLOW_LONG_MAX_MODEL_LEN allows any.
+    RoPE scaling of `serve.hf_overrides` counts, and VLLM_ALLOW_LONG_MAX_MODEL_LEN allows any. Of a
+    model with Mamba layers nothing is said: owners serve Nemotron-H at four times what its
+    config.json states.
     """
     wanted, is_allowed = serve.context_limit, serve.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-    if architecture is None or wanted is None or is_allowed:
+    if architecture is None or wanted is None or is_allowed or _has_mamba(architecture):
         return None
     overrides = serve.hf_overrides or {}
     text = overrides.get("text_config")
@@ -60,3 +64,8 @@ def beyond_context(serve: Serve, architecture: Architecture | None) -> str | Non
     if not own or wanted <= own:
         return None
     return f"a context of {own:,} tokens, and serve.max_model_len is {wanted:,}"
+
+
+def _has_mamba(architecture: Architecture) -> bool:
+    mixers = (mixer for layer in architecture.layers for mixer in layer.mixers)
+    return any(isinstance(it, Recurrent) and it.name.startswith("Mamba") for it in mixers)

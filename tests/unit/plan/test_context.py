@@ -81,6 +81,11 @@ def test_a_recipe_is_held_to_it(serve: dict[str, Any], is_beyond: bool) -> None:
     assert beyond_context(Serve(**serve), None) is None
 
 
+def test_nothing_is_said_of_a_model_with_mamba_layers() -> None:
+    architecture = architecture_of(config("nemotron-h") | {"max_position_embeddings": OWN})
+    assert beyond_context(Serve(max_model_len=4 * OWN), architecture) is None
+
+
 @pytest.mark.parametrize("words", [("--hardware", "spark"), ()])
 def test_plan_names_the_models_own_context(run: Run, words: tuple[str, ...]) -> None:
     done = run("plan", "v2", "--max-len", "600000", *words)
