@@ -9,7 +9,6 @@ stands wholly in the user's own recipes folder, are the user's words and need no
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import shlex
 from dataclasses import dataclass
@@ -30,6 +29,8 @@ from sparkdeploy.stored_json import read_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from pydantic.fields import FieldInfo
+
     from sparkdeploy.recipe.document import KeyPath, ValueOrigin
     from sparkdeploy.recipe.mods import FoundMod
     from sparkdeploy.recipe.schema import Recipe
@@ -46,6 +47,8 @@ SAMPLING = frozenset(
 AS_ROOT = "a mod runs as root while an image is built"
 DRAFTER_KEY = "it is vLLM's own key of the speculative configuration, and may name code or a file"
 MODULE = "a word with `.`, `/` or `:` may name a module or a file"
+NOT_BUILT = frozenset({".git", "__pycache__"})
+"""Folders of a mod that no image build takes."""
 MAX_FILES, MAX_FILE_BYTES = 2_000, 64 << 20
 """Of a mod, as an image build takes it."""
 
@@ -152,13 +155,17 @@ def _settings(model: BaseModel, above: KeyPath) -> Iterator[_Setting]:
                     yield _Setting((*path, index), item.name, AS_ROOT)
                 else:
                     yield from _settings(item, (*path, index))
-        elif danger and value not in (False, field.get_default(call_default_factory=True)):
+        elif danger and value is not False and value != _default(field):
             yield from _entries(path, value, str(danger))
         elif path[-1] in VALUE_FLAGS and isinstance(value, str) and set(value) & set("./:"):
             yield _Setting(path, value, MODULE)
     if isinstance(model, Speculative):
         for key, value in model.further.items():
             yield _Setting((*above, key), value, DRAFTER_KEY, is_entry=True)
+
+
+def _default(field: FieldInfo) -> object:
+    return field.get_default(call_default_factory=True)
 
 
 def _entries(path: KeyPath, value: Any, danger: str) -> Iterator[_Setting]:  # noqa: ANN401 - YAML
@@ -203,37 +210,45 @@ def digest(
 ) -> str:
     """Return the sha256, in hex, over what is asked for and all files that it stands in.
 
-    These are the recipe, what it extends, its mods' files and its chat template. A file that cannot
-    be read counts as one without content; so does what is beyond the size that a mod may have, for
-    an image build refuses that mod.
+    These are the recipe, what it extends, its mods' files and its chat template. A mod of more
+    files or bytes than an image build takes has another digest each time: it is asked about again.
     """
-    files = {Path(origin.file) for origin in origins.values() if origin.line is not None}
-    for mod in mods:
-        if mod.folder is not None:
-            files.update(itertools.islice(_files_below(mod.folder), MAX_FILES))
+    files = [Path(origin.file) for origin in origins.values() if origin.line is not None]
     if template is not None:
-        files.add(Path(os.path.realpath(os.path.expanduser(template))))  # noqa: PTH111
+        files.append(Path(os.path.realpath(os.path.expanduser(template))))  # noqa: PTH111
     parts = [f"{it.path}: {it.message}".encode() for it in asked_for]
+    for file in sorted(set(files)):
+        parts += [os.fsencode(file), _content(file, MAX_FILE_BYTES)]
+    for mod in mods:
+        parts += _mod_parts(mod.folder) if mod.folder is not None else ()
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def _mod_parts(folder: Path) -> Iterator[bytes]:
     left_bytes = MAX_FILE_BYTES
-    for file in sorted(files):
+    for count, file in enumerate(_files_below(folder)):
         content = _content(file, left_bytes)
         left_bytes -= len(content)
-        parts += [os.fsencode(file), content]
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+        yield os.fsencode(file)
+        yield content
+        if count >= MAX_FILES or left_bytes <= 0:
+            yield os.urandom(16)
+            return
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder, always in the same order; no link is followed."""
     for where, folders, names in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(folder for folder in folders if folder not in NOT_BUILT)
         yield from (Path(where, name) for name in sorted(names))
 
 
 def _content(file: Path, limit_bytes: int) -> bytes:
+    """Return what a file holds; something else each time for one that cannot be read whole."""
     try:
         return read_bytes(file, limit_bytes)
     except OSError:
-        return b""
+        return os.urandom(16)
 
 
 def consent_hint(wanted: str, asked_for: Iterable[Mistake] = ()) -> str:

@@ -50,6 +50,8 @@ ASKED = [
     "serve: {speculative: {method: mtp, tokens: 2, code_revision: x}}",
     "cluster: {backend: ray}",
     "limits: {memory_floor_gib: 3.99}",
+    "limits: {memory_floor_gib: 0}",
+    "serve: {extra_args: [other/model]}",
     f"engine: image\nimage: there/x@sha256:{'0' * 64}",
     "model: {path: /etc}",
     "serve: {chat_template: /etc/passwd}",
@@ -103,6 +105,12 @@ def test_a_consent_lasts_as_long_as_its_files_and_what_is_asked(tmp_path: Path) 
         allow()
     (theirs / "mods" / "m" / "more.sh").write_text("")
     allow()
+    # What is beyond the size that an image build takes is in no digest, and allowed by none.
+    with (theirs / "mods" / "m" / "large").open("wb") as large:
+        large.truncate(65 << 20)
+    assert ask() != ask()
+    (theirs / "mods" / "m" / "large").unlink()
+    assert len(resolved(recipe).allowed) == 2
     (tmp_path / "key").write_text((theirs / "a.jinja").read_text())
     (theirs / "a.jinja").unlink()
     (theirs / "a.jinja").symlink_to(tmp_path / "key")
