@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,6 +55,14 @@ def test_a_template_exchanged_after_the_recipe_was_judged_is_refused(theirs: Pat
     (theirs / "a.jinja").symlink_to(theirs.parent / "key.jinja")
     with pytest.raises(RecipeError, match="leads elsewhere"):
         read_template(resolved, settings)
+
+
+def test_a_recipe_that_is_changed_for_several_nodes_keeps_its_template(theirs: Path) -> None:
+    settings = load_settings()
+    resolved = resolve(Request(str(theirs / "their.yaml"), ALLOWED), settings)
+    serve = resolved.recipe.serve.model_copy(update={"env": {"A": "b"}})
+    changed = replace(resolved, recipe=resolved.recipe.model_copy(update={"serve": serve}))
+    assert read_template(changed, settings) == read_template(resolved, settings)
 
 
 def test_a_copy_that_was_spoilt_is_written_again(theirs: Path) -> None:
