@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
+from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN, SCRIPT
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
 
@@ -22,12 +23,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.mods import FoundMod
 
-SCRIPT = "run.sh"
-MAX_FILES = 2_000
-MAX_BYTES = 64 << 20
 EXECUTABLE, PLAIN = 0o755, 0o644
-NOT_TAKEN = frozenset({".git", "__pycache__", ".DS_Store"})
-"""What comes and goes in a folder without its author's doing; `.git` may be a file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.report import SIGNS, legend, signed
-from sparkdeploy.image.mods import SCRIPT
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.findings import BUDGET_CHECK
 from sparkdeploy.plan.images import mods_of, unresolved_tag
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.foreign.report import short_lines
+from sparkdeploy.recipe.mods import SCRIPT
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import SettledEngine
 from sparkdeploy.recipe.words import shown

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from sparkdeploy.about import CONSENT
 from sparkdeploy.recipe.document import written_part
 from sparkdeploy.recipe.flags import VALUE_FLAGS, given_flags
+from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Limits, Mod, Speculative
@@ -47,10 +48,6 @@ SAMPLING = frozenset(
 AS_ROOT = "a mod runs as root while an image is built"
 DRAFTER_KEY = "it is vLLM's own key of the speculative configuration, and may name code or a file"
 MODULE = "a word with `.`, `/` or `:` may name a module or a file"
-NOT_BUILT = frozenset({".git", "__pycache__"})
-"""Folders of a mod that no image build takes."""
-MAX_FILES, MAX_FILE_BYTES = 2_000, 64 << 20
-"""Of a mod, as an image build takes it."""
 
 
 LOADS_CODE = "it loads code of its choice"
@@ -218,14 +215,14 @@ def digest(
         files.append(Path(os.path.realpath(os.path.expanduser(template))))  # noqa: PTH111
     parts = [f"{it.path}: {it.message}".encode() for it in asked_for]
     for file in sorted(set(files)):
-        parts += [os.fsencode(file), _content(file, MAX_FILE_BYTES)]
+        parts += [os.fsencode(file), _content(file, MAX_BYTES)]
     for mod in mods:
         parts += _mod_parts(mod.folder) if mod.folder is not None else ()
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def _mod_parts(folder: Path) -> Iterator[bytes]:
-    left_bytes = MAX_FILE_BYTES
+    left_bytes = MAX_BYTES
     for count, file in enumerate(_files_below(folder)):
         content = _content(file, left_bytes)
         left_bytes -= len(content)
@@ -239,8 +236,8 @@ def _mod_parts(folder: Path) -> Iterator[bytes]:
 def _files_below(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder, always in the same order; no link is followed."""
     for where, folders, names in os.walk(folder):
-        folders[:] = sorted(folder for folder in folders if folder not in NOT_BUILT)
-        yield from (Path(where, name) for name in sorted(names))
+        folders[:] = sorted(set(folders) - NOT_TAKEN)
+        yield from (Path(where, name) for name in sorted(set(names) - NOT_TAKEN))
 
 
 def _content(file: Path, limit_bytes: int) -> bytes:

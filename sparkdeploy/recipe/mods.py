@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.document import KeyPath, ValueOrigin
     from sparkdeploy.recipe.schema import Recipe
 
+SCRIPT = "run.sh"
+MAX_FILES = 2_000
+MAX_BYTES = 64 << 20
+"""Of one mod: what an image build takes, and so what a consent is given for."""
+NOT_TAKEN = frozenset({".git", "__pycache__", ".DS_Store"})
+"""What comes and goes in a folder without its author's doing; `.git` may be a file."""
 MAX_LEVELS = 6
 """How many folders are looked in where no repository ends it: the recipe's own and those above."""
 REPOSITORY_SIGNS = (".git", SNAPSHOT)
@@ -121,7 +127,7 @@ def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:
 
 
 def _is_mod(folder: Path) -> bool:
-    return os.path.isfile(folder / "run.sh")  # noqa: PTH113 - never raises
+    return os.path.isfile(folder / SCRIPT)  # noqa: PTH113 - never raises
 
 
 def _upwards(folder: Path) -> Iterator[Path]:

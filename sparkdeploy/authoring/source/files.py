@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import yaml_text
 from sparkdeploy.authoring.source.git import Blob, Repository
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.image import mods
+from sparkdeploy.recipe import mods
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
 from sparkdeploy.recipe.sources.shelf import is_plain_path
 from sparkdeploy.stored_json import read_bytes
