@@ -106,10 +106,8 @@ class CacheGroup:
     cache: LayerCache
     layers: tuple[int, ...]
     """Their places among the model's caches."""
-
-    @property
-    def block_bytes(self) -> int:
-        return len(self.layers) * self.cache.page_bytes
+    block_bytes: int
+    """A page of each of its layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +116,11 @@ class CacheLayout:
 
     groups: tuple[CacheGroup, ...]
     in_flight_tokens: int
-    block_bytes: int
-    """Those of the group that needs most."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the bytes of a block: those of the group that needs most."""
+        return max(group.block_bytes for group in self.groups)
 
     @property
     def block_tokens(self) -> int:
@@ -207,10 +208,11 @@ def cache_layout(
     if _is_one_type([cache for _, cache in caches]):
         # One table of blocks serves all, so pages of any size stand side by side in a block.
         here = [(at, cache) for at, cache in caches if at in own]
-        group = CacheGroup(caches[0][1], tuple(at for at, _ in here))
-        return CacheLayout((group,), in_flight, sum(cache.page_bytes for _, cache in here))
+        block_bytes = sum(cache.page_bytes for _, cache in here)
+        group = CacheGroup(caches[0][1], tuple(at for at, _ in here), block_bytes)
+        return CacheLayout((group,), in_flight)
     groups = tuple(_groups(caches, frozenset(own)))
-    return CacheLayout(groups, in_flight, max(group.block_bytes for group in groups))
+    return CacheLayout(groups, in_flight)
 
 
 def token_bytes(mixer: Mixer, kv_dtype: str, ranks: int = 1) -> int:
@@ -334,7 +336,8 @@ def _groups(caches: Sequence[tuple[int, LayerCache]], own: frozenset[int]) -> It
     for cache, layers in buckets.items():
         number = -(-len(layers) // size)
         for first in range(number):
-            yield CacheGroup(cache, tuple(at for at in layers[first::number] if at in own))
+            here = tuple(at for at in layers[first::number] if at in own)
+            yield CacheGroup(cache, here, len(here) * cache.page_bytes)
 
 
 def _is_one_type(caches: Sequence[LayerCache]) -> bool:
