@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONFIG_FILE = "config.yaml"
+SchemaKind = Literal["recipe", "engine", "config"]
 
 
 def resources() -> Path:
@@ -20,6 +21,17 @@ def resources() -> Path:
     package = Path(__file__).parent
     packed = package / "_data"
     return packed if packed.is_dir() else package.parent
+
+
+def schema_file(kind: SchemaKind) -> Path:
+    """Return the JSON schema of a format: beside the recipes, in the checkout as in the wheel."""
+    return resources() / "recipes" / "schema" / f"{kind}.schema.json"
+
+
+def schema_line(kind: SchemaKind) -> str:
+    """Return what says to an editor, in a file's first line, where the schema of its format is."""
+    # As a URL: a path may have spaces, which would end it.
+    return f"# yaml-language-server: $schema={schema_file(kind).absolute().as_uri()}"
 
 
 def config_dir(env: Mapping[str, str]) -> str:

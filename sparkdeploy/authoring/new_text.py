@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from sparkdeploy.about import UNIT
-from sparkdeploy.recipe.editors import schema_line
+from sparkdeploy.folders import schema_line
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.yaml_text import in_line
 

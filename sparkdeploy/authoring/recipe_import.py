@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import atomic_files
 from sparkdeploy.errors import Mistakes, RecipeError, UsageError
-from sparkdeploy.recipe.foreign.report import as_dict, whole_lines
+from sparkdeploy.recipe.foreign.report import recipe_text
 from sparkdeploy.recipe.foreign.translate import slug
-from sparkdeploy.recipe.foreign.write import recipe_text
 from sparkdeploy.recipe.library import library, of_source, recipe_folders
 from sparkdeploy.recipe.load import look_into
 from sparkdeploy.recipe.words import shown
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.recipe.foreign.translate import Translation
+    from sparkdeploy.recipe.foreign.report import Translation
     from sparkdeploy.recipe.load import Library, Loaded
     from sparkdeploy.settings import Settings
 
@@ -53,7 +52,7 @@ class Imported:
         if self.translation is None:
             yield f"{shown(self.file)}: {self.refusal}"
             return
-        yield from whole_lines(self.translation, self.consents, self.warnings)
+        yield from self.translation.whole_lines(self.consents, self.warnings)
         if self.mistakes:
             yield f"  mistakes ({len(self.mistakes)}), `plan` refuses it:"
             yield from (f"    {line}" for line in self.mistakes)
@@ -61,10 +60,10 @@ class Imported:
             yield f"  written to {self.written}"
 
     def as_dict(self) -> dict[str, Any]:
-        told = as_dict(self.translation) if self.translation is not None else {}
+        translated = self.translation.as_dict() if self.translation is not None else {}
         return {
             "file": str(self.file),
-            **told,
+            **translated,
             "refusal": self.refusal,
             "mistakes": list(self.mistakes),
             "needs_consent": list(self.consents),

@@ -15,7 +15,6 @@ from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.findings import BUDGET_CHECK
 from sparkdeploy.plan.images import mods_of, unresolved_tag
 from sparkdeploy.recipe import fallbacks
-from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.mods import SCRIPT
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import SettledEngine
@@ -45,7 +44,7 @@ def plan_lines(plan: Plan) -> list[Block]:
     said: list[Block] = [_steps(plan), *_division(plan), _needs(plan.head.needs)]
     said += [*_request_estimate(plan), *_remarks(plan)]
     if translation is not None:
-        said += short_lines(translation)
+        said += translation.short_lines()
     signs = (plain_text(line).split()[0] for line in laid_out(said, None))
     return [*_title(plan), *said, f"  ({legend(signs)})"]
 

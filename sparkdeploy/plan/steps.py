@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.recipe.foreign.report import as_dict
 from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.settled import SettledEngine
 from sparkdeploy.terminal.step import PlannedStep
@@ -189,7 +188,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "unobserved": list(plan.observed.unobserved),
         "mods": [mod.name for mod in recipe.mods],
         "image": _image_as_dict(plan),
-        "import": as_dict(plan.resolved.translation) if plan.resolved.translation else None,
+        "import": plan.resolved.translation.as_dict() if plan.resolved.translation else None,
         "has_work": plan.has_work,
     }
 

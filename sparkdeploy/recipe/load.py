@@ -42,7 +42,7 @@ from sparkdeploy.recipe.words import closest, shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkdeploy.recipe.foreign.translate import Translation
+    from sparkdeploy.recipe.foreign.report import Translation
 
 __all__ = [
     "Library",

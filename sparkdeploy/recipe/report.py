@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.foreign.report import short_lines
 from sparkdeploy.recipe.load import load_engine, load_recipe
 from sparkdeploy.recipe.words import shortest_ends
 from sparkdeploy.terminal.style import Piece, Style, line_of
@@ -167,7 +166,7 @@ def origin_lines(resolved: Resolved) -> Iterator[Block]:
         yield line_of(Piece(f"# {BESIDE_DRAFTS}", Style.QUIET))
     yield from _folder_lines(names)
     if resolved.translation is not None:
-        yield from short_lines(resolved.translation)
+        yield from resolved.translation.short_lines()
 
 
 def _folder_lines(names: Mapping[str, str]) -> Iterator[Line]:

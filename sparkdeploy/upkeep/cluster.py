@@ -14,6 +14,7 @@ from sparkdeploy.deploy.inside import check_all_reduce, probe_containers
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
+from sparkdeploy.folders import schema_line
 from sparkdeploy.node.cluster import configured, open_nodes
 from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_key
 from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
@@ -21,7 +22,6 @@ from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.observe import observe
-from sparkdeploy.recipe.editors import schema_line
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 

@@ -22,7 +22,7 @@ from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from sparkdeploy.recipe.foreign.translate import Translation
+    from sparkdeploy.recipe.foreign.report import Translation
 
 READ_BY_PARTS = {"defaults", "env", "command", "model"}
 FLAG = re.compile(r"(?<=\s)--?[A-Za-z][A-Za-z0-9_.-]*")

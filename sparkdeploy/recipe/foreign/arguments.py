@@ -8,23 +8,23 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.arguments import OPTIMIZATION
 from sparkdeploy.recipe.document import ValueOrigin
-from sparkdeploy.recipe.fields import WORKSPACE_TEMPLATE
+from sparkdeploy.recipe.fields import REPOSITORY_PATTERN, WORKSPACE_TEMPLATE
 from sparkdeploy.recipe.flags import Given, given_flags
-from sparkdeploy.recipe.foreign.tables import tables
-from sparkdeploy.recipe.foreign.theirs import flag_of_parameter
-from sparkdeploy.recipe.foreign.weights import host_path, put_model
+from sparkdeploy.recipe.foreign.source_recipe import flag_of_parameter, tables
 from sparkdeploy.recipe.release import newest
+from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.foreign.command import ServeCommand
-    from sparkdeploy.recipe.foreign.draft import Draft
-    from sparkdeploy.recipe.foreign.theirs import Theirs
+    from sparkdeploy.recipe.foreign.report import Translation
+    from sparkdeploy.recipe.foreign.source_recipe import SourceRecipe
 
 MAX_KEYS = 8
 """In one another; vLLM's own mappings have four."""
@@ -42,15 +42,17 @@ SPECULATIVE = {"num_speculative_tokens": "tokens"}
 EXTRA: KeyPath = ("serve", "extra_args")
 DECIMAL = re.compile(r"[0-9]{1,3}([.][0-9]{0,6})?|[.][0-9]{1,6}")
 MAX_DIGITS = 17
+_SNAPSHOT = re.compile(r".*/models--([^/]{1,200})--([^/]{1,200})/snapshots/([^/]+)/?")
+"""A model's folder within a hub's cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One flag of theirs, where it stands, and the draft that it goes into."""
+class SourceFlag:
+    """One flag of theirs, and the translation that it goes into."""
 
-    theirs: Theirs
+    source: SourceRecipe
     given: Given
-    draft: Draft
+    made: Translation
     typed_as: str | None = None
     """The parameter that `--set` gave, where it did."""
 
@@ -64,147 +66,134 @@ class Told:
         return meant if meant in flags.OWNED_FLAGS and not name.startswith("--no-") else name
 
     @property
-    def identity(self) -> str:
-        """The same for `--x`, `--no-x` and another spelling; another one for other keys."""
-        _, dot, keys = self.given.spelling.partition(".")
-        return f"--{self.flag.removeprefix('--').removeprefix('no-')}{dot}{keys}"
+    def positive(self) -> str:
+        """The same flag for `--x` and `--no-x`."""
+        return f"--{self.flag.removeprefix('--').removeprefix('no-')}"
 
     @property
-    def keys(self) -> list[str]:
-        return self.given.keys
+    def identity(self) -> str:
+        return ".".join((self.positive, *self.given.keys))
 
     @property
     def text(self) -> str:
         return " ".join(self.given.values)
 
     @property
-    def said(self) -> str:
+    def words(self) -> str:
         return f"{self.given.spelling} {self.text}".rstrip()
+
+    @property
+    def takes(self) -> str | None:
+        """How many values the newest release's flag takes; None for a flag that it has not."""
+        row = newest().flags.get(self.positive)
+        return row.takes if row is not None and not self.given.keys else None
 
     @property
     def origin(self) -> ValueOrigin:
         if self.typed_as is not None:
             return ValueOrigin(f"--set {self.typed_as}", None)
-        if self.theirs.content.get("command"):
-            return self.theirs.origin_of_word(self.given.spelling)
-        names = self.theirs.mapping("defaults")
+        if self.source.content.get("command"):
+            return self.source.origin_of_word(self.given.spelling)
+        names = self.source.mapping("defaults")
         own = (name for name in names if flag_of_parameter(name) == self.flag)
-        return self.theirs.origin("defaults", next(own, ""))
+        return self.source.origin("defaults", next(own, ""))
 
     def put(self, path: KeyPath, value: Any) -> None:  # noqa: ANN401 - a field's value
-        self.draft.put(path, value, self.origin, self.said)
+        self.made.put(path, value, self.origin, self.words)
 
-    def keep(self, words: list[str]) -> None:
+    def keep(self, *words: str) -> None:
         """Keep it as a flag."""
-        self.draft.append(EXTRA, words, self.origin, self.said)
+        self.made.append(EXTRA, [*words], self.origin, self.words)
 
     def drop(self, theirs: str, why: str) -> None:
-        self.draft.drop(self.origin, theirs, why)
+        self.made.drop(self.origin, theirs, why)
 
 
-def put_arguments(theirs: Theirs, command: ServeCommand, draft: Draft) -> None:
-    """Set what vLLM's arguments say; of a flag that comes again the last counts, as for vLLM."""
+def put_arguments(source: SourceRecipe, command: ServeCommand, made: Translation) -> None:
+    """Set what vLLM's arguments say; of a flag that comes again the last counts, as for vLLM.
+
+    Raises RecipeError where no model is named, and for a folder of this machine that is no model's.
+    """
     given = list(given_flags(command.arguments))
     free = [item for item in given if not item.spelling.startswith("-")]
     words = [word for item in free for word in (item.spelling, *item.values)]
-    told = [Told(theirs, item, draft) for item in given if item.spelling.startswith("-")]
-    words += [word for item in told for word in _beyond(item)]
-    told = [*(replace(item, given=_own(item)) for item in told), *_typed(theirs, draft)]
-    words += [value for item in told if item.flag == "--model" for value in item.given.values]
-    put_model(theirs, words, draft)
-    for item in _last_ones(told):
-        _put(item)
-    _put_defaults(theirs, draft)
-
-
-def _typed(theirs: Theirs, draft: Draft) -> Iterator[Told]:
-    """Yield parameters that were typed and have no place in the command, as flags behind it."""
-    for name, value in theirs.typed.items():
-        yield Told(theirs, Given((), flag_of_parameter(name), [value]), draft, typed_as=name)
-
-
-def _beyond(told: Told) -> Sequence[str]:
-    """Return the words behind a flag that takes one value: they are the command's own."""
-    return told.given.values[1:] if _takes(told) in ("one", "optional") else ()
-
-
-def _own(told: Told) -> Given:
-    values = told.given.values[: len(told.given.values) - len(_beyond(told))]
-    return replace(told.given, values=values)
-
-
-def _put_value(told: Told, field: str) -> None:
-    """Set a field; keys that stood before a mapping stay, as vLLM adds them behind it."""
-    value, before = _value(field, told.text), told.draft.content.get("serve", {}).get(field)
-    both = isinstance(value, dict) and isinstance(before, dict)
-    told.put(("serve", field), {**value, **before} if both else value)
-
-
-def _takes(told: Told) -> str | None:
-    """Return how many values the newest release's flag takes; None for no flag of its."""
-    row = newest().flags.get(told.identity.partition(".")[0])
-    return row.takes if row is not None and not told.keys else None
-
-
-def _last_ones(told: Sequence[Told]) -> Iterator[Told]:
-    last = {item.identity: index for index, item in enumerate(told)}
-    for index, item in enumerate(told):
+    found = []
+    for item in (SourceFlag(source, it, made) for it in given if it.spelling.startswith("-")):
+        # Words behind a flag that takes one value are the command's own.
+        end = 1 if item.takes in ("one", "optional") else len(item.given.values)
+        words += item.given.values[end:]
+        found.append(replace(item, given=replace(item.given, values=item.given.values[:end])))
+    # What was typed and has no place in the command stands as a flag behind it.
+    found += (
+        SourceFlag(source, Given((), flag_of_parameter(name), [value]), made, typed_as=name)
+        for name, value in source.typed.items()
+    )
+    words += [value for item in found if item.flag == "--model" for value in item.given.values]
+    _put_model(source, words, made)
+    last = {item.identity: index for index, item in enumerate(found)}
+    for index, item in enumerate(found):
         if last[item.identity] == index:
-            yield item
+            _put(item)
         else:
             item.drop(item.given.spelling, "it is given again, and the last one counts")
+    _put_defaults(source, made)
 
 
-def _put(told: Told) -> None:
-    field = flags.FIELD_OF_FLAG.get(told.identity.partition(".")[0])
-    if told.flag in HANDLERS:
-        HANDLERS[told.flag](told)
-    elif told.flag in PLACES:
-        path = PLACES[told.flag]
-        told.put(path, told.text if path[0] == "model" else _whole(told.text))
-    elif told.flag in tables().flags:
+def _put(item: SourceFlag) -> None:
+    field = flags.FIELD_OF_FLAG.get(item.positive)
+    if item.flag in HANDLERS:
+        HANDLERS[item.flag](item)
+    elif item.flag in PLACES:
+        path = PLACES[item.flag]
+        item.put(path, item.text if path[0] == "model" else _whole(item.text))
+    elif item.flag in tables()["flags"]:
         # A key or a token that somebody left in a recipe has no place in a report.
-        told.drop(told.given.spelling, tables().flags[told.flag])
-    elif OPTIMIZATION.match(told.given.spelling) and not told.keys:
+        item.drop(item.given.spelling, tables()["flags"][item.flag])
+    elif OPTIMIZATION.match(item.given.spelling) and not item.given.keys:
         # vLLM rewrites `-O3` before its parser looks.
-        told.keep(["--optimization-level", told.given.spelling[2:] or told.text])
-    elif _takes(told) == "none":
-        _put_switch(told, field)
-    elif field is None or not _is_a_fields(told, field):
-        told.keep([told.given.spelling, *told.given.values])
-    elif told.keys:
-        told.put(("serve", field, *told.keys), _scalar(told.text))
+        item.keep("--optimization-level", item.given.spelling[2:] or item.text)
+    elif item.takes == "none":
+        _put_switch(item, field)
+    elif field is None or not _fits_field(item, field):
+        item.keep(item.given.spelling, *item.given.values)
+    elif item.given.keys:
+        item.put(("serve", field, *item.given.keys), _scalar(item.text))
     else:
-        _put_value(told, field)
+        value, before = _value(field, item.text), item.made.content.get("serve", {}).get(field)
+        # Keys that stood before a mapping stay, as vLLM adds them behind it.
+        is_joined = isinstance(value, dict) and isinstance(before, dict)
+        item.put(("serve", field), {**value, **before} if is_joined else value)
 
 
-def _is_a_fields(told: Told, field: str) -> bool:
-    """Whether a field can hold it: one value, and keys that name one value of a mapping."""
-    if not told.keys:
-        return len(told.given.values) == 1
+def _fits_field(item: SourceFlag, field: str) -> bool:
+    """Say whether a field can hold it: one value, and keys that name one value of a mapping."""
+    keys = item.given.keys
     # `--x.list+ item` adds to a list, which only vLLM has.
-    names_a_value = len(told.keys) <= MAX_KEYS and not told.keys[-1].endswith("+")
-    return field in flags.JSON_FLAGS and len(told.given.values) == 1 and names_a_value
+    fits = not keys or (
+        field in flags.JSON_FLAGS and len(keys) <= MAX_KEYS and not keys[-1].endswith("+")
+    )
+    return fits and len(item.given.values) == 1
 
 
-def _put_switch(told: Told, field: str | None) -> None:
+def _put_switch(item: SourceFlag, field: str | None) -> None:
     """Set a switch; `true` and `false` behind it are what a parameter said."""
-    words = [word.lower() for word in told.given.values]
-    is_on = not told.flag.startswith("--no-")
+    words = [word.lower() for word in item.given.values]
+    is_on = not item.flag.startswith("--no-")
     if words in (["false"], ["true"]):
         is_on = is_on == (words == ["true"])
     else:
-        for word in told.given.values:
-            told.drop(word, f"{told.given.spelling} takes no value")
-    if field is None:
-        name = told.identity.removeprefix("--")
-        told.keep([told.given.spelling if not words else f"--{'' if is_on else 'no-'}{name}"])
+        for word in item.given.values:
+            item.drop(word, f"{item.given.spelling} takes no value")
+    if field is not None:
+        item.put(("serve", field), is_on)
+    elif words:
+        item.keep(item.identity if is_on else flags.negated(item.identity))
     else:
-        told.put(("serve", field), is_on)
+        item.keep(item.given.spelling)
 
 
 def _value(field: str, text: str) -> Any:  # noqa: ANN401 - a field's value
-    """Read a field's value from a flag's; what is none of its type is left to the format."""
+    """Read a field's value from a flag's; another type is left to the format to refuse."""
     if field in flags.JSON_FLAGS:
         return _mapping(text)
     if field in WHOLE_NUMBERS:
@@ -218,107 +207,99 @@ def _whole(text: str) -> int | str:
     return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else text
 
 
-def _mapping(text: str) -> Any:  # noqa: ANN401 - JSON content
-    """Read JSON; braces that nobody undoubled are undoubled."""
-    for candidate in (text, text.replace("{{", "{").replace("}}", "}")):
-        try:
-            return json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-    return text
-
-
-def _scalar(text: str) -> Any:  # noqa: ANN401 - a value of a mapping
-    """Read a value behind dotted keys as vLLM does: JSON, or else a text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+def _json(text: str) -> Any:  # noqa: ANN401 - JSON content
+    """Return what a JSON text stands for, and any other text as it is."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-def _put_defaults(theirs: Theirs, draft: Draft) -> None:
+def _mapping(text: str) -> Any:  # noqa: ANN401 - JSON content
+    """Read JSON; braces that nobody undoubled are undoubled."""
+    undoubled = text.replace("{{", "{").replace("}}", "}")
+    return next((it for form in (text, undoubled) if (it := _json(form)) is not form), text)
+
+
+def _scalar(text: str) -> Any:  # noqa: ANN401 - a value of a mapping
+    """Read a value behind dotted keys as vLLM does: JSON, or else a text."""
+    return text.lower() == "true" if text.lower() in ("true", "false") else _json(text)
+
+
+def _put_defaults(source: SourceRecipe, made: Translation) -> None:
     """Set what a command leaves out: names, which sparkrun adds, and that nothing is divided."""
-    names = theirs.mapping("defaults").get("served_model_name")
-    if names is not None and "served_name" not in draft.content["model"]:
-        origin = theirs.origin("defaults", "served_model_name")
-        said = f"served_model_name: {names}"
-        draft.put(("model", "served_name"), _one_or_all(str(names).split()), origin, said)
-    if "tensor_parallel" not in draft.content.get("cluster", {}):
-        origin = theirs.origin("command")
-        draft.put(("cluster", "tensor_parallel"), 1, origin, "no --tensor-parallel-size")
+    names = source.mapping("defaults").get("served_model_name")
+    if names is not None and "served_name" not in made.content["model"]:
+        origin = source.origin("defaults", "served_model_name")
+        words = f"served_model_name: {names}"
+        made.put(("model", "served_name"), _one_or_all(str(names).split()), origin, words)
+    if "tensor_parallel" not in made.content.get("cluster", {}):
+        origin = source.origin("command")
+        made.put(("cluster", "tensor_parallel"), 1, origin, "no --tensor-parallel-size")
 
 
 def _one_or_all(names: Sequence[str]) -> str | list[str]:
     return names[0] if len(names) == 1 else list(names)
 
 
-def _names(told: Told) -> None:
-    told.put(("model", "served_name"), _one_or_all(told.given.values))
+def _names(item: SourceFlag) -> None:
+    item.put(("model", "served_name"), _one_or_all(item.given.values))
 
 
-def _model(_told: Told) -> None:
-    """`--model` was read before the other flags."""
-
-
-def _template(told: Told) -> None:
-    host = host_path(told.theirs, told.text) or told.text
-    place = told.theirs.file.parent / os.path.expanduser(host)  # noqa: PTH111 - a home of nobody
+def _template(item: SourceFlag) -> None:
+    host = host_path(item.source, item.text) or item.text
+    place = item.source.file.parent / os.path.expanduser(host)  # noqa: PTH111 - a home of nobody
     if os.path.isfile(place):  # noqa: PTH113 - never raises
-        told.put(("serve", "chat_template"), host)
+        item.put(("serve", "chat_template"), host)
         return
-    has_mods = any(told.theirs.listed(key) for key in ("mods", "pre_exec"))
+    has_mods = any(item.source.listed(key) for key in ("mods", "pre_exec"))
     # Scripts that run mods start vLLM in the folder that mods write to.
-    in_workspace = told.text.removeprefix("/workspace/").removeprefix("./")
+    in_workspace = item.text.removeprefix("/workspace/").removeprefix("./")
     if has_mods and re.fullmatch(WORKSPACE_TEMPLATE, in_workspace):
-        told.put(("serve", "chat_template_of_mod"), in_workspace)
+        item.put(("serve", "chat_template_of_mod"), in_workspace)
         return
     why = "no such file beside the recipe (its image may have it); the model's own template is used"
-    told.drop(told.said, why)
+    item.drop(item.words, why)
 
 
-def _speculative(told: Told) -> None:
+def _speculative(item: SourceFlag) -> None:
     path: KeyPath = ("serve", "speculative")
-    if told.keys:
-        name = SPECULATIVE.get(told.keys[0], told.keys[0])
-        told.put((*path, name, *told.keys[1:]), _scalar(told.text))
+    if keys := item.given.keys:
+        item.put((*path, SPECULATIVE.get(keys[0], keys[0]), *keys[1:]), _scalar(item.text))
         return
-    content = _mapping(told.text)
+    content = _mapping(item.text)
     if isinstance(content, dict):
         content = {SPECULATIVE.get(key, key): value for key, value in content.items()}
-    told.put(path, content)
+    item.put(path, content)
 
 
-def _speculative_part(told: Told) -> None:
+def _speculative_part(item: SourceFlag) -> None:
     """vLLM's short forms of three keys: `--spec-method mtp`."""
-    key = told.flag.removeprefix("--spec-")
-    told.put(("serve", "speculative", key), _scalar(told.text))
+    item.put(("serve", "speculative", item.flag.removeprefix("--spec-")), _scalar(item.text))
 
 
-def _lora(told: Told) -> None:
-    adapters = [_adapter(told, word) for word in told.given.values]
-    told.draft.append(("serve", "lora"), adapters, told.origin, told.said)
+def _lora(item: SourceFlag) -> None:
+    adapters = [_adapter(item, word) for word in item.given.values]
+    item.made.append(("serve", "lora"), adapters, item.origin, item.words)
 
 
-def _adapter(told: Told, word: str) -> dict[str, str]:
+def _adapter(item: SourceFlag, word: str) -> dict[str, str]:
     """Read `NAME=PLACE`, or JSON with both."""
     content = _mapping(word) if word.startswith("{") else None
     if isinstance(content, dict):
         name, place = str(content.get("name", "")), str(content.get("path", ""))
         for key in content.keys() - {"name", "path"}:
-            told.drop(key, "an adapter has a name and a place here")
+            item.drop(key, "an adapter has a name and a place here")
     else:
         name, _, place = word.partition("=")
-    theirs = told.theirs
-    path = host_path(theirs, place)
+    path = host_path(item.source, place)
     return {"name": name, "repo": place} if path is None else {"name": name, "path": path}
 
 
-HANDLERS: Mapping[str, Callable[[Told], None]] = {
+HANDLERS: Mapping[str, Callable[[SourceFlag], None]] = {
     "--chat-template": _template,
     "--lora-modules": _lora,
-    "--model": _model,
+    "--model": lambda _: None,  # it was read before the other flags
     "--served-model-name": _names,
     "--spec-method": _speculative_part,
     "--spec-model": _speculative_part,
@@ -326,3 +307,56 @@ HANDLERS: Mapping[str, Callable[[Told], None]] = {
     "--speculative-config": _speculative,
 }
 """Flags that are more than one field of ours."""
+
+
+def _put_model(source: SourceRecipe, words: Sequence[str], made: Translation) -> None:
+    """Set the model: what the command serves, or else what the recipe names.
+
+    `words` are those of the command that follow no flag, and `--model`'s.
+    """
+    named = source.text_of("model").strip()
+    served = words[0] if words else named
+    if not served:
+        raise RecipeError(f"{source.file}: no model is named", hint="add model: ORG/NAME")
+    for word in words[1:]:
+        made.drop(source.origin_of_word(word), word, "a word that follows no flag")
+    origin = source.origin("model") if served == named else source.origin_of_word(served)
+    _put_weights(source, served, origin, made)
+    revision = source.content.get("model_revision")
+    if revision is not None:
+        text = f"model_revision: {revision}"
+        made.put(("model", "revision"), str(revision), source.origin("model_revision"), text)
+    repo = made.content["model"].get("repo")
+    if re.search(REPOSITORY_PATTERN, named) and repo is None:
+        made.put(("model", "repo"), named, source.origin("model"), f"model: {named}")
+    elif named and named not in (served, repo):
+        made.drop(source.origin("model"), f"model: {named}", f"the command serves {shown(served)}")
+
+
+def _put_weights(source: SourceRecipe, served: str, origin: ValueOrigin, made: Translation) -> None:
+    path, snapshot = host_path(source, served), _SNAPSHOT.fullmatch(served)
+    if snapshot is not None:
+        made.put(("model", "repo"), f"{snapshot[1]}/{snapshot[2]}", origin, served)
+        made.put(("model", "revision"), snapshot[3], origin, served)
+        return
+    if path is not None:
+        # A folder that is not here may be elsewhere; one that is here has to be a model's.
+        place = source.file.parent / os.path.expanduser(path)  # noqa: PTH111 - a home of nobody
+        if os.path.exists(place) and not os.path.isfile(place / "config.json"):  # noqa: PTH110, PTH113
+            raise RecipeError(
+                f"{origin}: {shown(path)} has no config.json: it is no model's folder",
+                hint="--set model.path=FOLDER names another one",
+            )
+    made.put(("model", "repo" if path is None else "path"), path or served, origin, served)
+
+
+def host_path(source: SourceRecipe, place: str) -> str | None:
+    """Return the path on this machine, as `volumes` say; None for a name that is no path."""
+    if not place.startswith(("/", "~", ".")):
+        return None
+    for volume in source.listed("volumes"):
+        host, _, rest = str(volume).partition(":")
+        inside = rest.partition(":")[0].rstrip("/")
+        if inside and (place.rstrip("/") + "/").startswith(inside + "/"):
+            return host.rstrip("/") + place.rstrip("/")[len(inside) :]
+    return place

@@ -33,6 +33,8 @@ NO_WORDS = re.compile(
 )
 """Comments and, right before `>`, the numbers of streams; what is quoted stays as it is."""
 ENDS = frozenset({";", "&&", "||", "|", "&", "\n", "|&", ";;", "(", ")"})
+SIGNS = "();<>|&\n"
+OPERATORS = re.compile(r"\n|&&|\|\||;;|&>>|&>|>>|<<|>&|<&|>\||\|&|[();<>|&]")
 REDIRECTS = frozenset({">", ">>", "<", "<<", ">&", "<&", "&>", "&>>", ">|"})
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 SERVERS = (("vllm", "serve"), ("-m", "vllm.entrypoints.openai.api_server"))
@@ -41,8 +43,6 @@ WRAPPERS = frozenset({"exec", "env", "export", "time", "nice", "sudo", "stdbuf"}
 
 @dataclass(frozen=True, slots=True)
 class ServeCommand:
-    """vLLM's command, taken apart."""
-
     arguments: tuple[str, ...]
     """What follows `vllm serve`."""
     env: tuple[tuple[str, str], ...] = ()
@@ -68,9 +68,7 @@ def fill_in(template: str, values: Mapping[str, str]) -> str:
 
 def _formatted(text: str, values: Mapping[str, str]) -> str:
     def one(match: re.Match[str]) -> str:
-        if match[0] in ("{{", "}}"):
-            return match[0][0]
-        return values.get(match[1], match[0])
+        return values.get(match[1], match[0]) if match[1] else match[0][0]
 
     return FORMATTED.sub(one, text)
 
@@ -104,13 +102,12 @@ def take_apart(text: str) -> ServeCommand:
         assigned, rest = _assignments(words)
         start = _server(rest)
         if start is not None and arguments is None:
-            env += assigned
             kept, redirected = _without_redirects(rest[start:])
             arguments, others = tuple(kept), [*others, *redirected]
-        elif not rest:
-            env += assigned
-        else:
+        elif rest:
             others.append(shlex.join(words))
+            continue
+        env += assigned
     if arguments is None:
         first = shown(text.strip().partition("\n")[0])
         raise RecipeError(f"command: {first} does not start `vllm serve`")
@@ -119,34 +116,22 @@ def take_apart(text: str) -> ServeCommand:
 
 def _commands(text: str) -> Iterator[list[str]]:
     """Yield the words of each simple command, as a shell would divide them."""
-    words: list[str] = []
     kept = NO_WORDS.sub(lambda match: match["kept"] or match["before"] or "", text)
-    for word in (*_shell_words(kept), "\n"):
-        if word not in ENDS:
-            words.append(word)
-        elif words:
-            yield words
-            words = []
-
-
-def _shell_words(text: str) -> list[str]:
     # A line's end divides commands as `;` does; shlex alone takes it for a blank.
-    lexer = shlex.shlex(text.strip(), posix=True, punctuation_chars="();<>|&\n")
-    lexer.whitespace = " \t\r"
-    lexer.whitespace_split = True
-    lexer.commenters = ""
+    lexer = shlex.shlex(kept.strip(), posix=True, punctuation_chars=SIGNS)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
     try:
-        return [word for item in lexer for word in _parts(item)]
+        for token in (*lexer, "\n"):
+            # A run of operators, as `;` and the line's end behind it, is one token.
+            for word in OPERATORS.findall(token) if token and not token.strip(SIGNS) else [token]:
+                if word not in ENDS:
+                    words.append(word)
+                elif words:
+                    yield words
+                    words = []
     except ValueError as error:
         raise RecipeError(f"command: a quote has no end ({error})") from error
-
-
-def _parts(word: str) -> Iterator[str]:
-    """Divide a run of operators: `;` and the line's end behind it come as one word."""
-    if word.strip("();<>|&\n"):
-        yield word
-    else:
-        yield from re.findall(r"\n|&&|\|\||;;|&>>|&>|>>|<<|>&|<&|>\||\|&|[();<>|&]", word)
 
 
 def _within_a_shell(words: Sequence[str]) -> ServeCommand | None:
@@ -163,15 +148,12 @@ def _within_a_shell(words: Sequence[str]) -> ServeCommand | None:
 def _assignments(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     """Divide words into the variables that they set and the rest; `exec` and `env` are left out."""
     env: list[tuple[str, str]] = []
-    rest = list(words)
-    while rest:
-        match = ASSIGNMENT.fullmatch(rest[0])
-        if match is not None:
+    for at, word in enumerate(words):
+        if match := ASSIGNMENT.fullmatch(word):
             env.append((match[1], match[2]))
-        elif rest[0] not in WRAPPERS:
-            break
-        rest.pop(0)
-    return env, rest
+        elif word not in WRAPPERS:
+            return env, [*words[at:]]
+    return env, []
 
 
 def _server(words: Sequence[str]) -> int | None:

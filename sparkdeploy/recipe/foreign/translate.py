@@ -6,16 +6,19 @@ import json
 import re
 import shlex
 import unicodedata
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.flags import last_given, negated
 from sparkdeploy.recipe.foreign.arguments import put_arguments
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER, ServeCommand, fill_in, take_apart
-from sparkdeploy.recipe.foreign.draft import Draft, Note
-from sparkdeploy.recipe.foreign.tables import tables
-from sparkdeploy.recipe.foreign.theirs import as_text, flag_of_parameter, read
+from sparkdeploy.recipe.foreign.report import Translation
+from sparkdeploy.recipe.foreign.source_recipe import (
+    as_text,
+    flag_of_parameter,
+    read_source_recipe,
+    tables,
+)
 from sparkdeploy.recipe.release import newest
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import names_a_secret, text_without_secrets
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.recipe.document import Document, ValueOrigin
-    from sparkdeploy.recipe.foreign.theirs import Theirs
+    from sparkdeploy.recipe.foreign.source_recipe import SourceRecipe
 
 MAX_TITLE = 200
 V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
@@ -42,18 +45,6 @@ TRANSLATED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """A recipe of others as one of ours, and what became of each of its lines."""
-
-    format: str
-    """`eugr v1`, `sparkrun v2`..."""
-    file: str
-    document: Document
-    translated: tuple[Note, ...]
-    dropped: tuple[Note, ...]
-
-
 def translate(
     document: Document, file: Path, assignments: Sequence[str] = ()
 ) -> tuple[Translation, list[str]]:
@@ -62,100 +53,88 @@ def translate(
     Raises RecipeError for another server than vLLM, for values of the wrong kind, for an image
     that nothing is known of, and for a command that does not start vLLM.
     """
-    theirs, rest = read(document, file, assignments)
-    _refuse_other_runtimes(theirs)
-    _refuse_pull_requests(theirs, rest)
-    draft = Draft()
-    command = _command(theirs)
-    _identity(theirs, draft)
-    _engine(theirs, draft, rest)
-    put_arguments(theirs, command, draft)
-    _nodes(theirs, draft)
-    _mods(theirs, draft)
-    _environment(theirs, command, draft)
-    _around(theirs, command, draft)
-    _left_over(theirs, draft)
-    made = Translation(
-        format_of(theirs),
-        str(file),
-        draft.document(),
-        tuple(draft.translated),
-        tuple(draft.dropped),
-    )
+    source, rest = read_source_recipe(document, file, assignments)
+    runtime = source.text_of("runtime").strip().lower()
+    if runtime not in tables()["our_runtimes"]:
+        names = (it["name"] for key, it in tables()["runtimes"].items() if runtime.startswith(key))
+        raise _other_server(source, "runtime", next(names, shown(runtime)))
+    _refuse_pull_requests(source, rest)
+    made = Translation(_format_of(source), str(file))
+    command = _command(source)
+    _put_identity(source, made)
+    _put_engine(source, made, rest)
+    put_arguments(source, command, made)
+    _put_nodes(source, made)
+    for origin, words, item in _mod_items(source):
+        made.append(("mods",), [item], origin, words)
+    _put_environment(source, command, made)
+    for words in command.others:
+        why = "a shell's command beside vLLM; nothing but vLLM is started"
+        made.drop(source.origin_of_word(words.split()[0]), words, why)
+    _drop_the_rest(source, made)
     return made, rest
 
 
-def format_of(theirs: Theirs) -> str:
-    version = theirs.text_of("recipe_version") or theirs.text_of("sparkrun_version")
+def _format_of(source: SourceRecipe) -> str:
+    version = source.text_of("recipe_version") or source.text_of("sparkrun_version")
     if version in ("", "1"):
-        is_v1 = version == "1" or bool(V1_SIGNS & theirs.content.keys())
+        is_v1 = version == "1" or bool(V1_SIGNS & source.content.keys())
         return "eugr v1" if is_v1 else "sparkrun v2"
     return f"sparkrun v{shown(version)}"
 
 
-def _refuse_other_runtimes(theirs: Theirs) -> None:
-    runtime = theirs.text_of("runtime").strip().lower()
-    if runtime in tables().our_runtimes:
-        return
-    names = (row.name for key, row in tables().runtimes.items() if runtime.startswith(key))
-    raise _other_server(theirs, "runtime", next(names, shown(runtime)))
-
-
-def _refuse_pull_requests(theirs: Theirs, assignments: Sequence[str]) -> None:
+def _refuse_pull_requests(source: SourceRecipe, assignments: Sequence[str]) -> None:
     """A patch that is fetched while an image is built is another one tomorrow.
 
     Who says which mods there are (`--set mods=...`) has said what stands for it.
     """
-    words = " ".join(as_text(item) for item in theirs.listed("build_args"))
+    words = " ".join(as_text(item) for item in source.listed("build_args"))
     found = PULL_REQUEST.findall(words)
-    is_settled = any(item.partition("=")[0].strip() == "mods" for item in assignments)
-    if not found or is_settled:
+    if not found or any(item.partition("=")[0].strip() == "mods" for item in assignments):
         return
     numbers = [number or "N" for numbers in found for number in numbers.split(",")]
-    own = [item for _, _, item in _mod_items(theirs)]
+    own = [item for _, _, item in _mod_items(source)]
     patches = [{"folder": f"mods/vllm-pr-{number}"} for number in numbers]
     first = patches[0]["folder"]
     raise RecipeError(
-        f"{theirs.origin('build_args')}: build_args: {shown(words)}: patches of vLLM's pull "
+        f"{source.origin('build_args')}: build_args: {shown(words)}: patches of vLLM's pull "
         "requests are not fetched while an image is built",
         hint=f"save the patch as {first}/pr.patch, with a run.sh beside it that says "
         "`patch -p1 -d /usr/local/lib/python3.12/dist-packages < pr.patch`, and name it: "
-        f"{_typed_mods([*own, *patches])}; or do without: {_typed_mods(own)}",
+        f"{_mods_option([*own, *patches])}; or do without: {_mods_option(own)}",
     )
 
 
-def _typed_mods(items: Sequence[Mapping[str, str]]) -> str:
+def _mods_option(items: Sequence[Mapping[str, str]]) -> str:
     """Return the option that sets a recipe's mods, for a shell."""
-    pairs = [pair for item in items for pair in item.items()]
-    flow = ", ".join(f"{{{key}: {_in_flow(value)}}}" for key, value in pairs)
+    flow = ", ".join(
+        f"{{{key}: {it if PLAIN_FOLDER.fullmatch(it) else json.dumps(it, ensure_ascii=False)}}}"
+        for item in items
+        for key, it in item.items()
+    )
     return f"--set {shlex.quote(f'mods=[{flow}]') if items else 'mods=[]'}"
 
 
-def _in_flow(value: str) -> str:
-    return value if PLAIN_FOLDER.fullmatch(value) else json.dumps(value, ensure_ascii=False)
-
-
-def _other_server(theirs: Theirs, key: str, name: str) -> RecipeError:
+def _other_server(source: SourceRecipe, key: str, name: str) -> RecipeError:
     return RecipeError(
-        f"{theirs.origin(key)}: {key}: the recipe is for {name}, and sparkdeploy serves with vLLM",
+        f"{source.origin(key)}: {key}: the recipe is for {name}, and sparkdeploy serves with vLLM",
         hint="look for a vLLM recipe of the same model",
     )
 
 
-def _identity(theirs: Theirs, draft: Draft) -> None:
-    start = theirs.origin("recipe_version")
-    draft.put(("schema",), 1, start, "recipe_version")
-    named = theirs.text_of("name")
-    name = slug(named or theirs.file.stem)
-    draft.put(("name",), name, theirs.origin("name"), f"name: {named or theirs.file.name}")
-    words = theirs.text_of("description") or str(theirs.mapping("metadata").get("description", ""))
+def _put_identity(source: SourceRecipe, made: Translation) -> None:
+    made.put(("schema",), 1, source.origin("recipe_version"), "recipe_version")
+    named = source.text_of("name")
+    name = slug(named or source.file.stem)
+    made.put(("name",), name, source.origin("name"), f"name: {named or source.file.name}")
+    own = source.text_of("description")
+    words = own or str(source.mapping("metadata").get("description", ""))
     # Characters that are not seen, such as those between the parts of an emoji, have no place here.
     seen = "".join(item for item in words if unicodedata.category(item) != "Cf")
-    title = (
-        text_without_secrets(" ".join(seen.split()))[:MAX_TITLE] or theirs.text_of("model") or name
-    )
-    key = ("description",) if theirs.text_of("description") else ("metadata", "description")
-    draft.put(("title",), title, theirs.origin(*key), f"{'.'.join(key)}: {title}")
+    title = text_without_secrets(" ".join(seen.split()))[:MAX_TITLE]
+    title = title or source.text_of("model") or name
+    key = ("description",) if own else ("metadata", "description")
+    made.put(("title",), title, source.origin(*key), f"{'.'.join(key)}: {title}")
 
 
 def slug(name: str) -> str:
@@ -164,23 +143,23 @@ def slug(name: str) -> str:
     return made.rstrip("._-") or "imported"
 
 
-def _engine(theirs: Theirs, draft: Draft, assignments: Sequence[str]) -> None:
+def _put_engine(source: SourceRecipe, made: Translation, assignments: Sequence[str]) -> None:
     """Choose what runs it: what the user types, a known stand-in, or the image as it is named."""
-    container, origin = theirs.text_of("container").strip(), theirs.origin("container")
-    said = f"container: {container}"
-    known = tables().images.get(container.removesuffix(":latest"))
+    container, origin = source.text_of("container").strip(), source.origin("container")
+    words, images = f"container: {container}", tables()["images"]
+    known = images.get(container.removesuffix(":latest"))
     if not container:
-        draft.put(("engine",), tables().images["vllm-node"].engine, origin, "no container is named")
-    elif known is not None and known.engine is not None:
-        draft.put(("engine",), known.engine, origin, f"{said} ({known.source}, {known.date})")
+        made.put(("engine",), images["vllm-node"]["engine"], origin, "no container is named")
     elif known is not None:
-        draft.put(("engine",), "image", origin, f"{said} ({known.source}, {known.date})")
-        draft.put(("image",), known.image, origin, said)
+        why = f"{words} ({known['source']}, {known['date']})"
+        made.put(("engine",), known.get("engine", "image"), origin, why)
+        if "image" in known:
+            made.put(("image",), known["image"], origin, words)
     elif "/" in container or container.startswith("sha256:"):
-        draft.put(("engine",), "image", origin, said)
-        draft.put(("image",), container, origin, said)
+        made.put(("engine",), "image", origin, words)
+        made.put(("image",), container, origin, words)
     elif any(item.partition("=")[0].strip() in OUR_ENGINE_KEYS for item in assignments):
-        draft.drop(origin, said, "an image of its author's machine; --set says what stands for it")
+        made.drop(origin, words, "an image of its author's machine; --set says what stands for it")
     else:
         raise RecipeError(
             f"{origin}: container: {shown(container)} is an image of its author's own machine, and "
@@ -190,87 +169,77 @@ def _engine(theirs: Theirs, draft: Draft, assignments: Sequence[str]) -> None:
         )
 
 
-def _command(theirs: Theirs) -> ServeCommand:
+def _command(source: SourceRecipe) -> ServeCommand:
     """Return vLLM's command: the recipe's own, or one made from its defaults."""
-    template = theirs.text_of("command")
+    template = source.text_of("command")
     if not template.strip():
-        if "launch" in theirs.content:
-            template = as_text(theirs.content["launch"])
-        else:
-            return ServeCommand((theirs.text_of("model"), *_flags_of_defaults(theirs)))
-    text = fill_in(template, theirs.parameters())
+        if "launch" not in source.content:
+            return ServeCommand((source.text_of("model"), *_flags_of_defaults(source)))
+        template = as_text(source.content["launch"])
+    text, runtimes = fill_in(template, source.parameters()), tables()["runtimes"]
     try:
         command = take_apart(text)
     except RecipeError as error:
-        name = next(tables().runtime_of_command(text), None)
-        if name is not None:
-            raise _other_server(theirs, "command", name) from error
-        error.message = f"{theirs.origin('command')}: {error.message}"
+        for runtime in runtimes.values():
+            if any(words in text for words in runtime["commands"]):
+                raise _other_server(source, "command", runtime["name"]) from error
+        error.message = f"{source.origin('command')}: {error.message}"
         raise
     if last_given(command.arguments, "--omni") is not None:
-        raise _other_server(theirs, "command", tables().runtimes["vllm-omni"].name)
+        raise _other_server(source, "command", runtimes["vllm-omni"]["name"])
     return command
 
 
-def _flags_of_defaults(theirs: Theirs) -> Iterator[str]:
-    known = newest().spellings
-    for name, value in theirs.mapping("defaults").items():
+def _flags_of_defaults(source: SourceRecipe) -> Iterator[str]:
+    for name, value in source.mapping("defaults").items():
         flag = flag_of_parameter(name)
-        if flag not in known and flag != "--host":
+        if value is None or (flag not in newest().spellings and flag != "--host"):
             continue
-        if value is True or value is False:
+        if isinstance(value, bool):
             yield flag if value else negated(flag)
-        elif value is not None:
-            yield from (flag, *_values_of(flag, value))
+        elif isinstance(value, list):
+            yield from (flag, *map(as_text, value))
+        else:
+            # Several names stand in one text, as they would in a command.
+            is_names = flag == "--served-model-name"
+            yield from (flag, *(str(value).split() if is_names else [as_text(value)]))
 
 
-def _values_of(flag: str, value: Any) -> list[str]:  # noqa: ANN401 - YAML content
-    if isinstance(value, list):
-        return [as_text(item) for item in value]
-    # Several names stand in one text, as they would in a command.
-    return str(value).split() if flag == "--served-model-name" else [as_text(value)]
-
-
-def _nodes(theirs: Theirs, draft: Draft) -> None:
+def _put_nodes(source: SourceRecipe, made: Translation) -> None:
     """Set how many nodes serve it; the older keys and `mode` say one or several."""
-    content = theirs.content
+    content = source.content
     for key in ("min_nodes", "max_nodes"):
         count = content.get(key)
         if count is not None and (key, count) != ("min_nodes", 1):
-            draft.put(("cluster", key), count, theirs.origin(key), f"{key}: {count}")
+            made.put(("cluster", key), count, source.origin(key), f"{key}: {count}")
     for older, mode, name, count in (
         ("cluster_only", "cluster", "min_nodes", 2),
         ("solo_only", "solo", "max_nodes", 1),
     ):
         key = older if content.get(older) is True else "mode"
-        if key == "mode" and theirs.text_of("mode") != mode:
+        if key == "mode" and source.text_of("mode") != mode:
             continue
         line = f"{key}: {as_text(content[key])}"
-        if name in draft.content.get("cluster", {}):
-            draft.drop(theirs.origin(key), line, f"{name} says how many")
+        if name in made.content.get("cluster", {}):
+            made.drop(source.origin(key), line, f"{name} says how many")
         else:
-            draft.put(("cluster", name), count, theirs.origin(key), line)
+            made.put(("cluster", name), count, source.origin(key), line)
     for key in ("min_nodes", "cluster_only", "solo_only"):
         value = content.get(key)
         if key in content and (value in (None, False) or (key, value) == ("min_nodes", 1)):
-            draft.drop(theirs.origin(key), f"{key}: {value}", "it limits nothing")
+            made.drop(source.origin(key), f"{key}: {value}", "it limits nothing")
 
 
-def _mods(theirs: Theirs, draft: Draft) -> None:
-    for origin, said, item in _mod_items(theirs):
-        draft.append(("mods",), [item], origin, said)
-
-
-def _mod_items(theirs: Theirs) -> Iterator[tuple[ValueOrigin, str, dict[str, str]]]:
+def _mod_items(source: SourceRecipe) -> Iterator[tuple[ValueOrigin, str, dict[str, str]]]:
     """Yield where each mod of theirs stands, what stands there, and the same as one of ours."""
-    for index, mod in enumerate(theirs.listed("mods")):
-        yield theirs.origin("mods", index), f"mods: {as_text(mod)}", {"folder": as_text(mod)}
-    for index, step in enumerate(theirs.listed("pre_exec")):
+    for index, mod in enumerate(source.listed("mods")):
+        yield source.origin("mods", index), f"mods: {as_text(mod)}", {"folder": as_text(mod)}
+    for index, step in enumerate(source.listed("pre_exec")):
         if isinstance(step, dict):
             item = {"folder": as_text(step.get("copy", step))}
         else:
-            item = {"run": _filled(as_text(step), theirs.parameters())}
-        yield theirs.origin("pre_exec", index), f"pre_exec: {as_text(step)}", item
+            item = {"run": _filled(as_text(step), source.parameters())}
+        yield source.origin("pre_exec", index), f"pre_exec: {as_text(step)}", item
 
 
 def _filled(step: str, parameters: dict[str, str]) -> str:
@@ -279,54 +248,45 @@ def _filled(step: str, parameters: dict[str, str]) -> str:
     return fill_in(step, {name: f"{{{name}}}" for name in names} | parameters)
 
 
-def _environment(theirs: Theirs, command: ServeCommand, draft: Draft) -> None:
-    told = [
-        (name, value, theirs.origin("env", name)) for name, value in theirs.mapping("env").items()
-    ]
-    told += [(name, value, theirs.origin_of_word(name)) for name, value in command.env]
-    for name, value, origin in told:
-        reason = _no_variable(name, value)
-        said = f"{name}={as_text(value)}"
-        if reason is not None:
+def _put_environment(source: SourceRecipe, command: ServeCommand, made: Translation) -> None:
+    own = source.mapping("env").items()
+    named = [(name, value, source.origin("env", name)) for name, value in own]
+    named += [(name, value, source.origin_of_word(name)) for name, value in command.env]
+    for name, value, origin in named:
+        if (reason := _reason_against(name, value)) is not None:
             # A token that somebody left in a recipe has no place in a report.
-            draft.drop(origin, name, reason)
+            made.drop(origin, name, reason)
         else:
-            draft.put(("serve", "env", name), as_text(value), origin, said)
+            text = as_text(value)
+            made.put(("serve", "env", name), text, origin, f"{name}={text}")
 
 
-def _no_variable(name: str, value: Any) -> str | None:  # noqa: ANN401 - YAML content
+def _reason_against(name: str, value: Any) -> str | None:  # noqa: ANN401 - YAML content
     """Say why a variable is not taken over; None where it is."""
-    if name in tables().env:
-        return tables().env[name]
+    if name in tables()["env"]:
+        return str(tables()["env"][name])
     if names_a_secret(name):
         return "a key or a token never enters a container"
     if value is None:
         return "it has no value"
-    if "$" in as_text(value):
-        return "its value is a variable of the machine that runs the command"
-    return None
+    is_variable = "$" in as_text(value)
+    return "its value is a variable of the machine that runs the command" if is_variable else None
 
 
-def _around(theirs: Theirs, command: ServeCommand, draft: Draft) -> None:
-    for words in command.others:
-        origin = theirs.origin_of_word(words.split()[0])
-        draft.drop(origin, words, "a shell's command beside vLLM; nothing but vLLM is started")
-
-
-def _left_over(theirs: Theirs, draft: Draft) -> None:
+def _drop_the_rest(source: SourceRecipe, made: Translation) -> None:
     """Name every key that has no counterpart, and every parameter that nothing uses."""
-    used = theirs.used_parameters() if theirs.content.get("command") else None
-    for name, value in theirs.mapping("defaults").items():
-        is_told = flag_of_parameter(name) not in tables().flags and not names_a_secret(name)
-        said = f"{name}: {as_text(value)}" if is_told else name
-        origin = theirs.origin("defaults", name)
+    used = source.used_parameters() if source.content.get("command") else None
+    for name, value in source.mapping("defaults").items():
+        flag, origin = flag_of_parameter(name), source.origin("defaults", name)
+        is_shown = flag not in tables()["flags"] and not names_a_secret(name)
+        words = f"{name}: {as_text(value)}" if is_shown else name
         if used is None:
-            if flag_of_parameter(name) not in newest().spellings:
-                draft.drop(origin, said, "no flag of vLLM's is called so")
+            if flag not in newest().spellings:
+                made.drop(origin, words, "no flag of vLLM's is called so")
         elif name not in used and name != "served_model_name":
-            draft.drop(origin, said, "the command has no place for it")
-    for key in theirs.content:
-        if key in TRANSLATED or (key == "launch" and not theirs.content.get("command")):
+            made.drop(origin, words, "the command has no place for it")
+    for key in source.content:
+        if key in TRANSLATED or (key == "launch" and not source.content.get("command")):
             continue
-        why = tables().keys.get(key, "no key of its format, and nothing here is called so")
-        draft.drop(theirs.origin(key), key, why)
+        why = tables()["keys"].get(key, "no key of its format, and nothing here is called so")
+        made.drop(source.origin(key), key, why)

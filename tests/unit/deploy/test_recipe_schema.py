@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.editors import Format, schema_file, schema_line
+from sparkdeploy.folders import SchemaKind, schema_file, schema_line
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.schema import Recipe
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
-KINDS: tuple[Format, ...] = get_args(Format)
+KINDS: tuple[SchemaKind, ...] = get_args(SchemaKind)
 VALIDATORS = {kind: Draft202012Validator(json.loads(schema_text(kind))) for kind in KINDS}
 RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
 ENGINES = sorted((REPOSITORY / "recipes" / "engines").glob("*.yaml"))
@@ -40,7 +40,7 @@ WRONG = "[[]]"
 """No field takes it."""
 
 
-def mistakes(kind: Format, content: object) -> list[str]:
+def mistakes(kind: SchemaKind, content: object) -> list[str]:
     return [
         f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
         for error in VALIDATORS[kind].iter_errors(content)
@@ -48,7 +48,7 @@ def mistakes(kind: Format, content: object) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_shipped_schema_is_current(kind: Format, pytestconfig: pytest.Config) -> None:
+def test_the_shipped_schema_is_current(kind: SchemaKind, pytestconfig: pytest.Config) -> None:
     path = REPOSITORY / "recipes" / "schema" / f"{kind}.schema.json"
     if pytestconfig.getoption("--update-golden"):
         path.write_text(schema_text(kind))
@@ -58,7 +58,7 @@ def test_the_shipped_schema_is_current(kind: Format, pytestconfig: pytest.Config
 
 @pytest.mark.parametrize("path", [*RECIPES, *ENGINES], ids=lambda path: path.stem)
 def test_a_shipped_file_is_valid_and_names_its_schema(path: Path) -> None:
-    kind: Format = "recipe" if path in RECIPES else "engine"
+    kind: SchemaKind = "recipe" if path in RECIPES else "engine"
     assert mistakes(kind, yaml_text.load_file(path)) == []
     first, _, _ = path.read_text().partition("\n")
     start, equals, place = first.partition("=")

@@ -16,7 +16,7 @@ from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import ConfigFile
 
 if TYPE_CHECKING:
-    from sparkdeploy.recipe.editors import Format
+    from sparkdeploy.folders import SchemaKind
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TITLES = {
@@ -31,7 +31,7 @@ WHOLE = ("Expect", "LoraAdapter", "Mod")
 """Mappings that no parent completes: they are inherited whole, or not at all."""
 
 
-def schema_text(kind: Format) -> str:
+def schema_text(kind: SchemaKind) -> str:
     """Return the JSON schema of a format: it takes what the loader takes, and what only the loader
     can judge (contradictions, flags, names)."""
     made = {"recipe": _of_recipes, "engine": _of_engines, "config": _of_config}[kind]()

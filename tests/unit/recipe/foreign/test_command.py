@@ -48,6 +48,7 @@ def test_a_parameter_without_a_value_is_named() -> None:
         ("vllm serve a/b 2>&1 | tee log", "a/b"),
         ("env A=1 vllm serve a/b  # hi; there", "a/b"),
         ("vllm serve a/b --x '#1;2' &", "a/b --x '#1;2'"),
+        ("vllm serve a/b --x '' --y;\n", "a/b --x '' --y"),
         ("vllm serve a/b#1 # don't", "a/b#1"),
         ("vllm serve a/b --x \\ #1 2>log --y 2", "a/b --x ' #1' --y 2"),
     ],

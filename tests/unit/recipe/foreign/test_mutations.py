@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.foreign.write import recipe_text
+from sparkdeploy.recipe.foreign.report import recipe_text
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.examples import examples
 from tests.unit.conftest import REPOSITORY

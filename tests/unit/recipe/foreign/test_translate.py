@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.foreign.tables import tables
+from sparkdeploy.recipe.foreign.source_recipe import tables
 from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
 from tests.unit.conftest import REPOSITORY
 from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
@@ -32,7 +32,7 @@ def theirs(tmp_path: Path) -> Callable[..., Resolved]:
 
 def left_out(resolved: Resolved) -> dict[str, str]:
     assert resolved.translation is not None
-    return {note.theirs.partition(":")[0]: note.said for note in resolved.translation.dropped}
+    return {note.theirs.partition(":")[0]: note.outcome for note in resolved.translation.dropped}
 
 
 def test_a_recipe_of_eugrs_becomes_ours(theirs: Callable[..., Resolved]) -> None:
@@ -162,11 +162,17 @@ def test_an_unknown_local_image_is_asked_for(theirs: Callable[..., Resolved]) ->
     assert theirs(unknown, "engine=cuda-0.33").engine.name == "cuda-0.33"
 
 
-@pytest.mark.parametrize("name", sorted(tables().images))
+@pytest.mark.parametrize("name", sorted(tables()["images"]))
 def test_what_stands_for_an_image_exists(name: str) -> None:
-    known = tables().images[name]
-    if known.engine is not None:
-        assert load_engine(SHELF, known.engine).runs_on == "cuda"
+    known = tables()["images"][name]
+    assert {*known} in ({"engine", "source", "date"}, {"image", "source", "date"})
+    if "engine" in known:
+        assert load_engine(SHELF, known["engine"]).runs_on == "cuda"
+
+
+@pytest.mark.parametrize("table", ["keys", "flags", "env"])
+def test_what_is_left_out_has_a_reason(table: str) -> None:
+    assert all(isinstance(it, str) and len(it) >= 8 for it in tables()[table].values())
 
 
 @pytest.mark.parametrize(
