@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.figures import figures_of, t_quantile
-from sparkdeploy.bench.record import LOAD_METRICS, METRICS
+from sparkdeploy.bench.record import LOAD_METRICS, METRICS, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,21 +48,12 @@ class Spread:
         return math.sqrt(self.squares / self.degrees) if self.degrees else None
 
 
-@dataclass(frozen=True, slots=True)
-class RatioEstimate:
-    """One figure of one side over the other's, with its 95 % interval where it has one."""
-
-    ratio: float
-    low95: float | None
-    high95: float | None
-
-    @property
-    def verdict(self) -> DifferenceVerdict:
-        if self.low95 is None or self.high95 is None:
-            return DifferenceVerdict.UNKNOWN
-        if self.low95 <= 1 <= self.high95:
-            return DifferenceVerdict.NONE
-        return DifferenceVerdict.HIGHER if self.low95 > 1 else DifferenceVerdict.LOWER
+def verdict_of(ratio: Estimate) -> DifferenceVerdict:
+    if ratio.low is None or ratio.high is None:
+        return DifferenceVerdict.UNKNOWN
+    if ratio.low <= 1 <= ratio.high:
+        return DifferenceVerdict.NONE
+    return DifferenceVerdict.HIGHER if ratio.low > 1 else DifferenceVerdict.LOWER
 
 
 def spread_of(groups: Iterable[Sequence[float]]) -> Spread:
@@ -76,16 +67,14 @@ def spread_of(groups: Iterable[Sequence[float]]) -> Spread:
     return Spread(squares, degrees)
 
 
-def ratio_of(base: Sequence[float], other: Sequence[float], spread: Spread) -> RatioEstimate:
+def ratio_of(base: Sequence[float], other: Sequence[float], spread: Spread) -> Estimate:
     """Return other / base of runs' logarithms; neither is empty."""
     difference = statistics.fmean(other) - statistics.fmean(base)
-    deviation = spread.deviation
-    if deviation is None:
-        return RatioEstimate(math.exp(difference), None, None)
+    if spread.deviation is None:
+        return Estimate(math.exp(difference))
     scale = math.sqrt(1 / len(base) + 1 / len(other))
-    half = t_quantile(spread.degrees) * deviation * scale
-    low, high = math.exp(difference - half), math.exp(difference + half)
-    return RatioEstimate(math.exp(difference), low, high)
+    half = t_quantile(spread.degrees) * spread.deviation * scale
+    return Estimate(*map(math.exp, (difference, difference - half, difference + half)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +116,12 @@ class FigureDifference:
     base: float
     """Mean over the runs of each one's mean over its rounds."""
     other: float
-    estimate: RatioEstimate
+    estimate: Estimate
+    """Other / base."""
     deviation: float | None
     """Between runs of the same, as a share; None when nothing is known of it."""
     asked: str = ""
     """How requests came, for an open loop."""
-
-    @property
-    def relative(self) -> float:
-        return self.other / self.base - 1 if self.base else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +131,7 @@ class Overall:
     suite: str
     metric: str
     cells: int
-    estimate: RatioEstimate
+    estimate: Estimate
     deviation: float | None
 
 
@@ -196,7 +182,7 @@ def _makers(run: Run) -> dict[str, Any]:
 
 def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunComparison:
     """Hold one side against the other; `known` are further sides of the same machine."""
-    witnesses = _witnesses([base, other, *known], base)
+    repeated = repeated_sides([base, other, *known], base)
     differences: list[FigureDifference] = []
     overall: list[Overall] = []
     notes: list[str] = []
@@ -209,16 +195,19 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
         elif suite.prompts != match.prompts:
             notes.append(f"{suite.name}: the prompts differ")
         else:
-            notes += _lost(suite, match)
-            found = [_figures(suite, metric, base, other, witnesses) for metric in COMPARED]
-            differences += [item for cells, _ in found for item in cells]
-            overall += [item for _, item in found if item is not None]
+            lost = {cell.key for cell in suite.cells} ^ {cell.key for cell in match.cells}
+            if lost:
+                notes.append(f"{suite.name}: {len(lost)} cells are in one of the runs only")
+            for metric in COMPARED:
+                tables = [_logarithms(it, suite, metric) for it in (base, other, *repeated)]
+                differences += _differences(suite, metric, tables)
+                overall += _overall(suite, metric, tables)
     return RunComparison(
         base=base.label,
         other=other.label,
         base_runs=tuple(run.run_id for run in base.runs),
         other_runs=tuple(run.run_id for run in other.runs),
-        variation_from=tuple(dict.fromkeys(side.label for side in witnesses)),
+        variation_from=tuple(dict.fromkeys(side.label for side in repeated)),
         differences=tuple(differences),
         overall=tuple(overall),
         changed=tuple(_changed(base.newest, other.newest)),
@@ -226,39 +215,46 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
     )
 
 
-def _witnesses(sides: Iterable[Side], base: Side) -> list[Side]:
-    """Those with several runs, on the machine of the base; each once."""
+def repeated_sides(sides: Iterable[Side], base: Side) -> list[Side]:
+    """Return those with several runs, on the machine of the base; each once."""
     machine = base.newest.origin.machine
     several = {tuple(run.run_id for run in s.runs): s for s in sides if len(s.runs) > 1}
     return [side for side in several.values() if side.newest.origin.machine == machine]
 
 
-def _lost(suite: SuiteResult, match: SuiteResult) -> Iterator[str]:
-    lost = {cell.key for cell in suite.cells} ^ {cell.key for cell in match.cells}
-    if lost:
-        yield f"{suite.name}: {len(lost)} cells are in one of the runs only"
+def _differences(
+    suite: SuiteResult, metric: str, tables: Sequence[Mapping[CellKey, list[float]]]
+) -> Iterator[FigureDifference]:
+    before, after, *repeated = tables
+    for cell in suite.cells:
+        base, other = before.get(cell.key), after.get(cell.key)
+        if not base or not other:
+            continue
+        spread = spread_of(table.get(cell.key, ()) for table in repeated)
+        yield FigureDifference(
+            suite=suite.name,
+            prompt=cell.prompt,
+            concurrency=cell.concurrency,
+            context_tokens=cell.context_tokens,
+            metric=metric,
+            base=statistics.fmean(map(math.exp, base)),
+            other=statistics.fmean(map(math.exp, other)),
+            estimate=ratio_of(base, other, spread),
+            deviation=spread.deviation,
+            asked=cell.asked,
+        )
 
 
-def _figures(
-    suite: SuiteResult, metric: str, base: Side, other: Side, witnesses: Sequence[Side]
-) -> tuple[list[FigureDifference], Overall | None]:
-    tables = [_logarithms(side, suite, metric) for side in (base, other)]
-    before, after = tables
-    repeated = [_logarithms(side, suite, metric) for side in witnesses]
-    cells = [cell for cell in suite.cells if before.get(cell.key) and after.get(cell.key)]
-    found = [
-        _difference(suite.name, cell, metric, before, after, _spread(repeated, cell.key))
-        for cell in cells
-    ]
-    if len(cells) < 2:
-        return found, None
-    keys = [cell.key for cell in cells]
-    whole_before, whole_after = _over_cells(before, keys), _over_cells(after, keys)
-    if not (whole_before and whole_after):
-        return found, None
-    spread = spread_of(_over_cells(table, keys) for table in repeated)
-    estimate = ratio_of(whole_before, whole_after, spread)
-    return found, Overall(suite.name, metric, len(cells), estimate, spread.deviation)
+def _overall(
+    suite: SuiteResult, metric: str, tables: Sequence[Mapping[CellKey, list[float]]]
+) -> Iterator[Overall]:
+    """Yield the figure over all cells, where there are several and some run a side has them all."""
+    keys = [cell.key for cell in suite.cells if all(table.get(cell.key) for table in tables[:2])]
+    before, after, *repeated = (_over_cells(table, keys) for table in tables)
+    if len(keys) > 1 and before and after:
+        spread = spread_of(repeated)
+        estimate = ratio_of(before, after, spread)
+        yield Overall(suite.name, metric, len(keys), estimate, spread.deviation)
 
 
 def _logarithms(side: Side, suite: SuiteResult, metric: str) -> dict[CellKey, list[float]]:
@@ -285,39 +281,12 @@ def cell_mean(cell: Cell, metric: str) -> float | None:
     return math.fsum(value / len(values) for value in values) if values else None
 
 
-def _spread(tables: Iterable[Mapping[CellKey, list[float]]], key: CellKey) -> Spread:
-    return spread_of(table.get(key, ()) for table in tables)
-
-
 def _over_cells(table: Mapping[CellKey, list[float]], keys: Sequence[CellKey]) -> list[float]:
     """A run is one observation: its cells share whatever disturbed it. Runs lacking one are out."""
     columns = [table.get(key, []) for key in keys]
     if len({len(column) for column in columns}) != 1:
         return []
     return [statistics.fmean(values) for values in zip(*columns, strict=True)]
-
-
-def _difference(
-    suite: str,
-    cell: Cell,
-    metric: str,
-    before: Mapping[CellKey, list[float]],
-    after: Mapping[CellKey, list[float]],
-    spread: Spread,
-) -> FigureDifference:
-    base_logs, other_logs = before[cell.key], after[cell.key]
-    return FigureDifference(
-        suite=suite,
-        prompt=cell.prompt,
-        concurrency=cell.concurrency,
-        context_tokens=cell.context_tokens,
-        metric=metric,
-        base=statistics.fmean(map(math.exp, base_logs)),
-        other=statistics.fmean(map(math.exp, other_logs)),
-        estimate=ratio_of(base_logs, other_logs, spread),
-        deviation=spread.deviation,
-        asked=cell.asked,
-    )
 
 
 def _changed(base: Run, other: Run) -> Iterator[str]:

@@ -21,7 +21,6 @@ class FailureKind(StrEnum):
     UNREACHABLE = "unreachable"
     """No connection, or it ended before the answer began."""
     REFUSED = "refused"
-    """An HTTP status other than 200."""
     BROKEN_OFF = "broken off"
     """The stream ended before it said that it was done."""
     SERVER_ERROR = "server error"
@@ -56,7 +55,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Over rounds. `stdev` (sample) and the interval of the mean need two rounds or more."""
+    """Over rounds. `stdev` (sample) and Student's t interval of the mean need two or more."""
 
     count: int
     mean: float
@@ -64,7 +63,24 @@ class Summary:
     stdev: float | None = None
     low95: float | None = None
     high95: float | None = None
-    """Student's t interval for the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure and its 95 % interval; None for what is unknown or infinite."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    def text(self, form: str, factor: float = 1) -> str:
+        """Return `98.70% (98.00% to 99.00%)`, or the value alone where it has no interval."""
+        if self.value is None:
+            return "unknown"
+        value = f"{self.value * factor:{form}}"
+        if self.low is None or self.high is None:
+            return value
+        return f"{value} ({self.low * factor:{form}} to {self.high * factor:{form}})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +91,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RequestSample:
-    """One request. A failed one has `failure` and counts in no figure."""
+    """One request. A failed one has `failure`, one of round 0 is a warm-up: they count nowhere."""
 
     round: int
-    """From 1. Round 0 is a warm-up and counts nowhere."""
     stream: int
-    """Which of the concurrent streams, from 0."""
     prompt: str
     sent_s: float
     """Since the suite began: when the connection stood and the request went out."""
@@ -115,13 +129,11 @@ class RoundResult:
 
     round: int
     duration_s: float
-    """From the first request's sending to the last token of all."""
     requests: int
     failures: int
     prompt_tokens: int
     completion_tokens: int
     end_to_end_tok_s: float | None
-    """All completion tokens / duration_s."""
     decode_tok_s: float | None
     """All tokens after each request's first arrival / time in which any request was decoding."""
     stream_decode_tok_s: float | None
@@ -185,7 +197,6 @@ class MachineWatch:
     temperature_c: Range | None = None
     power_w: Range | None = None
     memory_floor_bytes: int | None = None
-    """The least MemAvailable seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +204,6 @@ class Cell:
     """One condition of a suite: a prompt (or prompt class), a concurrency and a context."""
 
     prompt: str
-    """A name of prompts.yaml, or `context`."""
     concurrency: int
     """0 in an open loop: as many as have come and still wait."""
     max_tokens: int
@@ -203,13 +213,11 @@ class Cell:
     """Warm-ups too: round 0."""
     rounds: tuple[RoundResult, ...] = ()
     latency: Latency = Latency()
-    """Over all requests of all rounds."""
     statistics: Mapping[str, Summary] = field(default_factory=dict)
     """Over rounds, by the name of a figure: those of METRICS that could be taken."""
     server: ServerDelta | None = None
     machine: MachineWatch | None = None
     load: LoadResult | None = None
-    """For an open loop."""
 
     @property
     def failures(self) -> int:
@@ -247,9 +255,7 @@ class ToolResult:
     version: str
     command: tuple[str, ...]
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Read from its report; METRICS' names where they mean the same."""
     report: Mapping[str, object] = field(default_factory=dict)
-    """The tool's own report, whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +280,10 @@ class SuiteResult:
     headers: tuple[str, ...] = ()
     """Names of the headers a person added; never their values."""
     sustained: SustainedRate | None = None
-    """Of a load with limits: the highest rate that held them."""
+
+    @property
+    def loads(self) -> tuple[LoadResult, ...]:
+        return tuple(cell.load for cell in self.cells if cell.load is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +308,6 @@ class ImageOrigin:
     image_id: str
     fingerprint: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """What was found in it at build: vllm, torch, cuda, the plugin..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +315,6 @@ class CheckpointOrigin:
     """The weights that were mounted."""
 
     source: str
-    """A repository on the hub, or a folder."""
     revision: str | None = None
     manifest_fingerprint: str | None = None
     """The fingerprint in the prepared checkpoint's sparkdeploy.json; None for stock weights."""
@@ -333,7 +340,6 @@ class MachineOrigin:
     """The machine that served. For a bare URL nothing is known of it."""
 
     product: str = ""
-    """As the firmware names it: `NVIDIA DGX Spark`."""
     architecture: str = ""
     kernel: str = ""
     cpu_count: int | None = None
@@ -359,10 +365,8 @@ class RunOrigin:
 
     url: str
     model: str
-    """The served name."""
     client: ClientOrigin
     deployment: str | None = None
-    """The deployment's name; None for a bare URL."""
     recipe: RecipeOrigin | None = None
     images: tuple[ImageOrigin, ...] = ()
     checkpoint: CheckpointOrigin | None = None
@@ -377,7 +381,6 @@ class Run:
     label: str
     """What a person calls it: `--save LABEL`, else the recipe's or the model's name."""
     started_at: str
-    """ISO 8601, UTC."""
     finished_at: str
     origin: RunOrigin
     suites: tuple[SuiteResult, ...]

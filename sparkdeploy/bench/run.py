@@ -15,6 +15,7 @@ from sparkdeploy.bench.figures import mean_of
 from sparkdeploy.bench.files import (
     KeptRun,
     Shelf,
+    read_all,
     require_writable,
     run_id,
     write_record,
@@ -23,8 +24,7 @@ from sparkdeploy.bench.files import (
 from sparkdeploy.bench.load.measure import take_load
 from sparkdeploy.bench.load.plan import LoadPlan
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect, outcome_of
-from sparkdeploy.bench.quality.kept import newest_of_each
-from sparkdeploy.bench.quality.run import kept_quality
+from sparkdeploy.bench.quality.kept import newest_of_each, read_result
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
 from sparkdeploy.bench.report.page import SERIES, report_page
 from sparkdeploy.bench.report.published import read_published
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.endpoint import Endpoint
+    from sparkdeploy.bench.quality.kept import QualityResult
     from sparkdeploy.bench.suites import Turn
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step
@@ -272,6 +273,18 @@ def kept_runs(settings: Settings) -> tuple[KeptRun, ...]:
     for message in damaged:
         console.warn(message)
     return kept
+
+
+def quality_folder(settings: Settings) -> Path:
+    return settings.state_dir / "bench" / "quality"
+
+
+def kept_quality(settings: Settings) -> list[QualityResult]:
+    """Return every result; a damaged one is named and left out."""
+    found, damaged = read_all(quality_folder(settings), read_result)
+    for message in damaged:
+        console.warn(message)
+    return found
 
 
 def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:

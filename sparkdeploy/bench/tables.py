@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.compare import verdict_of
 from sparkdeploy.bench.figures import mean_of
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
@@ -14,9 +15,16 @@ from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.bench.compare import FigureDifference, Overall, RatioEstimate, RunComparison
+    from sparkdeploy.bench.compare import FigureDifference, Overall, RunComparison
     from sparkdeploy.bench.files import KeptRun
-    from sparkdeploy.bench.record import Cell, Run, RunOrigin, SuiteResult, Summary
+    from sparkdeploy.bench.record import (
+        Cell,
+        Estimate,
+        Run,
+        RunOrigin,
+        SuiteResult,
+        Summary,
+    )
     from sparkdeploy.terminal.tables import Block, TextRow
 
 HEADLINE = "end_to_end_tok_s"
@@ -205,11 +213,11 @@ def _difference_row(item: FigureDifference) -> TextRow:
     return row_of(_condition(item), base, other, *_estimate(item.estimate))
 
 
-def _estimate(found: RatioEstimate) -> tuple[str, str, str]:
+def _estimate(ratio: Estimate) -> tuple[str, str, str]:
     interval = ""
-    if found.low95 is not None and found.high95 is not None:
-        interval = f"({change(found.low95 - 1, 1)} to {change(found.high95 - 1, 1)})"
-    return change(found.ratio - 1, 1), interval, str(found.verdict)
+    if ratio.low is not None and ratio.high is not None:
+        interval = f"({change(ratio.low - 1, 1)} to {change(ratio.high - 1, 1)})"
+    return change((ratio.value or 1) - 1, 1), interval, str(verdict_of(ratio))
 
 
 def _summary(metric: str, found: Summary | None) -> str:

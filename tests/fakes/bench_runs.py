@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate, TurnResult
-from sparkdeploy.bench.quality.comparison import SharedEstimate, SharedQuality
+from sparkdeploy.bench.quality.comparison import QualityFigures
 from sparkdeploy.bench.quality.kept import QualityResult, served_by
 from sparkdeploy.bench.record import (
     Cell,
@@ -14,6 +14,7 @@ from sparkdeploy.bench.record import (
     ClientOrigin,
     Counting,
     EngineOrigin,
+    Estimate,
     Failure,
     FailureKind,
     ImageOrigin,
@@ -289,14 +290,14 @@ def _sample(
 
 
 def judged(reference: Run, candidate: Run, **changed: Any) -> QualityResult:
-    figures = SharedQuality(
+    figures = QualityFigures(
         against=served_by(reference).name,
         positions=1_234,
-        top1_agreement=SharedEstimate(0.987, 0.98, 0.99),
-        mean_kl_nats=SharedEstimate(0.0012, 0.001, 0.002),
+        top1_agreement=Estimate(0.987, 0.98, 0.99),
+        mean_kl_nats=Estimate(0.0012, 0.001, 0.002),
         most_mean_kl_nats=0.0034,
-        perplexity_change=SharedEstimate(0.001),
-        drift_nats=SharedEstimate(0.05),
+        perplexity_change=Estimate(0.001),
+        drift_nats=Estimate(0.05),
     )
     made = QualityResult(
         taken_at="2026-11-25T08:00:00+00:00",

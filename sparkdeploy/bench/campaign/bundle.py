@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.files import adapter_of, checked, read_content
-from sparkdeploy.bench.quality.comparison import SharedQuality, Thresholds
+from sparkdeploy.bench.quality.comparison import QualityFigures, Thresholds
 from sparkdeploy.bench.quality.kept import QualityResult, judged, served_by
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
@@ -36,7 +36,7 @@ class SharedRecipe:
     title: str
     steps: tuple[SharedStep, ...] = ()
     run: Run | None = None
-    quality: SharedQuality | None = None
+    quality: QualityFigures | None = None
     """None for the recipe that the others are held against, and where it could not be."""
     needles: tuple[NeedleResult, ...] = ()
     tools: tuple[CaseResult, ...] = ()
@@ -67,7 +67,7 @@ class CampaignBundle:
         """Return what the gate says of each recipe with a run, beside one with a run."""
         served = {recipe.name: served_by(recipe.run) for recipe in self.recipes if recipe.run}
         return tuple(
-            judged(found, (beside, own), self.made_at, Thresholds())
+            judged(found, beside, own, self.made_at, Thresholds())
             for recipe in self.recipes
             if (found := recipe.quality) is not None
             and (own := served.get(recipe.name)) is not None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.campaign.bundle import FAILED
 from sparkdeploy.bench.campaign.folder import StepKind
-from sparkdeploy.bench.quality.comparison import estimate_text, words_of
 from sparkdeploy.bench.quality.kept import newest_of_each
+from sparkdeploy.bench.record import Estimate
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.image.templates import render_page
 from sparkdeploy.units import format_seconds
@@ -71,10 +71,11 @@ def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
             yield (
                 recipe.name,
                 f"quality beside {found.against}",
-                f"top-1 agreement {estimate_text(found.top1_agreement, '.2%')}; change of "
-                f"perplexity {estimate_text(found.perplexity_change, '+.2%')}; mean KL at least "
-                f"{words_of(found.mean_kl_nats.value, '.5f')} and at most "
-                f"{words_of(found.most_mean_kl_nats, '.5f')} nats; {found.positions} positions",
+                f"top-1 agreement {found.top1_agreement.text('.2%')}; change of perplexity "
+                f"{found.perplexity_change.text('+.2%')}; mean KL at least "
+                f"{Estimate(found.mean_kl_nats.value).text('.5f')} and at most "
+                f"{Estimate(found.most_mean_kl_nats).text('.5f')} nats; "
+                f"{found.positions} positions",
             )
         if recipe.needles:
             count = sum(item.is_found for item in recipe.needles)

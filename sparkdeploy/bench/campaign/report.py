@@ -25,7 +25,7 @@ from sparkdeploy.bench.campaign.privacy import Private, known_names, secret_valu
 from sparkdeploy.bench.campaign.steps import merged
 from sparkdeploy.bench.files import write_whole
 from sparkdeploy.bench.quality.capture import read_capture
-from sparkdeploy.bench.quality.comparison import SharedQuality, compare
+from sparkdeploy.bench.quality.comparison import QualityFigures, compare
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.report.published import read_published
@@ -101,7 +101,7 @@ def bundle_of(campaign: Campaign, put_back: SharedStep | None = None) -> Campaig
     )
 
 
-def _quality(campaign: Campaign, index: int) -> SharedQuality | None:
+def _quality(campaign: Campaign, index: int) -> QualityFigures | None:
     """Hold a recipe against the first that was captured; None for that one, and without one."""
     recipes = campaign.plan.recipes
     paths = [campaign.result(number, StepKind.QUALITY) for number in range(len(recipes))]

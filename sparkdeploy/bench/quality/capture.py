@@ -5,11 +5,9 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sparkdeploy import __version__
 from sparkdeploy.bench.files import adapter_of, read_versioned, shipped, write_whole
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
@@ -85,10 +83,9 @@ class Capture:
     """How many of the likeliest tokens were asked for at each position."""
     max_tokens: int
     texts: tuple[TextCapture, ...]
+    served: CaptureOrigin
     kind: str = KIND
     schema: int = SCHEMA_VERSION
-    served: CaptureOrigin | None = None
-    """None in captures of earlier versions."""
 
     @property
     def fingerprint(self) -> str:
@@ -110,29 +107,19 @@ def first_texts(count: int | None = None) -> Mapping[str, str]:
     return dict(list(shipped("quality/texts.yaml").items())[:count])
 
 
-def take_capture(
+def take_texts(
     model: ServedModel,
     asked: Mapping[str, str],
     *,
     tokens: int,
-    label: str,
-    now: datetime,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Capture:
-    """`now` is aware, `on_progress` hears of texts done and in all; UnhealthyError: no answer."""
+) -> tuple[TextCapture, ...]:
+    """`on_progress` hears of texts done and in all; UnhealthyError: no answer."""
     texts: list[TextCapture] = []
     for name, text in asked.items():
         on_progress(len(texts), len(asked))
         texts.append(_ask(model, name, text, tokens))
-    return Capture(
-        label=label,
-        model=model.name,
-        taken_at=now.isoformat(timespec="seconds"),
-        sparkdeploy=__version__,
-        top_count=TOP_COUNT,
-        max_tokens=tokens,
-        texts=tuple(texts),
-    )
+    return tuple(texts)
 
 
 def _ask(model: ServedModel, name: str, text: str, tokens: int) -> TextCapture:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from sparkdeploy.bench.quality.capture import Capture, TextCapture
+from sparkdeploy.bench.record import Estimate
 from sparkdeploy.errors import BenchError
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
@@ -21,32 +22,23 @@ _Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class SharedEstimate:
-    """A figure and its 95 % interval; None for what is unknown or infinite."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SharedQuality:
-    """What one side said beside another, as docs/bench.md has it."""
+class QualityFigures:
+    """One side's answers beside another's, as docs/bench.md has it."""
 
     against: str
     """The other side's name: its recipe's, where it has one."""
     positions: int
-    top1_agreement: SharedEstimate
-    mean_kl_nats: SharedEstimate
+    top1_agreement: Estimate
+    mean_kl_nats: Estimate
     most_mean_kl_nats: float | None
     """The mean of the bounds from above; what the gate judges."""
-    perplexity_change: SharedEstimate
+    perplexity_change: Estimate
     """Perplexity of the second over the first's, less 1: 0.01 is one per cent worse."""
-    drift_nats: SharedEstimate
+    drift_nats: Estimate
     """Mean of |difference of ln p| of the texts' tokens: seen even where a wide margin decides."""
 
 
-def proportion(successes: int, trials: int) -> SharedEstimate:
+def proportion(successes: int, trials: int) -> Estimate:
     """Return a share with Wilson's score interval, which stays honest at 0 and 1.
 
     `(p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)` (Wilson 1927). It takes trials as
@@ -58,10 +50,10 @@ def proportion(successes: int, trials: int) -> SharedEstimate:
     spread = _Z95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
     low = 0.0 if successes == 0 else centre - spread
     high = 1.0 if successes == trials else centre + spread
-    return SharedEstimate(share, low, high)
+    return Estimate(share, low, high)
 
 
-def mean_over_texts(texts: Sequence[Sequence[float]]) -> SharedEstimate:
+def mean_over_texts(texts: Sequence[Sequence[float]]) -> Estimate:
     """Return the mean of all values with a percentile bootstrap interval over whole texts.
 
     Values of one text hang together, so texts are drawn with replacement, not values (the cluster
@@ -71,12 +63,12 @@ def mean_over_texts(texts: Sequence[Sequence[float]]) -> SharedEstimate:
     sums = [(math.fsum(values), len(values)) for values in texts if values]
     mean = math.fsum(total for total, _ in sums) / sum(count for _, count in sums)
     if len(sums) < 2:
-        return SharedEstimate(mean)
+        return Estimate(mean)
     # Not for secrets: the same captures must give the same interval on every machine.
     source = random.Random(_SEED)  # noqa: S311
     means = sorted(_resampled_mean(sums, source) for _ in range(RESAMPLES))
     tail = round(RESAMPLES * 0.025)
-    return SharedEstimate(mean, means[tail], means[-1 - tail])
+    return Estimate(mean, means[tail], means[-1 - tail])
 
 
 def _resampled_mean(sums: Sequence[tuple[float, int]], source: random.Random) -> float:
@@ -148,10 +140,10 @@ class QualityComparison:
     first: str
     second: str
     greedy: tuple[GreedyText, ...]
-    first_nats: float
-    """Mean of -ln p of the texts' tokens; its exponential is the perplexity."""
-    second_nats: float
-    figures: SharedQuality
+    first_perplexity: float | None
+    """Exponential of the mean of -ln p of the texts' tokens; None beyond what a float holds."""
+    second_perplexity: float | None
+    figures: QualityFigures
     p99_kl_nats: float
     """The divergence that one position in a hundred exceeds (nearest rank)."""
     mean_unseen: float
@@ -189,16 +181,16 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
         first=first.label,
         second=second.label,
         greedy=tuple(_greedy(one, other) for one, other in sides),
-        first_nats=_mean_nats(first),
-        second_nats=_mean_nats(second),
-        figures=SharedQuality(
+        first_perplexity=_perplexity(first),
+        second_perplexity=_perplexity(second),
+        figures=QualityFigures(
             against=first.label,
             positions=len(agrees),
             top1_agreement=proportion(sum(agrees), len(agrees)),
             mean_kl_nats=mean_over_texts([[item.nats for item in text] for text in apart]),
             most_mean_kl_nats=most_nats if math.isfinite(most_nats) else None,
             # A monotone function of the mean: the ends of the interval go through it as they are.
-            perplexity_change=SharedEstimate(*map(_growth, (shift.value, shift.low, shift.high))),
+            perplexity_change=Estimate(*map(_growth, (shift.value, shift.low, shift.high))),
             drift_nats=mean_over_texts([[abs(nats) for nats in text] for text in shifts]),
         ),
         p99_kl_nats=sorted(item.nats for item in every)[math.ceil(0.99 * len(every)) - 1],
@@ -211,40 +203,39 @@ def _greedy(first: TextCapture, second: TextCapture) -> GreedyText:
     return GreedyText(first.name, min(map(len, ids)), first_difference(*ids))
 
 
-def failures(figures: SharedQuality, thresholds: Thresholds) -> Iterator[str]:
+def failures(figures: QualityFigures, thresholds: Thresholds) -> Iterator[str]:
     """Yield what is worse than the thresholds allow, one sentence each.
 
-    Estimates are judged, and of the divergence its bound from above: what the servers did not tell
+    Estimates are judged, and of the divergence its bound from above: what the servers did not say
     must not let a model through, nor what is unknown.
     """
-    agreement = figures.top1_agreement.value
-    if agreement is None or agreement < thresholds.min_top1_agreement:
-        least = f"{thresholds.min_top1_agreement:.2%}"
-        yield f"top-1 agreement {words_of(agreement, '.2%')} is below {least}"
-    kl, most = figures.mean_kl_nats.value, figures.most_mean_kl_nats
+    agreement, kl = figures.top1_agreement, figures.mean_kl_nats
+    if agreement.value is None or agreement.value < thresholds.min_top1_agreement:
+        found = Estimate(agreement.value).text(".2%")
+        yield f"top-1 agreement {found} is below {thresholds.min_top1_agreement:.2%}"
+    most = figures.most_mean_kl_nats
     if _is_above(most, thresholds.max_mean_kl_nats):
-        ends = f"mean KL of {words_of(kl, '.5f')} to {words_of(most, '.5f')} nats"
-        text = f"mean KL {words_of(kl, '.5f')} nats" if most == kl else ends
-        yield f"{text} is above {thresholds.max_mean_kl_nats:g}"
+        least, end = Estimate(kl.value).text(".5f"), Estimate(most).text(".5f")
+        found = f"mean KL {least} nats" if most == kl.value else f"mean KL of {least} to {end} nats"
+        yield f"{found} is above {thresholds.max_mean_kl_nats:g}"
     rise = figures.perplexity_change.value
     if _is_above(rise, thresholds.max_perplexity_rise):
-        allowed = f"{thresholds.max_perplexity_rise:.2%}"
-        yield f"perplexity rose by {words_of(rise, '.2%')}, above {allowed}"
+        found = Estimate(rise).text(".2%")
+        yield f"perplexity rose by {found}, above {thresholds.max_perplexity_rise:.2%}"
     drift = figures.drift_nats.value
     if _is_above(drift, thresholds.max_drift_nats):
-        yield f"drift {words_of(drift, '.4f')} nats is above {thresholds.max_drift_nats:g}"
+        found = Estimate(drift).text(".4f")
+        yield f"drift {found} nats is above {thresholds.max_drift_nats:g}"
 
 
 def _is_above(value: float | None, limit: float) -> bool:
     return limit < math.inf and (value is None or value > limit)
 
 
-def words_of(value: float | None, form: str) -> str:
-    return "unknown" if value is None else f"{value:{form}}"
-
-
-def _mean_nats(capture: Capture) -> float:
-    return statistics.fmean(-item.logprob for text in capture.texts for item in text.positions)
+def _perplexity(capture: Capture) -> float | None:
+    nats = [-item.logprob for text in capture.texts for item in text.positions]
+    growth = _growth(statistics.fmean(nats))
+    return growth + 1 if growth is not None else None
 
 
 def _growth(nats: float | None) -> float | None:
@@ -254,11 +245,6 @@ def _growth(nats: float | None) -> float | None:
         return None
 
 
-def _perplexity(nats: float) -> float | None:
-    growth = _growth(nats)
-    return growth + 1 if growth is not None else None
-
-
 def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None) -> Iterator[str]:
     """Yield the report; `failed` are the gate's sentences, None when there was no gate."""
     texts = f"{len(comparison.greedy)} text{'s' if len(comparison.greedy) != 1 else ''}"
@@ -266,17 +252,18 @@ def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None
     positions = f"{figures.positions} positions of {texts}"
     yield f"{comparison.second} beside {comparison.first}: {positions}"
     yield f"  top-1 agreement  {_with_interval(figures.top1_agreement, '.2%')}"
+    most = Estimate(figures.most_mean_kl_nats).text(".5f")
     yield (
         f"  mean KL          {_with_interval(figures.mean_kl_nats, '.5f')} nats, at least, and "
-        f"{words_of(figures.most_mean_kl_nats, '.5f')} at most; p99 {comparison.p99_kl_nats:.5f}"
+        f"{most} at most; p99 {comparison.p99_kl_nats:.5f}"
     )
     yield (
         f"                   {comparison.mean_unseen:.2%} of the first's probability lies outside "
         "the tokens both told and counts as one"
     )
-    before, after = map(_perplexity, (comparison.first_nats, comparison.second_nats))
-    change = _with_interval(figures.perplexity_change, "+.2%")
-    yield f"  perplexity       {words_of(before, '.5g')} -> {words_of(after, '.5g')}: {change}"
+    sides = (comparison.first_perplexity, comparison.second_perplexity)
+    both = " -> ".join(Estimate(side).text(".5g") for side in sides)
+    yield f"  perplexity       {both}: {_with_interval(figures.perplexity_change, '+.2%')}"
     drift = _with_interval(figures.drift_nats, ".5f")
     yield f"  drift            {drift} nats on the texts' own tokens"
     yield from _greedy_lines(comparison)
@@ -299,8 +286,8 @@ def comparison_as_dict(
         "p99_kl_nats": comparison.p99_kl_nats,
         "mean_unseen_probability": comparison.mean_unseen,
         "perplexity": {
-            "first": _perplexity(comparison.first_nats),
-            "second": _perplexity(comparison.second_nats),
+            "first": comparison.first_perplexity,
+            "second": comparison.second_perplexity,
             "change": asdict(figures.perplexity_change),
         },
         "drift_nats": asdict(figures.drift_nats),
@@ -323,14 +310,6 @@ def _greedy_lines(comparison: QualityComparison) -> Iterator[str]:
     )
 
 
-def _with_interval(estimate: SharedEstimate, form: str) -> str:
+def _with_interval(estimate: Estimate, form: str) -> str:
     note = " (one text: no interval)" if estimate.low is None or estimate.high is None else ""
-    return estimate_text(estimate, form) + note
-
-
-def estimate_text(estimate: SharedEstimate, form: str) -> str:
-    """Return `98.70% (98.00% to 99.00%)`, or the value alone where it has no interval."""
-    value = words_of(estimate.value, form)
-    if estimate.low is None or estimate.high is None:
-        return value
-    return f"{value} ({estimate.low:{form}} to {estimate.high:{form}})"
+    return estimate.text(form) + note

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkdeploy.bench.files import adapter_of, read_versioned
 from sparkdeploy.bench.quality.capture import CaptureOrigin
-from sparkdeploy.bench.quality.comparison import SharedQuality, Thresholds, failures
+from sparkdeploy.bench.quality.comparison import QualityFigures, Thresholds, failures
 from sparkdeploy.bench.record import RecipeOrigin, Run
 from sparkdeploy.errors import BenchError
 from sparkdeploy.node.private_folder import write_private
@@ -19,19 +19,17 @@ from sparkdeploy.terminal.safe_text import visible_json
 
 SCHEMA_VERSION = 1
 KIND = "sparkdeploy quality result"
-FOLDER = "quality"
-"""Below the folder of runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class QualityResult:
-    """One side held against another, and what the gate says of it."""
+    """One side beside another, and what the gate says of it."""
 
     taken_at: str
     """When the later side was asked. ISO 8601, UTC."""
     reference: CaptureOrigin
     candidate: CaptureOrigin
-    figures: SharedQuality
+    figures: QualityFigures
     failures: tuple[str, ...]
     """What is worse than `limits` allow, one sentence each; none when the gate is passed."""
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -52,25 +50,21 @@ def served_by(run: Run) -> CaptureOrigin:
 
 
 def judged(
-    figures: SharedQuality,
-    sides: tuple[CaptureOrigin, CaptureOrigin],
+    figures: QualityFigures,
+    reference: CaptureOrigin,
+    candidate: CaptureOrigin,
     taken_at: str,
     thresholds: Thresholds,
 ) -> QualityResult:
-    """Return what the gate says of the second side beside the first."""
-    reference, candidate = sides
+    """Return what the gate says of the candidate beside the reference."""
     return QualityResult(
         taken_at=taken_at,
         reference=reference,
         candidate=candidate,
         figures=replace(figures, against=reference.name),
         failures=tuple(failures(figures, thresholds)),
-        limits=_limits(thresholds),
+        limits={name: it for name, it in asdict(thresholds).items() if math.isfinite(it)},
     )
-
-
-def _limits(thresholds: Thresholds) -> dict[str, float]:
-    return {name: limit for name, limit in asdict(thresholds).items() if math.isfinite(limit)}
 
 
 def keep(result: QualityResult, folder: Path) -> Path:
@@ -100,13 +94,8 @@ def newest_of_each(
 ) -> tuple[QualityResult | None, ...]:
     """Return for each run its newest result: beside the first run where there is one."""
     known = sorted(results, key=lambda item: item.taken_at)
-    first = served_by(runs[0]).fingerprint if runs else ""
-    return tuple(_newest(known, served_by(run).fingerprint, first) for run in runs)
-
-
-def _newest(
-    results: Sequence[QualityResult], candidate: str, reference: str
-) -> QualityResult | None:
-    found = [item for item in results if item.candidate.fingerprint == candidate]
-    beside_first = [item for item in found if item.reference.fingerprint == reference]
-    return next(iter((beside_first or found)[-1:]), None)
+    served = [served_by(run).fingerprint for run in runs]
+    # The last of these is the newest beside the first run, else the newest.
+    known.sort(key=lambda item: item.reference.fingerprint in served[:1])
+    newest = {item.candidate.fingerprint: item for item in known}
+    return tuple(newest.get(fingerprint) for fingerprint in served)

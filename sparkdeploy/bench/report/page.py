@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.loads import load_section
-from sparkdeploy.bench.report.published import published_section
+from sparkdeploy.bench.report.published import beside_published
 from sparkdeploy.bench.report.sections import (
     acceptance_section,
     concurrency_section,
     context_section,
     speed_section,
 )
-from sparkdeploy.bench.report.table import LOAD, ShownRun, with_names
-from sparkdeploy.bench.report.verdicts import first_screen
+from sparkdeploy.bench.report.shown import LOAD, ShownRun, with_names
+from sparkdeploy.bench.report.summary import summary_section
 from sparkdeploy.bench.tables import machine_facts, origin_facts
 from sparkdeploy.image.templates import render_page
 
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.quality.kept import QualityResult
     from sparkdeploy.bench.record import Run, SuiteResult
     from sparkdeploy.bench.report.published import Field
-    from sparkdeploy.bench.report.table import Section
 
-TEMPLATE = "report.html.j2"
+SPARK = "DGX Spark"
 SERIES: tuple[tuple[str, str], ...] = (
     ("#0072b2", "#4aa3df"),
     ("#d55e00", "#f08a3c"),
@@ -58,6 +58,15 @@ def report_page(
     `known` has further runs, by which differences are judged; `quality` what is known of each run.
     """
     shown = tuple(_named(runs, known, quality or [None] * len(runs)))
+    sections = (
+        speed_section(shown, field, "five"),
+        speed_section(shown, field, "decode"),
+        load_section(shown, Asking.OPEN_LOOP),
+        load_section(shown, Asking.CONVERSATIONS),
+        concurrency_section(shown),
+        context_section(shown),
+        acceptance_section(shown),
+    )
     facts = [dict(_facts(run)) for run in runs]
     # What several runs have in common is shown once.
     shared = {
@@ -66,14 +75,19 @@ def report_page(
         if len(facts) > 1 and all(own.get(name) == value for own in facts)
     }
     own_facts = [{name: own[name] for name in own if name not in shared} for own in facts]
+    machines = [(item.name, item.run.origin.machine) for item in shown]
     return render_page(
         Path(__file__).parent,
-        TEMPLATE,
+        "report.html.j2",
         title=" and ".join(item.name for item in shown) if len(shown) < 3 else f"{len(shown)} runs",
         shared=shared,
         runs=list(zip(shown, own_facts, strict=True)),
-        summary=first_screen(shown, known),
-        sections=list(_sections(shown, field)),
+        summary=summary_section(shown, known),
+        sections=[section for section in sections if section is not None],
+        texts=shipped("report/sections.yaml"),
+        published=list(beside_published(shown, field)),
+        others=field.others,
+        elsewhere=[name for name, it in machines if it is None or SPARK not in it.product],
         warnings=tuple(_warnings(shown)),
         made_at=made_at,
         version=version,
@@ -84,13 +98,9 @@ def report_page(
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield from origin_facts(run.origin)
     yield from (("started", run.started_at), ("record", run.run_id))
-    suites = (f"{suite.name} ({_rounds(suite)})" for suite in run.suites)
+    suites = (f"{it.name} ({it.rounds} round{'s'[: it.rounds != 1]})" for it in run.suites)
     yield "measured", ", ".join(suites)
     yield from machine_facts(cell for suite in run.suites for cell in suite.cells)
-
-
-def _rounds(suite: SuiteResult) -> str:
-    return f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
 
 
 def _named(
@@ -111,40 +121,20 @@ def _others(run: Run, shown: Sequence[Run], known: Sequence[Side]) -> tuple[Run,
     return tuple(other for other in side.runs if other != run)
 
 
-def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section]:
-    drawn = (
-        speed_section(shown, field, "five"),
-        speed_section(shown, field, "decode"),
-        load_section(shown, Asking.OPEN_LOOP),
-        load_section(shown, Asking.CONVERSATIONS),
-        concurrency_section(shown),
-        context_section(shown),
-        acceptance_section(shown),
-    )
-    yield from (section for section in drawn if section is not None)
-    yield published_section(shown, field)
-
-
 def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:
-    yield from with_names(
-        (item.name, remark) for item in shown for suite in item.run.suites for remark in _ill(suite)
-    )
-    yield from (
-        f"{item.name}: the suite {suite.name} ({suite.asking}) is not on this page: "
-        f"`sparkdeploy bench show {item.run.run_id}`."
-        for item in shown
-        for suite in item.run.suites
-        if suite.asking is not Asking.CLOSED_LOOP and suite.name != LOAD
-    )
-    closed = (it for item in shown for it in item.run.suites if it.asking is Asking.CLOSED_LOOP)
-    for name in sorted({suite.name for suite in closed}):
-        found = {
-            suite.prompts
-            for item in shown
-            if (suite := item.run.suite(name, Asking.CLOSED_LOOP)) is not None
-        }
-        if len(found) > 1:
-            yield f"The prompts of {name} are not the same in all runs: do not compare them."
+    suites = [(item, suite) for item in shown for suite in item.run.suites]
+    yield from with_names((item.name, remark) for item, suite in suites for remark in _ill(suite))
+    prompts: dict[str, set[str]] = {}
+    for item, suite in suites:
+        if suite.asking is Asking.CLOSED_LOOP:
+            prompts.setdefault(suite.name, set()).add(suite.prompts)
+        elif suite.name != LOAD:
+            yield (
+                f"{item.name}: the suite {suite.name} ({suite.asking}) is not on this page: "
+                f"`sparkdeploy bench show {item.run.run_id}`."
+            )
+    for name in sorted(name for name, found in prompts.items() if len(found) > 1):
+        yield f"The prompts of {name} are not the same in all runs: do not compare them."
 
 
 def _ill(suite: SuiteResult) -> Iterator[str]:

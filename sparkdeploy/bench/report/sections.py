@@ -1,22 +1,18 @@
-"""The sections of the page: speed by prompt, and figures over streams, context, rate and drafts."""
+"""The sections of the page: speed by prompt, and figures over streams, context and drafts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.report.plot import Line, Plot, Point
-from sparkdeploy.bench.report.table import (
+from sparkdeploy.bench.report.plot import Line, Plot
+from sparkdeploy.bench.report.shown import (
     NOTHING,
     Bar,
-    Table,
+    Section,
     across,
-    heading_of,
     in_thousands,
-    run_columns,
-    section_of,
     with_names,
 )
 from sparkdeploy.bench.tables import figure, title_of, with_interval
@@ -25,13 +21,12 @@ from sparkdeploy.bench.watch import together
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from sparkdeploy.bench.load.record import Quantiles
     from sparkdeploy.bench.record import Cell, ServerDelta
     from sparkdeploy.bench.report.published import Field, Published
-    from sparkdeploy.bench.report.table import Row, Section, ShownRun
+    from sparkdeploy.bench.report.shown import Groups, Row, ShownRun
 
     CellsOfRuns = Sequence[tuple[ShownRun, Sequence[Cell]]]
-    Figures = Mapping[str, Callable[[Cell], str]]
-    Drawn = Sequence[tuple[str, str, Callable[[Cell], float | None]]]
 
 SPEEDS = {"five": "end_to_end_tok_s", "decode": "stream_decode_tok_s"}
 """By suite: the figure that is shown."""
@@ -48,31 +43,27 @@ def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section
         }
         for shown in runs
     ]
-    prompts = dict.fromkeys(chain.from_iterable(by_run))
+    prompts = dict.fromkeys(name for cells in by_run for name in cells)
     if not prompts:
         return None
     recipes = {shown.recipe for shown in runs}
     beside = [it for it in field.published if it.suite == suite and it.recipe in recipes]
     measured = (cell.statistics[metric].mean for cells in by_run for cell in cells.values())
-    published = (value for item in beside for value in item.prompts.values())
-    largest = max(*measured, *published, 1e-9)
+    largest = max(*measured, *(value for item in beside for value in item.prompts.values()), 1e-9)
     rows: list[Row] = []
     for prompt in prompts:
-        bars = tuple(
-            _bar(shown, cells.get(prompt), metric, largest)
-            for shown, cells in zip(runs, by_run, strict=True)
+        pairs = zip(runs, (cells.get(prompt) for cells in by_run), strict=True)
+        rows.append(
+            (title_of("prompts", prompt), tuple(_bar(*it, metric, largest) for it in pairs))
         )
-        rows.append((title_of("prompts", prompt), bars))
-        rows += (
-            _published(runs, item, prompt, largest) for item in beside if prompt in item.prompts
-        )
+        others = (item for item in beside if prompt in item.prompts)
+        rows += (_published(runs, item, prompt, largest) for item in others)
     groups = (
         ("tok/s: mean ± 95 % interval", rows),
         ("requests that failed", across(by_run, partial(title_of, "prompts"), _failed)),
     )
-    table = Table(heading_of(suite), "class", run_columns(runs), groups)
     notes = (f"{it.label}: {it.method}; {it.hardware}; {it.source}." for it in beside if it.prompts)
-    return section_of(suite, table, notes=dict.fromkeys(notes))
+    return Section(suite, "class", runs, groups, notes=tuple(dict.fromkeys(notes)))
 
 
 def _bar(shown: ShownRun, cell: Cell | None, metric: str, largest: float) -> Bar | str:
@@ -84,10 +75,11 @@ def _bar(shown: ShownRun, cell: Cell | None, metric: str, largest: float) -> Bar
 
 def _published(runs: Sequence[ShownRun], item: Published, prompt: str, largest: float) -> Row:
     value = item.prompts[prompt]
-    bars = (Bar(figure(value), 100 * value / largest, it.series, is_published=True) for it in runs)
     cells = (
-        bar if shown.recipe == item.recipe else NOTHING
-        for shown, bar in zip(runs, bars, strict=True)
+        Bar(figure(value), 100 * value / largest, shown.series, is_published=True)
+        if shown.recipe == item.recipe
+        else NOTHING
+        for shown in runs
     )
     return f"{title_of('prompts', prompt)}, as published ({item.label})", tuple(cells)
 
@@ -100,18 +92,15 @@ class Over:
     x_title: str
     x: Callable[[Cell], float]
     head: Callable[[float], str]
-    figures: Figures
-    drawn: Drawn
+    figures: Mapping[str, Callable[[Cell], str]]
+    drawn: Sequence[tuple[str, str, Callable[[Cell], float | None]]]
     """Title, unit and value of each plot."""
 
 
 def section_over(
-    over: Over,
-    cells_of_runs: CellsOfRuns,
-    *,
-    groups: Iterable[tuple[str, Sequence[Row]]] = (),
-    notes: Iterable[str] = (),
+    over: Over, cells_of_runs: CellsOfRuns, *, groups: Groups = (), notes: Iterable[str] = ()
 ) -> Section | None:
+    """Return None where nothing can be drawn."""
     plots = tuple(
         Plot(title, over.x_title, unit, lines)
         for title, unit, read in over.drawn
@@ -121,10 +110,9 @@ def section_over(
         return None
     shown = [(run, cells) for run, cells in cells_of_runs if cells]
     by_run = [{over.x(cell): cell for cell in cells} for _, cells in shown]
-    rows = [(title, across(by_run, over.head, say)) for title, say in over.figures.items()]
-    columns = run_columns(run for run, _ in shown)
-    table = Table(heading_of(over.name), over.x_title, columns, [*rows, *groups])
-    return section_of(over.name, table, plots=plots, notes=notes)
+    rows = ((title, across(by_run, over.head, text)) for title, text in over.figures.items())
+    runs = [run for run, _ in shown]
+    return Section(over.name, over.x_title, runs, (*rows, *groups), plots, tuple(notes))
 
 
 def _lines(
@@ -132,42 +120,38 @@ def _lines(
 ) -> Iterator[Line]:
     for shown, cells in cells_of_runs:
         values = ((x(cell), read(cell)) for cell in cells)
-        points = tuple(Point(at, value) for at, value in values if value is not None and at > 0)
+        points = tuple((at, value) for at, value in values if value is not None and at > 0)
         if points:
             yield Line(shown.name, shown.series, points)
 
 
 def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
     swept = [(shown, _at_shortest_context(shown)) for shown in runs]
+    contexts = {shown.name: _context(cells[0]) for shown, cells in swept if cells}
+    notes = []
+    if len(set(contexts.values())) > 1:
+        # Prompts of other lengths take another time: that must not look like the runs' doing.
+        words = "; ".join(f"{name}: {tokens:,} tokens" for name, tokens in contexts.items())
+        notes.append(f"The context is not the same in all runs: {words}.")
     suites = [(shown.name, shown.run.suite("sweep")) for shown in runs]
-    notes = with_names(
-        (name, f"{note}.") for name, suite in suites if suite for note in suite.notes
-    )
-    return section_over(CONCURRENCY, swept, notes=(*_unequal_contexts(swept), *notes))
+    notes += with_names((name, f"{it}.") for name, suite in suites if suite for it in suite.notes)
+    return section_over(CONCURRENCY, swept, notes=notes)
 
 
 def context_section(runs: Sequence[ShownRun]) -> Section | None:
-    return section_over(CONTEXT, [(shown, _one_request(shown)) for shown in runs])
+    alone = (
+        [it for it in shown.cells("sweep") if it.concurrency == 1 and it.context_tokens]
+        for shown in runs
+    )
+    cells = (sorted(own, key=_context) for own in alone)
+    return section_over(CONTEXT, list(zip(runs, cells, strict=True)))
 
 
 def _at_shortest_context(shown: ShownRun) -> list[Cell]:
     cells = shown.cells("sweep")
-    shortest = min((cell.context_tokens or 0 for cell in cells), default=0)
-    at_shortest = (cell for cell in cells if (cell.context_tokens or 0) == shortest)
+    shortest = min(map(_context, cells), default=0)
+    at_shortest = (cell for cell in cells if _context(cell) == shortest)
     return sorted(at_shortest, key=lambda cell: cell.concurrency)
-
-
-def _one_request(shown: ShownRun) -> list[Cell]:
-    alone = (it for it in shown.cells("sweep") if it.concurrency == 1 and it.context_tokens)
-    return sorted(alone, key=_context)
-
-
-def _unequal_contexts(swept: CellsOfRuns) -> Iterator[str]:
-    """Prompts of other lengths take another time: that must not look like the runs' doing."""
-    contexts = {shown.name: _context(cells[0]) for shown, cells in swept if cells}
-    if len(set(contexts.values())) > 1:
-        words = "; ".join(f"{name}: {tokens:,} tokens" for name, tokens in contexts.items())
-        yield f"The context is not the same in all runs: {words}."
 
 
 def _context(cell: Cell) -> int:
@@ -187,23 +171,26 @@ def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
             row = rows.setdefault(position, [NOTHING] * len(drafting))
             row[at] = Bar(figure(100 * share), 100 * share, shown.series)
     by_run = [{_condition(cell): delta for cell, delta in cells} for _, cells in drafting]
+    taken: list[Row] = [(f"position {number}", tuple(cells)) for number, cells in rows.items()]
+    a_step = across(by_run, str, lambda delta: figure(delta.mean_acceptance_length, 2))
     groups = (
-        (
-            "% taken, over all prompts",
-            [(f"position {position}", tuple(cells)) for position, cells in rows.items()],
-        ),
-        (
-            "tokens a step",
-            across(by_run, str, lambda delta: figure(delta.mean_acceptance_length, 2)),
-        ),
+        ("% taken, over all prompts", taken),
+        ("tokens a step", a_step),
         ("% of drafts taken", across(by_run, str, lambda delta: _percent(delta.acceptance))),
     )
-    columns = run_columns(shown for shown, _ in drafting)
-    return section_of("acceptance", Table(heading_of("acceptance"), "condition", columns, groups))
+    return Section("acceptance", "condition", [shown for shown, _ in drafting], groups)
 
 
 def _percent(share: float | None) -> str:
     return figure(100 * share) if share is not None else NOTHING
+
+
+def _drafting(shown: ShownRun) -> list[tuple[Cell, ServerDelta]]:
+    """A sweep's prompts are made to fill a context; they count only where there are no others."""
+    for cells in ((*shown.cells("five"), *shown.cells("decode")), shown.cells("sweep")):
+        if found := [(cell, cell.server) for cell in cells if cell.server and cell.server.drafts]:
+            return found
+    return []
 
 
 def _condition(cell: Cell) -> str:
@@ -213,40 +200,24 @@ def _condition(cell: Cell) -> str:
     return f"{name}{context}{streams}"
 
 
-def _drafting(shown: ShownRun) -> list[tuple[Cell, ServerDelta]]:
-    """A sweep's prompts are made to fill a context; they count only where there are no others."""
-    by_prompt = (*shown.cells("five"), *shown.cells("decode"))
-    return _drafted(by_prompt) or _drafted(shown.cells("sweep"))
-
-
-def _drafted(cells: Iterable[Cell]) -> list[tuple[Cell, ServerDelta]]:
-    return [(cell, cell.server) for cell in cells if cell.server is not None and cell.server.drafts]
-
-
-def ends(values: tuple[float, ...] | None, factor: float, digits: int) -> str:
-    if values is None:
-        return NOTHING
-    return " / ".join(figure(value * factor, digits) for value in values)
-
-
 def waits(
-    cell: Cell, kind: str, factor: float, digits: int, names: tuple[str, ...] = ("p50", "p95")
+    found: Quantiles | None, factor: float, digits: int, names: Sequence[str] = ("p50", "p95")
 ) -> str:
-    quantiles = getattr(cell.latency, kind)
-    values = tuple(getattr(quantiles, name) for name in names) if quantiles is not None else None
-    return ends(values, factor, digits)
+    if found is None:
+        return NOTHING
+    return " / ".join(figure(getattr(found, name) * factor, digits) for name in names)
 
 
 def median_ttft_s(cell: Cell) -> float | None:
     return cell.latency.ttft_s.p50 if cell.latency.ttft_s is not None else None
 
 
-def _mean(cell: Cell, metric: str) -> float | None:
-    return cell.statistics[metric].mean if metric in cell.statistics else None
+def _mean(metric: str) -> Callable[[Cell], float | None]:
+    return lambda cell: cell.statistics[metric].mean if metric in cell.statistics else None
 
 
-def _summary(cell: Cell, metric: str) -> str:
-    return with_interval(cell.statistics.get(metric))
+def _summary(metric: str) -> Callable[[Cell], str]:
+    return lambda cell: with_interval(cell.statistics.get(metric))
 
 
 def _cache_peak(cell: Cell) -> str:
@@ -266,24 +237,23 @@ def _failed(cell: Cell) -> str:
 
 TTFT = "time to first token, s: median / 95th percentile"
 FAILED = "requests that failed"
-ttft = partial(waits, kind="ttft_s", factor=1.0, digits=2)
 CONCURRENCY = Over(
     name="concurrency",
     x_title="requests at once",
     x=lambda cell: cell.concurrency,
     head="{:g} at once".format,
     figures={
-        TTFT: ttft,
-        "time per output token, ms: median / 95th percentile": partial(
-            waits, kind="tpot_s", factor=1000.0, digits=1
+        TTFT: lambda cell: waits(cell.latency.ttft_s, 1.0, 2),
+        "time per output token, ms: median / 95th percentile": lambda cell: waits(
+            cell.latency.tpot_s, 1000.0, 1
         ),
-        "all together, tok/s: mean ± 95 % interval": partial(_summary, metric="decode_tok_s"),
-        "each, tok/s: mean ± 95 % interval": partial(_summary, metric="stream_decode_tok_s"),
+        "all together, tok/s: mean ± 95 % interval": _summary("decode_tok_s"),
+        "each, tok/s: mean ± 95 % interval": _summary("stream_decode_tok_s"),
         FAILED: _failed,
         "KV cache in use at the most": _cache_peak,
     },
     drawn=(
-        ("All requests together", "tok/s, decoding", partial(_mean, metric="decode_tok_s")),
+        ("All requests together", "tok/s, decoding", _mean("decode_tok_s")),
         ("Time to first token", "s, median", median_ttft_s),
     ),
 )
@@ -293,13 +263,13 @@ CONTEXT = Over(
     x=_context,
     head=in_thousands,
     figures={
-        "decode, tok/s: mean ± 95 % interval": partial(_summary, metric="stream_decode_tok_s"),
-        TTFT: ttft,
+        "decode, tok/s: mean ± 95 % interval": _summary("stream_decode_tok_s"),
+        TTFT: lambda cell: waits(cell.latency.ttft_s, 1.0, 2),
         "prefill, tok/s": _prefill,
         FAILED: _failed,
     },
     drawn=(
-        ("Decode speed", "tok/s", partial(_mean, metric="stream_decode_tok_s")),
+        ("Decode speed", "tok/s", _mean("stream_decode_tok_s")),
         ("Time to first token", "s, median", median_ttft_s),
     ),
 )

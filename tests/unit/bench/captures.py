@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from sparkdeploy.bench.quality.capture import Capture, Position, TextCapture
+from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin, Position, TextCapture
+
+SERVED = CaptureOrigin("qwen", "0")
 
 
 def logs(**probabilities: float) -> Mapping[int, float]:
@@ -20,4 +22,4 @@ def text(
 
 def capture(*texts: TextCapture, label: str = "one") -> Capture:
     """A capture of those texts."""
-    return Capture(label, "qwen", "2026-11-21T09:00:00+00:00", "0", 20, 3, texts)
+    return Capture(label, "qwen", "2026-11-21T09:00:00+00:00", "0", 20, 3, texts, SERVED)

@@ -23,9 +23,10 @@ from sparkdeploy.bench.campaign.page import campaign_page
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.campaign.report import private_of
 from sparkdeploy.bench.files import adapter_of
-from sparkdeploy.bench.quality.comparison import SharedEstimate, SharedQuality
+from sparkdeploy.bench.quality.comparison import QualityFigures
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.record import Estimate
 from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.settings import load_settings
 from tests.fakes.bench_runs import fields_of, judged, loaded_run
@@ -60,8 +61,8 @@ def planted_bundle() -> CampaignBundle:
     everything = " ".join(PLANTED.values())
     words = f"{HOME}/{PLANTED['folder']}: {PLANTED['host']}, http://{PLANTED['peer']}/v1"
     step = SharedStep("up", "failed", f"{words} {PLANTED['key']} {PLANTED['variable']}")
-    quality = SharedQuality("baseline", 10, SharedEstimate(0.9), SharedEstimate(0.1), None,
-                            SharedEstimate(None), SharedEstimate(0.2))  # fmt: skip
+    quality = QualityFigures("baseline", 10, Estimate(0.9), Estimate(0.1), None,
+                            Estimate(None), Estimate(0.2))  # fmt: skip
     return bundle_with(
         SharedRecipe("v2", "title", (step,), planted_run(), quality,
                      tools=(CaseResult("strings", "", f"{PLANTED['user']}: {words}"),),
@@ -126,7 +127,7 @@ def test_the_documented_schema_is_the_real_one(request: pytest.FixtureRequest) -
 
 def judged_bundle(agreement: float) -> CampaignBundle:
     first, second = loaded_run("baseline", speed=30), loaded_run("v2", speed=50)
-    found = replace(judged(first, second).figures, top1_agreement=SharedEstimate(agreement))
+    found = replace(judged(first, second).figures, top1_agreement=Estimate(agreement))
     return bundle_with(
         SharedRecipe("baseline", "", (), first), SharedRecipe("v2", "", (), second, found)
     )

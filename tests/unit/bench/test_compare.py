@@ -14,6 +14,7 @@ from sparkdeploy.bench.compare import (
     ratio_of,
     sides_of,
     spread_of,
+    verdict_of,
 )
 from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
 from sparkdeploy.bench.tables import comparison_lines
@@ -54,8 +55,10 @@ def test_a_side_does_not_differ_from_itself() -> None:
     comparison = compare(same, same)
 
     assert comparison.differences
-    assert {item.estimate.verdict for item in comparison.differences} == {DifferenceVerdict.NONE}
-    assert {item.estimate.verdict for item in comparison.overall} == {DifferenceVerdict.NONE}
+    assert {verdict_of(item.estimate) for item in comparison.differences} == {
+        DifferenceVerdict.NONE
+    }
+    assert {verdict_of(item.estimate) for item in comparison.overall} == {DifferenceVerdict.NONE}
     assert comparison.changed == ()
     assert comparison.notes == ()
 
@@ -65,17 +68,18 @@ def test_a_clear_gain_is_shown_with_its_interval() -> None:
 
     (item,) = compare(base, other).differences
 
-    assert item.estimate.verdict is DifferenceVerdict.HIGHER
-    assert item.relative == pytest.approx(23.0 / 28.3)
-    assert item.estimate.low95 is not None
-    assert 1.75 < item.estimate.low95 < item.estimate.ratio < 1.82
+    assert verdict_of(item.estimate) is DifferenceVerdict.HIGHER
+    assert item.other / item.base == pytest.approx(51.3 / 28.3)
+    assert item.estimate.low is not None
+    assert item.estimate.value is not None
+    assert 1.75 < item.estimate.low < item.estimate.value < 1.82
     assert item.deviation == pytest.approx(0.0053, abs=0.0003)
 
 
 def test_runs_that_differ_among_themselves_show_no_difference() -> None:
     comparison = compare(side(level(50), level(52)), side(level(52.5), level(51)))
 
-    assert comparison.differences[0].estimate.verdict is DifferenceVerdict.NONE
+    assert verdict_of(comparison.differences[0].estimate) is DifferenceVerdict.NONE
     assert any("no difference shown" in line for line in plain_lines(comparison_lines(comparison)))
 
 
@@ -83,8 +87,8 @@ def test_one_run_a_side_shows_nothing_however_quiet_its_rounds_are() -> None:
     comparison = compare(side(level(50.0)), side(level(51.0)))
 
     (item,) = comparison.differences
-    assert item.estimate.verdict is DifferenceVerdict.UNKNOWN
-    assert (item.estimate.low95, item.deviation) == (None, None)
+    assert verdict_of(item.estimate) is DifferenceVerdict.UNKNOWN
+    assert (item.estimate.low, item.deviation) == (None, None)
     said = plain_lines(comparison_lines(comparison))
     assert "how much two runs of the same differ is not known" in said[1]
     assert any("+2.0%  not known: one run a side" in line for line in said)
@@ -96,8 +100,8 @@ def test_one_run_a_side_is_held_against_the_variation_of_others_on_that_machine(
     near = compare(side(level(50.0)), side(level(50.6), label="b"), [others])
     far = compare(side(level(50.0)), side(level(60.0), label="b"), [others])
 
-    assert near.differences[0].estimate.verdict is DifferenceVerdict.NONE
-    assert far.differences[0].estimate.verdict is DifferenceVerdict.HIGHER
+    assert verdict_of(near.differences[0].estimate) is DifferenceVerdict.NONE
+    assert verdict_of(far.differences[0].estimate) is DifferenceVerdict.HIGHER
     assert far.variation_from == ("baseline",)
     assert "seen in the runs of baseline" in plain_lines(comparison_lines(far))[1]
 
@@ -115,8 +119,8 @@ def test_all_prompts_together_are_a_ratio_by_run() -> None:
     (overall,) = compare(base, other).overall
 
     assert overall.cells == 2
-    assert overall.estimate.ratio == pytest.approx(1.1, abs=0.001)
-    assert overall.estimate.verdict is DifferenceVerdict.HIGHER
+    assert overall.estimate.value == pytest.approx(1.1, abs=0.001)
+    assert verdict_of(overall.estimate) is DifferenceVerdict.HIGHER
 
 
 def test_runs_of_a_label_that_were_made_otherwise_are_left_out() -> None:
@@ -148,7 +152,7 @@ def test_like_servers_are_called_different_in_one_of_twenty(runs: int, deviation
     for _ in range(simulated):
         one, other = ([dice.gauss(0.0, deviation) for _ in range(runs)] for _ in range(2))
         estimate = ratio_of(one, other, spread_of([one, other]))
-        claimed += estimate.verdict is not DifferenceVerdict.NONE
+        claimed += verdict_of(estimate) is not DifferenceVerdict.NONE
 
     # Six standard deviations of a binomial beyond 5 %: found only where the claim is false.
     assert 0.05 - 6 * 0.0089 <= claimed / simulated <= 0.05 + 6 * 0.0089

@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.quality.comparison import (
-    SharedEstimate,
     Thresholds,
     compare,
     comparison_as_dict,
@@ -20,6 +19,7 @@ from sparkdeploy.bench.quality.comparison import (
     mean_over_texts,
     proportion,
 )
+from sparkdeploy.bench.record import Estimate
 from sparkdeploy.errors import BenchError
 from tests.unit.bench.captures import capture, logs, text
 
@@ -117,8 +117,8 @@ def test_a_right_copy_passes_and_reads_well() -> None:
     )
     same = compare(one, one)
     assert same.figures.top1_agreement.value == 1.0
-    assert same.figures.mean_kl_nats == SharedEstimate(0.0, 0.0, 0.0)
-    assert same.figures.perplexity_change == SharedEstimate(0.0, 0.0, 0.0)
+    assert same.figures.mean_kl_nats == Estimate(0.0, 0.0, 0.0)
+    assert same.figures.perplexity_change == Estimate(0.0, 0.0, 0.0)
     assert not any(it.first_difference for it in same.greedy)
     assert list(failures(same.figures, Thresholds(1.0, 0.0, 0.0, 0.0))) == []
     said = list(comparison_lines(same, ()))
@@ -143,7 +143,8 @@ def test_every_figure_of_a_worse_model_is_the_one_by_hand() -> None:
     assert found.p99_kl_nats == pytest.approx(kl)
     assert found.figures.drift_nats.value == pytest.approx(math.log(4) / 2)
     assert found.figures.perplexity_change.value == pytest.approx(1.0)
-    assert math.exp(found.second_nats) == pytest.approx(2 * math.exp(found.first_nats))
+    assert found.first_perplexity is not None
+    assert found.second_perplexity == pytest.approx(2 * found.first_perplexity)
     assert [it.first_difference for it in found.greedy] == [1, None]
     assert [sentence.split(" 0")[0].split(" rose")[0].split(" 5")[0] for sentence in failures(
         found.figures, Thresholds(max_drift_nats=0.5)

@@ -7,13 +7,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from sparkdeploy.bench.quality import needle, tool_calls
-from sparkdeploy.bench.quality.capture import first_texts, take_capture
+from sparkdeploy.bench.quality.capture import first_texts, take_texts
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
@@ -22,7 +21,6 @@ from tests.fakes.http_server import TableServer, serving
 pytestmark = pytest.mark.outside
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-NOW = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 TOKENS_A_WORD = 2
 MAX_MODEL_LEN = 4096
 
@@ -81,21 +79,18 @@ def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
     server = serve(completion)
     seen: list[tuple[int, int]] = []
     with ServedModel(server.url) as model:
-        taken = take_capture(
+        taken = take_texts(
             model,
             first_texts(2),
             tokens=2,
-            label="here",
-            now=NOW,
             on_progress=lambda done, total: seen.append((done, total)),
         )
-    assert [text.name for text in taken.texts] == list(first_texts(2))
-    first = taken.texts[0]
+    assert [text.name for text in taken] == list(first_texts(2))
+    first = taken[0]
     assert first.token_ids == (6, 7)
     assert [position.logprob for position in first.positions] == [-0.1, -31.0]
     assert [position.best for position in first.positions] == [6, 4]
     assert (first.greedy_ids, first.greedy_text) == ((8, 9), " on")
-    assert (taken.model, taken.taken_at) == ("qwen", "2026-11-21T09:00:00+00:00")
     assert server.bodies[1] == {
         "model": "qwen",
         "prompt": list(first_texts(2).values())[1],
@@ -128,7 +123,11 @@ def test_a_server_that_tells_too_little_is_named(
 ) -> None:
     server = serve(lambda _body: {"choices": [choice]})
     with ServedModel(server.url) as model, pytest.raises(BenchError, match=said):
-        take_capture(model, first_texts(), tokens=64, label="here", now=NOW)
+        take_texts(
+            model,
+            first_texts(),
+            tokens=64,
+        )
 
 
 def test_quality_by_url_captures_and_compares(

@@ -1,16 +1,15 @@
-"""The runs of the page, and its tables: a row a condition, a column a run."""
+"""The runs of the page, and what its sections are made of: a row a condition, a column a run."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from sparkdeploy.bench.quality.kept import QualityResult
     from sparkdeploy.bench.record import Cell, Run, SuiteResult
@@ -36,7 +35,7 @@ class ShownRun:
 
     @property
     def recipe(self) -> str:
-        """Empty for a bare URL."""
+        """The recipe's name; empty for a bare URL."""
         return self.run.origin.recipe.name if self.run.origin.recipe is not None else ""
 
     def cells(self, suite: str) -> tuple[Cell, ...]:
@@ -51,72 +50,40 @@ class ShownRun:
 
 
 class Bar(NamedTuple):
-    """A figure with a bar beneath it."""
+    """A figure with a bar beneath it; `percent` is of the table's largest figure."""
 
     text: str
     percent: float
-    """Of the table's largest figure."""
     series: int
     is_published: bool = False
 
 
 Row = tuple[str, tuple[str | Bar, ...]]
+Groups = Sequence[tuple[str, Sequence[Row]]]
+"""Rows under a title, which may be empty."""
 
 
-class Column(NamedTuple):
+class Section(NamedTuple):
+    """A table with the plots above it; sections.yaml has its heading and explanation."""
+
     name: str
-    series: int | None = None
-    """The colour of the run that the column is of."""
-    is_text: bool = False
-    """Words stand to the left and may wrap, numbers to the right."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    caption: str
     corner: str
-    """The heading of the first column."""
-    columns: Sequence[Column]
-    groups: Sequence[tuple[str, Sequence[Row]]]
-    """Rows under a title, which may be empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A table with the plots above it, in the words that sections.yaml has for them."""
-
-    anchor: str
-    heading: str
-    explanation: str
-    plots: Sequence[Plot]
-    table: Table
-    notes: Sequence[str]
-
-
-def section_of(
-    name: str, table: Table, *, plots: Sequence[Plot] = (), notes: Iterable[str] = ()
-) -> Section:
-    texts = {"anchor": name, **shipped("report/sections.yaml")[name]}
-    return Section(**texts, plots=plots, table=table, notes=tuple(notes))
-
-
-def heading_of(name: str) -> str:
-    return str(shipped("report/sections.yaml")[name]["heading"])
-
-
-def run_columns(runs: Iterable[ShownRun]) -> list[Column]:
-    return [Column(shown.name, shown.series) for shown in runs]
+    """The heading of the table's first column."""
+    runs: Sequence[ShownRun]
+    groups: Groups
+    plots: Sequence[Plot] = ()
+    notes: Sequence[str] = ()
 
 
 def across(
     by_run: Sequence[Mapping[Key, Value]],
     head: Callable[[Key], str],
-    say: Callable[[Value], str],
+    text: Callable[[Value], str],
 ) -> list[Row]:
     """Return a row for each condition that any run has, in the order in which they come."""
     conditions = dict.fromkeys(key for cells in by_run for key in cells)
     rows = (
-        (head(key), tuple(say(cells[key]) if key in cells else NOTHING for cells in by_run))
+        (head(key), tuple(text(cells[key]) if key in cells else NOTHING for cells in by_run))
         for key in conditions
     )
     return [row for row in rows if set(row[1]) != {NOTHING}]
@@ -128,11 +95,6 @@ def with_names(remarks: Iterable[tuple[str, str]]) -> Iterator[str]:
     for name, remark in remarks:
         names.setdefault(remark, []).append(name)
     yield from (f"{', '.join(runs)}: {remark}" for remark, runs in names.items())
-
-
-def rate_of(cell: Cell) -> float:
-    """Return the rate that was asked for; not-a-number for a cell of another suite."""
-    return cell.load.rate_per_s if cell.load is not None else math.nan
 
 
 def in_thousands(tokens: float) -> str:
