@@ -8,9 +8,14 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.arguments import release_of
-from sparkdeploy.recipe.families import family_among, family_of, first_release, short_name
-from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.load import library, load_engine
+from sparkdeploy.recipe.releases import (
+    family_among,
+    family_of,
+    first_release,
+    parse_version,
+    short_name,
+)
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checkpoint.published import PublishedConfig
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.families import Family
+    from sparkdeploy.recipe.releases import Family
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
 

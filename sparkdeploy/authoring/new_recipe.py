@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from sparkdeploy.authoring.outlook import Ground
     from sparkdeploy.checkpoint.published import PublishedConfig
     from sparkdeploy.estimate.verdict import FitVerdict
-    from sparkdeploy.recipe.families import Family
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.releases import Family
     from sparkdeploy.settings import Settings
 
 SPARK = "spark"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import BuildError
 from sparkdeploy.plan.images import stages_for
-from sparkdeploy.recipe.release import is_tag
-from sparkdeploy.recipe.settled import ImageLock, SettledEngine
+from sparkdeploy.recipe.image_name import is_tag
+from sparkdeploy.recipe.image_pins import ImageLock, InspectedEngine
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.console import console
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkdeploy.deploy.request import Request
-    from sparkdeploy.image.settle import Settling
+    from sparkdeploy.image.pins import ImageInspector
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.image_pins import ImagePin
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.settled import SettledImage
     from sparkdeploy.settings import Settings
 
 
@@ -39,16 +39,16 @@ def with_known_image(
     if resolved.engine.kind != "image":
         return resolved
     # It builds: the usual `up` is there sooner without all that.
-    from sparkdeploy.image.settle import Settling  # noqa: PLC0415
+    from sparkdeploy.image.pins import ImageInspector  # noqa: PLC0415
 
-    settling = Settling(host, plan.observed.head.facts.architecture, settings)
-    return pin_image(resolved, partial(resolve, request, settings), settling, update=update)
+    inspector = ImageInspector(host, plan.observed.head.facts.architecture, settings)
+    return pin_image(resolved, partial(resolve, request, settings), inspector, update=update)
 
 
 def pin_image(
     resolved: Resolved,
     reload: Callable[[ImageLock], Resolved],
-    settling: Settling,
+    inspector: ImageInspector,
     *,
     update: bool = False,
 ) -> Resolved:
@@ -57,42 +57,42 @@ def pin_image(
     A tag is pinned to its digest once the image was looked into, so that a tag is never pinned to
     an image that does not serve.
     """
-    from sparkdeploy.image import settle  # noqa: PLC0415 - as above
+    from sparkdeploy.image import pins  # noqa: PLC0415 - as above
 
-    name, settings = resolved.image, settling.settings
+    name, settings = resolved.image, inspector.settings
     if resolved.engine.kind != "image" or name is None:
         return resolved
     asks = is_tag(name) and update
-    if isinstance(resolved.engine, SettledEngine) and not asks:
+    if isinstance(resolved.engine, InspectedEngine) and not asks:
         return resolved
-    before = ImageLock(settings.state_dir).settled(name)
+    before = ImageLock(settings.state_dir).pin_of(name)
     pin = before
     if is_tag(name) and (asks or before is None):
-        pin = settling.ask(name) if asks else settling.settle(name)
-    known = _inspected(reload, settling, name, before, pin)
-    if pin is not None and pin != before and settling.platform is None:
+        pin = inspector.ask_registry(name) if asks else inspector.pin(name)
+    known = _inspected(reload, inspector, name, before, pin)
+    if pin is not None and pin != before and inspector.platform is None:
         if before is not None:
             _print_changes(name, before, known, settings)
-        settle.keep(settings, name, pin)
+        pins.keep(settings, name, pin)
     return known
 
 
 def _inspected(
     reload: Callable[[ImageLock], Resolved],
-    settling: Settling,
+    inspector: ImageInspector,
     name: str,
-    before: SettledImage | None,
-    pin: SettledImage | None,
+    before: ImagePin | None,
+    pin: ImagePin | None,
 ) -> Resolved:
     """Return the recipe for what an image holds; raises BuildError for one that cannot serve."""
-    images = ImageLock(settling.settings.state_dir, {name: pin} if pin is not None else {})
+    images = ImageLock(inspector.settings.state_dir, {name: pin} if pin is not None else {})
     known = reload(images)
-    if isinstance(known.engine, SettledEngine):
+    if isinstance(known.engine, InspectedEngine):
         return known
-    stages = stages_for(known, base_source="registry", architecture=settling.architecture)
+    stages = stages_for(known, base_source="registry", architecture=inspector.architecture)
     # A hint to ask the registry again is of no use for what it has just answered.
-    first = stages[0] if pin is before else replace(stages[0], settled_tag="")
-    contents = settling.look_into(known.engine, first)
+    first = stages[0] if pin is before else replace(stages[0], pinned_tag="")
+    contents = inspector.inspect(known.engine, first)
     return reload(replace(images, found={known.engine.image or "": contents}))
 
 
@@ -105,15 +105,15 @@ def refuse_missing_mods(resolved: Resolved) -> None:
         )
 
 
-def _print_changes(name: str, before: SettledImage, known: Resolved, settings: Settings) -> None:
-    from sparkdeploy.image.settle import differences  # noqa: PLC0415
+def _print_changes(name: str, before: ImagePin, known: Resolved, settings: Settings) -> None:
+    from sparkdeploy.image.pins import differences  # noqa: PLC0415
 
     if known.engine.image == before.image:
         console.info(f"{name} is unchanged: {before.image}")
         return
-    console.info(f"{name} was {before.image} since {before.settled_at}; it is pinned anew to")
+    console.info(f"{name} was {before.image} since {before.pinned_at}; it is pinned anew to")
     console.info(f"  {known.engine.image}")
-    if isinstance(known.engine, SettledEngine):
+    if isinstance(known.engine, InspectedEngine):
         known_before = ImageLock(settings.state_dir).contents(before.image)
         for line in differences(known_before, known.engine.contents):
             console.info(f"  {line}")

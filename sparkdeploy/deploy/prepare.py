@@ -16,7 +16,7 @@ from sparkdeploy.deploy.sync import send_images, send_weights
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.compilation import refuse_start
-from sparkdeploy.image.pull import pull_below
+from sparkdeploy.image.pins import pull_below
 from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.folders import write_template

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.image_pins import ImageLock
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.settled import ImageLock
     from sparkdeploy.settings import Settings
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.releases import parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,8 +14,8 @@ from sparkdeploy.estimate.kv_cache import (
     UnknownLayoutError,
     cache_layout,
 )
-from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.flags import switch_of, value_of
+from sparkdeploy.recipe.releases import parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.inside import apply_mod, arguments, prove, rdma
 from sparkdeploy.image.stages import RDMA_PACKAGES, SPARK_CAPABILITY
-from sparkdeploy.recipe.release import Release
-from sparkdeploy.recipe.settled import ImageContents
+from sparkdeploy.recipe.image_pins import ImageContents
+from sparkdeploy.recipe.releases import Release
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.mods import placed
-from sparkdeploy.recipe.image_name import WAYS
-from sparkdeploy.recipe.release import ANY_IMAGE, is_tag
+from sparkdeploy.recipe.image_name import ANY_IMAGE, WAYS, is_tag
 from sparkdeploy.secret_shapes import text_without_secrets
 
 if TYPE_CHECKING:
@@ -101,10 +100,10 @@ class Stage:
     registry_image: str | None = None
     local_image: str | None = None
     """The id of an image that has to be on the machine already."""
-    unsettled: str | None = None
+    unpinned: str | None = None
     """The tag whose image nobody has asked for yet: neither tag nor fingerprint will stay."""
-    settled_tag: str = ""
-    """The tag that an earlier command settled to `registry_image`."""
+    pinned_tag: str = ""
+    """The tag that an earlier command pinned to `registry_image`."""
     mod: str = ""
     """What a mod is called by its recipe."""
     mod_slug: str = ""
@@ -125,7 +124,7 @@ class Stage:
     @property
     def update_hint(self) -> str | None:
         """Return how to get another image of the same tag, which may be repaired by now."""
-        tag = self.settled_tag
+        tag = self.pinned_tag
         return f"`up --update-image` asks what {tag} is today" if tag else None
 
     def labels(self) -> dict[str, str]:
@@ -261,14 +260,14 @@ def _adopted(maker: _StageMaker) -> Stage:
         image=engine.image,
         is_digest=is_digest,
         device=engine.runs_on,
-        # What an engine file promises is held; of any other image it is read (recipe/settled.py).
+        # What an engine file promises is held; of any other image it is read (image_pins.py).
         promised=ANY_RELEASE if engine.name == ANY_IMAGE else engine.vllm,
     )
     stage = maker.stage("engine", dockerfile, _inside_files("adopt", "adopt.py", "adopt.sh"))
     if is_digest:
         return replace(stage, registry_image=engine.image)
     if is_tag(engine.image):
-        return replace(stage, unsettled=engine.image)
+        return replace(stage, unpinned=engine.image)
     return replace(stage, local_image=engine.image)
 
 

@@ -24,8 +24,7 @@ from sparkdeploy.plan.container import container_user, has_adapters
 from sparkdeploy.plan.launch import fabric_env
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
-from sparkdeploy.recipe.families import family_of
-from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.releases import family_of, parse_version
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.units import format_bytes, format_gib
 

@@ -9,7 +9,7 @@ from sparkdeploy import labels
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.image.stages import Additions, stages_of
 from sparkdeploy.plan.steps import Action, ImageStep
-from sparkdeploy.recipe.release import is_tag
+from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def stages_for(
         resources=resources(),
         additions=Additions(mods_of(resolved), top_of(resolved)),
     )
-    if is_tag(resolved.image) and not first.unsettled:
-        first = replace(first, settled_tag=resolved.image or "")
+    if is_tag(resolved.image) and not first.unpinned:
+        first = replace(first, pinned_tag=resolved.image or "")
     return (first, *above)
 
 
@@ -79,7 +79,7 @@ def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tup
 
 def unresolved_tag(stages: Sequence[Stage]) -> str | None:
     """Return the tag on which everything stands, as long as nobody knows what it is."""
-    return next((stage.unsettled for stage in stages if stage.unsettled), None)
+    return next((stage.unpinned for stage in stages if stage.unpinned), None)
 
 
 def is_built(stage: Stage, images: Mapping[str, ImageFact]) -> bool:

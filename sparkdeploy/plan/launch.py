@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.plan.backends import allows_sockets, uses_sockets
 from sparkdeploy.recipe import flags
-from sparkdeploy.recipe.families import variables_of
+from sparkdeploy.recipe.releases import variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,10 +17,9 @@ from sparkdeploy.estimate import attention, context
 from sparkdeploy.node.shared_files import user_name
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
-from sparkdeploy.recipe.families import first_release
-from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.paths import FP8_SOURCE, named_paths
-from sparkdeploy.recipe.settled import is_unknown
+from sparkdeploy.recipe.releases import first_release, parse_version
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.units import format_bytes
 

@@ -15,9 +15,9 @@ from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.findings import BUDGET_CHECK
 from sparkdeploy.plan.images import mods_of, unresolved_tag
 from sparkdeploy.recipe import fallbacks
+from sparkdeploy.recipe.image_name import is_tag
+from sparkdeploy.recipe.image_pins import InspectedEngine
 from sparkdeploy.recipe.mods import SCRIPT
-from sparkdeploy.recipe.release import is_tag
-from sparkdeploy.recipe.settled import SettledEngine
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.safe_text import visible_line
 from sparkdeploy.terminal.style import Piece, Style, line_of, plain_text
@@ -114,7 +114,7 @@ def _steps(plan: Plan) -> TextTable:
     tag = unresolved_tag([step.stage for step in plan.images])
     for step in plan.images:
         # Fingerprints of what stands on a tag are nobody's yet.
-        name = step.stage.unsettled or (step.stage.tag if tag is None else step.stage.name)
+        name = step.stage.unpinned or (step.stage.tag if tag is None else step.stage.name)
         rows.append(_step(step.action, "image", name, step.reason))
     rows += map(line_of, _image_of_others(plan))
     for mod in mods_of(plan.resolved):
@@ -139,7 +139,7 @@ def _image_of_others(plan: Plan) -> Iterator[str]:
         return
     is_it = "" if engine.image == name else f" is {engine.image}"
     yield f"      {shown(name)}{is_it}"
-    if isinstance(engine, SettledEngine):
+    if isinstance(engine, InspectedEngine):
         yield f"      it holds {engine.contents.describe()}"
     else:
         yield "      nobody has looked into it yet; `up` does"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.recipe.release import is_tag
-from sparkdeploy.recipe.settled import SettledEngine
+from sparkdeploy.recipe.image_name import is_tag
+from sparkdeploy.recipe.image_pins import InspectedEngine
 from sparkdeploy.terminal.step import PlannedStep
 
 if TYPE_CHECKING:
@@ -202,10 +202,10 @@ def _image_as_dict(plan: Plan) -> dict[str, Any] | None:
     engine, name = plan.resolved.engine, plan.resolved.image
     if name is None:
         return None
-    contents = engine.contents if isinstance(engine, SettledEngine) else None
+    contents = engine.contents if isinstance(engine, InspectedEngine) else None
     parts = {} if contents is None else asdict(replace(contents, release=None))
     parts.pop("release", None)
-    return {"name": name, "settled": None if is_tag(engine.image) else engine.image, "holds": parts}
+    return {"name": name, "pinned": None if is_tag(engine.image) else engine.image, "holds": parts}
 
 
 def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:

@@ -12,11 +12,16 @@ import re
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe import flags
-from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.flags import Given, given_flags
-from sparkdeploy.recipe.release import arguments_folder, newest, read_release, releases
+from sparkdeploy.recipe.image_pins import InspectedEngine, is_unknown
+from sparkdeploy.recipe.releases import (
+    arguments_folder,
+    newest,
+    parse_version,
+    read_release,
+    releases,
+)
 from sparkdeploy.recipe.rules import Mistake, drafting_of
-from sparkdeploy.recipe.settled import SettledEngine, is_unknown
 from sparkdeploy.recipe.words import nearest, shown
 from sparkdeploy.settings import resources
 
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.release import Flag, Release
+    from sparkdeploy.recipe.releases import Flag, Release
     from sparkdeploy.recipe.schema import Recipe, Serve, Speculative
 
 NAMES = {
@@ -90,7 +95,7 @@ def argument_mistakes(recipe: Recipe, engine: Engine) -> tuple[list[Mistake], bo
 
 def release_of(engine: Engine) -> tuple[Release, bool]:
     """Return what decides about an engine's arguments, and whether it is that very build's."""
-    if isinstance(engine, SettledEngine) and engine.contents.release is not None:
+    if isinstance(engine, InspectedEngine) and engine.contents.release is not None:
         return engine.contents.release, True
     own = arguments_folder() / f"{engine.lock or engine.name}.json"
     if own.is_file() and engine.kind != "image":

@@ -123,7 +123,7 @@ def with_setting(document: Document, assignment: str) -> Document:
         raise RecipeError(f"--set {name[:40]}...: more than {yaml_text.MAX_DEPTH} keys")
     if path[0] in FIXED_KEYS:
         raise RecipeError(
-            f"--set cannot change {path[0]}: the file's inheritance is settled before",
+            f"--set cannot change {path[0]}: the file's inheritance is resolved before",
             hint="write a recipe file of your own that extends the one you want",
         )
     typed = ValueOrigin(f"--set {name}", None)

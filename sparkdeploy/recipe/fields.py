@@ -76,7 +76,7 @@ OrBareOff = Annotated[T, BeforeValidator(_off_of_false), _AlsoFalse()]
 MAX_PATH_BYTES = 2048
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ImageReference = Annotated[str, Field(max_length=512), AfterValidator(image_name)]
-"""By digest, by local id, or by a tag, which `up` settles to a digest."""
+"""By digest, by local id, or by a tag, which `up` pins to a digest."""
 
 
 def _without_control(text: str) -> str:

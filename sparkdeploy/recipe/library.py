@@ -32,7 +32,7 @@ from sparkdeploy.terminal.safe_text import visible_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.recipe.settled import ImageLock
+    from sparkdeploy.recipe.image_pins import ImageLock
     from sparkdeploy.settings import Settings
 
 MAX_ANCESTORS = 16
@@ -49,7 +49,7 @@ class Library:
 
     folders: tuple[Path, ...]
     images: ImageLock | None = None
-    """What tags were settled to; nobody asks for it where recipes are only looked at."""
+    """What tags were pinned to; None where recipes are only looked at."""
     sources: Sources | None = None
     consents: Path | None = None
     """The folder of the consents that were given, an empty file for each."""
@@ -89,7 +89,7 @@ def recipe_folders(settings: Settings) -> tuple[Path, ...]:
 
 
 def library(settings: Settings) -> Library:
-    from sparkdeploy.recipe.settled import ImageLock  # noqa: PLC0415 - a search needs none
+    from sparkdeploy.recipe.image_pins import ImageLock  # noqa: PLC0415 - a search needs none
 
     state = settings.state_dir
     folders = recipe_folders(settings)

@@ -22,6 +22,8 @@ from sparkdeploy.recipe.document import (
 )
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.foreign.translate import translate
+from sparkdeploy.recipe.image_name import stated_release
+from sparkdeploy.recipe.image_pins import pinned_engine
 from sparkdeploy.recipe.library import (
     Library,
     known_file,
@@ -32,10 +34,8 @@ from sparkdeploy.recipe.library import (
 )
 from sparkdeploy.recipe.mods import FoundMod, find_mods
 from sparkdeploy.recipe.paths import anchored
-from sparkdeploy.recipe.release import stated_release
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Recipe
-from sparkdeploy.recipe.settled import settled_engine
 from sparkdeploy.recipe.validate import validated
 from sparkdeploy.recipe.words import closest, shown
 
@@ -150,7 +150,7 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
         return Loaded(wanted, document, None, engine, (*mistakes,), (), (), translation)
     image = recipe.image or (engine.image if engine is not None else None)
     if engine is not None:
-        engine = settled_engine(_with_image(engine, recipe.image), library.images)
+        engine = pinned_engine(_with_image(engine, recipe.image), library.images)
     # A value that is wrong was left out; what that means for the mapping that it stood in is no
     # second mistake.
     wrong = {mistake.path[:end] for mistake in mistakes for end in range(1, len(mistake.path) + 1)}

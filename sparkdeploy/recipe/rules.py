@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.recipe import fallbacks, features, flags
-from sparkdeploy.recipe.families import family_of
+from sparkdeploy.recipe import fallbacks, flags, releases
 from sparkdeploy.recipe.image_name import WAYS
-from sparkdeploy.recipe.settled import is_unknown
+from sparkdeploy.recipe.image_pins import is_unknown
+from sparkdeploy.recipe.releases import family_of, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -273,19 +273,20 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     is_online = checkpoint.fp8_dense.mode == "online"
     is_shared_int4 = checkpoint.shared_experts != "bf16"
     for path, is_wanted, feature in (
-        ("serve.kv_cache_dtype", is_turboquant, features.TURBOQUANT_HYBRID),
-        ("serve.speculative", is_turboquant and speculative, features.TURBOQUANT_SPECULATION),
-        ("checkpoint.lm_head", checkpoint.lm_head != "bf16", features.LM_HEAD_METHOD),
-        ("checkpoint.draft_lm_head", checkpoint.draft_lm_head, features.LM_HEAD_METHOD),
-        ("checkpoint.mtp_weights", checkpoint.mtp_weights != "bf16", features.DRAFT_LAYER),
-        ("checkpoint.shared_experts", is_shared_int4, features.SHARED_INT4),
-        ("checkpoint.fp8_dense.mode", is_online, features.ONLINE_FP8_BLOCK),
+        ("serve.kv_cache_dtype", is_turboquant, releases.TURBOQUANT_HYBRID),
+        ("serve.speculative", is_turboquant and speculative, releases.TURBOQUANT_SPECULATION),
+        ("checkpoint.lm_head", checkpoint.lm_head != "bf16", releases.LM_HEAD_METHOD),
+        ("checkpoint.draft_lm_head", checkpoint.draft_lm_head, releases.LM_HEAD_METHOD),
+        ("checkpoint.mtp_weights", checkpoint.mtp_weights != "bf16", releases.DRAFT_LAYER),
+        ("checkpoint.shared_experts", is_shared_int4, releases.SHARED_INT4),
+        ("checkpoint.fp8_dense.mode", is_online, releases.ONLINE_FP8_BLOCK),
         ("serve.speculative", drafting, drafting),
     ):
-        if is_wanted and feature and not features.supports(engine.vllm, feature):
+        if is_wanted and feature and not feature.is_in(engine.vllm):
             yield Mistake(
                 tuple(path.split(".")),
-                f"engine {engine.name}: {features.lacks(engine.vllm, feature)}",
+                f"engine {engine.name}: vLLM {engine.vllm} lacks {feature.name}: it came with "
+                f"{feature.since} ({feature.source})",
                 "choose another engine (`sparkdeploy list` shows them), or drop the setting",
             )
     yield from _turboquant_with_mtp(recipe, engine)
@@ -293,18 +294,16 @@ def _engine_support(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     yield from _engine_itself(recipe, engine)
 
 
-def _drafting(speculative: Speculative) -> features.Feature | None:
+def _drafting(speculative: Speculative) -> releases.Feature | None:
     if speculative.method == "dflash":
-        return features.DFLASH
-    return features.MTP if speculative.is_mtp else None
+        return releases.DFLASH
+    return releases.MTP if speculative.is_mtp else None
 
 
 def _engine_itself(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     yield from _family(recipe, engine)
     least = recipe.least_vllm
-    is_older = least is not None and features.parse_version(engine.vllm) < features.parse_version(
-        least
-    )
+    is_older = least is not None and parse_version(engine.vllm) < parse_version(least)
     if is_older and not recipe.allow_known_bad and not is_unknown(engine):
         yield Mistake(
             ("least_vllm",),
@@ -340,7 +339,7 @@ def _family(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
             f"{failure.why} ({failure.source})",
             "choose another engine, or insist with --allow-known-bad",
         )
-    if least is not None and features.parse_version(engine.vllm) < features.parse_version(least):
+    if least is not None and parse_version(engine.vllm) < parse_version(least):
         yield Mistake(
             ("engine",),
             f"engine {engine.name}: vLLM {engine.vllm} does not know {family.name}, which came "

@@ -15,10 +15,10 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.network import has_torch_at_hand
 from sparkdeploy.image.stages import BASE_SOURCES, stages_of
 from sparkdeploy.node import facts
-from sparkdeploy.recipe.features import parse_version
+from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import load_engine
-from sparkdeploy.recipe.settled import is_unknown
+from sparkdeploy.recipe.releases import parse_version
 from sparkdeploy.settings import resources
 from sparkdeploy.terminal.console import console
 

@@ -22,9 +22,9 @@ from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.recipe import fallbacks
-from sparkdeploy.recipe.features import parse_version
 from sparkdeploy.recipe.flags import given_flags
 from sparkdeploy.recipe.paths import is_folder
+from sparkdeploy.recipe.releases import parse_version
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:

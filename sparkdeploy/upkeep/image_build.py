@@ -11,14 +11,14 @@ from sparkdeploy.deploy.prepare import build_stages
 from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
 from sparkdeploy.image.emulation import PLATFORMS, platform_of, refuse_without_emulation
 from sparkdeploy.image.network import refuse_credentials, registry_reference
-from sparkdeploy.image.settle import Settling
+from sparkdeploy.image.pins import ImageInspector
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.plan.images import image_steps, stages_for
 from sparkdeploy.plan.observe import choose_base_source
 from sparkdeploy.plan.steps import Action
+from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe
-from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.recipe.words import closest, shown
 from sparkdeploy.settings import resources
 
@@ -72,13 +72,13 @@ def build_engine(
         if isinstance(meant, Resolved):
             refuse_missing_mods(meant)
             foreign = platform_of(wanted) if wanted != own else None
-            settling = Settling(host, wanted, settings, foreign)
+            inspector = ImageInspector(host, wanted, settings, foreign)
             meant = pin_image(
                 meant,
                 lambda images: load_recipe(
                     replace(library(settings), images=images), name, assignments
                 ),
-                settling,
+                inspector,
             )
         steps = _steps(meant, wanted, host, settings)
         missing = [step.stage for step in steps if step.action is Action.BUILD]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.load import Library, Loaded, look_into
-from sparkdeploy.recipe.release import is_tag
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sparkdeploy.chat import answer
 from sparkdeploy.checks import symptoms
 from sparkdeploy.image import failures
 from sparkdeploy.recipe import arguments
-from sparkdeploy.recipe.families import families
+from sparkdeploy.recipe.releases import families
 from sparkdeploy.server import crash, phases
 from tests.laws.attacks import texts
 from tests.laws.patterns import SCANNING, Pattern, patterns
@@ -31,7 +31,7 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
     "chat/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),
     "image/failures.py:failed": (lambda: failures._HINTS, SEARCH),
     "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),
-    "recipe/families.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),
+    "recipe/releases.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),
     "server/crash.py:_by_signature": (
         lambda: (it.pattern for it in crash.signatures()),
         SEARCH,

@@ -72,7 +72,7 @@ REVIEWED = {
     "image/emulation.py": {"REGISTERED / name", "shows"},
     "image/failures.py": {"own"},
     "image/pull.py": {"reference.partition('/')[0]"},
-    "image/settle.py": {"reference.partition('/')[0]"},
+    "image/pins.py": {"reference.partition('/')[0]"},
     "node/cluster.py": {"host"},
     "node/connection.py": {"registry"},
     "node/node.py": {"node.entry.ssh"},

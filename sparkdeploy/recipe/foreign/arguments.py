@@ -15,7 +15,7 @@ from sparkdeploy.recipe.document import ValueOrigin
 from sparkdeploy.recipe.fields import REPOSITORY_PATTERN, WORKSPACE_TEMPLATE
 from sparkdeploy.recipe.flags import Given, given_flags
 from sparkdeploy.recipe.foreign.source_recipe import flag_of_parameter, tables
-from sparkdeploy.recipe.release import newest
+from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:

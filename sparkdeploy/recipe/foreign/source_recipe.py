@@ -12,7 +12,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.errors import Mistakes, RecipeError
 from sparkdeploy.recipe.document import Document, ValueOrigin, written_part
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER
-from sparkdeploy.recipe.release import newest
+from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import closest, shown
 
 if TYPE_CHECKING:

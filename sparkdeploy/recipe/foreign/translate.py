@@ -19,7 +19,7 @@ from sparkdeploy.recipe.foreign.source_recipe import (
     read_source_recipe,
     tables,
 )
-from sparkdeploy.recipe.release import newest
+from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import names_a_secret, text_without_secrets
 

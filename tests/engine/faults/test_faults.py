@@ -26,7 +26,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerSpec, Mount
 from sparkdeploy.plan.container import GUARD_ENTRYPOINT, container_name
-from sparkdeploy.recipe.settled import CONTENTS_FOLDER
+from sparkdeploy.recipe.image_pins import CONTENTS_FOLDER
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, model_at, until
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds

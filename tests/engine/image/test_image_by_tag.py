@@ -1,4 +1,4 @@
-"""Images by tag, from a real registry: settled once, kept, moved when it is asked for."""
+"""Images by tag, from a real registry: pinned once, kept, moved when it is asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from sparkdeploy.image.stages import UPPERMOST_FIRST
 from sparkdeploy.node.facts import architecture
-from sparkdeploy.recipe.settled import ImageLock
+from sparkdeploy.recipe.image_pins import ImageLock
 from tests.engine.conftest import free_port
 from tests.engine.image.test_image_existing import SITE, with_vllm
 from tests.engine.lab_registry import PASSWORD, USER, LabRegistry
@@ -87,9 +87,9 @@ class Lab:
         return self.program.run("up", "tagged", "--prepare", "--yes", *words)
 
     def pinned(self) -> str:
-        settled = ImageLock(self.program.root / "state").settled(self.tag)
-        assert settled is not None
-        return settled.image
+        pin = ImageLock(self.program.root / "state").pin_of(self.tag)
+        assert pin is not None
+        return pin.image
 
     def plan(self) -> dict[str, Any]:
         told: dict[str, Any] = self.program.answer("plan", "tagged")
@@ -119,16 +119,16 @@ def lab(
                 host.remove_image(tag)
 
 
-def test_a_tag_is_settled_once_and_moved_when_it_is_asked_for(lab: Lab) -> None:
+def test_a_tag_is_pinned_once_and_moved_when_it_is_asked_for(lab: Lab) -> None:
     lab.registry.start()
     lab.push()
-    assert lab.plan()["image"] == {"name": lab.tag, "settled": None, "holds": {}}
+    assert lab.plan()["image"] == {"name": lab.tag, "pinned": None, "holds": {}}
     first = lab.up()
     assert first.returncode == 0, first.stderr
     assert "vLLM 0.25.1" in first.stderr
     digest = lab.pinned()
     held = lab.plan()
-    assert (held["image"]["settled"], held["image"]["holds"]["vllm"]) == (digest, "0.25.1")
+    assert (held["image"]["pinned"], held["image"]["holds"]["vllm"]) == (digest, "0.25.1")
     assert [(step["stage"], step["action"]) for step in held["images"]] == [
         ("engine", "reuse"),
         ("guard", "reuse"),
@@ -151,7 +151,7 @@ def test_a_first_image_without_vllm_is_asked_for_again(lab: Lab) -> None:
     lab.registry.start()
     lab.push("0.33.0")
     assert lab.up().returncode == 5
-    assert ImageLock(lab.program.root / "state").settled(lab.tag) is None
+    assert ImageLock(lab.program.root / "state").pin_of(lab.tag) is None
     lab.push()
     done = lab.up()
     assert done.returncode == 0, done.stderr

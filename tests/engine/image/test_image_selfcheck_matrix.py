@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import vllm_plugin
-from sparkdeploy.recipe import features
+from sparkdeploy.recipe import releases
 from sparkdeploy.settings import load_settings
 
 sys.path.insert(0, str(Path(vllm_plugin.__file__).parent))
@@ -95,9 +95,9 @@ def test_the_table_of_features_says_what_the_sources_say(
     has_head = not any(HEAD in api for api in absent)
     has_online_fp8 = not any(ONLINE_FP8 in api for api in absent)
     has_targets = not any(part in api for api in absent for part in TARGETS)
-    assert has_targets is features.supports(release, features.FP8_TARGETS)
-    assert has_head is features.supports(release, features.LM_HEAD_METHOD)
-    assert has_online_fp8 is features.supports(release, features.ONLINE_FP8_BLOCK)
+    assert has_targets is (releases.parse_version(release) >= (0, 30, 0))
+    assert has_head is releases.LM_HEAD_METHOD.is_in(release)
+    assert has_online_fp8 is releases.ONLINE_FP8_BLOCK.is_in(release)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from sparkdeploy import labels
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.stages import Additions, Stage, stages_of
 from sparkdeploy.node.facts import architecture
+from sparkdeploy.recipe.image_pins import ImageContents, ImageLock, contents_adapter
 from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.recipe.settled import ImageContents, ImageLock, contents_as_json
 from sparkdeploy.settings import resources
 from tests.engine.stand_in.image import FOLDER, RECORDED
 
@@ -126,7 +126,7 @@ def install(host: DockerHost, root: Path, port: int) -> StandInEngine:
         _mark(host, stage)
     contents = ImageLock(root / "state").contents_path(image.image_id)
     contents.parent.mkdir(parents=True)
-    contents.write_bytes(contents_as_json(CONTENTS))
+    contents.write_bytes(contents_adapter().dump_json(CONTENTS))
     return StandInEngine(root, port)
 
 

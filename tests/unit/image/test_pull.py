@@ -9,7 +9,7 @@ import pytest
 
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.build import _refuse_volumes
-from sparkdeploy.image.pull import pull_below
+from sparkdeploy.image.pins import pull_below
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.reports import BuildEvent
@@ -65,7 +65,7 @@ def pull(host: _Host, stage: Stage) -> None:
 )
 def test_a_digest_that_is_gone_has_hints(host: _Host, stage: Stage) -> None:
     with pytest.raises(BuildError, match="could not be pulled") as caught:
-        pull(host, replace(stage, settled_tag="lab.example/vllm:v1"))
+        pull(host, replace(stage, pinned_tag="lab.example/vllm:v1"))
     assert caught.value.detail == "manifest unknown"
     for words in ("docker login lab.example`", "--update-image` asks what lab.example/vllm:v1"):
         assert words in (caught.value.hint or "")

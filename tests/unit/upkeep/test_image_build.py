@@ -10,8 +10,8 @@ import pytest
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.reports import RegistryImage
+from sparkdeploy.recipe.image_pins import ImageContents, ImageLock
 from sparkdeploy.recipe.load import Resolved, load_engine
-from sparkdeploy.recipe.settled import ImageContents, ImageLock
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.upkeep import image_build as room
 from tests.fakes.plans import DOCKER, built
@@ -129,7 +129,7 @@ def test_what_an_image_holds_is_kept_for_this_machines_platform_alone(
 
     monkeypatch.setattr(_Engine, "registry_image", lambda *_: told, raising=False)
     monkeypatch.setattr(_Engine, "pull", lambda *_: iter(()), raising=False)
-    monkeypatch.setattr("sparkdeploy.image.settle.build_stage", build_stage)
+    monkeypatch.setattr("sparkdeploy.image.pins.build_stage", build_stage)
     monkeypatch.setattr("sparkdeploy.image.proof.contents_of", lambda *_: contents)
     images = room.build_engine("baseline", ("engine=image", f"image={tag}"), platform, settings)
     assert [(image.stage, image.platform) for image in images] == [
@@ -139,7 +139,7 @@ def test_what_an_image_holds_is_kept_for_this_machines_platform_alone(
     is_own = platform == "linux/amd64"
     assert looked == [None if is_own else platform]
     lock = ImageLock(settings.state_dir)
-    assert (lock.settled(tag) is not None) is is_own
+    assert (lock.pin_of(tag) is not None) is is_own
     assert (lock.contents(f"lab.example/vllm@{told.digest}") is not None) is is_own
 
 

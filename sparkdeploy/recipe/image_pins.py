@@ -1,9 +1,9 @@
-"""What an image that others made was settled to on this machine, and what was found in it.
+"""What the tag of an image of others was pinned to on this machine, and what the image holds.
 
 A tag may be another image tomorrow. `up` asks once what it is, and writes that here: the digest in
 image-lock.json of the state folder, and what the image holds beside it, in image-contents/, a file
-by digest. A plan reads both and asks nobody. What nobody has looked into is in neither, and a new
-digest of a tag replaces the old one only when `up --update-image` asks for it.
+by digest. A plan reads both and asks nobody. A new digest of a tag replaces the old one only when
+`up --update-image` asks for it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence  # noqa: TC003 - pydantic reads them
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.engine import Engine
-from sparkdeploy.recipe.image_name import is_pinned
-from sparkdeploy.recipe.release import ANY_IMAGE, Release, is_tag, stated_release
-from sparkdeploy.stored_json import MAX_BYTES, read_bytes, read_json
+from sparkdeploy.recipe.image_name import ANY_IMAGE, is_pinned, is_tag, stated_release
+from sparkdeploy.recipe.releases import Release  # noqa: TC001 - pydantic reads it
+from sparkdeploy.stored_json import MAX_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LOCK_FILE = "image-lock.json"
 CONTENTS_FOLDER = "image-contents"
-SCHEMA = 1
 _NUMBER = re.compile(r"\d+\.\d+\.\d+")
 
 
@@ -66,12 +65,10 @@ class ImageContents:
 
 
 @dataclass(frozen=True, slots=True)
-class SettledImage:
-    """One name, and what it meant when it was asked for."""
-
+class ImagePin:
     image: str
     """NAME@sha256:..., or a local id."""
-    settled_at: str
+    pinned_at: str
     """UTC."""
 
     def __post_init__(self) -> None:
@@ -79,7 +76,7 @@ class SettledImage:
             raise ValueError(f"{self.image[:80]!r} is neither a digest nor an id")
 
 
-class SettledEngine(Engine):
+class InspectedEngine(Engine):
     """The engine of an image into which somebody has looked."""
 
     contents: ImageContents
@@ -87,18 +84,27 @@ class SettledEngine(Engine):
 
 def is_unknown(engine: Engine) -> bool:
     """Say whether nobody knows which release an image holds: neither its tag nor who looked."""
-    if isinstance(engine, SettledEngine):
+    if isinstance(engine, InspectedEngine):
         return engine.contents.release_number is None
     is_any = engine.kind == "image" and engine.name == ANY_IMAGE
     return is_any and stated_release(engine.image or "") is None
 
 
 @dataclass(frozen=True, slots=True)
+class PinFile:
+    """What image-lock.json holds."""
+
+    schema: Literal[1]
+    images: Mapping[str, ImagePin]
+    """By the name that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class ImageLock:
-    """The settled images of a state folder; RecipeError names a file that is not ours."""
+    """The pinned images of a state folder; RecipeError names a file that is not ours."""
 
     state_dir: Path
-    trying: Mapping[str, SettledImage] = field(default_factory=dict)
+    trying: Mapping[str, ImagePin] = field(default_factory=dict)
     """What tags are taken for by this command, whatever the file says."""
     found: Mapping[str, ImageContents] = field(default_factory=dict)
     """What this command found in images, by digest or id."""
@@ -112,26 +118,25 @@ class ImageLock:
         mark = hashlib.sha256(image.rpartition("@")[2].encode()).hexdigest()[:32]
         return self.state_dir / CONTENTS_FOLDER / f"{mark}.json"
 
-    def settled(self, reference: str) -> SettledImage | None:
+    def pin_of(self, reference: str) -> ImagePin | None:
         return self.trying.get(reference) or self.all().get(reference)
 
-    def all(self) -> dict[str, SettledImage]:
-        """Return every settled image by the name that was asked for."""
+    def all(self) -> Mapping[str, ImagePin]:
+        """Return every pin by the name that was asked for."""
         try:
-            content = read_json(self.path)
+            return pins_adapter().validate_json(read_bytes(self.path, MAX_BYTES)).images
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise self._unusable(error) from error
-        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise self._unusable("it was written by another version")
-        try:
-            return _images().validate_python(content.get("images"), strict=False)
-        except ValidationError as error:
-            raise self._unusable("it holds something else than images") from error
+            reason = error if isinstance(error, OSError) else "it holds something else than images"
+            raise RecipeError(
+                f"{self.path} cannot be used: {reason}",
+                hint=f"rm {shlex.quote(str(self.path))}: "
+                "`up` then asks the registry again what each tag is",
+            ) from error
 
     def contents(self, image: str) -> ImageContents | None:
-        """Return what was found in an image; None where nobody has looked, or the note is none.
+        """Return what was found in an image; None where nobody has looked, or the note is damaged.
 
         It can be had again. RecipeError names a file that may not be read.
         """
@@ -139,7 +144,7 @@ class ImageLock:
             return self.found[image]
         path = self.contents_path(image)
         try:
-            return _contents().validate_json(read_bytes(path, MAX_BYTES))
+            return contents_adapter().validate_json(read_bytes(path, MAX_BYTES))
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
@@ -147,20 +152,13 @@ class ImageLock:
                 f"{path} cannot be read: {error.strerror}", hint=f"rm -r {shlex.quote(str(path))}"
             ) from error
 
-    def _unusable(self, reason: object) -> RecipeError:
-        return RecipeError(
-            f"{self.path} cannot be used: {reason}",
-            hint=f"rm {shlex.quote(str(self.path))}: "
-            "`up` then asks the registry again what each tag is",
-        )
 
-
-def settled_engine(engine: Engine, lock: ImageLock | None) -> Engine:
-    """Return the engine of what its image was settled to; as it is where nobody has asked yet."""
+def pinned_engine(engine: Engine, lock: ImageLock | None) -> Engine:
+    """Return the engine of what its image was pinned to; as it is where nobody has asked yet."""
     if engine.image is None or lock is None:
         return engine
-    settled = lock.settled(engine.image)
-    changes: dict[str, Any] = {"image": settled.image if settled is not None else engine.image}
+    pin = lock.pin_of(engine.image)
+    changes: dict[str, Any] = {"image": pin.image if pin is not None else engine.image}
     contents = None if is_tag(changes["image"]) else lock.contents(changes["image"])
     if contents is None:
         return engine.model_copy(update=changes)
@@ -168,28 +166,14 @@ def settled_engine(engine: Engine, lock: ImageLock | None) -> Engine:
         # An engine file of the user's own says which release it is for, and is held to it.
         changes["vllm"] = contents.release_number
     values = {name: getattr(engine, name) for name in Engine.model_fields}
-    return SettledEngine.model_construct(**(values | changes), contents=contents)
+    return InspectedEngine.model_construct(**(values | changes), contents=contents)
 
 
 @functools.cache
-def _images() -> TypeAdapter[dict[str, SettledImage]]:
-    return TypeAdapter(dict[str, SettledImage])
+def pins_adapter() -> TypeAdapter[PinFile]:
+    return TypeAdapter(PinFile)
 
 
 @functools.cache
-def _contents() -> TypeAdapter[ImageContents]:
+def contents_adapter() -> TypeAdapter[ImageContents]:
     return TypeAdapter(ImageContents)
-
-
-def contents_as_json(contents: ImageContents) -> bytes:
-    return _contents().dump_json(contents)
-
-
-def lock_as_dict(images: Mapping[str, SettledImage]) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "images": {
-            name: {"image": it.image, "settled_at": it.settled_at}
-            for name, it in sorted(images.items())
-        },
-    }

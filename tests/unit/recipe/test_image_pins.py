@@ -1,4 +1,4 @@
-"""Images of others: what a tag was settled to, and what a plan makes of it."""
+"""Images of others: what a tag was pinned to, and what a plan makes of it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.image.settle import differences, keep
+from sparkdeploy.image.pins import differences, keep
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.recipe.arguments import release_of
-from sparkdeploy.recipe.load import library, load_recipe
-from sparkdeploy.recipe.release import newest
-from sparkdeploy.recipe.settled import (
+from sparkdeploy.recipe.image_pins import (
     ImageContents,
     ImageLock,
-    SettledEngine,
-    SettledImage,
-    contents_as_json,
+    ImagePin,
+    InspectedEngine,
+    contents_adapter,
 )
+from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.releases import newest
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ CONTENTS = ImageContents(
 )
 
 
-def settled(contents: ImageContents | None = CONTENTS) -> ImageLock:
+def pinned(contents: ImageContents | None = CONTENTS) -> ImageLock:
     settings = load_settings()
-    keep(settings, TAG, SettledImage(DIGEST, "2026-11-24T00:00:00+00:00"))
+    keep(settings, TAG, ImagePin(DIGEST, "2026-11-24T00:00:00+00:00"))
     lock = ImageLock(settings.state_dir)
     if contents is not None:
-        write_private(lock.contents_path(DIGEST), contents_as_json(contents).decode())
+        write_private(lock.contents_path(DIGEST), contents_adapter().dump_json(contents).decode())
     return lock
 
 
@@ -57,13 +57,13 @@ def baseline(*settings: str) -> Resolved:
 def test_a_tag_that_nobody_asked_for_stays_a_tag() -> None:
     resolved = baseline()
     assert (resolved.engine.image, resolved.image) == (TAG, TAG)
-    assert not isinstance(resolved.engine, SettledEngine)
+    assert not isinstance(resolved.engine, InspectedEngine)
 
 
-def test_a_settled_tag_is_its_digest_with_what_it_holds() -> None:
-    settled()
+def test_a_pinned_tag_is_its_digest_with_what_it_holds() -> None:
+    pinned()
     resolved = baseline()
-    assert isinstance(resolved.engine, SettledEngine)
+    assert isinstance(resolved.engine, InspectedEngine)
     assert (resolved.engine.image, resolved.image) == (DIGEST, TAG)
     assert resolved.engine.vllm == "0.33.0"
     assert resolved.recipe.image == TAG
@@ -72,7 +72,7 @@ def test_a_settled_tag_is_its_digest_with_what_it_holds() -> None:
 def test_flags_are_held_against_the_images_own_parser() -> None:
     known = newest()
     flags = {name: flag for name, flag in known.flags.items() if name != "--max-model-len"}
-    settled(
+    pinned(
         replace(CONTENTS, release=replace(known, flags={**flags, "--of-a-fork": flags["--port"]}))
     )
     with pytest.raises(RecipeError, match="mistake") as caught:
@@ -88,7 +88,7 @@ def test_flags_are_held_against_the_images_own_parser() -> None:
     "text", ["", "[]", '{"schema": 2}', '{"schema": 1, "images": {"a:b": {"image": "a:b"}}}', "\0"]
 )
 def test_a_lock_that_is_none_is_named_with_its_way_out(text: str) -> None:
-    lock = settled()
+    lock = pinned()
     lock.path.write_text(text)
     with pytest.raises(RecipeError, match=r"image-lock\.json") as caught:
         baseline()
@@ -111,13 +111,13 @@ def test_what_another_image_brings_is_told() -> None:
 
 @pytest.mark.usefixtures("no_docker")
 def test_a_plan_tells_digest_and_contents(run: Run) -> None:
-    settled()
+    pinned()
     wanted = ("plan", "baseline", "--set", "engine=image", "--set", f"image={TAG}")
     said = run(*wanted).stdout
     assert f"{TAG} is {DIGEST}" in said
     assert f"it holds {CONTENTS.describe()}" in said
     told = json.loads(run(*wanted, "--json").stdout)["image"]
-    assert (told["name"], told["settled"], told["holds"]["vllm"]) == (TAG, DIGEST, "0.33.0")
+    assert (told["name"], told["pinned"], told["holds"]["vllm"]) == (TAG, DIGEST, "0.33.0")
 
 
 def test_the_lock_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_the_lock_is_on_the_disk_before_it_has_its_name(monkeypatch: pytest.Monk
         "os.fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink()))
     )
     settings = load_settings()
-    keep(settings, TAG, SettledImage(DIGEST, "now"))
+    keep(settings, TAG, ImagePin(DIGEST, "now"))
     staged, folder = map(Path, synced)
     assert (staged.parent, staged.suffix) == (settings.state_dir, ".new")
     assert folder == settings.state_dir

@@ -9,20 +9,20 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.launch import serve_env
-from sparkdeploy.recipe import features
-from sparkdeploy.recipe.families import family_among
+from sparkdeploy.recipe import releases
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.releases import family_among
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.recipe.features import Feature
+    from sparkdeploy.recipe.releases import Feature
 
 
 PUBLIC_SOURCE = r"vllm#\d+|\w+\.py\b|recipes/\w+\.yaml|wheel"
 """An issue, a file of vLLM or of this repository, or what a published wheel holds."""
-FEATURES = [row for row in vars(features).values() if isinstance(row, features.Feature)]
+FEATURES = [row for row in vars(releases).values() if isinstance(row, releases.Feature)]
 
 
 @pytest.fixture
@@ -57,16 +57,12 @@ def refusal(library: Library, recipe: str, *assignments: str) -> str:
 @pytest.mark.parametrize(
     ("feature", "last_without", "first_with"),
     [
-        (features.MTP, "0.18.1", "0.19.0"),
-        (features.SPARK_HYBRID, "0.18.1", "0.19.0"),
-        (features.MIDDLEWARE, "0.18.1", "0.19.0"),
-        (features.ONLINE_FP8_BLOCK, "0.19.1", "0.20.2"),
-        (features.TURBOQUANT_HYBRID, "0.20.2", "0.21.0"),
-        (features.TURBOQUANT_SPECULATION, "0.20.2", "0.21.0"),
-        (features.LM_HEAD_METHOD, "0.18.1", "0.19.0"),
-        (features.MARLIN_NATIVE, "0.22.1", "0.23.0"),
-        (features.DFLASH, "0.22.1", "0.23.0"),
-        (features.FP8_TARGETS, "0.29.0", "0.30.0"),
+        (releases.MTP, "0.18.1", "0.19.0"),
+        (releases.ONLINE_FP8_BLOCK, "0.19.1", "0.20.2"),
+        (releases.TURBOQUANT_HYBRID, "0.20.2", "0.21.0"),
+        (releases.TURBOQUANT_SPECULATION, "0.20.2", "0.21.0"),
+        (releases.LM_HEAD_METHOD, "0.18.1", "0.19.0"),
+        (releases.DFLASH, "0.22.1", "0.23.0"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
@@ -74,9 +70,8 @@ def test_each_row_begins_with_the_release_that_brought_it(
     feature: Feature, last_without: str, first_with: str
 ) -> None:
     assert feature in FEATURES
-    assert not features.supports(last_without, feature)
-    assert features.supports(first_with, feature)
-    assert f"came with {first_with}" in features.lacks(last_without, feature)
+    assert not feature.is_in(last_without)
+    assert feature.is_in(first_with)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +110,7 @@ def test_an_image_is_named_by_content_or_by_a_tag(shipped: Library) -> None:
 
 def test_the_page_on_engines_shows_every_row_of_the_table() -> None:
     page = (REPOSITORY / "docs" / "engines.md").read_text()
-    rows = [
-        f"| {feature.name} | {features.version_text(feature.since)} | {feature.source} |"
-        for feature in FEATURES
-    ]
+    rows = [f"| {feature.name} | {feature.since} | {feature.source} |" for feature in FEATURES]
     assert [row for row in rows if row not in page] == []
 
 
