@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.deploy.launch import Launch, Rank
-from sparkdeploy.node.node import node_behind
+from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import Place, part_spec
 from sparkdeploy.plan.topology import alone
 from sparkdeploy.settings import load_settings
@@ -51,24 +51,25 @@ def begin(
     crashes_dir: Path,
 ) -> Launch:
     """Put a container in place."""
-    launch = _launch(deployment, crashes_dir)
-    launch.start([Rank(node_behind("here", host), spec)])
+    launch = launch_on(host, deployment, crashes_dir)
+    launch.start([Rank(launch.nodes.here, spec)])
     return launch
 
 
 def begin_return(host: DockerHost, kept: ListedContainer, *, crashes_dir: Path) -> Launch:
     """Start a kept container again."""
-    launch = _launch(kept.deployment, crashes_dir)
-    launch.start([Rank(node_behind("here", host), kept)])
+    launch = launch_on(host, kept.deployment, crashes_dir)
+    launch.start([Rank(launch.nodes.here, kept)])
     return launch
 
 
-def _launch(deployment: str, crashes_dir: Path) -> Launch:
+def launch_on(host: DockerHost, deployment: str, crashes_dir: Path) -> Launch:
     """Return a launch whose state lies beside its crash folders."""
     assert crashes_dir.name == "crashes"
     folder = crashes_dir.parent
     settings = replace(load_settings(), state_dir=folder, lock_dir=folder / "locks")
-    return Launch(deployment, settings, f"up test --name {deployment}")
+    nodes = Nodes(node_behind("here", host))
+    return Launch(nodes, deployment, settings, f"up test --name {deployment}")
 
 
 @dataclass(frozen=True)

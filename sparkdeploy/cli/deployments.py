@@ -100,7 +100,7 @@ def up(
     options = UpOptions(extent, drop_page_cache, update_image, stop_on_interrupt=stay)
     _deploy(request, settings, options, yes=yes, as_json=as_json)
     if stay:
-        from sparkdeploy.deploy.staying import stay_with
+        from sparkdeploy.deploy.stay import stay_with
 
         stay_with(name)
 

@@ -45,7 +45,7 @@ class Expectation:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def verify_part(node: Node, fact: ContainerFact, facts: EngineFacts | None = None) -> None:
+def verify_rank(node: Node, fact: ContainerFact, facts: EngineFacts | None = None) -> None:
     """Compare a part's log with what its container was made with; UnhealthyError names the node.
 
     The log is read unless `facts` has what it says.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.deployments import deployments_in
+from sparkdeploy.deploy.deployments import Inspected, deployments_in, look_again
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Replacement, TakenAwayError
@@ -28,11 +28,11 @@ from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from sparkdeploy.deploy.watch import Watch
+    from sparkdeploy.deploy.wait import Watch
     from sparkdeploy.estimate.memory_claim import MemoryClaim
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.node import Node, Nodes
@@ -59,13 +59,15 @@ class Rank:
 
 @dataclass(slots=True)
 class Launch:
-    """One attempt to let a deployment run; it always knows what has been begun."""
+    """One command's change of one deployment; it always knows what it has begun to start."""
 
+    nodes: Nodes
     deployment: str
     settings: Settings
     command: str
     """What was typed, for who waits for the lock: `up v2 --name main`."""
-    begun: list[tuple[Node, Replacement]] = field(default_factory=list)
+    drop_page_cache: bool = False
+    begun: list[Replacement] = field(default_factory=list)
     """In the order in which they were begun; each knows how far it has come."""
     is_finished: bool = False
     noted_before: tuple[str, ...] = ()
@@ -79,82 +81,115 @@ class Launch:
         """Lock this node while the containers change."""
         return deploy_lock(self.settings, self.command, self.deployment)
 
+    def find_here(self) -> Inspected | None:
+        """Return what this node has of the deployment now."""
+        return look_again(self.nodes.here, self.deployment)
+
     @property
     def started(self) -> dict[Node, str]:
-        return {node: it.new_id for node, it in self.begun if it.new_id is not None}
+        return {it.node: it.new_id for it in self.begun if it.new_id is not None}
 
     @property
     def head(self) -> Replacement:
         """Return the container with the API: that of this machine."""
-        for node, replacement in self.begun:
-            if node.is_here:
+        for replacement in self.begun:
+            if replacement.node.is_here:
                 return replacement
         raise NodeError(f"deployment {self.deployment} was not started here")
 
     @property
     def replaces(self) -> bool:
         """Say whether something that ran has made room."""
-        return any(replacement.old is not None for _, replacement in self.begun)
+        return any(it.old is not None for it in self.begun)
 
     @property
     def downtime_s(self) -> float | None:
         """Return how long nobody was answered; None before an answer, and where nothing ran."""
-        ends = [it.told_to_stop_s for _, it in self.begun if it.told_to_stop_s is not None]
+        ends = [it.old_stop_s for it in self.begun if it.old_stop_s is not None]
         return self.answered_s - min(ends) if ends and self.answered_s is not None else None
 
-    def start(
-        self,
-        ranks: Sequence[Rank],
-        leaving: Sequence[Node] = (),
-        *,
-        drop_page_cache: bool = False,
-    ) -> None:
+    def start(self, ranks: Sequence[Rank]) -> None:
         """Put new containers, or kept ones, in place, in this order; if one cannot be, none is.
 
         Each node has to have the memory when nothing of the deployment runs there any more. Nodes
-        that are `leaving` have a part of the old deployment and none of the new. The nodes have
-        listed their containers under the lock.
+        that have a part of the old deployment and none of the new come first. The nodes have listed
+        their containers under the lock.
         """
         _refuse_foreign(ranks, self.deployment)
-        self._note(rank.node for rank in ranks)
-        for node in leaving:
-            self._begin(node, None, drop_page_cache=drop_page_cache)
+        names = [rank.node.name for rank in sorted(ranks, key=lambda rank: not rank.node.is_here)]
+        self.noted_before = self.record.nodes(self.deployment)
+        if len(names) > 1:
+            self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *names))))
+        for node in self._leaving(names):
+            self._begin(node, None)
         # Kept ones have the mark of their own launch.
         mark = {labels.LAUNCH: uuid4().hex} if len(ranks) > 1 else {}
         for rank in ranks:
             if isinstance(part := rank.part, ContainerSpec):
                 part = replace(part, labels={**part.labels, **mark})
-            self._begin(rank.node, replace(rank, part=part), drop_page_cache=drop_page_cache)
+            self._begin(rank.node, replace(rank, part=part))
 
-    def wait_and_commit(
-        self, watch: Watch, details: Callable[[], Mapping[str, Any]] | None = None
-    ) -> Readiness:
+    def _leaving(self, needed: Container[str]) -> list[Node]:
+        """Return the nodes that run a part of a deployment of this head, and are needed no more."""
+        leaving = []
+        for node in self.nodes.others:
+            if node.name in needed:
+                continue
+            with _warn_on_failure(node, "its container of the old deployment remains there"):
+                found = deployments_in(node.listing).get(self.deployment)
+                fact = found.serving if found is not None else None
+                if fact is not None and fact.nodes[:1] == (self.nodes.here.name,):
+                    leaving.append(node)
+        return leaving
+
+    def _begin(self, node: Node, rank: Rank | None) -> None:
+        replacement = Replacement(node, self.deployment, self.settings.crashes_dir)
+        # Before anything is done: whatever interrupts from here on finds it.
+        self.begun.append(replacement)
+        try:
+            with named(node):
+                found = deployments_in(node.listing).get(self.deployment)
+                replacement.set_aside(found, rank.part if rank is not None else None)
+                if rank is None:
+                    return
+                require_memory(
+                    node, self.deployment, rank.claim, drop_page_cache=self.drop_page_cache
+                )
+                replacement.bring(rank.part)
+            if node.is_here:
+                self.record.mark_unverified(self.deployment, replacement.container_id)
+        except BaseException:
+            with defer_signals():
+                self.revert()
+            raise
+
+    def wait_and_commit(self, watch: Watch) -> Readiness:
         """Wait for the first answer without the lock; then keep the containers or put the old back.
 
         When the wait raises an expected error, the evidence of the new containers is saved with
-        `details()`, and the old ones are back; the error then says so. Interrupted (Ctrl-C), the
-        old ones come back too; where there were none, the new ones go on starting. Raises
-        TakenAwayError when another command put an end to the new containers meanwhile.
+        what the watch has seen, and the old ones are back; the error then says so. Interrupted
+        (Ctrl-C), the old ones come back too; where there were none, the new ones go on starting.
+        Raises TakenAwayError when another command put an end to the new containers meanwhile.
         """
-        report = details or watch.details
         try:
             readiness = watch.wait()
             self.answered_s = time.monotonic()
         except SparkdeployError as error:
             with defer_signals():
-                self._fail(error, report)
+                self._fail(error, watch)
             raise
         except BaseException:
-            self.undo(report)
+            self.undo(watch)
             raise
         with defer_signals(), self.lock():
             self._require_in_place(None)
             self.commit()
         return readiness
 
-    def _fail(self, error: SparkdeployError, details: Callable[[], Mapping[str, Any]]) -> None:
+    def _fail(self, error: SparkdeployError, watch: Watch) -> None:
         """Put the old containers back, and add what became of them to the error's message."""
-        report = {**details(), **_cause_of(error)}
+        cause = asdict(error.cause) if isinstance(error, ContainerDiedError) else None
+        report = {**watch.details(), "cause": cause or {"meaning": error.message}}
         with contextlib.ExitStack() as locked:
             try:
                 locked.enter_context(self.lock())
@@ -176,28 +211,28 @@ class Launch:
         except SparkdeployError as failure:
             error.message += f"; what was there before is not back yet: {failure.message}"
 
-    def undo(self, details: Callable[[], Mapping[str, Any]] = dict) -> None:
+    def undo(self, watch: Watch | None = None) -> None:
         """Bring the old ones back after an interruption; new ones without old ones go on."""
         if self.is_finished or not self.replaces:
             return
         with defer_signals(), self.lock():
             if self._is_in_place():
-                self.revert({"cause": {"meaning": "it was interrupted"}, **details()})
+                seen = watch.details() if watch is not None else {}
+                self.revert({"cause": {"meaning": "it was interrupted"}, **seen})
 
     def commit(self) -> None:
         """Let the new containers stay, the head's first: from then on the others follow it."""
         self.is_finished = True
-        noted = [name for name in self.noted_before if name not in {n.name for n, _ in self.begun}]
+        begun_on = {it.node.name for it in self.begun}
+        noted = [name for name in self.noted_before if name not in begun_on]
         is_old_whole = self._is_old_whole()
-        for node, replacement in self._by_rank():
-            with _warn_on_failure(node, "what it replaced may remain there"):
-                if not is_old_whole:
-                    replacement.remove_old()
-                replacement.commit()
+        for replacement in self._by_rank():
+            with _warn_on_failure(replacement.node, "what it replaced may remain there"):
+                replacement.commit(keeps_old=is_old_whole)
                 if not replacement.leaves_something:
                     continue
-            noted.append(node.name)
-        here = {node.name for node, _ in self.begun if node.is_here}
+            noted.append(replacement.node.name)
+        here = {it.node.name for it in self.begun if it.node.is_here}
         self.record.note(self.deployment, () if set(noted) <= here else tuple(noted))
         self.record.clear_unverified(self.deployment)
 
@@ -207,64 +242,35 @@ class Launch:
         Returns the folders of the evidence. A node that does not answer is named, and stays noted.
         """
         self.is_finished = True
-        folders: list[Path] = []
+        folders: list[Path | None] = []
         left: list[str] = []
         # The head first: from then on whoever goes on after a kill lets the others follow it.
-        for node, replacement in self._by_rank():
+        for replacement in self._by_rank():
             try:
-                with named(node):
-                    folder = replacement.revert(details)
+                with named(replacement.node):
+                    folders.append(replacement.revert(details))
             except NodeError as error:
-                left.append(node.name)
+                left.append(replacement.node.name)
                 console.warn(f"{error.message}; what was started there may remain")
-                continue
-            if folder is not None:
-                folders.append(folder)
         if len(self.begun) > 1 or self.noted_before:
             self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *left))))
         self.record.clear_unverified(self.deployment)
-        return folders
+        return [folder for folder in folders if folder is not None]
 
-    def _begin(self, node: Node, rank: Rank | None, *, drop_page_cache: bool) -> None:
-        with named(node):
-            replacement = Replacement(node.docker, self.deployment, self.settings.crashes_dir)
-        # Before anything is done: whatever interrupts from here on finds it.
-        self.begun.append((node, replacement))
-        try:
-            with named(node):
-                found = deployments_in(node.listing).get(self.deployment)
-                replacement.set_aside(found, rank.part if rank is not None else None)
-                if rank is None:
-                    return
-                require_memory(node, self.deployment, rank.claim, drop_page_cache=drop_page_cache)
-                replacement.bring(rank.part)
-            if node.is_here:
-                self.record.mark_unverified(self.deployment, replacement.container_id)
-        except BaseException:
-            with defer_signals():
-                self.revert()
-            raise
-
-    def _note(self, nodes: Iterable[Node]) -> None:
-        names = tuple(node.name for node in sorted(nodes, key=lambda node: not node.is_here))
-        self.noted_before = self.record.nodes(self.deployment)
-        if len(names) > 1:
-            self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *names))))
-
-    def _by_rank(self) -> list[tuple[Node, Replacement]]:
-        return sorted(self.begun, key=lambda item: not item[0].is_here)
+    def _by_rank(self) -> list[Replacement]:
+        return sorted(self.begun, key=lambda it: not it.node.is_here)
 
     def _is_old_whole(self) -> bool:
         """Say whether a rollback could bring back what was replaced: it takes all of its parts."""
         old = self.head.old
-        set_aside = {node.name for node, it in self.begun if it.old is not None}
+        set_aside = {it.node.name for it in self.begun if it.old is not None}
         return old is None or set_aside.issuperset(old.nodes)
 
     def _is_in_place(self) -> bool:
-        return all(it.is_in_place() for node, it in self.begun if node.is_here)
+        return all(it.is_in_place() for it in self.begun if it.node.is_here)
 
     def _require_wanted(self, cause: SparkdeployError) -> None:
-        """`stop` settles what it stops, so that it stays: nothing of it has failed."""
+        """`stop` verifies what it stops, so that it stays: nothing of it has failed."""
         head = self.head
         fact = head.host.find_container(head.container_id)
         is_stopped = fact is not None and fact.is_stopped
@@ -294,20 +300,6 @@ def _refuse_foreign(ranks: Sequence[Rank], deployment: str) -> None:
             )
 
 
-def parts_elsewhere(nodes: Nodes, deployment: str, needed: Container[str]) -> list[Node]:
-    """Return the nodes that run a part of a deployment of this head, and are needed no more."""
-    found = []
-    for node in nodes.others:
-        if node.name in needed:
-            continue
-        with _warn_on_failure(node, "its container of the old deployment remains there"):
-            known = deployments_in(node.listing).get(deployment)
-            fact = known.serving if known is not None else None
-            if fact is not None and fact.nodes[:1] == (nodes.here.name,):
-                found.append(node)
-    return found
-
-
 @contextlib.contextmanager
 def _warn_on_failure(node: Node, remains: str) -> Iterator[None]:
     """The head has decided: what cannot be done on another node now is done by a later command."""
@@ -318,12 +310,6 @@ def _warn_on_failure(node: Node, remains: str) -> Iterator[None]:
         if node.is_here:
             raise
         console.warn(f"{error.message}; {remains}")
-
-
-def _cause_of(error: SparkdeployError) -> dict[str, Any]:
-    if isinstance(error, ContainerDiedError):
-        return {"cause": asdict(error.cause)}
-    return {"cause": {"meaning": error.message}}
 
 
 def require_memory(

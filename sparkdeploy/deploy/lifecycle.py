@@ -9,19 +9,18 @@ from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
     deployments_in,
     find_deployment,
-    look_again,
     no_deployment,
     nodes_with,
     refuse_as_worker,
 )
 from sparkdeploy.deploy.expectation import expectation_on
-from sparkdeploy.deploy.launch import Launch, Rank, parts_elsewhere
-from sparkdeploy.deploy.lock import defer_signals, deploy_lock, ranks_lock
-from sparkdeploy.deploy.nodes import ClusterRecord, connect_nodes
+from sparkdeploy.deploy.launch import Launch, Rank
+from sparkdeploy.deploy.lock import defer_signals, ranks_lock
+from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
 from sparkdeploy.deploy.removal import require_known
 from sparkdeploy.deploy.serving import answers, served_by
-from sparkdeploy.deploy.watch import Watch, awaited_start, start_pace
+from sparkdeploy.deploy.wait import Watch, awaited_start, timing_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import own_tags
 from sparkdeploy.node.lock import watching
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
-    from sparkdeploy.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +56,31 @@ def stop(name: str) -> tuple[str, ...]:
     brings back what served before. NodeError names the nodes that did not answer.
     """
     settings = load_settings()
-    with (
-        connect_nodes(settings, name) as nodes,
-        deploy_lock(settings, f"stop {name}", name),
-    ):
-        return stop_locked(nodes, name, settings)
+    with connect_nodes(settings, name) as nodes:
+        launch = Launch(nodes, name, settings, f"stop {name}")
+        with launch.lock():
+            return stop_locked(launch)
 
 
-def stop_locked(nodes: Nodes, name: str, settings: Settings) -> tuple[str, ...]:
+def stop_locked(launch: Launch) -> tuple[str, ...]:
     """Do what `stop` does, under the lock that the caller holds."""
-    found = _require_own(nodes, name)
-    if end_start(nodes, name, found, settings, reason="`stop` gave it up").has_changed:
-        found = _require_own(nodes, name)
-    with defer_signals(), console.step(f"stop of {name}"):
+    found = _require_own(launch)
+    if end_start(launch, found, reason="`stop` gave it up").has_changed:
+        found = _require_own(launch)
+    with defer_signals(), console.step(f"stop of {launch.deployment}"):
         # Whoever waits for its first answer then knows that it is to stay, stopped.
-        ClusterRecord.below(settings.state_dir).clear_unverified(name)
-        return _stop_everywhere(nodes, found, settings)
+        launch.record.clear_unverified(launch.deployment)
+        return _stop_everywhere(launch, found)
 
 
-def _require_own(nodes: Nodes, name: str) -> Inspected:
+def _require_own(launch: Launch) -> Inspected:
     """Return a deployment of this machine as it is now.
 
     Raises NodeError where there is none, or this machine is only a worker of it.
     """
-    found = look_again(nodes.here, name)
+    found = launch.find_here()
     if found is None:
-        raise no_deployment(name, deployments_in(nodes.here.listing))
+        raise no_deployment(launch.deployment, deployments_in(launch.nodes.here.listing))
     refuse_as_worker(found)
     return found
 
@@ -96,12 +93,12 @@ def start(name: str, *, drop_page_cache: bool = False) -> Started:
     NodeError or UnhealthyError.
     """
     settings = load_settings()
-    launch = Launch(name, settings, f"start {name}")
     with connect_nodes(settings, name) as nodes, console.steps():
+        launch = Launch(nodes, name, settings, f"start {name}", drop_page_cache)
         try:
-            return _start(nodes, launch, drop_page_cache=drop_page_cache)
+            return _start(launch)
         except KeyboardInterrupt:
-            if launch.begun and launch.begun[-1][1].new_id is not None and not launch.is_finished:
+            if launch.begun and launch.begun[-1].new_id is not None and not launch.is_finished:
                 console.warn(f"{name} goes on starting; `sparkdeploy status` shows it")
             raise
 
@@ -126,21 +123,20 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
     NodeError or UnhealthyError; the current ones are there again then, on every node.
     """
     settings = load_settings()
-    launch = Launch(name, settings, f"rollback {name}")
     with connect_nodes(settings, name) as nodes, console.steps():
+        launch = Launch(nodes, name, settings, f"rollback {name}", drop_page_cache)
         try:
             with launch.lock():
-                found = look_again(nodes.here, name)
+                found = launch.find_here()
                 require_known(nodes, name, settings)
                 refuse_as_worker(found)
-                reason = "`rollback` gave it up"
-                done = end_start(nodes, name, found, settings, reason=reason)
+                done = end_start(launch, found, reason="`rollback` gave it up")
                 if done.action in {"nothing", "verified"} and found is not None and found.kept:
-                    start_again(nodes, launch, found.kept[0], drop_page_cache=drop_page_cache)
+                    _start_again(launch, found.kept[0])
                 elif done.action == "reverted":
-                    _start_missing_ranks(nodes, launch, drop_page_cache)
+                    _start_missing_ranks(launch)
             if launch.begun:
-                _wait_for(launch)
+                _wait_for_start(launch)
         except KeyboardInterrupt:
             launch.undo()
             raise
@@ -151,22 +147,21 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
     return Recovery("returned", f"{name}: the earlier container is back and answers")
 
 
-def _stop_everywhere(nodes: Nodes, found: Inspected, settings: Settings) -> tuple[str, ...]:
-    """The head first, which has the API: a server that lost a rank hangs until it is stopped."""
-    here, name = nodes.here, found.name
-    stopped = _stop_here(here.docker, found.serving)
+def _stop_everywhere(launch: Launch, found: Inspected) -> tuple[str, ...]:
+    """Stop the head first, which has the API: without a rank it hangs until it is stopped."""
+    nodes, name = launch.nodes, found.name
+    stopped = _stop_on(nodes.here.docker, found)
     unreached: list[str] = []
-    for other in nodes_with(found, ClusterRecord.below(settings.state_dir).nodes(name)):
+    for other in nodes_with(found, launch.record.nodes(name)):
         # config.yaml may have called this machine otherwise when it started them.
-        if other in {here.name, *found.current.nodes[:1]}:
+        if other in {nodes.here.name, *found.current.nodes[:1]}:
             continue
         try:
             node = nodes.node(other)
             with named(node):
                 there = find_deployment(node.docker, name)
-                is_ours = there is not None and there.current.nodes[:1] == found.current.nodes[:1]
-                if there is not None and is_ours:
-                    stopped += [f"{other}:{it}" for it in _stop_here(node.docker, there.serving)]
+                if there is not None and there.current.nodes[:1] == found.current.nodes[:1]:
+                    stopped += [f"{other}:{it}" for it in _stop_on(node.docker, there)]
         except NodeError as error:
             unreached.append(error.message)
     if unreached:
@@ -178,74 +173,67 @@ def _stop_everywhere(nodes: Nodes, found: Inspected, settings: Settings) -> tupl
     return tuple(stopped)
 
 
-def _stop_here(host: DockerHost, fact: ContainerFact | None) -> list[str]:
+def _stop_on(host: DockerHost, found: Inspected) -> list[str]:
+    fact = found.serving
     if fact is None or not fact.is_running:
         return []
     host.stop(fact.container_id)
     return [fact.name]
 
 
-def _start(nodes: Nodes, launch: Launch, *, drop_page_cache: bool) -> Started:
-    name, settings = launch.deployment, launch.settings
+def _start(launch: Launch) -> Started:
     with launch.lock():
-        found = _require_own(nodes, name)
-        if recover(nodes, name, found, settings).has_changed:
-            found = _require_own(nodes, name)
+        found = _require_own(launch)
+        if recover(launch, found).has_changed:
+            found = _require_own(launch)
         head = found.current
-        is_whole = head.is_running and _runs_whole(nodes, head)
-        if not is_whole:
-            _require_port(nodes.here, head)
-            start_again(nodes, launch, head, drop_page_cache=drop_page_cache)
-    if not is_whole:
-        return _started(head, settings, changed=True, readiness=_wait_for(launch))
-    if answers(head):
-        return _started(head, settings, changed=False)
-    readiness = wait_for_running(nodes, launch, head)
-    return _started(head, settings, changed=False, readiness=readiness)
+        starts = not (head.is_running and _runs_whole(launch.nodes, head))
+        if starts:
+            _require_port(launch.nodes.here, head)
+            _start_again(launch, head)
+    readiness: Readiness | None = None
+    if starts:
+        readiness = _wait_for_start(launch)
+    elif not answers(head):
+        readiness = wait_for_running(launch, head)
+    served = served_by(head, launch.settings)
+    url = f"http://127.0.0.1:{served.port}"
+    return Started(head.deployment, url, served.model, starts, readiness)
 
 
-def wait_for_running(nodes: Nodes, launch: Launch, head: ListedContainer) -> Readiness:
+def wait_for_running(launch: Launch, head: ListedContainer) -> Readiness:
     """Wait for what runs already, and then finish or revert what an `up --detach` left."""
-    name, settings = launch.deployment, launch.settings
-    parts = {node: fact.container_id for node, fact in parts_of(nodes, head)}
-    watch = watch_parts(launch, parts, nodes.here.docker)
-    console.expect(awaited_start(name, watch.pace, settings))
-
-    def finish() -> None:
-        recover(nodes, name, look_again(nodes.here, name), settings)
-
+    parts = {node: fact.container_id for node, fact in _ranks_of(launch.nodes, head)}
+    watch = _watch(launch, parts, launch.nodes.here.docker)
     try:
         readiness = watch.wait()
     except ContainerDiedError as error:
         # The guard may have started it again, and it would seem to serve.
         reason = error.message
-        launch.recover_after(error, lambda: abandon(nodes, name, settings, reason=reason))
+        launch.recover_after(error, lambda: abandon(launch, reason=reason))
         raise
     except SparkdeployError as error:
-        launch.recover_after(error, finish)
+        launch.recover_after(error, lambda: recover(launch, launch.find_here()))
         raise
     with defer_signals(), launch.lock():
-        finish()
+        recover(launch, launch.find_here())
     return readiness
 
 
-def _wait_for(launch: Launch) -> Readiness:
-    """Wait for what `launch` started: as long as it was given at first."""
-    watch = watch_parts(launch, launch.started, launch.head.host)
-    console.expect(awaited_start(launch.deployment, watch.pace, launch.settings))
-    return launch.wait_and_commit(watch)
+def _wait_for_start(launch: Launch) -> Readiness:
+    return launch.wait_and_commit(_watch(launch, launch.started, launch.head.host))
 
 
-def _start_missing_ranks(nodes: Nodes, launch: Launch, drop_page_cache: bool) -> None:
-    """A head that came back alone hangs without its other ranks: all of them start again.
+def _start_missing_ranks(launch: Launch) -> None:
+    """Start all ranks again where a head came back alone, which hangs without its other ranks.
 
     Raises NodeError naming the rank that cannot.
     """
-    found = look_again(nodes.here, launch.deployment)
+    found = launch.find_here()
     head = found.current if found is not None else None
     try:
-        if head is not None and head.nodes and not _runs_whole(nodes, head):
-            start_again(nodes, launch, head, drop_page_cache=drop_page_cache)
+        if head is not None and head.nodes and not _runs_whole(launch.nodes, head):
+            _start_again(launch, head)
     except SparkdeployError as error:
         raise NodeError(
             f"{launch.deployment}: the old container is back, and its other ranks are not: "
@@ -255,7 +243,7 @@ def _start_missing_ranks(nodes: Nodes, launch: Launch, drop_page_cache: bool) ->
 
 
 def _runs_whole(nodes: Nodes, head: ListedContainer) -> bool:
-    return all(fact.is_running for _, fact in parts_of(nodes, head))
+    return all(fact.is_running for _, fact in _ranks_of(nodes, head))
 
 
 def _require_port(here: Node, head: ContainerFact) -> None:
@@ -269,36 +257,23 @@ def _require_port(here: Node, head: ContainerFact) -> None:
     )
 
 
-def _started(
-    head: ContainerFact, settings: Settings, *, changed: bool, readiness: Readiness | None = None
-) -> Started:
-    served = served_by(head, settings)
-    url = f"http://127.0.0.1:{served.port}"
-    return Started(head.deployment, url, served.model, changed, readiness)
-
-
-def start_again(
-    nodes: Nodes, launch: Launch, head: ListedContainer, *, drop_page_cache: bool
-) -> None:
-    """Start a container of this node, and all parts that it once started with, on their nodes.
+def _start_again(launch: Launch, head: ListedContainer) -> None:
+    """Start a container of this node, and all ranks that it once started with, on their nodes.
 
     Memory is looked at before each starts, as it was planned then. Raises NodeError or
-    SparkdeployError where a part is missing, or its node is in use; nothing was changed then.
+    SparkdeployError where a rank is missing, or its node is in use; nothing was changed then.
     """
-    parts = parts_of(nodes, head)
-    expected = [expectation_on(fact) for _, fact in parts]
-    ranks = [
-        Rank(node, fact, made_with.memory if made_with is not None else None)
-        for (node, fact), made_with in zip(parts, expected, strict=True)
-    ]
-    with ranks_lock([node for node, _ in parts], launch.command):
-        for node in nodes:
+    ranks = []
+    for node, fact in _ranks_of(launch.nodes, head):
+        made_with = expectation_on(fact)
+        ranks.append(Rank(node, fact, made_with.memory if made_with is not None else None))
+    with ranks_lock([rank.node for rank in ranks], launch.command):
+        for node in launch.nodes:
             node.forget_listing()
-        leaving = parts_elsewhere(nodes, launch.deployment, [node.name for node, _ in parts])
-        launch.start(ranks, leaving, drop_page_cache=drop_page_cache)
+        launch.start(ranks)
 
 
-def parts_of(nodes: Nodes, head: ListedContainer) -> list[tuple[Node, ListedContainer]]:
+def _ranks_of(nodes: Nodes, head: ListedContainer) -> list[tuple[Node, ListedContainer]]:
     """Return what is left of the launch that a head's container was part of; workers first."""
     found: list[tuple[Node, ListedContainer]] = []
     for name in head.nodes[1:]:
@@ -320,7 +295,7 @@ def parts_of(nodes: Nodes, head: ListedContainer) -> list[tuple[Node, ListedCont
     return [*found, (nodes.here, head)]
 
 
-def watch_parts(launch: Launch, parts: dict[Node, str], host: DockerHost) -> Watch:
+def _watch(launch: Launch, parts: dict[Node, str], host: DockerHost) -> Watch:
     """Return the wait for containers that run, by node; `host` is that of the head.
 
     It lasts as long as they were given at their first start.
@@ -328,19 +303,15 @@ def watch_parts(launch: Launch, parts: dict[Node, str], host: DockerHost) -> Wat
     head_id = next(container_id for node, container_id in parts.items() if node.is_here)
     fact = host.find_container(head_id)
     timeout_s = fact.startup_timeout_s if fact is not None else None
-    return Watch(
-        deployment=launch.deployment,
-        command=launch.command,
-        deadline_s=timeout_s if timeout_s is not None else Limits().startup_timeout_s,
-        pace=pace_of(host, fact) if fact is not None else launch.command,
-        parts=parts,
-        settings=launch.settings,
-    )
+    key = _timing_key_of(host, fact) if fact is not None else launch.command
+    console.expect(awaited_start(launch.deployment, key, launch.settings))
+    deadline_s = timeout_s if timeout_s is not None else Limits().startup_timeout_s
+    return Watch(launch, parts, key, deadline_s)
 
 
-def pace_of(host: DockerHost, fact: ListedContainer) -> str:
+def _timing_key_of(host: DockerHost, fact: ListedContainer) -> str:
     """Return the key under which `up` has remembered what such a start takes."""
     image = host.find_image(fact.image_id)
     tags = own_tags(image.tags) if image is not None else ()
     image_name = tags[0] if tags else fact.image_id
-    return start_pace(image_name, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))
+    return timing_key(image_name, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))

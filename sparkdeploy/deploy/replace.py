@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.deploy.deployments import (
     find_deployment,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from sparkdeploy.deploy.deployments import Listed
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.node import Node
 
 
 class TakenAwayError(UnhealthyError):
@@ -52,35 +52,34 @@ class TakenAwayError(UnhealthyError):
         )
 
 
-class Origin(Enum):
-    """Where the container that is tried comes from, and so where it goes when it fails."""
-
-    MADE = "it was made for this start, and is removed"
-    KEPT = "it was kept for a rollback, and is kept again"
-    ENDED = "it had ended under its own name, and stays there, stopped"
-
-
 @dataclass(slots=True)
 class Replacement:
     """A new container that is being tried; `commit` keeps it, `revert` brings the old one back."""
 
-    host: DockerHost
+    node: Node
     deployment: str
     crashes_dir: Path
     old: ListedContainer | None = None
     """What ran under the name."""
     new_id: str | None = None
-    origin: Origin = Origin.MADE
+    origin: Literal["made", "kept", "ended"] = "made"
+    """Of the new one, when it fails: a made one is removed, a kept one is kept again, one that had
+    ended under its own name stays there, stopped."""
     stopped_id: str | None = None
     """What stood stopped under the name, and is kept from now on as an earlier one."""
-    told_to_stop_s: float | None = None
-    """When this command stopped the old one, by the clock that only goes on."""
+    old_stop_s: float | None = None
+    """When this command stopped the old one, by the monotonic clock."""
     is_old_stopping: bool = False
     """From then on the old one may end at any time, although it still runs."""
     kept: dict[int, str] = field(default_factory=dict)
 
-    def knows(self, kept: Iterable[ListedContainer]) -> None:
-        self.kept = {kept_number(item.name): item.container_id for item in kept}
+    @property
+    def host(self) -> DockerHost:
+        return self.node.docker
+
+    @property
+    def name(self) -> str:
+        return container_name(self.deployment)
 
     @property
     def old_id(self) -> str | None:
@@ -97,38 +96,35 @@ class Replacement:
             raise NodeError(f"deployment {self.deployment} has no new container")
         return self.new_id
 
+    def note_kept(self, kept: Iterable[ListedContainer]) -> None:
+        self.kept = {kept_number(item.name): item.container_id for item in kept}
+
     def is_in_place(self) -> bool:
-        fact = self.host.find_container(container_name(self.deployment))
+        fact = self.host.find_container(self.name)
         return fact is not None and fact.container_id == self.new_id
 
-    def commit(self) -> None:
-        """Let the new one stay, and keep its last predecessor for `rollback`."""
+    def commit(self, *, keeps_old: bool = True) -> None:
+        """Let the new one stay; keep its last predecessor for `rollback`, or remove it."""
         old = self._find(self.old_id)
         if old is not None:
             if old.is_running:
                 self.host.stop(old.container_id)
-            self._keep(old.container_id)
-        for number in sorted(self.kept)[:-1]:
-            self.host.remove(self.kept.pop(number))
-
-    def remove_old(self) -> None:
-        """Remove what was replaced instead of keeping it."""
-        old = self._find(self.old_id)
-        if old is not None:
-            if old.is_running:
-                self.host.stop(old.container_id)
-            self.host.remove(old)
-        if self.stopped_id is not None:
+            if keeps_old:
+                self._keep(old.container_id)
+            else:
+                self.host.remove(old)
+        if self.stopped_id is not None and not keeps_old:
             self.host.remove(self.stopped_id)
             self.kept = {number: it for number, it in self.kept.items() if it != self.stopped_id}
-        self.old = self.stopped_id = None
+        for number in sorted(self.kept)[:-1]:
+            self.host.remove(self.kept.pop(number))
 
     def revert(self, details: Mapping[str, Any] | None = None) -> Path | None:
         """Put the new one away and bring the old one back; return the folder of the evidence."""
         folder = self._discard_new(details or {})
         stopped = self._find(self.stopped_id)
         if stopped is not None:
-            self.host.rename(stopped.container_id, container_name(self.deployment))
+            self.host.rename(stopped.container_id, self.name)
         if self.old_id is None:
             return folder
         if self.is_old_stopping:
@@ -138,9 +134,9 @@ class Replacement:
             return folder
         # Start first, rename last: the name says `half done` until it is whole again.
         if not old.is_running:
-            self.host.start(self.old_id)
-        if old.name != container_name(self.deployment):
-            self.host.rename(self.old_id, container_name(self.deployment))
+            self.host.start(old.container_id)
+        if old.name != self.name:
+            self.host.rename(old.container_id, self.name)
         return folder
 
     def _find(self, container_id: str | None) -> ContainerFact | None:
@@ -149,12 +145,12 @@ class Replacement:
     def _discard_new(self, details: Mapping[str, Any]) -> Path | None:
         if self.new_id is None or self._find(self.new_id) is None:
             return None
-        folder = self.evidence_of(self.new_id, details)
-        if self.origin is Origin.MADE:
+        folder = self._save_evidence(self.new_id, details)
+        if self.origin == "made":
             self.host.remove(self.new_id)
             return folder
         self.host.stop(self.new_id)
-        if self.origin is Origin.KEPT:
+        if self.origin == "kept":
             self._keep(self.new_id)
         return folder
 
@@ -169,21 +165,20 @@ class Replacement:
         that start again one may still run, and is stopped. Raises NodeError when a foreign
         container has the name.
         """
-        name = container_name(self.deployment)
         current = found.serving if found is not None else None
-        self.knows(found.kept if found is not None else ())
+        self.note_kept(found.kept if found is not None else ())
         if found is not None and found.is_half_replaced:
             raise NodeError(
                 f"deployment {found.name} is half replaced",
                 hint="`sparkdeploy rollback` or the next `sparkdeploy up` finishes or reverts it",
             )
         if current is None:
-            if part is not None and self.host.find_container(name) is not None:
+            if part is not None and self.host.find_container(self.name) is not None:
                 raise NodeError(
-                    f"a container named {name} exists that sparkdeploy did not make; it stays",
-                    hint=f"choose another name with --name, or `docker rename {name} ...`",
+                    f"a container named {self.name} exists that sparkdeploy did not make; it stays",
+                    hint=f"choose another name with --name, or `docker rename {self.name} ...`",
                 )
-        elif part is not None and not isinstance(part, ContainerSpec) and part.name == name:
+        elif part is not None and not isinstance(part, ContainerSpec) and part.name == self.name:
             if current.is_running:
                 # A rank that still runs cannot join those that start anew.
                 self.host.stop(current.container_id)
@@ -191,19 +186,16 @@ class Replacement:
             self.old = current
             self.host.rename(current.container_id, replaced_name(self.deployment))
             self.is_old_stopping = True
-            self.told_to_stop_s = time.monotonic()
+            self.old_stop_s = time.monotonic()
             self.host.stop(current.container_id)
-        else:
-            self._put_away(current)
+        elif (ended := self._find(current.container_id)) is not None:
+            self._put_away(ended)
 
-    def _put_away(self, current: ListedContainer) -> None:
-        ended = self._find(current.container_id)
-        if ended is None:
-            return
+    def _put_away(self, ended: ContainerFact) -> None:
         self._save_end(ended)
         if ended.is_stopped or ended.rank:
             # Nothing of it runs that would have to come back: it is an earlier one from now on.
-            # Of a part its head says whether it died: the end of the head ends it, too.
+            # Of a worker's its head says whether it died: the end of the head ends it, too.
             self._keep(ended.container_id)
             self.stopped_id = ended.container_id
         else:
@@ -214,24 +206,23 @@ class Replacement:
 
         Whatever it raises, it knows how far it came, and `revert` undoes that.
         """
-        name = container_name(self.deployment)
-        if isinstance(part, ContainerFact) and part.name == name:
+        if isinstance(part, ContainerFact) and part.name == self.name:
             self._save_end(part)
         try:
             if isinstance(part, ContainerSpec):
                 self.new_id = self.host.create(part)
-            elif part.name == name:
-                self.origin, self.new_id = Origin.ENDED, part.container_id
+            elif part.name == self.name:
+                self.origin, self.new_id = "ended", part.container_id
             else:
-                self.origin = Origin.KEPT
-                self.host.rename(part.container_id, name)
+                self.origin = "kept"
+                self.host.rename(part.container_id, self.name)
                 self.kept.pop(kept_number(part.name), None)
                 self.new_id = part.container_id
             self.host.start(self.container_id)
         except BaseException:
             with defer_signals():
                 # It may have come just before the interruption.
-                new = self.host.find_container(name) if self.new_id is None else None
+                new = self.host.find_container(self.name) if self.new_id is None else None
                 if new is not None and new.container_id != self.old_id:
                     self.new_id = new.container_id
             raise
@@ -239,26 +230,33 @@ class Replacement:
     def _save_end(self, fact: ContainerFact) -> None:
         """Save the evidence of one that died, before its end can be seen no more."""
         if fact.exit_code and fact.state == "exited" and not fact.is_stopped:
-            self.evidence_of(fact.container_id, {})
+            self._save_evidence(fact.container_id, {})
 
     def _keep(self, container_id: str) -> None:
         """Give a stopped container the next number; a clock that jumps cannot mix them up."""
-        number = max(self.kept, default=0) + 1
         try:
-            self.host.rename(container_id, kept_name(self.deployment, number))
+            self._rename_kept(container_id)
         except NodeError:
             # Another command may have kept one since they were listed.
             found = find_deployment(self.host, self.deployment)
-            self.knows(found.kept if found is not None else ())
-            number = max(self.kept, default=0) + 1
-            self.host.rename(container_id, kept_name(self.deployment, number))
+            self.note_kept(found.kept if found is not None else ())
+            self._rename_kept(container_id)
+
+    def _rename_kept(self, container_id: str) -> None:
+        number = max(self.kept, default=0) + 1
+        self.host.rename(container_id, kept_name(self.deployment, number))
         self.kept[number] = container_id
 
-    def evidence_of(self, container_id: str, details: Mapping[str, Any]) -> Path | None:
+    def _save_evidence(self, container_id: str, details: Mapping[str, Any]) -> Path | None:
         """Keep what can be kept; a full disk is no reason to leave the old container down."""
         try:
-            folder, name = self.crashes_dir, self.deployment
-            return save_evidence(self.host, container_id, folder, deployment=name, details=details)
+            return save_evidence(
+                self.host,
+                container_id,
+                self.crashes_dir,
+                deployment=self.deployment,
+                details=details,
+            )
         except OSError as error:
             console.warn(f"the evidence of {self.deployment} is not kept: {error}")
             return None

@@ -6,21 +6,20 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.deployments import deployments_in, find_deployment, look_again
+from sparkdeploy.deploy.deployments import deployments_in, find_deployment
 from sparkdeploy.deploy.download import bring_models
 from sparkdeploy.deploy.expectation import expectation_of
 from sparkdeploy.deploy.image_pin import with_known_image
-from sparkdeploy.deploy.launch import Launch, Rank, parts_elsewhere
+from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, naming, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
 from sparkdeploy.deploy.serving import answers
-from sparkdeploy.deploy.watch import Watch, awaited_start, expected_downtime, plan_pace
+from sparkdeploy.deploy.wait import Watch, awaited_start, expected_downtime, timing_key_of
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
 from sparkdeploy.plan.make import decide, decide_again, draft_plan
@@ -30,29 +29,26 @@ from sparkdeploy.plan.problems import (
     refuse_to_start,
 )
 from sparkdeploy.plan.report import plan_lines
-from sparkdeploy.plan.steps import Action, awaited_preparation, plan_as_dict
+from sparkdeploy.plan.steps import Action, awaited_preparation
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.server.phases import SPARK_COLD_START_S, TINY_MODEL_START_S
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sparkdeploy.deploy.request import Request
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
-    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.node import Nodes
     from sparkdeploy.plan.steps import Part, Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
 
 Confirm = Callable[[str], bool]
-_DOING = {
+_STEPS = {
     Action.REUSE: "starting the containers of other nodes",
     Action.START: "making the container",
     Action.REPLACE: "replacing the old container",
 }
-_STARTS_AGAIN = "starting the stopped container again"
 
 
 class Extent(Enum):
@@ -100,41 +96,36 @@ def up(
     before is there again on every node that answers.
     """
     options = options or UpOptions()
-    name = request.deployment.name
+    name, prepares_only = request.deployment.name, options.extent is Extent.PREPARE
+    command = f"up {request.recipe}{' --cluster' if request.cluster else ''} --name {name}"
     needed = needed_nodes(resolved, settings) if request.cluster else frozenset()
-    # Made before anything is begun: whatever interrupts finds here how far it got.
-    launch = Launch(name, settings, _command(request))
     with connect_nodes(settings, name, needed) as nodes, console.steps():
+        launch = Launch(nodes, name, settings, command, options.drop_page_cache)
         ranks = nodes.only(needed) if request.cluster else nodes.alone()
         ranks.require_all()
         try:
-            if is_half_done(nodes, name, settings):
+            if is_half_done(launch):
                 with launch.lock():
-                    recover(nodes, name, look_again(nodes.here, name), settings)
+                    recover(launch, launch.find_here())
             plan = _decide(resolved, request, settings, ranks, confirm, options)
-            if options.extent is not Extent.PREPARE and not plan.has_work:
-                return _nothing_to_do(plan, nodes, ranks, launch, options)
+            if not prepares_only and not plan.has_work:
+                return _nothing_to_do(plan, launch, options)
             console.info_blocks(plan_lines(plan))
-            _confirm_replacement(plan, confirm, settings, options)
+            if not prepares_only:
+                _confirm_replacement(plan, confirm, settings)
             with naming(plan, launch):
                 _prepare(plan, ranks, settings)
-                if options.extent is Extent.PREPARE:
+                if prepares_only:
                     return Outcome(plan, changed=plan.prepares)
                 if any(part.action.is_work for part in plan.parts):
-                    _replace(plan, nodes, ranks, launch, options)
+                    _replace(plan, ranks, launch)
             if options.extent is Extent.DETACH or not launch.begun:
                 return Outcome(plan, changed=True)
-            watch = _watch(plan, launch, launch.started)
-            readiness = launch.wait_and_commit(watch, partial(_details, plan, settings, watch))
+            readiness = launch.wait_and_commit(_watch(plan, launch))
         except KeyboardInterrupt:
-            _undo(nodes, launch, options)
+            _undo(launch, options)
             raise
     return Outcome(plan, True, readiness, launch.downtime_s, is_answering=True)
-
-
-def _command(request: Request) -> str:
-    cluster = " --cluster" if request.cluster else ""
-    return f"up {request.recipe}{cluster} --name {request.deployment.name}"
 
 
 def _decide(
@@ -150,7 +141,6 @@ def _decide(
     Raises NodeError with every problem of a plan that cannot be applied.
     """
     refuse = refuse_to_prepare if options.extent is Extent.PREPARE else refuse_to_start
-
     plan = draft_plan(resolved, settings, ranks, request.deployment)
     refuse(plan)
     docker = ranks.here.docker
@@ -169,69 +159,56 @@ def _decide(
 def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
     console.expect(*awaited_preparation(plan))
     if options.extent is Extent.ANSWER and plan.has_work:
-        console.expect(awaited_start(plan.deployment.name, plan_pace(plan), settings))
+        console.expect(awaited_start(plan.deployment.name, timing_key_of(plan), settings))
 
 
-def _confirm_replacement(
-    plan: Plan, confirm: Confirm, settings: Settings, options: UpOptions
-) -> None:
+def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> None:
     """Raise SparkdeployError when something runs that the plan replaces, and nobody consents."""
-    running = list(_replaced(plan)) if options.extent is not Extent.PREPARE else []
+    replaced = [part for part in plan.parts if part.action is Action.REPLACE]
+    seen = (plan.observed.node(part.node) for part in replaced)
+    facts = (existing_container(node, plan.deployment) for node in seen if node is not None)
+    running = [fact for fact in facts if fact is not None and fact.is_running]
     if not running:
         return
-    reason = next(part.reason for part in plan.parts if part.action is Action.REPLACE)
     # Users of one machine share its names: whoever replaces another's should know.
     user = running[0].user
     name = f"deployment {plan.deployment.name}{f' of {user}' if is_another(user) else ''}"
-    console.info(f"downtime: {expected_downtime(plan_pace(plan), settings)}")
-    if not confirm(f"{name} is running and will be replaced ({reason}). Go on?"):
+    console.info(f"downtime: {expected_downtime(timing_key_of(plan), settings)}")
+    if not confirm(f"{name} is running and will be replaced ({replaced[0].reason}). Go on?"):
         raise SparkdeployError(
             f"deployment {plan.deployment.name} was not replaced",
             hint="say yes, or pass --yes; another --name starts a second one beside it",
         )
 
 
-def _replaced(plan: Plan) -> Iterator[ListedContainer]:
-    for part in plan.parts:
-        node = plan.observed.node(part.node)
-        fact = existing_container(node, plan.deployment) if node is not None else None
-        if part.action is Action.REPLACE and fact is not None and fact.is_running:
-            yield fact
-
-
 def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
     # The usual `up` has nothing to prepare, and is there sooner without all that builds.
-    from sparkdeploy.deploy.inside import refuse_blind  # noqa: PLC0415
     from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
+    from sparkdeploy.deploy.rdma_preflight import require_rdma  # noqa: PLC0415
 
     prepare(plan, ranks, settings)
     if any(part.action.is_work for part in plan.parts):
-        refuse_blind(plan, ranks)
+        require_rdma(plan, ranks)
 
 
-def _replace(plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions) -> None:
+def _replace(plan: Plan, ranks: Nodes, launch: Launch) -> None:
     """Start all ranks together: a rank that is left over from before cannot join anew."""
-    starts = [
-        Rank(
-            ranks.node(seat.node),
-            _to_start(plan, plan.parts[seat.rank]),
-            plan.parts[seat.rank].claim,
-        )
-        for seat in plan.topology.start_order
-    ]
+    starts = []
+    for seat in plan.topology.start_order:
+        part = plan.parts[seat.rank]
+        starts.append(Rank(ranks.node(seat.node), _to_start(plan, part), part.claim))
     with launch.lock(), ranks_lock(ranks, launch.command):
         # Memory is promised to other deployments meanwhile: the one list that needs the lock.
-        for node in nodes:
+        for node in launch.nodes:
             node.forget_listing()
         _require_unchanged(plan, ranks)
-        if is_half_done(nodes, launch.deployment, launch.settings):
-            found = look_again(nodes.here, launch.deployment)
+        if is_half_done(launch):
             reason = "another `up` took its place before it answered"
-            end_start(nodes, launch.deployment, found, launch.settings, reason=reason)
-        leaving = parts_elsewhere(nodes, launch.deployment, plan.topology.nodes)
+            end_start(launch, launch.find_here(), reason=reason)
         is_again = plan.head.stopped is not None
-        with console.drawn_step(_STARTS_AGAIN if is_again else _DOING[plan.head.action]):
-            launch.start(starts, leaving, drop_page_cache=options.drop_page_cache)
+        step = "starting the stopped container again" if is_again else _STEPS[plan.head.action]
+        with console.drawn_step(step):
+            launch.start(starts)
 
 
 def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
@@ -266,60 +243,39 @@ def _to_start(plan: Plan, part: Part) -> ContainerSpec | ContainerFact:
     return replace(part.spec, labels={**part.spec.labels, **own})
 
 
-def _nothing_to_do(
-    plan: Plan, nodes: Nodes, ranks: Nodes, launch: Launch, options: UpOptions
-) -> Outcome:
+def _nothing_to_do(plan: Plan, launch: Launch, options: UpOptions) -> Outcome:
     """Wait for what starts already; otherwise ask whether what runs answers."""
     where = "" if plan.topology.is_alone else " on every node"
     name = launch.deployment
     console.info(f"nothing to do: {name} runs{where} as {plan.resolved.recipe.name} says")
     if options.extent is not Extent.ANSWER:
         return Outcome(plan, changed=False)
-    found = look_again(ranks.here, name)
+    found = launch.find_here()
     if found is None or found.serving is None:
         raise NodeError(f"{name} was stopped or replaced by another command")
     if not found.is_half_replaced and answers(found.serving):
         return Outcome(plan, changed=False, is_answering=True)
     try:
-        readiness = wait_for_running(nodes, launch, found.serving)
+        readiness = wait_for_running(launch, found.serving)
     except KeyboardInterrupt:
-        _stop_if_wanted(nodes, launch, options)
+        _stop_if_wanted(launch, options)
         raise
     return Outcome(plan, changed=False, readiness=readiness, is_answering=True)
 
 
-def _watch(plan: Plan, launch: Launch, containers: dict[Node, str]) -> Watch:
-    skews = {
-        node.facts.name: node.facts.fabric.clock_skew_s
-        for node in plan.observed.nodes
-        if node.facts.fabric is not None
-    }
+def _watch(plan: Plan, launch: Launch) -> Watch:
     on_cpu = plan.resolved.engine.runs_on == "cpu"
     return Watch(
-        deployment=launch.deployment,
-        command=launch.command,
-        deadline_s=plan.resolved.recipe.limits.startup_timeout_s,
-        pace=plan_pace(plan),
-        parts=containers,
-        settings=launch.settings,
+        launch,
+        launch.started,
+        timing_key_of(plan),
+        plan.resolved.recipe.limits.startup_timeout_s,
         usual_s=TINY_MODEL_START_S if on_cpu else SPARK_COLD_START_S,
-        clock_skews_s=skews,
+        plan=plan,
     )
 
 
-def _details(plan: Plan, settings: Settings, watch: Watch) -> dict[str, Any]:
-    """Return what the evidence of a failed start holds beside each container's own record."""
-    from sparkdeploy.deploy.doctor import doctor_report  # noqa: PLC0415 - for failures only
-
-    report: dict[str, Any]
-    try:
-        report = doctor_report(plan.resolved, settings, plan)
-    except Exception as error:  # noqa: BLE001 - a bug in it must not keep the old one down
-        report = {"not_seen": repr(error)}
-    return {"plan": plan_as_dict(plan), "doctor": report, **watch.details()}
-
-
-def _undo(nodes: Nodes, launch: Launch, options: UpOptions) -> None:
+def _undo(launch: Launch, options: UpOptions) -> None:
     """Bring back what was replaced after an interruption, and say what became of the start."""
     try:
         launch.undo()
@@ -327,25 +283,24 @@ def _undo(nodes: Nodes, launch: Launch, options: UpOptions) -> None:
         # A second Ctrl-C is raised when all is undone and said.
         with defer_signals():
             if launch.begun:
-                console.warn(_fate(nodes, launch, options))
+                console.warn(_outcome_of_interrupt(launch, options))
 
 
-def _fate(nodes: Nodes, launch: Launch, options: UpOptions) -> str:
+def _outcome_of_interrupt(launch: Launch, options: UpOptions) -> str:
     name = launch.deployment
-    found = find_deployment(nodes.here.docker, name)
-    ours = {replacement.new_id for _, replacement in launch.begun}
+    found = find_deployment(launch.nodes.here.docker, name)
     if found is None or found.serving is None:
         return f"{name} was not started"
-    if found.serving.container_id not in ours:
+    if found.serving.container_id not in {it.new_id for it in launch.begun}:
         return f"{name} was not replaced: the deployment that was there is starting again"
-    if _stop_if_wanted(nodes, launch, options):
+    if _stop_if_wanted(launch, options):
         return f"{name} was stopped before it answered"
     commands = f"`sparkdeploy status` and `sparkdeploy logs {name}`"
     return f"{name} goes on starting; {commands} show it"
 
 
-def _stop_if_wanted(nodes: Nodes, launch: Launch, options: UpOptions) -> bool:
+def _stop_if_wanted(launch: Launch, options: UpOptions) -> bool:
     if options.stop_on_interrupt:
         with defer_signals(), launch.lock():
-            stop_locked(nodes, launch.deployment, launch.settings)
+            stop_locked(launch)
     return options.stop_on_interrupt

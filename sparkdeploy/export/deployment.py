@@ -18,7 +18,7 @@ from sparkdeploy.deploy.request import (
     up_words,
 )
 from sparkdeploy.deploy.switch import PORT
-from sparkdeploy.deploy.watch import NOT_KNOWN
+from sparkdeploy.deploy.wait import NOT_KNOWN
 from sparkdeploy.errors import BuildError, CheckpointError, UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.neighbour import Export, ExportedFile

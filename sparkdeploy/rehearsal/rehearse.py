@@ -20,7 +20,7 @@ from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.serving import require_listener
 from sparkdeploy.deploy.up import Outcome, up
-from sparkdeploy.deploy.watch import start_title
+from sparkdeploy.deploy.wait import start_title
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.plan.make import draft_plan

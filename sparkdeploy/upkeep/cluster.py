@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import yaml_text
 from sparkdeploy.checks.finding import Verdict, node_finding
 from sparkdeploy.checks.survey import compare, probe, survey
-from sparkdeploy.deploy.inside import check_all_reduce, probe_containers
 from sparkdeploy.deploy.nodes import needed_nodes
+from sparkdeploy.deploy.rdma_preflight import check_all_reduce, probe_containers
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
 from sparkdeploy.folders import schema_line

@@ -20,7 +20,7 @@ from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.deploy.up import Extent, Outcome, UpOptions
-from sparkdeploy.deploy.watch import Watch
+from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.monitor import status
@@ -308,7 +308,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
 
     def wait_for_head(watch: Watch) -> Readiness:
         lab.waits += 1
-        done: Readiness = lab.wait(watch.parts)
+        done: Readiness = lab.wait(watch.ranks)
         return done
 
     for module in (deploy_nodes, status):
@@ -327,9 +327,9 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(deploy_up, "ranks_lock", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(lifecycle, "ranks_lock", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(Watch, "_wait_for_head", wait_for_head)
-    monkeypatch.setattr("sparkdeploy.deploy.watch.load_durations", lambda *_a, **_k: {})
-    monkeypatch.setattr("sparkdeploy.deploy.watch.save_durations", lambda *_: None)
-    monkeypatch.setattr("sparkdeploy.deploy.watch.POLL_S", 0.001)
+    monkeypatch.setattr("sparkdeploy.deploy.wait.load_durations", lambda *_a, **_k: {})
+    monkeypatch.setattr("sparkdeploy.deploy.wait.save_durations", lambda *_: None)
+    monkeypatch.setattr("sparkdeploy.deploy.wait.POLL_S", 0.001)
 
     def bring(replacement: Replacement, part: ContainerSpec | ContainerFact) -> None:
         if isinstance(part, ContainerSpec):

@@ -16,6 +16,7 @@ from sparkdeploy.deploy.recovery import Recovery, recover_here
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.node import node_behind
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import (
     DEADLINE_S,
@@ -56,7 +57,7 @@ def is_answering(fact: ContainerFact) -> bool:
 
 def recovered(host: DockerHost, deployment: str, crashes_dir: Path) -> Recovery:
     return recover_here(
-        host,
+        node_behind("here", host),
         find_deployment(host, deployment),
         crashes_dir=crashes_dir,
         is_answering=is_answering,

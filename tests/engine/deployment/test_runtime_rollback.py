@@ -14,12 +14,11 @@ from sparkdeploy.deploy.deployments import (
 )
 from sparkdeploy.deploy.recovery import abandon, recover_here
 from sparkdeploy.deploy.replace import TakenAwayError
-from sparkdeploy.node.node import Nodes, node_behind
+from sparkdeploy.node.node import node_behind
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
-from sparkdeploy.settings import load_settings
 from tests.engine.conftest import DEADLINE_S, SpecMaker, free_port, model_at, start_serving, until
 from tests.engine.stand_in.replacing import put_in_place
-from tests.launching import begin, begin_return, wait_and_commit
+from tests.launching import begin, begin_return, launch_on, wait_and_commit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,8 +115,7 @@ def test_a_return_whose_command_is_gone_is_told_from_an_upgrade(place: Place) ->
     # A first process that has no handler yet would be stopped after its deadline only.
     assert place.text() == "old"
 
-    settings = dataclasses.replace(load_settings(), state_dir=place.crashes_dir.parent)
-    abandon(Nodes(node_behind("here", place.host)), place.name, settings, reason="test")
+    abandon(launch_on(place.host, place.name, place.crashes_dir), reason="test")
 
     assert (place.text(), place.running(), len(place.kept())) == ("new", 1, 1)
 
@@ -128,7 +126,7 @@ def test_what_finishes_a_replacement_keeps_the_old_one_too(place: Place) -> None
     assert place.text() == "new"
 
     done = recover_here(
-        place.host,
+        node_behind("here", place.host),
         find_deployment(place.host, place.name),
         crashes_dir=place.crashes_dir,
         is_answering=lambda _: True,

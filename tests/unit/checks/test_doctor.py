@@ -6,7 +6,6 @@ import ast
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,10 +16,12 @@ from sparkdeploy.checks import docker, host_facts, machine, report
 from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
 from sparkdeploy.checks.host_facts import READ_TIMEOUT_S, TimeLimitedMachine, read_host_facts
 from sparkdeploy.deploy import doctor as room
-from sparkdeploy.deploy.up import _details
+from sparkdeploy.deploy.launch import Launch
+from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
+from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan import problems
 from sparkdeploy.plan.findings import recipe_findings
 from sparkdeploy.plan.observed import ObservedNode
@@ -327,8 +328,9 @@ def test_a_bug_of_doctor_does_not_keep_up_from_settling_a_failure(
 
     monkeypatch.setattr(room, "doctor_report", break_down)
     plan = two_node_plan(shipped, ObservedNode(node_fact(2)))
-    watch: Any = SimpleNamespace(details=dict)
-    assert _details(plan, settings_of_ada(), watch)["doctor"] == {"not_seen": "KeyError('a bug')"}
+    nodes = Nodes(node_behind("here", None))
+    watch = Watch(Launch(nodes, "main", settings_of_ada(), "up v2"), {}, "v2", 1.0, plan=plan)
+    assert watch.details()["doctor"] == {"not_seen": "KeyError('a bug')"}
 
 
 @given(st.text(), st.text())

@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.survey import Survey
 from sparkdeploy.deploy import expectation
-from sparkdeploy.deploy.inside import SUBJECT, check_all_reduce, probe_containers
+from sparkdeploy.deploy.rdma_preflight import SUBJECT, check_all_reduce, probe_containers
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
@@ -56,7 +56,7 @@ def test_a_launch_that_nccl_could_not_begin_is_refused_and_the_old_one_serves(la
 @pytest.fixture(autouse=True)
 def any_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """The addresses of the fakes are none of this machine's."""
-    monkeypatch.setattr("sparkdeploy.deploy.inside.free_port", lambda _address: 40000)
+    monkeypatch.setattr("sparkdeploy.deploy.rdma_preflight.free_port", lambda _address: 40000)
 
 
 def planned(lab: Lab) -> tuple[Finding, ...]:

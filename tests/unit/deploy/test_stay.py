@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from sparkdeploy.deploy import lifecycle, staying
-from sparkdeploy.deploy.staying import NoMemoryLeftError, notify_systemd, stay_with
+from sparkdeploy.deploy import lifecycle
+from sparkdeploy.deploy.stay import Ends, NoMemoryLeftError, notify_systemd, stay_with
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, watching
 from sparkdeploy.settings import load_settings
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.recipe.load import Library
-    from sparkdeploy.settings import Settings
 
 OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
 
@@ -36,7 +35,7 @@ def lab(empty: Lab) -> Lab:
     return empty
 
 
-def stays(lab: Lab, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], object]) -> int:
+def stays(*happens: Callable[[], object]) -> int:
     """Stay while these happen, one between two looks; return how many of them it saw."""
     left = list(happens)
     seen = 0
@@ -47,17 +46,10 @@ def stays(lab: Lab, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[], obje
         left.pop(0)()
         seen += 1
 
-    class Ends:
+    class Looks:
         wait = staticmethod(sleep)
 
-    real = staying.stay
-
-    def watched(connect: Any, name: str, settings: Settings) -> None:
-        real(connect, name, settings, sleep, cast("type[staying.Ends]", Ends))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(staying, "stay", watched)
-        stay_with("main")
+    stay_with("main", sleep, cast("type[Ends]", Looks))
     return seen
 
 
@@ -71,22 +63,18 @@ def nothing() -> None:
     """A while passes."""
 
 
-def test_it_ends_with_what_was_stopped_or_removed(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert stays(lab, monkeypatch, nothing, nothing, lab.stop) == 3
-    assert stays(lab, monkeypatch) == 0
+def test_it_ends_with_what_was_stopped_or_removed(lab: Lab) -> None:
+    assert stays(nothing, nothing, lab.stop) == 3
+    assert stays() == 0
     lab.up(LATER)
-    assert stays(lab, monkeypatch, lab.down) == 1
+    assert stays(lab.down) == 1
 
 
-def test_any_part_that_dies_ends_them_all_and_the_next_up_starts_all(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_part_that_dies_ends_them_all_and_the_next_up_starts_all(lab: Lab) -> None:
     for number in range(lab.count):
         hung = part(lab, number)
         with pytest.raises(UnhealthyError, match="87") as caught:
-            stays(lab, monkeypatch, lambda: lab.engines[number].dies(hung, 87))  # noqa: B023
+            stays(lambda: lab.engines[number].dies(hung, 87))  # noqa: B023
         assert caught.value.exit_code == 7
         assert lab.running() == [None] * lab.count
         if lab.count > 1:
@@ -95,17 +83,13 @@ def test_any_part_that_dies_ends_them_all_and_the_next_up_starts_all(
         assert lab.running() == ["1"] * lab.count
 
 
-def test_after_a_trip_of_the_memory_guard_nothing_starts_it_again(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_trip_of_the_memory_guard_nothing_starts_it_again(lab: Lab) -> None:
     with pytest.raises(NoMemoryLeftError) as caught:
-        stays(lab, monkeypatch, lambda: lab.engines[0].dies(part(lab, 0), 86))
+        stays(lambda: lab.engines[0].dies(part(lab, 0), 86))
     assert caught.value.exit_code == 86
 
 
-def test_a_node_that_does_not_answer_ends_nothing(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_does_not_answer_ends_nothing(lab: Lab) -> None:
     engine = lab.engines[-1]
 
     def cut() -> None:
@@ -114,7 +98,7 @@ def test_a_node_that_does_not_answer_ends_nothing(
     def back() -> None:
         engine.breaks_with = None
 
-    assert stays(lab, monkeypatch, cut, nothing, nothing, back, lab.stop) == 5
+    assert stays(cut, nothing, nothing, back, lab.stop) == 5
 
 
 def test_what_somebody_starts_again_is_watched_on(
@@ -139,7 +123,7 @@ def test_what_somebody_starts_again_is_watched_on(
         waits.close()
 
     happens = (stop, nothing, start_first_part, nothing, start_all, nothing, lab.stop)
-    assert stays(lab, monkeypatch, *happens) == len(happens)
+    assert stays(*happens) == len(happens)
 
 
 def test_a_restart_waits_for_its_start_from_its_stop_on(

@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy.deploy import switch
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.deploy.switch import Address, address_of, at_address
-from sparkdeploy.deploy.watch import NOT_KNOWN, expected_downtime
+from sparkdeploy.deploy.wait import NOT_KNOWN, expected_downtime
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.phases import save_durations

@@ -82,7 +82,7 @@ def test_a_detached_start_that_is_not_what_was_planned_is_reverted(
     def fell_back(*_: object) -> None:
         raise UnhealthyError("planned off, runs mtp 2")
 
-    monkeypatch.setattr("sparkdeploy.deploy.recovery.verify_part", fell_back)
+    monkeypatch.setattr("sparkdeploy.deploy.recovery.verify_rank", fell_back)
     assert lab.roll_back() == "reverted"
     check_whole(lab, "1")
 
@@ -191,7 +191,7 @@ def test_a_part_that_fell_back_ends_the_launch(lab: Lab, monkeypatch: pytest.Mon
         if node.name == last:
             raise UnhealthyError(f"{node.name}: attention: planned FLASHINFER, runs TRITON")
 
-    monkeypatch.setattr("sparkdeploy.deploy.watch.verify_part", verify_part)
+    monkeypatch.setattr("sparkdeploy.deploy.wait.verify_rank", verify_part)
     with pytest.raises(UnhealthyError, match=f"{last}: attention: planned FLASHINFER"):
         lab.up(LATER)
     check_whole(lab, "1")

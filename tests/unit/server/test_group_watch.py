@@ -6,10 +6,11 @@ from typing import cast
 
 import pytest
 
-from sparkdeploy.deploy.watch import End, GroupWatch, Member, earliest
+from sparkdeploy.deploy.wait import End, GroupWatch, earliest
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.node import Node, node_behind
 from tests.engine.conftest import until
 
 pytestmark = pytest.mark.outside
@@ -21,11 +22,8 @@ class Engine:
     def __init__(self, fact: ContainerFact | None) -> None:
         self.fact = fact
         self.stopped: list[str] = []
-        self.is_lost = False
 
     def find_container(self, reference: str) -> ContainerFact | None:
-        if self.is_lost:
-            raise NodeError("spark-2: the ssh connection broke off", hint="mend it")
         return self.fact
 
     def stop(self, container_id: str, *, timeout_s: int) -> None:
@@ -36,41 +34,47 @@ def fact(state: str, finished_at: str = "") -> ContainerFact:
     return ContainerFact("c" * 64, "sparkdeploy-main", "i", state, {}, 1, finished_at=finished_at)
 
 
-def member(node: str, engine: Engine, skew_s: float = 0.0) -> Member:
-    return Member(node, cast(DockerHost, engine), f"id-{node}", skew_s)
+def watch(skews_s: dict[str, float] | None = None, **engines: Engine) -> GroupWatch:
+    nodes = {name: node_behind(name, cast(DockerHost, it)) for name, it in engines.items()}
+    return GroupWatch({node: f"id-{name}" for name, node in nodes.items()}, skews_s or {})
 
 
-def test_the_earliest_end_is_the_first_also_when_a_clock_is_wrong() -> None:
-    none = Engine(None)
-    early = End(member("a", none), fact("exited", "2026-11-21T10:00:01Z"))
-    late = End(member("b", none, skew_s=-60), fact("exited", "2026-11-21T09:59:05Z"))
-    assert earliest((late, early)) is early
-    assert earliest((End(member("c", none), None), early)) is early
-    assert earliest((only := End(member("c", none), None),)) is only
+def test_one_without_a_time_is_the_first_only_when_none_has_one() -> None:
+    node = Node("a")
+    found = watch(a=Engine(fact("exited", "2026-11-21T10:00:01Z"))).find_first()
+    assert found is not None
+    unknown = End(node, "c", None)
+    assert earliest((unknown, found)) is found
+    assert earliest((unknown,)) is unknown
 
 
 def test_the_first_death_stops_all_the_others() -> None:
     head, worker = Engine(fact("running")), Engine(fact("running"))
-    with GroupWatch([member("a", head), member("b", worker)]) as watch:
-        assert watch.first is None
+    with watch(a=head, b=worker) as group:
+        assert group.first is None
         worker.fact = fact("exited", "2026-11-21T10:00:00Z")
         until(lambda: bool(head.stopped))
-    assert watch.first is not None
-    assert watch.first.member.node == "b"
+    assert group.first is not None
+    assert group.first.node.name == "b"
     assert head.stopped == ["id-a"]
 
 
-def test_whoever_asks_before_the_watch_has_looked_learns_the_first_as_well() -> None:
-    head = Engine(fact("exited", "2026-11-21T10:00:02Z"))
-    worker = Engine(fact("exited", "2026-11-21T10:00:01Z"))
-    found = GroupWatch([member("a", head), member("b", worker)]).find_first()
+@pytest.mark.parametrize(
+    ("ended_at", "skew_s"), [("2026-11-21T10:00:01Z", 0.0), ("2026-11-21T09:59:03Z", -60.0)]
+)
+def test_whoever_asks_before_the_watch_has_looked_learns_the_first_as_well(
+    ended_at: str, skew_s: float
+) -> None:
+    """By our clock, also when that of another node is wrong."""
+    head, worker = (Engine(fact("exited", it)) for it in ("2026-11-21T10:00:02Z", ended_at))
+    found = watch({"b": skew_s}, a=head, b=worker).find_first()
     assert found is not None
-    assert found.member.node == "b"
-    assert GroupWatch([member("a", Engine(fact("running")))]).find_first() is None
+    assert found.node.name == ("b" if skew_s == 0 else "a")
+    assert watch(a=Engine(fact("running"))).find_first() is None
 
 
 def test_a_node_that_does_not_answer_is_lost() -> None:
-    lost = End(member("spark-2", Engine(None)), None, NodeError("spark-2: it broke off", hint="h"))
-    error = lost.error()
+    broken = NodeError("spark-2: it broke off", hint="h")
+    error = End(Node("spark-2"), "id", None, lost=broken).error()
     assert error.message == "spark-2: lost while it was waited for: it broke off"
     assert error.hint == "h"

@@ -51,7 +51,7 @@ SUM_NEEDS_BYTES = 4 * 2**30
 SUBJECT = "NCCL all-reduce"
 
 
-def refuse_blind(plan: Plan, nodes: Nodes) -> None:
+def require_rdma(plan: Plan, nodes: Nodes) -> None:
     """Raise NodeError with all that would keep NCCL from the adapters of the plan's nodes.
 
     What keeps it from nothing, or could not be seen, is a warning.

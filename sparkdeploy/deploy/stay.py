@@ -8,15 +8,15 @@ import queue
 import socket
 import threading
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.nodes import connect_nodes
-from sparkdeploy.deploy.watch import STOP_TIMEOUT_S
+from sparkdeploy.deploy.wait import stop_all
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.lock import attendant_of
-from sparkdeploy.node.node import named
+from sparkdeploy.node.node import Node, named
 from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
 from sparkdeploy.settings import load_settings
@@ -24,36 +24,20 @@ from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
-    from typing import TypeAlias
 
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.settings import Settings
-
-    Part: TypeAlias = tuple[Node, ContainerFact]
+    from sparkdeploy.node.node import Nodes
 
 NOTIFY = "NOTIFY_SOCKET"
 LOOK_EVERY_S = 2.0
 """Between two looks while another command changes the deployment."""
 CONNECT_EVERY_S = 10.0
+RankFact: TypeAlias = tuple[Node, ContainerFact]
 
 
 class NoMemoryLeftError(UnhealthyError):
     """The memory guard ended it: whoever starts it again at once fills the machine again."""
 
     exit_code = EXIT_MEMORY_FLOOR
-
-
-def stay_with(deployment: str) -> None:
-    """Tell systemd, where it asks, that it serves; return when it was stopped or removed.
-
-    Raises UnhealthyError when a part of it died; the others are stopped then.
-    """
-    notify_systemd("READY=1")
-    settings = load_settings()
-    stay(partial(connect_nodes, settings, deployment), deployment, settings)
-    console.info(f"{deployment} was stopped")
 
 
 def notify_systemd(state: str) -> None:
@@ -73,9 +57,9 @@ class Ends:
         self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._waited_for: set[str] = set()
 
-    def wait(self, parts: Iterable[Part]) -> None:
+    def wait(self, ranks: Iterable[RankFact]) -> None:
         """Return when one of the containers has ended, or its node does not answer any more."""
-        for node, fact in parts:
+        for node, fact in ranks:
             if fact.container_id not in self._waited_for:
                 self._waited_for.add(fact.container_id)
                 arguments = (node, fact.container_id)
@@ -89,69 +73,69 @@ class Ends:
         self._ended.put(container_id)
 
 
-def stay(
-    connect: Callable[[], AbstractContextManager[Nodes]],
+def stay_with(
     deployment: str,
-    settings: Settings,
     sleep: Callable[[float], None] = time.sleep,
     make_ends: Callable[[], Ends] = Ends,
 ) -> None:
-    """Return when a deployment was stopped or removed; what takes its place is watched on.
+    """Tell systemd, where it asks, that it serves; return when it was stopped or removed.
 
-    So is one that somebody starts again, or changes: whoever does that decides what becomes of it.
-    When a part has died the others are stopped, for they hang without it, and UnhealthyError
-    says what it died of, NoMemoryLeftError where the memory guard did it. A node that does not
-    answer is taken to go on: a network that is cut ends nothing, and `connect` is tried again.
+    What takes its place is watched on, and so is one that somebody starts again, or changes:
+    whoever does that decides what becomes of it. When a rank has died the others are stopped, for
+    they hang without it, and UnhealthyError says what it died of, NoMemoryLeftError where the
+    memory guard did it. A node that does not answer is taken to go on: a network that is cut ends
+    nothing, and the connection is tried again.
     """
+    notify_systemd("READY=1")
+    settings = load_settings()
 
     def is_attended() -> bool:
         return attendant_of(settings.lock_dir, settings.node_name, deployment) is not None
 
     while True:
-        with contextlib.suppress(NodeError), connect() as nodes:
+        with contextlib.suppress(NodeError), connect_nodes(settings, deployment) as nodes:
             ends = make_ends()
-            while (parts := _running_parts(nodes, deployment, is_attended)) is not None:
-                if parts:
-                    ends.wait(parts)
+            while (ranks := _running_ranks(nodes, deployment, is_attended)) is not None:
+                if ranks:
+                    ends.wait(ranks)
                 else:
                     sleep(LOOK_EVERY_S)
-            return
+            break
         # A connection that broke off stays so.
         sleep(CONNECT_EVERY_S)
+    console.info(f"{deployment} was stopped")
 
 
-def _running_parts(
+def _running_ranks(
     nodes: Nodes, deployment: str, is_attended: Callable[[], bool]
-) -> list[Part] | None:
-    """Return the parts when all of them run, none during a change, None when it was stopped.
+) -> list[RankFact] | None:
+    """Return the ranks when all of them run, none during a change, None when it was stopped.
 
     Raises NodeError where not all was seen, and nothing seen ends it.
     """
-    changes: list[Part] = []
     found = find_deployment(nodes.here.docker, deployment)
-    if found is None:
-        return changes if is_attended() else None
-    if found.is_half_replaced:
-        return changes
-    head = found.serving
+    if found is not None and found.is_half_replaced:
+        return []
+    head = found.serving if found is not None else None
     if head is None or head.is_stopped:
-        return changes if is_attended() else None
-    parts, unseen = _parts(nodes, head)
-    died = next((it for it in parts if not it[1].is_running), None)
-    # A part alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
+        return [] if is_attended() else None
+    ranks, unseen = _ranks_of(nodes, head)
+    died = next((it for it in ranks if not it[1].is_running), None)
+    # A rank alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
     now = nodes.here.docker.find_container(head.container_id) if died is not None else None
     runs_still = now is not None and now.is_running and now.name == head.name
     is_ending = not head.is_running or runs_still
     if died is not None and is_ending and not is_attended():
-        raise _end(parts, *died)
+        stop_all((node, fact.container_id) for node, fact in ranks)
+        raise _death_of(*died)
     if unseen is not None:
         raise unseen
-    return parts if died is None else changes
+    return ranks if died is None else []
 
 
-def _parts(nodes: Nodes, head: ContainerFact) -> tuple[list[Part], NodeError | None]:
-    """Return the parts of a head's launch that can be seen, the head first, and why not all."""
-    seen: list[Part] = [(nodes.here, head)]
+def _ranks_of(nodes: Nodes, head: ContainerFact) -> tuple[list[RankFact], NodeError | None]:
+    """Return the ranks of a head's launch that can be seen, the head first, and why not all."""
+    seen: list[RankFact] = [(nodes.here, head)]
     unseen: NodeError | None = None
     for name in head.nodes[1:]:
         try:
@@ -167,10 +151,7 @@ def _parts(nodes: Nodes, head: ContainerFact) -> tuple[list[Part], NodeError | N
     return seen, unseen
 
 
-def _end(parts: list[Part], node: Node, fact: ContainerFact) -> UnhealthyError:
-    for other, part in parts:
-        with contextlib.suppress(NodeError):
-            other.docker.stop(part.container_id, timeout_s=STOP_TIMEOUT_S)
+def _death_of(node: Node, fact: ContainerFact) -> UnhealthyError:
     error: UnhealthyError = death(node.docker, fact.container_id, fact)
     if fact.exit_code == EXIT_MEMORY_FLOOR:
         error = NoMemoryLeftError(error.message, hint=error.hint, detail=error.detail)
