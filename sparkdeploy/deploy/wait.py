@@ -21,7 +21,6 @@ from sparkdeploy.server.health import ALIVE, death, wait_until_answering
 from sparkdeploy.server.phases import (
     PHASES,
     SPARK_COLD_START_S,
-    UNITS,
     PhaseTracker,
     load_durations,
     save_durations,
@@ -181,7 +180,7 @@ class Watch:
         later = PHASES[PHASES.index(phase) + 1 :]
         step.stages([self._awaited[it.name] for it in later if it.name in self._awaited])
         if tracker.count is not None:
-            step.count(*tracker.count, UNITS.get(phase.name, ""))
+            step.count(*tracker.count, phase.unit)
         step.recent(tuple(tracker.recent))
         for node in self.ranks:
             every_s = SAMPLE_EVERY_S if node.is_here else SAMPLE_OTHERS_EVERY_S

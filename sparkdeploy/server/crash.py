@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.node.container import EXIT_IDLE
-from sparkdeploy.server.log_lines import LogLine, guard_payload, lines_of, read_line
+from sparkdeploy.server.log_lines import GUARD_MARK, LogLine, guard_report, lines_of, read_line
 from sparkdeploy.server.nccl import is_from_nccl, is_nccl_info
 from sparkdeploy.units import format_gib
 
@@ -19,36 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 EXIT_MEMORY_FLOOR = 86
-"""The guard ends a container with it when memory runs out. It turns vLLM's own 86 and 87 into 1,
-so that no line that vLLM writes is needed as proof."""
 EXIT_STALLED = 87
-"""The guard ends a container, or vLLM in it, with it when the engine hangs."""
-MEMORY_FLOOR = "memory_floor"
-STALLED = "stalled"
-_GUARD_FAILURE = re.compile(r'"event": "(?:cannot_run|refused)"')
+_GUARD_EXITS = {EXIT_MEMORY_FLOOR, EXIT_STALLED, EXIT_IDLE}
+_FIRST_SIGNAL_EXIT = 129
+"""Deaths by a signal leave no traceback: one found in the log is of something else, survived."""
+_GUARD_FAILURES = ("cannot_run", "refused")
 _SERVES = "Application startup complete"
 _QUIET_LEVELS = {"DEBUG", "INFO", "WARNING"}
 _FAILURE_WORDS = re.compile(r"(?i)\berror\b|\bfatal\b|\bfailed\b|\bpanic\b|exception|core dumped")
-
-_EXIT_MEANINGS = {
-    125: "Docker could not start it",
-    126: "its command may not be executed",
-    127: "its command was not found",
-    132: "it ran an instruction this processor does not have (SIGILL)",
-    134: "it aborted itself (SIGABRT)",
-    135: "it accessed memory that a file no longer backs (SIGBUS)",
-    136: "an arithmetic fault ended it (SIGFPE)",
-    137: "something killed it (SIGKILL)",
-    139: "it crashed in native code (SIGSEGV)",
-    143: "it was stopped (SIGTERM)",
-}
-_SIGNAL_EXITS = {code for code in _EXIT_MEANINGS if code > 128}
-"""Deaths that leave no traceback: one found in the log is of something else, survived."""
-_EXIT_HINTS = {
-    132: "this engine's wheel needs newer instructions (AVX-512 or AVX2); use another machine",
-    135: "its shared memory is full, or a mapped model file was cut; verify the checkpoint",
-    137: "if no user stopped it, the kernel did: `sudo dmesg | grep -i oom`",
-}
 _MAX_TRACEBACK_LINES = 200
 _START = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
@@ -64,7 +41,7 @@ _ECHOES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A cause that can be recognised by one line of the log."""
+    """A cause that can be recognised by one line of the log: a row of signatures.yaml."""
 
     name: str
     pattern: str
@@ -76,20 +53,13 @@ class Signature:
     """A pattern that another line has to match as well; empty where one line is enough."""
 
 
-@functools.cache
-def signatures() -> tuple[Signature, ...]:
-    """Return the rows of signatures.yaml in their order; the file is a part of the program."""
-    rows = yaml_text.load_file(Path(__file__).parent / "signatures.yaml")
-    return tuple(Signature(pattern="|".join(row.pop("says")), **row) for row in rows)
-
-
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The root cause: its name in the table of signatures, the line, its meaning, how to fix it."""
+    """The root cause: its name in one of the tables, the line that shows it, how to fix it."""
 
     name: str
-    line: str
     meaning: str
+    line: str = ""
     hint: str | None = None
 
     def describe(self) -> str:
@@ -98,10 +68,9 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class EndOfRun:
-    """How vLLM ended inside a container that runs on."""
+    """How vLLM ended inside a container that runs on; `log` is what it wrote up to its end."""
 
     log: str
-    """Up to its end."""
     exit_code: int | None
     cause: Cause
 
@@ -114,33 +83,24 @@ class Restarts:
     cause: Cause | None = None
 
 
-_GUARD_CAUSES: Mapping[int | None, Cause] = {
-    EXIT_MEMORY_FLOOR: Cause(
-        MEMORY_FLOOR,
-        "",
-        "the memory guard stopped it before the machine could freeze",
-        "stop other programs, or lower serve.gpu_memory_utilization or serve.max_model_len",
-    ),
-    EXIT_STALLED: Cause(
-        STALLED,
-        "",
-        "its engine stalled: it had requests and made no progress, while /health answered 200",
-        "the log has the stacks of its processes; `sparkdeploy diagnose` packs them for a bug "
-        "report",
-    ),
-    EXIT_IDLE: Cause(
-        "idle",
-        "",
-        "it had no request for limits.idle_stop_s, so it stopped itself",
-        "`sparkdeploy start` starts it again",
-    ),
-}
 _KERNEL_KILLED = Cause(
     "oom_killed",
-    "",
     "the kernel killed it because memory ran out",
-    "stop other programs, or lower serve.gpu_memory_utilization",
+    hint="stop other programs, or lower serve.gpu_memory_utilization",
 )
+
+
+@functools.cache
+def signatures() -> tuple[Signature, ...]:
+    """Return the rows of signatures.yaml in their order; the file is a part of the program."""
+    rows = yaml_text.load_file(Path(__file__).with_name("signatures.yaml"))
+    return tuple(Signature(pattern="|".join(row.pop("says")), **row) for row in rows)
+
+
+@functools.cache
+def _exit_causes() -> Mapping[int | None, Cause]:
+    rows = yaml_text.load_file(Path(__file__).with_name("exit_codes.yaml"))
+    return {row.pop("code"): Cause(**row) for row in rows}
 
 
 def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
@@ -149,17 +109,18 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
     Docker's state goes before the log: whatever runs in the container can write any line. That the
     guard ended it is known by its exit code alone.
     """
-    if exit_code in _GUARD_CAUSES:
-        cause = _GUARD_CAUSES[exit_code]
-        last = next(reversed(_reports_of(log, cause.name)), None)
-        return replace(cause, line=_describe_report(last)) if last is not None else cause
+    by_code = _exit_causes().get(exit_code, Cause("unknown", "its log names no cause"))
+    if exit_code in _GUARD_EXITS:
+        reports = _reports_of(log, by_code.name)
+        return replace(by_code, line=_describe_report(reports[-1])) if reports else by_code
     if oom_killed:
         return _KERNEL_KILLED
     lines = [read_line(text) for text in lines_of(log)]
     # It survived everything before its server was up, if that ever was.
     served = [index for index, line in enumerate(lines) if _SERVES in line.text]
     recent = lines[served[-1] + 1 :] if served else lines
-    return _log_cause(recent, by_signal=exit_code in _SIGNAL_EXITS) or _exit_cause(exit_code)
+    by_signal = exit_code in _exit_causes() and (exit_code or 0) >= _FIRST_SIGNAL_EXIT
+    return _log_cause(recent, by_signal=by_signal) or by_code
 
 
 def guard_reports(log: str) -> list[dict[str, Any]]:
@@ -167,24 +128,13 @@ def guard_reports(log: str) -> list[dict[str, Any]]:
 
     Any process of its container can write such a line: they explain, and decide nothing.
     """
-    return [report for report in map(_guard_report, lines_of(log)) if report is not None]
-
-
-def _guard_report(text: str) -> dict[str, Any] | None:
-    payload = guard_payload(text)
-    if payload is None:
-        return None
-    try:
-        report = json.loads(payload)
-    except (ValueError, RecursionError):
-        return None
-    return report if isinstance(report, dict) else None
+    return [report for report in map(guard_report, lines_of(log)) if report]
 
 
 def guard_events(log: str, exit_code: int | None) -> list[str]:
     """Return the guard's events, each once, without a memory trip that did not end it."""
     events = dict.fromkeys(str(report.get("event")) for report in guard_reports(log))
-    return [event for event in events if event != MEMORY_FLOOR or exit_code == EXIT_MEMORY_FLOOR]
+    return [it for it in events if it != "memory_floor" or exit_code == EXIT_MEMORY_FLOOR]
 
 
 def restarts_in(log: str) -> Restarts:
@@ -202,8 +152,8 @@ def end_before_restart(log: str) -> EndOfRun:
     """Return how vLLM ended before the guard's last restart; without one, how the log ends."""
     lines, exit_code = lines_of(log), None
     for index, text in reversed(list(enumerate(lines))):
-        report = _guard_report(text)
-        if report is not None and report.get("event") == "restart":
+        report = guard_report(text)
+        if report.get("event") == "restart":
             code = report.get("exit_code")
             log, exit_code = "\n".join(lines[:index]), code if isinstance(code, int) else None
             break
@@ -224,10 +174,10 @@ def _reports_of(log: str, event: str) -> list[dict[str, Any]]:
 
 def _describe_report(report: Mapping[str, Any]) -> str:
     """Return the figures of a memory trip or a stall."""
-    if report["event"] == MEMORY_FLOOR:
+    if report["event"] == "memory_floor":
         available, floor = _gib(report, "mem_available_bytes"), _gib(report, "floor_bytes")
         return f"{available} were available, the floor is {floor}"
-    if report["event"] != STALLED:
+    if report["event"] != "stalled":
         return ""
     if "canary_unanswered_s" in report:
         waited_s = report.get("waited_s")
@@ -251,29 +201,28 @@ def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
     """
     if by_two := _by_two_lines(lines):
         return by_two
-    suspects = [line.text for line in lines if _is_suspect(line)]
+    suspects = [line for line in lines if _is_suspect(line)]
+    texts = [line.text for line in suspects]
     known = [signature for signature in signatures() if not signature.beside]
     certain = [signature for signature in known if signature.is_certain]
     if by_signal:
-        return _by_signature(suspects, certain)
+        return _by_signature(texts, certain)
     trace = decisive(tracebacks(lines))
-    exception = Cause("exception", trace.sentence, "the engine failed") if trace else None
     fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
     return (
         _by_signature(fatal, known)
-        or _by_signature(suspects, certain)
-        or exception
-        or _by_signature(suspects, known)
-        or _last_words(lines)
+        or _by_signature(texts, certain)
+        or (Cause("exception", "the engine failed", trace.sentence) if trace else None)
+        or _by_signature(texts, known)
+        or _last_words(suspects)
     )
 
 
 def _is_suspect(line: LogLine) -> bool:
     if is_nccl_info(line.text):
         return False
-    payload = None if line.origin or line.level else guard_payload(line.text)
-    if payload is not None:
-        return _GUARD_FAILURE.search(payload) is not None
+    if line.text.startswith(GUARD_MARK) and not (line.origin or line.level):
+        return guard_report(line.text).get("event") in _GUARD_FAILURES
     return line.level not in _QUIET_LEVELS
 
 
@@ -293,21 +242,14 @@ def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | N
         pattern = re.compile(signature.pattern)
         for text in texts:
             if pattern.search(text):
-                return Cause(signature.name, text.strip(), signature.meaning, signature.hint)
+                return Cause(signature.name, signature.meaning, text.strip(), signature.hint)
     return None
 
 
-def _last_words(lines: Sequence[LogLine]) -> Cause | None:
-    suspects = [line for line in lines if _is_suspect(line)]
+def _last_words(suspects: Sequence[LogLine]) -> Cause | None:
     logged = [line.text for line in suspects if line.level]
     errors = logged or [line.text for line in suspects if _FAILURE_WORDS.search(line.text)]
-    return Cause("last_error", errors[-1].strip(), "the log's last error") if errors else None
-
-
-def _exit_cause(exit_code: int | None) -> Cause:
-    if exit_code in _EXIT_MEANINGS:
-        return Cause(f"exit_{exit_code}", "", _EXIT_MEANINGS[exit_code], _EXIT_HINTS.get(exit_code))
-    return Cause("unknown", "", "its log names no cause")
+    return Cause("last_error", "the log's last error", errors[-1].strip()) if errors else None
 
 
 @dataclass(slots=True)

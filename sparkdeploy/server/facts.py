@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
+from sparkdeploy import yaml_text
 from sparkdeploy.server.log_lines import message_of
 from sparkdeploy.server.nccl import Transport, read_transport
 
@@ -47,6 +49,9 @@ class EngineFacts:
 
 
 _TYPES = {it.name: it.type for it in fields(EngineFacts)}
+_PATTERNS = yaml_text.load_file(Path(__file__).with_name("facts.yaml"))
+_PLUGIN_LINES = tuple(re.compile(pattern) for pattern in _PATTERNS["plugin"])
+_VLLM_LINES = tuple(re.compile(pattern) for pattern in _PATTERNS["vllm"])
 
 
 def read_facts(text: str, known: EngineFacts) -> EngineFacts:
@@ -93,47 +98,3 @@ def _speculation(config: str) -> str | None:
     method = re.search(r"method='(\w+)'", config)
     tokens = re.search(r"num_spec(?:ulative)?_tokens=(\d+)", config)
     return f"{method[1]} {tokens[1]}" if method and tokens else None
-
-
-_PLUGIN_LINES = (
-    re.compile(
-        r"sparkdeploy: spark-hybrid active: fp8=(?P<fp8_layers>\d+) layers,"
-        r" lm_head=(?P<lm_head>\w+)"
-    ),
-    re.compile(
-        r"^sparkdeploy: spark-hybrid active: .*,"
-        r" int4=(?P<shared_int4_layers>\d+) layers of shared experts"
-    ),
-    re.compile(r"sparkdeploy: draft head active: rows=(?P<draft_head_rows>\d+)"),
-    re.compile(
-        r"sparkdeploy: draft layer active: int4=(?P<draft_int4_layers>\d+) layers of experts,"
-        r" fp8=(?P<draft_fp8_layers>\d+) layers"
-    ),
-)
-_VLLM_LINES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"vLLM API server version v?(?P<vllm_version>\d\S*)",
-        r"Initializing a V1 LLM engine \(v(?P<vllm_version>\d[^)]*)\)",
-        r"Using (?:AttentionBackendEnum\.)?(?P<attention_backend>\w+) attention backend out of"
-        r" potential backends",
-        # A back end that was asked for by name is confirmed in another message.
-        r"Using AttentionBackendEnum\.(?P<attention_backend>\w+) backend\.",
-        r"Using '?(?P<moe_backend>[\w ]{1,64}?)'?(?: \w+)? MoE backend out of",
-        r"Using '(?P<moe_backend>\w+)' \w+ MoE backend",
-        r"Using (?P<linear_kernels>\w+Kernel) for ",
-        r"Selected (?P<linear_kernels>\w+Kernel) for ",
-        r"^(?>.*?Initializing a V1 LLM).* kv_cache_dtype=(?P<kv_cache_dtype>\w+)",
-        r"Using (?P<kv_cache_dtype>\w+) data type to store kv cache",
-        r"^(?>.*?Initializing a V1 LLM).*'cudagraph_mode': <CUDAGraphMode\.(?P<graph_mode>\w+)",
-        r"setting cudagraph_mode=(?:CUDAGraphMode\.)?(?P<graph_mode>\w+)",
-        r"^(?>.*?Overriding cudagraph_mode ).*to (?:CUDAGraphMode\.)?(?P<graph_mode>\w+)",
-        r"(?P<graph_mode>Skipping CUDA graph capture)",
-        r"^(?>.*?Initializing a V1 LLM).*speculative_config=(?P<speculation>None),",
-        r"^(?>.*?Initializing a V1 LLM).*speculative_config="
-        r"SpeculativeConfig\((?P<speculation>[^)]*)\)",
-        r"(?:GPU|CPU) KV cache size: (?P<kv_cache_tokens>[\d,]+) tokens",
-        r"Available KV cache memory: (?P<kv_cache_gib>[\d.]+) GiB",
-        r"Explicitly set \((?P<kv_cache_gib>[\d.]+)/[\d.]+\) GiB for KV cache",
-    )
-)

@@ -193,7 +193,7 @@ def death(
 ) -> ContainerDiedError:
     """Return the error that explains why a container is dead; `fact` is None when it is gone."""
     if fact is None:
-        cause = Cause("removed", "", "it was removed")
+        cause = Cause("removed", "it was removed")
         return ContainerDiedError("the container is gone", cause, log="")
     log = recent_log(host, container_id, EXAMINED_LINES) + f"\n{fact.error}"
     cause = root_cause(log, fact.exit_code, oom_killed=fact.oom_killed)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,14 +72,20 @@ def without_codes(text: str) -> str:
 GUARD_MARK = "sparkdeploy-guard: "
 
 
-def guard_payload(text: str) -> str | None:
-    """Return the guard's JSON on a line, or None when the line is not the guard's.
+def guard_report(text: str) -> dict[str, Any]:
+    """Return what the guard says on a line; empty for a line that is not the guard's.
 
     Its lines begin with its mark. The mark anywhere else is a quotation, such as a prompt that
     vLLM logs, and a line with a process's name or a level is from a logger of vLLM's. vLLM
     shares the guard's output and could write the mark as well: lines explain, they decide nothing.
     """
-    return text.removeprefix(GUARD_MARK) if text.startswith(GUARD_MARK) else None
+    if not text.startswith(GUARD_MARK):
+        return {}
+    try:
+        report = json.loads(text.removeprefix(GUARD_MARK))
+    except (ValueError, RecursionError):
+        return {}
+    return report if isinstance(report, dict) else {}
 
 
 def message_of(text: str) -> str:

@@ -7,86 +7,41 @@ import json
 import re
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy import yaml_text
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.server.facts import EngineFacts, read_facts
-from sparkdeploy.server.log_lines import LineSplitter, guard_payload, message_of
+from sparkdeploy.server.log_lines import LineSplitter, guard_report, message_of
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One part of a start."""
+    """One part of a start: a row of phases.yaml, which says what each field means."""
 
     name: str
     title: str
     spark_s: float
-    """Seconds on a first start of the 122B model on a DGX Spark (802 s in all), cold caches.
+    tiny_s: float = 0.0
+    begins: Sequence[str] = ()
+    bar: str = ""
+    unit: str = ""
 
-    From the field's own measurement: weights 9m45s, compile and warm-up 2m51s, graphs and engine
-    29 s, API 17 s; the split inside these four is an estimate.
-    """
 
-
-PHASES = (
-    Phase("starting", "starting the container", 15),
-    Phase("configuring", "reading the model's configuration", 10),
-    Phase("engine", "starting the engine process", 20),
-    Phase("weights", "loading weights", 530),
-    Phase("processing", "preparing weights", 10),
-    Phase("draft", "loading the draft weights", 15),
-    Phase("compiling", "compiling", 130),
-    Phase("profiling", "profiling memory", 26),
-    Phase("kv_cache", "laying out the KV cache", 3),
-    Phase("graphs", "capturing CUDA graphs", 22),
-    Phase("warming", "warming up", 4),
-    Phase("api", "starting the API server", 15),
-    Phase("answering", "asking for a first answer", 2),
-)
+PHASES = tuple(Phase(**row) for row in yaml_text.load_file(Path(__file__).with_name("phases.yaml")))
 SPARK_COLD_START_S: Mapping[str, float] = {phase.name: phase.spark_s for phase in PHASES}
-TINY_MODEL_START_S: Mapping[str, float] = {
-    "starting": 10,
-    "configuring": 22,
-    "engine": 12,
-    "warming": 4,
-    "api": 2,
-}
-"""A tiny model on two cores: 50 s in all, `sparkdeploy rehearse v2` on an x86-64 machine."""
+TINY_MODEL_START_S: Mapping[str, float] = {it.name: it.tiny_s for it in PHASES if it.tiny_s}
 _INDEX = {phase.name: index for index, phase in enumerate(PHASES)}
-
-_MARKERS = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"vLLM API server version|non-default args:|Resolved architecture:", "configuring"),
-        (r"Initializing a V1 LLM engine|Waiting for \d+ .*core engine", "engine"),
-        (r"Starting to load model|Loading [\w ]+ checkpoint shards:", "weights"),
-        (r"Loading safetensors using \w+", "weights"),
-        (r"Loading weights took", "processing"),
-        (r"Loading drafter model|Loading draft model", "draft"),
-        (r"Dynamo bytecode transform time|Compiling a graph for", "compiling"),
-        (r"Directly load the compiled graph|Warming up model for the compilation", "compiling"),
-        (r"torch\.compile took", "profiling"),
-        (r"Available KV cache memory|KV cache size:|GiB for KV cache", "kv_cache"),
-        (r"Capturing CUDA graphs?\b|Capturing model for speculator", "graphs"),
-        (r"Graph capturing finished|init engine \(.*\) took", "warming"),
-        (r"Starting vLLM (?:API )?server|Started server process", "api"),
-        (r"Application startup complete", "answering"),
-    )
-)
-_BARS = {
-    "weights": r"Loading (?:\w+ checkpoint shards|safetensors using [\w -]+):\s*(\d{1,3})%",
-    "graphs": r"Capturing CUDA graphs?\b[^:]*:\s*(\d{1,3})%",
-}
+_MARKERS = {it.name: re.compile("|".join(it.begins)) for it in PHASES if it.begins}
+_BARS = {phase.name: phase.bar for phase in PHASES if phase.bar}
 _COUNTED = re.compile(r"\|\s*(\d{1,6})/(\d{1,6}) \[")
 """How much of how much such a bar has done."""
-UNITS: Mapping[str, str] = {"weights": "shards", "draft": "shards", "graphs": "graphs"}
 RECENT_LINES = 5
-_BEGINS_AGAIN = '{"event": "restart"'
 
 
 @dataclass(slots=True)
@@ -102,7 +57,7 @@ class PhaseTracker:
     percent: int | None = field(default=None, init=False)
     """How far the current phase is by its own progress bar; None where it shows none."""
     count: tuple[int, int] | None = field(default=None, init=False)
-    """How many of how many `UNITS` of the current phase its bar has done."""
+    """Units of the current phase done, and in all, by its bar."""
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT_LINES), init=False)
     """The log's last messages."""
     weight_loads: int = field(default=0, init=False)
@@ -148,7 +103,7 @@ class PhaseTracker:
         return self.phase.title + percent
 
     def _read(self, text: str, at_s: float) -> None:
-        if (guard_payload(text) or "").startswith(_BEGINS_AGAIN):
+        if guard_report(text).get("event") == "restart":
             self.restarts += 1
             self._restart(at_s)
             return
@@ -157,7 +112,7 @@ class PhaseTracker:
         if "Loading weights took" in text:
             self.weight_loads += 1
         self._read_percent(text, at_s)
-        for pattern, name in _MARKERS:
+        for name, pattern in _MARKERS.items():
             if pattern.search(text):
                 self._enter(name, at_s)
 

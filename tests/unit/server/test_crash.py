@@ -12,7 +12,7 @@ from sparkdeploy.server.crash import (
     signatures,
     tracebacks,
 )
-from sparkdeploy.server.log_lines import GUARD_MARK, guard_payload, read_line
+from sparkdeploy.server.log_lines import GUARD_MARK, guard_report, read_line
 from tests.unit.server.log_files import (
     HEALTHY,
     healthy_logs,
@@ -223,12 +223,25 @@ def test_the_tail_shows_the_last_lines_without_colours() -> None:
     assert log_tail("a\n\x1b[31mb\x1b[0m\n\nc\n", 2) == "b\nc"
 
 
-def test_a_line_of_the_guard_is_what_follows_its_mark() -> None:
-    assert guard_payload(GUARD_MARK + "{}") == "{}"
+@pytest.mark.parametrize(
+    ("behind", "report"),
+    [('{"event": "x"}', {"event": "x"}), ("{", {}), ("[1]", {}), ("[" * 9000, {}), ("1", {})],
+)
+def test_a_line_of_the_guard_is_the_object_behind_its_mark(
+    behind: str, report: dict[str, str]
+) -> None:
+    assert guard_report(GUARD_MARK + behind) == report
+
+
+@pytest.mark.parametrize("event", ["[]", "{}", "null", "0", '"refused'])
+def test_no_event_of_the_guard_is_a_bug(event: str) -> None:
+    line = f'{GUARD_MARK}{{"event": {event}, "error": 1}}'
+
+    assert cause_of(f"{line}\nfatal error: x\n", 1).line == "fatal error: x"
 
 
 @pytest.mark.parametrize(
     "before", ["INFO 11-20 10:00:00 [logger.py:1] ", "(APIServer pid=7) ", "prompt: ", " "]
 )
 def test_the_mark_within_a_line_is_a_quotation(before: str) -> None:
-    assert guard_payload(f"{before}{GUARD_MARK}{{}}") is None
+    assert guard_report(f'{before}{GUARD_MARK}{{"event": "x"}}') == {}
