@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import difflib
 import functools
 import os
 import re
@@ -32,7 +33,6 @@ ON_VARIABLE = "SPARKDEPLOY_ON"
 """`--on NODE` sets it for the program on that node, to what ssh was given."""
 
 resources = folders.resources
-_HOST = "the host of registries.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,83 +89,23 @@ class Settings:
         return self.state_dir / "crashes"
 
 
-_TEXTS = {
-    "default_recipe": ("What commands take that are given no recipe.", "v3", "`v2`"),
-    "rehearsal_engine": (
-        "The engine for CPUs that rehearsals run on.",
-        "cpu-0.32",
-        "that of the release nearest to the recipe's",
-    ),
-    "docker_host": (
-        "The Docker Engine; one by ssh is where every command runs.",
-        "ssh://ada@spark-1",
-        "`DOCKER_HOST`, or this machine's",
-    ),
-    "data_dir": (
-        "Where prepared checkpoints lie.",
-        "/data/sparkdeploy",
-        "`~/.local/share/sparkdeploy`",
-    ),
-    "cache_dir": (
-        "Where builds work, and compiled kernels are kept.",
-        "/data/cache/sparkdeploy",
-        "`~/.cache/sparkdeploy`",
-    ),
-    "ca_bundle": (
-        "A PEM file of the CAs that builds trust.",
-        "/etc/ssl/certs/company.pem",
-        "what pip, requests and OpenSSL are told",
-    ),
-    "index_url": (
-        "Where builds get Python packages.",
-        "https://pypi.company.lan/simple",
-        "pip's own setting, or `package_index`",
-    ),
-    "wheelhouse": (
-        "A folder of wheels for builds, or several with spaces between.",
-        "/data/wheels",
-        "pip's own setting, or none",
-    ),
-    "container_registry": ("Where base images come from.", "registry.company.lan", _HOST),
-    "github_registry": (
-        "Where images of LiteLLM and Open WebUI come from.",
-        "registry.company.lan",
-        _HOST,
-    ),
-    "torch_cpu_index": (
-        "Where torch's wheels for CPUs come from.",
-        "https://torch.company.lan/cpu",
-        _HOST,
-    ),
-    "torch_cuda_index": (
-        "Where torch's wheels for CUDA come from.",
-        "https://torch.company.lan/cu130",
-        _HOST,
-    ),
-    "package_index": (
-        "Python's package index, where `index_url` names none.",
-        "https://pypi.company.lan/simple",
-        _HOST,
-    ),
-    "source_forge": (
-        "Where a build of vLLM's sources fetches CUTLASS and kernels from.",
-        "https://git.company.lan",
-        _HOST,
-    ),
-    "debian_mirror": (
-        "What a base without a registry is made from.",
-        "http://debian.company.lan/debian",
-        _HOST,
-    ),
-    "hub": ("Where models are downloaded from.", "https://hub.company.lan", _HOST),
-}
-"""Of each key of config.yaml that is a text: what it is, one that somebody may write, and what
-counts where it is left out.
-"""
+# Each key of config.yaml that is a text: what it is, an example, and what counts without it.
 _FIELDS: Any = {
-    name: (Annotated[str | None, about(meaning, example, unset=unset)], None)
-    for name, (meaning, example, unset) in _TEXTS.items()
+    name: (Annotated[str | None, about(**row)], None)
+    for name, row in yaml_text.load_file(Path(__file__).with_name("settings.yaml")).items()
 }
+_KINDS = {
+    "string": "a text",
+    "int": "a whole number",
+    "bool": "true or false",
+    "model": "a mapping of keys to values",
+    "dict": "a mapping of keys to values",
+    "list": "a list",
+    "tuple": "a list",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
+"""How pydantic's names for a wrong value begin, and what is wanted."""
 ConfigFile = create_model(
     "ConfigFile",
     __config__=ConfigDict(frozen=True, extra="forbid", strict=True),
@@ -302,14 +242,31 @@ def mistakes(error: ValidationError, file: Path, *above: str) -> Mistakes:
     # Without the file no line of it is known.
     with contextlib.suppress(RecipeError):
         lines = yaml_text.load_mapping(yaml_text.read_text(file), str(file)).lines
-    return Mistakes(
-        "\n".join(
-            f"{_place((*above, *item['loc']), lines, file)}"
-            f"{'.'.join(map(str, (*above, *item['loc'])))}: "
-            f"{item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors(include_url=False)
-        )
-    )
+    said = []
+    for item in error.errors(include_url=False):
+        # Items that are wrong themselves are not counted, and the list is not too short for that.
+        if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
+            continue
+        key = (*above, *item["loc"])
+        name = ".".join(map(str, key)) or "the file"
+        said.append(f"{_place(key, lines, file)}{name}: {in_words(item)}")
+    return Mistakes("\n".join(said))
+
+
+def in_words(item: Mapping[str, Any]) -> str:
+    """Return what pydantic found wrong, in this program's words; the value is cut."""
+    value, limits = LOGIN.sub("//***@", repr(item["input"]))[:80], item.get("ctx", {})
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(item["loc"][-1]), ConfigFile.model_fields, 1)
+        return f"unknown key; did you mean {near[0]}?" if near else "unknown key"
+    if item["type"] == "missing":
+        return "it is missing"
+    if item["type"] == "too_short":
+        return f"{len(item['input'])} given, at least {limits['min_length']} wanted"
+    for kind, wanted in _KINDS.items():
+        if item["type"].startswith(kind):
+            return f"{value} is not {wanted.format(**limits)}"
+    return str(item["msg"].removeprefix("Value error, "))
 
 
 def _place(key: yaml_text.KeyPath, lines: Mapping[yaml_text.KeyPath, int], file: Path) -> str:

@@ -53,7 +53,7 @@ class _MeasuresByDefault(TyperGroup):
 
 group = typer.Typer(
     cls=_MeasuresByDefault,
-    help="Measure and compare what is served; `bench [NAME]` is short for `bench run [NAME]`.",
+    help="Measure and compare what is served. `bench [NAME]` is short for `bench run [NAME]`.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -51,7 +51,7 @@ def campaign(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve and measure recipes one after the other, to one page and one bundle.
+    """Serve and measure recipes one after the other, to one page.
 
     The same command again goes on where it was. What served before is put back at the end.
     """

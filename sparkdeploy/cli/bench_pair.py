@@ -37,7 +37,7 @@ def pair(
     context: ContextOption = SWEPT_CONTEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure two servers in turns, A B B A and so on, and compare them; every run is kept."""
+    """Measure two servers in turns and compare them. A B B A and so on; every run is kept."""
     from sparkdeploy.bench.endpoint import Access
     from sparkdeploy.bench.pair import ONE_START, measure_in_turns
     from sparkdeploy.bench.run import WantedRun

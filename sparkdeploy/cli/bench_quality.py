@@ -102,7 +102,7 @@ def needle(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Hide a sentence in long texts and see whether the model finds it."""
+    """Hide a sentence in long texts; does the model find it?"""
     from sparkdeploy.bench.endpoint import Access
     from sparkdeploy.bench.quality.needle import needle_lines
     from sparkdeploy.bench.quality.run import search_needles

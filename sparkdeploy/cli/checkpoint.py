@@ -50,7 +50,7 @@ def pull(
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Download a model or what a recipe needs; verify every file, and keep to that commit."""
+    """Download a model or what a recipe needs; verify every file."""
     from sparkdeploy.upkeep.checkpoint_pull import pull_repositories
 
     values = with_consent(None, unsafe=unsafe)
@@ -95,7 +95,7 @@ def remove(
     name: Annotated[str, typer.Argument(help="A name that `checkpoint ls` shows.")],
     yes: YesOption = False,
 ) -> None:
-    """Delete a download or a prepared checkpoint that no deployment runs from."""
+    """Delete a checkpoint that no deployment runs from."""
     from sparkdeploy.upkeep.checkpoints import remove_stored
 
     consent = (lambda _question: True) if yes else console.confirm
@@ -117,7 +117,7 @@ def build(
         bool, typer.Option("--overwrite", help="Replace another checkpoint in that folder.")
     ] = False,
 ) -> None:
-    """Write a recipe's model with FP8 shared experts as a complete checkpoint for any stack."""
+    """Write a recipe's model with FP8 layers as a checkpoint."""
     from sparkdeploy.upkeep.checkpoints import write_standalone
 
     settings = current_settings()
@@ -140,7 +140,7 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check index, headers, quantisation and configuration against one another."""
+    """Check a checkpoint's index, headers and configuration."""
     from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.upkeep import checkpoint_verify as work
 
@@ -174,7 +174,7 @@ def draft_vocabulary(
     assignments: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count a model's tokens in text of yours, for recipes with checkpoint.draft_lm_head."""
+    """Count a model's tokens in text of yours, for a draft head."""
     from sparkdeploy.upkeep.checkpoints import count_for
 
     settings = current_settings()

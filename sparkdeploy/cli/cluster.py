@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparkdeploy.upkeep.cluster import SurveyOfNodes
 
 
-group = typer.Typer(help="Two or more nodes: who they are, and whether they fit together.")
+group = typer.Typer(help="Two or more nodes: who they are, and whether they fit.")
 
 
 @group.command()
@@ -55,8 +55,10 @@ def check(
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what stands in the way of `up RECIPE --cluster`, on the nodes, between them, and inside
-    the engine's containers: adapters, rights, and a sum over all nodes where they have GPUs.
+    """Say what stands in the way of `up RECIPE --cluster`.
+
+    On the nodes, between them, and inside the engine's containers: adapters, rights, and a sum
+    over all nodes where they have GPUs.
     """
     from sparkdeploy.checks.finding import Verdict
     from sparkdeploy.checks.report import SIGNS, as_dict, failures, legend, signed
@@ -85,7 +87,7 @@ def discover(
     user: Annotated[str | None, typer.Option(help="Whom ssh logs in as.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the `cluster:` section for config.yaml; a host needs ssh, Docker and a GPU to count."""
+    """Print the `cluster:` section for config.yaml. A host needs ssh, Docker and a GPU to count."""
     from sparkdeploy.upkeep import cluster
 
     named = [item for item in hosts.split(",") if item]

@@ -79,7 +79,7 @@ def up(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Deploy a recipe: images, checkpoint, container, and the model's first answer."""
+    """Deploy a recipe, and wait for the model's first answer."""
     from sparkdeploy.deploy.up import Extent, UpOptions
 
     if sum((prepare, detach, dry_run, stay)) > 1:
@@ -126,7 +126,7 @@ def switch(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve another recipe where a deployment answers: the same port, key and aliases."""
+    """Serve another recipe at the address of a deployment. Port, key and aliases stay."""
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.switch import address_of, at_address
     from sparkdeploy.deploy.up import UpOptions
@@ -176,7 +176,7 @@ def status(
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the deployments of this machine; with --watch, what each does, once a second."""
+    """Show the deployments of this machine. With --watch, what each does, once a second."""
     if watch:
         show_watch(names, as_json=as_json)
         return
@@ -209,7 +209,7 @@ def down(
     name: NameArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
 ) -> None:
-    """Stop and remove a deployment; images, checkpoints and caches stay."""
+    """Stop and remove a deployment; images and checkpoints stay."""
     from sparkdeploy.deploy import names, removal
 
     if everything and name is not None:
@@ -232,7 +232,10 @@ def rollback(
     drop_page_cache: PageCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """End a replacement under way or interrupted, or bring the deployment before this one back."""
+    """Go back to what a deployment was before its last replacement.
+
+    One that is under way, or was interrupted, is ended.
+    """
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import roll_back
 
@@ -259,7 +262,7 @@ def diagnose(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pack all that is known of a failure into one file for a bug report, secrets removed."""
+    """Pack a failure into a file for a bug report, without secrets."""
     from sparkdeploy.upkeep.diagnose import diagnose as pack
 
     bundle = pack(subject, output)
@@ -287,7 +290,7 @@ def rehearse(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a recipe's miniature on this machine's CPU, and ask it what users will ask."""
+    """Serve a recipe's miniature on this machine's CPU, and ask it."""
     from sparkdeploy.rehearsal import rehearse as stage
 
     settings = current_settings()

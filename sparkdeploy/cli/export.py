@@ -44,7 +44,7 @@ FolderOption = Annotated[
 OpenOption = Annotated[bool, typer.Option("--public", help="Listen on every address.")]
 
 group = typer.Typer(
-    help="A deployment as a systemd unit or a Compose file, and what runs beside it.",
+    help="Files for systemd and Compose, and for what runs beside it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -63,7 +63,7 @@ def systemd(
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
 ) -> None:
-    """A unit that starts the deployment at boot by the same `up`, and again after it died."""
+    """A unit that starts the deployment at boot, and after it died."""
     from sparkdeploy.export.deployment import export_socket, export_systemd
     from sparkdeploy.export.neighbour import Export, ExportedFile
     from sparkdeploy.export.systemd_unit import unit_name
@@ -95,7 +95,7 @@ def compose(
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
 ) -> None:
-    """Print a Compose file of the very container that `up` would start."""
+    """A Compose file of the very container that `up` would start."""
     from sparkdeploy.export.deployment import export_compose
 
     settings = current_settings()
@@ -111,7 +111,7 @@ def litellm(
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="LiteLLM's.")] = 4000,
     public: OpenOption = False,
 ) -> None:
-    """Several deployments behind one port: LiteLLM's configuration and its Compose file.
+    """Several deployments behind one port, by LiteLLM.
 
     Its clients need a key with --public, and where a deployment has one.
     """
@@ -124,7 +124,7 @@ def litellm(
 
 @group.command()
 def prometheus(names: NamesArgument = None, folder: FolderOption = None) -> None:
-    """What Prometheus scrapes and records of deployments, of memory and of the GPU."""
+    """What Prometheus scrapes and records. Of deployments, of memory and of the GPU."""
     from sparkdeploy.export.companions import export_prometheus
 
     _hand_over(export_prometheus(names or (), current_settings()), folder)
@@ -132,7 +132,7 @@ def prometheus(names: NamesArgument = None, folder: FolderOption = None) -> None
 
 @group.command()
 def grafana(folder: FolderOption = None) -> None:
-    """A dashboard for Grafana, over what `export prometheus` records."""
+    """A dashboard for Grafana over what Prometheus records."""
     from sparkdeploy.export.companions import export_grafana
 
     _hand_over(export_grafana(current_settings()), folder)

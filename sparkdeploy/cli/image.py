@@ -56,7 +56,7 @@ def build(
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build all images of an engine, or of a recipe's, without a model, a GPU or a deployment."""
+    """Build all images of an engine or a recipe. It needs no model and no GPU."""
     from sparkdeploy.upkeep.image_build import build_engine
 
     values = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
@@ -109,7 +109,7 @@ def _image_table(images: Sequence[ShelfImage]) -> TextTable:
 
 @group.command("show")
 def show_image(image: ImageArgument, as_json: JsonOption = False) -> None:
-    """Show what an image holds: versions, kernels, the plugin's self-check, its inputs."""
+    """Show an image's versions, kernels, self-check and inputs."""
     from sparkdeploy.upkeep.images import show_image
 
     facts = show_image(image, current_settings())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from sparkdeploy import __version__
-from sparkdeploy.cli.command_table import COMMANDS
+from sparkdeploy.cli.command_table import COMMANDS, STAY_HERE
 from sparkdeploy.cli.names import completing, nodes
 from sparkdeploy.cli.start import INTERRUPTED_EXIT_CODE, Interruption
 from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError, UsageError
@@ -25,9 +26,6 @@ from sparkdeploy.terminal.safe_text import nothing_raw, visible
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from typer.core import TyperCommand
-
-
 # Typer has no public name for what all its errors about a command line are.
 _ERRORS = typer.BadParameter.__mro__
 NotAsTyped: type[Any] = next(it for it in _ERRORS if it.__name__ == "ClickException")
@@ -35,6 +33,20 @@ ON = "--on"
 COMPLETE = "_SPARKDEPLOY_COMPLETE"
 """Set by a shell that completes a line, in the scripts that Typer prints."""
 BUG_EXIT_CODE = 70
+_MISUSES = {
+    r"^No such command (.+?)\.?(?= Did|$)": r"unknown command \1",
+    r"^No such option: ": "unknown option ",
+    r" \(Possible options: (.+)\)$": r"; did you mean \1?",
+    r" Did you mean (.+)$": r"; did you mean \1",
+    r"^Missing (argument|option) '(.+)'\.$": r"\1 \2 is missing",
+    r"^Missing command\.$": "a command is missing",
+    r"^Got unexpected extra argument\(s\) \((.+)\)$": r"unexpected argument: \1",
+    r"^Option '(.+)' requires an argument\.$": r"\1 needs a value",
+    r"^Option '(.+)' does not take a value\.$": r"\1 takes no value",
+    r"^Invalid value for '(.+?)': (?:Value error, )?": r"\1: ",
+    r" is not one of (.+)\.$": r" is none of \1",
+}
+"""Typer's words about a command line, and this program's."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 NO_ROOM_HINT = "`df -h` says which disk is full; `sparkdeploy config` which folders are used"
 
@@ -63,15 +75,13 @@ def program(loaded: Collection[str]) -> typer.Typer:
             found = getattr(import_module(f"sparkdeploy.cli.{entry.module}"), entry.name)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name)
+        elif name == "list":
+            from sparkdeploy.cli.options import FitsHereByDefault
+
+            app.command(name, cls=FitsHereByDefault)(found)
         else:
-            app.command(name, cls=_fits_here() if entry.fits_here else None)(found)
+            app.command(name)(found)
     return app
-
-
-def _fits_here() -> type[TyperCommand]:
-    from sparkdeploy.cli.options import FitsHereByDefault
-
-    return FitsHereByDefault
 
 
 def _not_loaded() -> None:
@@ -103,7 +113,7 @@ def split_on(arguments: list[str]) -> tuple[str | None, list[str]]:
 def _node_to_run_on(node: str | None, words: list[str]) -> str | None:
     """Return the machine that was named, or that an ssh `docker_host` names; None for this one."""
     command = next(iter(named_command(words)), "")
-    if command not in COMMANDS or COMMANDS[command].stays_here:
+    if command not in COMMANDS or command in STAY_HERE:
         if node is not None and command in COMMANDS:
             there = shlex.join(["ssh", "-t", node, shlex.join(["sparkdeploy", *words])])
             raise UsageError(f"`sparkdeploy {command}` has no option {ON}", hint=there)
@@ -239,9 +249,27 @@ def _run() -> int:
         console.error("aborted")
         return 1
     except NotAsTyped as error:
-        error.show()
+        _show_misuse(error, words)
         return int(error.exit_code)
     return code if isinstance(code, int) else 0
+
+
+def _show_misuse(error: Any, words: list[str]) -> None:  # noqa: ANN401 - typer has no name for it
+    """Say what is wrong with a command line; for a group without a command, what there is."""
+    if error.ctx is not None and error.message == error.ctx.get_help():
+        error.show()
+        return
+    message = error.format_message()
+    for theirs, ours in _MISUSES.items():
+        message = re.sub(theirs, ours, message)
+    wrong: list[Any] = getattr(error.__cause__, "errors", list)()
+    if wrong:
+        from sparkdeploy.settings import in_words
+
+        message = message.replace(wrong[0]["msg"], in_words(wrong[0]))
+    typed = " ".join(["sparkdeploy", *named_command(words)])
+    path = error.ctx.command_path if error.ctx is not None else typed
+    console.error(message, hint=f"{path} --help")
 
 
 def _flush_answer() -> None:

@@ -25,7 +25,7 @@ NoThinkOption = Annotated[
 
 
 def stop(name: NameArgument = None) -> None:
-    """End a deployment's containers and leave them there, so that `start` brings them back."""
+    """End a deployment's containers; `start` brings them back."""
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import stop as end
 
@@ -47,7 +47,7 @@ def start(
     drop_page_cache: PageCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a stopped deployment again: the same containers, until the model's first answer."""
+    """Start a stopped deployment, and wait for its first answer."""
     from sparkdeploy.cli.outcome import print_started
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import start as begin
@@ -87,7 +87,7 @@ def connect(
     ] = "127.0.0.1",
     as_json: JsonOption = False,
 ) -> None:
-    """Print a client's own settings for a deployment; a key is named by its file."""
+    """Print a client's own settings for a deployment. A key is named by its file."""
     from sparkdeploy.cli.outcome import say_tunnel
     from sparkdeploy.export.clients import connect_client
     from sparkdeploy.export.neighbour import UNCHECKED_LISTENER

@@ -20,7 +20,7 @@ from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.terminal.console import console
 
-group = typer.Typer(help="Recipes of others.", no_args_is_help=True)
+group = typer.Typer(help="Recipes of others: import, search, sources.", no_args_is_help=True)
 group.add_typer(recipe_source.group, name="source")
 group.command("search", cls=FitsHereByDefault)(recipe_source.search_recipes)
 
@@ -39,7 +39,7 @@ def import_recipe(
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read recipes of others: each line translated, in need of consent, or left out and why.
+    """Translate recipes of others, and say what is left out. Each line with its reason.
 
     One file without -o is printed as a recipe of ours; the report goes to stderr.
     """

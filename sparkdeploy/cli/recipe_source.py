@@ -53,7 +53,7 @@ def update(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch sources anew; show what would change, and take it once you agree.
+    """Fetch sources anew, and take what changed once you agree.
 
     Without a terminal and without --yes, changes that were not taken exit 9.
     """
@@ -79,7 +79,7 @@ def update(
 
 @group.command("ls")
 def list_sources(as_json: JsonOption = False) -> None:
-    """List the sources: where each comes from, which commit, and how many recipes it has."""
+    """List the sources, with their commit and recipes."""
     from sparkdeploy.recipe.sources.shelf import Sources
 
     sources = Sources.below(current_settings().state_dir)
@@ -89,7 +89,7 @@ def list_sources(as_json: JsonOption = False) -> None:
 
 @group.command("rm")
 def remove(name: SourceName) -> None:
-    """Forget a source with all its files; deployments of its recipes go on running."""
+    """Forget a source with its files; deployments go on running."""
     from sparkdeploy.authoring.source.change import remove_source
 
     remove_source(name, current_settings())
@@ -104,7 +104,10 @@ def search_recipes(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find recipes by words in their name, title, model or drafter: ours, yours and of sources."""
+    """Find recipes by words: ours, yours and those of sources.
+
+    All words have to be in a recipe's name, title, model or drafter.
+    """
     from sparkdeploy.authoring.source.search import search, table_of
 
     hits = search(words, nodes, current_settings())

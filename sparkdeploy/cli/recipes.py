@@ -54,7 +54,7 @@ def list_recipes(
     fits: FitsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the recipes by model, and the engines; with --fits, how fast on another machine."""
+    """List the recipes by model, and the engines. With --fits, how fast on another machine."""
     from sparkdeploy.authoring.fits import fit_words, fitting_lines, fitting_rows
     from sparkdeploy.authoring.machine import HERE
     from sparkdeploy.recipe import report
@@ -80,7 +80,7 @@ def fits(
     hardware: HardwareOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether recipes fit one machine at the same time; exit 1 where they may not."""
+    """Say whether recipes fit one machine at the same time. Exit code 1 where they may not."""
     from sparkdeploy.authoring.fits import together, together_as_dict, together_lines
     from sparkdeploy.authoring.machine import HERE
     from sparkdeploy.estimate.verdict import Fits
@@ -114,7 +114,7 @@ def new(
     _offline: OfflineOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a recipe: for a model from its configuration, or to change another one by hand."""
+    """Write a recipe for a model, or one that changes another."""
     from sparkdeploy.authoring.new_recipe import new_recipe
 
     made = new_recipe(name, model, base, destination, current_settings())
@@ -147,7 +147,7 @@ def show_recipe(
     _offline: OfflineOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a recipe with everything it inherits, and where each value was written."""
+    """Show a recipe with all that it inherits, and from where."""
     if cluster and not capacity:
         raise UsageError(
             "`show --cluster` is about --capacity",
@@ -192,7 +192,7 @@ def plan_recipe(
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what `up` would do, and do nothing; with --hardware, what would fit and how fast."""
+    """Say what `up` would do, and do nothing. With --hardware, what would fit and how fast."""
     assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
     if hardware is not None or headers:
         # An estimate has no steps to show or to check.
@@ -244,7 +244,7 @@ def doctor(
     unsafe: UnsafeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine for a recipe: GPU, memory, Docker, folders, ports, network."""
+    """Check this machine for a recipe: GPU, memory, Docker, network."""
     from sparkdeploy.checks import report
     from sparkdeploy.deploy.doctor import examine
     from sparkdeploy.deploy.request import resolve

@@ -28,7 +28,7 @@ def setup(
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Look for all that this machine lacks; as root, install it after a question."""
+    """Name what this machine lacks; as root, install it. It asks before."""
     from sparkdeploy.checks import report
     from sparkdeploy.upkeep.setup import Need, commands_of, is_fixable, set_up
 
@@ -52,7 +52,7 @@ def _to_type(commands: Sequence[str]) -> Iterator[str]:
 
 
 def config(as_json: JsonOption = False) -> None:
-    """Show every setting with its value and whether it comes from the environment or a file."""
+    """Show every setting, its value and where it comes from."""
     from sparkdeploy.settings import describe
 
     rows = describe(current_settings())
@@ -69,7 +69,7 @@ def clean(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove our own old images, crash folders, caches and ended checks, after showing them."""
+    """Remove old images, crash folders and caches, after a question. Only sparkdeploy's own."""
     import time
 
     from sparkdeploy.deploy.nodes import connect

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.node.cluster import read_cluster
 from sparkdeploy.settings import SHARED_LOCK_DIR, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -64,3 +65,37 @@ def test_a_relative_folder_in_the_configuration_file_is_refused_alike(
 
     assert done.returncode == 3
     assert f"{key} in {file} is no absolute path: 'models'" in done.stderr
+
+
+WRONG = """\
+default_recpie: v2
+hub: 5
+index_url:
+  - https://ada:secret@pypi.lan/simple
+cluster: v2
+"""
+
+
+def test_mistakes_in_the_configuration_file_are_located_and_in_plain_words(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(WRONG)
+    with pytest.raises(RecipeError, match="not a valid configuration") as caught:
+        load_settings({"SPARKDEPLOY_CONFIG_DIR": str(tmp_path)})
+    assert sorted((caught.value.detail or "").splitlines()) == [
+        f"{path}:1: default_recpie: unknown key; did you mean default_recipe?",
+        f"{path}:2: hub: 5 is not a text",
+        f"{path}:3: index_url: ['https://***@pypi.lan/simple'] is not a text",
+        f"{path}:5: cluster: 'v2' is not a mapping of keys to values",
+    ]
+
+
+def test_mistakes_in_the_cluster_are_located_and_in_plain_words() -> None:
+    section = {"nodes": [{"name": "a", "ssh": 3, "fabrik": 1, "fabric": [{"interface": "x"}]}]}
+    with pytest.raises(RecipeError) as caught:
+        read_cluster(section, "/none/config.yaml")
+    assert sorted((caught.value.detail or "").splitlines()) == [
+        "cluster.nodes.0.fabric.0.address: it is missing",
+        "cluster.nodes.0.fabrik: unknown key",
+        "cluster.nodes.0.ssh: 3 is not a text",
+        "cluster.nodes: 1 given, at least 2 wanted",
+    ]

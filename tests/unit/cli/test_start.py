@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer
@@ -16,7 +16,10 @@ from sparkdeploy.cli.command_table import COMMANDS
 from sparkdeploy.cli.main import program
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.unit.program import Run
 
 PROGRAM = (sys.executable, "-I", "-m", "sparkdeploy")
 
@@ -95,3 +98,56 @@ def test_an_interruption_that_a_callback_swallows_comes_again() -> None:
         timeout=60,
     )
     assert (done.stdout, done.stderr) == ("interrupted", "")
+
+
+FIRST = ["list", "plan", "up", "status", "down"]
+
+
+def test_the_commands_of_a_first_day_stand_on_top() -> None:
+    assert list(COMMANDS)[: len(FIRST)] == FIRST
+
+
+def groups(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    below = getattr(command, "commands", {})
+    if below:
+        yield path, command
+    for name, inner in below.items():
+        yield from groups(inner, f"{path} {name}")
+
+
+def test_help_on_80_columns_shows_every_summary_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = typer.main.get_command(program(COMMANDS))
+    shown = [
+        line
+        for path, group in groups(whole, "sparkdeploy")
+        for line in group.make_context(path, ["x"], resilient_parsing=True).get_help().splitlines()
+        if not line.startswith("Usage: ")
+    ]
+    assert [line for line in shown if line.endswith("...") or len(line) > 80] == []
+    assert len(shown) > 80
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("stautus", "unknown command 'stautus'; did you mean 'status', 'start'?"),
+        ("recipe frob", "unknown command 'frob'"),
+        ("cluster", "a command is missing"),
+        ("up --prot 1", "unknown option --prot; did you mean --port?"),
+        ("up --port", "--port needs a value"),
+        ("up --detach=3", "--detach takes no value"),
+        ("up --port 5", "--port: '5' is not at least 1024"),
+        ("up --port 70000", "--port: '70000' is not at most 65535"),
+        ("up --port a", "--port: 'a' is not a whole number"),
+        ("plan --show x", "--show: 'x' is none of 'dockerfile', 'args', 'container', 'mods'"),
+        ("switch", "argument RECIPE is missing"),
+        ("list x y", "unexpected argument: x y"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_said_in_one_line(run: Run, words: str, said: str) -> None:
+    done = run(*words.split())
+    typed = words.partition(" ")[0]
+    fix = f"sparkdeploy {typed} --help" if typed in COMMANDS else "sparkdeploy --help"
+    assert done.returncode == 2
+    assert done.stderr == f"error: {said}\n  fix: {fix}\n"
