@@ -33,18 +33,20 @@ UNSTICK = "sudo nvidia-smi -rgc; if it stays, switch the machine off and unplug 
 SWAPPED_BYTES = 2**30
 REVIVE_DRIVER = "sudo reboot, after an update of the driver; else `sudo dmesg | grep -i nvrm`"
 DROP_CACHES = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
+_FOLDER = "`sparkdeploy config` shows its folder"
 NEEDED_FOR = {
     "hub": (
         "downloads of models",
-        "set `hub` in the configuration to a mirror, or copy the model into HF_HUB_CACHE",
+        f"set `hub` in config.yaml ({_FOLDER}), or copy the model into HF_HUB_CACHE",
     ),
     "package_index": (
         "image builds",
-        "set `index_url` or `wheelhouse` in the configuration, or a proxy",
+        f"set `index_url` or `wheelhouse` in config.yaml ({_FOLDER}), or a proxy",
     ),
     "container_registry": (
         "base images",
-        "set `container_registry` to a mirror; without one the base is made from Debian packages",
+        f"set `container_registry` in config.yaml ({_FOLDER}); without one the base is made from "
+        "Debian packages",
     ),
 }
 """For each host: what fails without it, and the fix."""

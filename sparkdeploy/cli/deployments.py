@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -134,7 +135,11 @@ def switch(
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
     settings = current_settings()
-    name = name if name is not None else names.said(None, ("switch", recipe, "--name"))
+    try:
+        name = names.said(name, ("switch", recipe, "--name"))
+    except names.NothingDeployedError as error:
+        error.hint = shlex.join(["sparkdeploy", "up", recipe])
+        raise
     address = address_of(name, settings)
     is_cluster = cluster or (address.cluster and not solo)
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)

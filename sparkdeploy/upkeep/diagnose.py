@@ -84,14 +84,17 @@ def diagnose(subject: str | None, output: Path | None) -> Bundle:
 
 def _only_subject(settings: Settings) -> str:
     """Raises UsageError where there are several deployments."""
+    folders = [path for path in settings.crashes_dir.glob("*") if path.is_dir()]
     try:
         return names.said(None, ("diagnose",))
-    except NodeError:
+    except NodeError as error:
         # Nothing is deployed, or the Docker Engine itself is what has failed.
-        folders = [path for path in settings.crashes_dir.glob("*") if path.is_dir()]
-        if not folders:
-            raise
-        return str(max(folders, key=lambda path: path.stat().st_mtime))
+        if folders:
+            return str(max(folders, key=lambda path: path.stat().st_mtime))
+        if isinstance(error, names.NothingDeployedError):
+            error.message = "nothing is deployed and no start has failed: there is nothing to pack"
+            error.hint = "`sparkdeploy doctor` says what is wrong with the machine"
+        raise
 
 
 def _collect(

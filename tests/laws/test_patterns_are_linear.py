@@ -11,6 +11,7 @@ import pytest
 
 from sparkdeploy.chat import answer
 from sparkdeploy.checks import symptoms
+from sparkdeploy.cli import main
 from sparkdeploy.image import failures
 from sparkdeploy.recipe import arguments
 from sparkdeploy.recipe.releases import families
@@ -28,6 +29,7 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
         lambda: (text for it in symptoms.SERVERS for text in (it.name, it.image)),
         SEARCH,
     ),
+    "cli/main.py:_show_misuse": (lambda: main._MISUSES, frozenset({"sub"})),
     "chat/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),
     "image/failures.py:failed": (lambda: failures._HINTS, SEARCH),
     "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),

@@ -70,6 +70,23 @@ def test_with_nothing_deployed_it_is_said_how_to_begin(engine: FakeContainers) -
     assert refused.value.hint == "start with `sparkdeploy up`"
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("switch v3-fast", "sparkdeploy up v3-fast"),
+        ("diagnose", "`sparkdeploy doctor` says what is wrong with the machine"),
+    ],
+)
+def test_with_nothing_deployed_the_fix_is_one_for_the_command(
+    run: Run, engine: FakeContainers, words: str, fix: str
+) -> None:
+    given(engine)
+    done = run(*words.split())
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: nothing is deployed")
+    assert done.stderr.endswith(f"\n  fix: {fix}\n")
+
+
 @pytest.mark.parametrize("command", ["down", "rollback"])
 def test_a_name_that_nothing_has_is_refused_with_the_near_one(
     run: Run, engine: FakeContainers, command: str
