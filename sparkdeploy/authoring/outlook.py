@@ -11,14 +11,7 @@ from sparkdeploy.authoring.machine import machine_wanted, measured_on
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import (
-    attention,
-    context,
-    memory,
-    memory_report,
-    model_facts,
-    speed_report,
-)
+from sparkdeploy.estimate import limits, memory, memory_report, model_facts, speed_report
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
@@ -156,10 +149,10 @@ def outlook_for(
 def _refuse_unserved(outlook: Outlook) -> None:
     """Raise RecipeError where the cache's format does not go with the model's attention."""
     recipe = outlook.resolved.recipe
-    for words in attention.unserved(recipe.serve, attention.needs_of(outlook.facts.config)):
-        raise RecipeError(f"{shown(recipe.model.source)} has {words}", hint=attention.FIX)
-    if beyond := context.beyond_context(recipe.serve, outlook.facts.architecture):
-        raise RecipeError(f"{shown(recipe.model.source)} has {beyond}", hint=context.CONTEXT_FIX)
+    for words in limits.unserved(recipe.serve, limits.needs_of(outlook.facts.config)):
+        raise RecipeError(f"{shown(recipe.model.source)} has {words}", hint=limits.FORMAT_FIX)
+    if beyond := limits.beyond_context(recipe.serve, outlook.facts.architecture):
+        raise RecipeError(f"{shown(recipe.model.source)} has {beyond}", hint=limits.CONTEXT_FIX)
 
 
 @dataclass(frozen=True, slots=True)

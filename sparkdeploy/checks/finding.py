@@ -43,10 +43,13 @@ def warn(check: str, seen: str, fix: str) -> Finding:
     return Finding(check, Verdict.WARN, seen, fix)
 
 
-def fail(
-    check: str, seen: str, fix: str, *, blocks: Literal["prepare", "start"] = "start"
-) -> Finding:
-    return Finding(check, Verdict.FAIL, seen, fix, blocks)
+def fail(check: str, seen: str, fix: str) -> Finding:
+    return Finding(check, Verdict.FAIL, seen, fix)
+
+
+def fail_early(check: str, seen: str, fix: str) -> Finding:
+    """Return a failure that stands in the way of images and checkpoints already."""
+    return Finding(check, Verdict.FAIL, seen, fix, blocks="prepare")
 
 
 def not_seen(check: str, why: str) -> Finding:

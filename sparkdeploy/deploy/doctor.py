@@ -30,9 +30,10 @@ from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.findings import plan_findings, recipe_findings
 from sparkdeploy.plan.make import decide
 from sparkdeploy.plan.observe import observe
+from sparkdeploy.plan.preflight import doctor_findings
+from sparkdeploy.plan.recipe_checks import recipe_findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -182,7 +183,7 @@ def _plan_findings(
     draft: _Task[Plan], plan: Plan | None, seen: HostFacts, settings: Settings
 ) -> Iterator[Finding]:
     if plan is not None:
-        yield from plan_findings(plan)
+        yield from doctor_findings(plan)
         head = plan.observed.head
         yield from docker.deployment_findings(
             head.containers,

@@ -22,7 +22,8 @@ from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.node import named
-from sparkdeploy.plan.problems import in_the_way, owner_of, promised_bytes, shortage
+from sparkdeploy.plan.memory import promised_bytes, shortage
+from sparkdeploy.plan.preflight import in_the_way, owner_of
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
@@ -331,11 +332,11 @@ def require_memory(
         meminfo = _meminfo(node)
         unpromised = meminfo.get("MemTotal", UNKNOWN_BYTES) - others_bytes
         available = min(meminfo.get("MemAvailable", unpromised), unpromised)
-        problem = next(shortage(claim, available), None)
-        if problem is None:
+        if available >= claim.total_bytes:
             break
         # What is promised to others does not come back: no wait can help.
         if time.monotonic() >= deadline_s or unpromised < claim.total_bytes:
+            problem = shortage(claim, available)
             raise NodeError(prefix + problem.seen, hint=problem.fix)
         time.sleep(POLL_S)
     if not claim.page_cache_counts:

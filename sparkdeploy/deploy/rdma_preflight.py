@@ -26,7 +26,7 @@ from sparkdeploy.node.ports import free_port
 from sparkdeploy.plan.backends import allows_sockets, planned_transport
 from sparkdeploy.plan.container import probe_spec, wants_rdma
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.problems import refuse_to_start
+from sparkdeploy.plan.preflight import refuse_to_start
 from sparkdeploy.server.backend_check import Match, compare_backends
 from sparkdeploy.server.crash import root_cause
 from sparkdeploy.server.phases import read_whole
@@ -58,7 +58,7 @@ def require_rdma(plan: Plan, nodes: Nodes) -> None:
     """
     checks = probe_containers(plan, nodes)
     failed = tuple(check for check in checks if check.verdict is Verdict.FAIL)
-    refuse_to_start(replace(plan, problems=failed))
+    refuse_to_start(plan, failed)
     for check in checks:
         if check.verdict is not Verdict.OK:
             console.warn(check.seen)

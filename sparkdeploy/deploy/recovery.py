@@ -19,7 +19,7 @@ from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.node import named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
-from sparkdeploy.plan.problems import owner_of
+from sparkdeploy.plan.preflight import owner_of
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:

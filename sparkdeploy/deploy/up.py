@@ -23,11 +23,7 @@ from sparkdeploy.deploy.wait import Watch, awaited_start, expected_downtime, tim
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
 from sparkdeploy.plan.make import decide, decide_again, draft_plan
-from sparkdeploy.plan.problems import (
-    existing_container,
-    refuse_to_prepare,
-    refuse_to_start,
-)
+from sparkdeploy.plan.preflight import refuse_to_prepare, refuse_to_start
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, awaited_preparation
 from sparkdeploy.recipe.report import values_to_show
@@ -166,7 +162,7 @@ def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> No
     """Raise SparkdeployError when something runs that the plan replaces, and nobody consents."""
     replaced = [part for part in plan.parts if part.action is Action.REPLACE]
     seen = (plan.observed.node(part.node) for part in replaced)
-    facts = (existing_container(node, plan.deployment) for node in seen if node is not None)
+    facts = (node.container(plan.deployment.name) for node in seen if node is not None)
     running = [fact for fact in facts if fact is not None and fact.is_running]
     if not running:
         return
@@ -216,7 +212,7 @@ def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
     for seen in plan.observed.nodes:
         node = ranks.node(seen.facts.name)
         found = deployments_in(node.listing).get(plan.deployment.name)
-        before = existing_container(seen, plan.deployment)
+        before = seen.container(plan.deployment.name)
         fact = found.serving if found is not None else None
         then = (before.container_id, before.is_running) if before is not None else None
         now = (fact.container_id, fact.is_running) if fact is not None else None

@@ -11,13 +11,12 @@ from sparkdeploy.estimate.memory_claim import memory_claim
 from sparkdeploy.estimate.weights import share_of_weights
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.plan.container import HostFolders, part_spec
-from sparkdeploy.plan.findings import machine_findings
 from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
 from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
 from sparkdeploy.plan.observe import observe, with_models
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.place import place_of
-from sparkdeploy.plan.problems import existing_container, find_problems
+from sparkdeploy.plan.preflight import preflight
 from sparkdeploy.plan.steps import Action, CheckpointStep, Needs, Part, Plan
 from sparkdeploy.plan.topology import alone, make_topology
 from sparkdeploy.units import format_bytes
@@ -126,8 +125,7 @@ def make_plan(
         checkpoint=_checkpoint_step(observed),
     )
     plan = replace(plan, parts=_together(plan, [_part(plan, seat) for seat in plan.topology.seats]))
-    findings = tuple(machine_findings(plan))
-    return replace(plan, findings=findings, problems=tuple(find_problems(plan, findings)))
+    return replace(plan, findings=tuple(preflight(plan)))
 
 
 def _checkpoint_step(observed: Observed) -> CheckpointStep:
@@ -155,7 +153,7 @@ def _part(plan: Plan, seat: Seat) -> Part:
     claim = memory_claim(plan.resolved.recipe, plan.resolved.engine, seen.facts)
     place = place_of(plan.observed, plan.folders, seat.node)
     spec = _spec(plan, seat, place, claim) if place is not None else None
-    action, reason = _done_about(spec, existing_container(seen, plan.deployment))
+    action, reason = _done_about(spec, seen.container(plan.deployment.name))
     if action is Action.REUSE and _is_starting(plan):
         reason = STARTING
     needs = _head_needs(plan) if seat.is_head else _worker_needs(plan, seen)
@@ -214,7 +212,7 @@ def _stopped_whole(plan: Plan, parts: Sequence[Part]) -> list[ContainerFact] | N
     found = []
     for part in parts:
         seen = plan.observed.node(part.node)
-        fact = existing_container(seen, plan.deployment) if seen is not None else None
+        fact = seen.container(plan.deployment.name) if seen is not None else None
         # A head that runs was not inspected.
         if not isinstance(fact, ContainerFact) or part.spec is None:
             return None

@@ -11,7 +11,7 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.published import ask_in_time, shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.attention import needs_of
+from sparkdeploy.estimate.limits import needs_of
 from sparkdeploy.estimate.model_facts import known_layers
 from sparkdeploy.plan.observed import MissingModel
 

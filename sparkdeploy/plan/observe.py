@@ -20,7 +20,7 @@ from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import NodeError, RecipeError
-from sparkdeploy.estimate.attention import needs_of
+from sparkdeploy.estimate.limits import needs_of
 from sparkdeploy.estimate.weights import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of

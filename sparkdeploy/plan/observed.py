@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdeploy.estimate.attention import NO_NEEDS, AttentionNeeds
+from sparkdeploy.estimate.limits import NO_NEEDS, AttentionNeeds
+from sparkdeploy.plan.container import container_name
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -113,6 +114,11 @@ class ObservedNode:
     """By model folder of that node: files of its own shared store that links there lead to."""
     has_stranger: bool = False
     """Whether a container that is none of ours has the deployment's name."""
+
+    def container(self, deployment: str) -> ListedContainer | None:
+        """Return the one that serves, or served, a deployment."""
+        wanted = container_name(deployment)
+        return next((item for item in self.containers if item.name == wanted), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from sparkdeploy import labels
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.report import SIGNS, legend, signed
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
-from sparkdeploy.plan.findings import BUDGET_CHECK
 from sparkdeploy.plan.images import mods_of, unresolved_tag
+from sparkdeploy.plan.steps import BUDGET_CHECK
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import InspectedEngine

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sparkdeploy.plan.topology import Seat, Topology
     from sparkdeploy.recipe.load import Resolved
 
+BUDGET_CHECK = "machine.room"
+
 
 class Action(Enum):
     """What a step does; the value is the sign it is printed with."""
@@ -105,10 +107,8 @@ class Plan:
     checkpoint: CheckpointStep
     parts: tuple[Part, ...] = ()
     """One a node, by rank."""
-    problems: tuple[Finding, ...] = ()
-    """What must be solved before it can be applied."""
     findings: tuple[Finding, ...] = ()
-    """What the doctor's checks say of the nodes, good and bad; the failing are problems too."""
+    """What the preflight checks say, good and bad."""
 
     @property
     def head(self) -> Part:
@@ -122,9 +122,14 @@ class Plan:
     def is_unchecked(self) -> bool:
         """Whether nobody could say how much memory the model takes."""
         return any(
-            item.check == "machine.room" and item.verdict is Verdict.NOT_SEEN
+            item.check == BUDGET_CHECK and item.verdict is Verdict.NOT_SEEN
             for item in self.findings
         )
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """What must be solved before it can be applied."""
+        return tuple(item for item in self.findings if item.verdict is Verdict.FAIL)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:

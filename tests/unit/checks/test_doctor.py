@@ -22,9 +22,9 @@ from sparkdeploy.errors import NodeError
 from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
 from sparkdeploy.node.node import Nodes, node_behind
-from sparkdeploy.plan import problems
-from sparkdeploy.plan.findings import recipe_findings
+from sparkdeploy.plan import preflight
 from sparkdeploy.plan.observed import ObservedNode
+from sparkdeploy.plan.recipe_checks import recipe_findings
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
 from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
@@ -124,8 +124,8 @@ def test_the_page_in_docs_lists_the_very_checks_there_are(
 
 def ids_of_problems() -> set[str]:
     """Every id of plan's problems and of checks between nodes; doctor's findings are examined."""
-    made = {"fail": "", "node_finding": "cluster."}
-    folders = (Path(problems.__file__).parent, Path(report.__file__).parent)
+    made = {"fail": "", "fail_early": "", "node_finding": "cluster."}
+    folders = (Path(preflight.__file__).parent, Path(report.__file__).parent)
     files = (*folders[0].glob("*.py"), folders[1] / "survey.py", folders[1] / "rdma.py")
     nodes = [item for file in files for item in ast.walk(ast.parse(file.read_text()))]
     calls = [item for item in nodes if isinstance(item, ast.Call) and item.args]

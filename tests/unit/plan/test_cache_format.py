@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.estimate.attention import AttentionNeeds, needs_of, unserved
+from sparkdeploy.estimate.limits import AttentionNeeds, needs_of, unserved
 from sparkdeploy.estimate.model_facts import read_shipped_facts
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Serve
@@ -126,7 +126,9 @@ def test_shipped_recipes_ask_nothing_that_their_cache_lacks(shipped: Library) ->
 
 
 def test_a_drafter_is_looked_at_too(shipped: Library) -> None:
-    drafter = replace(drafter_fact(), demands=AttentionNeeds(window_tokens=4096))
+    drafter = replace(
+        drafter_fact(), demands=AttentionNeeds(ignored=("sliding windows of 4,096 tokens",))
+    )
     facts = observed(companions=(drafter,))
     settings = ("serve.attention_backend=null", "serve.kv_cache_dtype=turboquant_4bit_nc")
     said = [it.seen for it in plan(shipped, facts, "dflash", *settings).problems]

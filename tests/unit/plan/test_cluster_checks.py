@@ -31,7 +31,7 @@ from sparkdeploy.node.ssh import explain
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
-from sparkdeploy.plan.problems import refuse_to_prepare
+from sparkdeploy.plan.preflight import refuse_to_prepare
 from sparkdeploy.plan.topology import make_topology
 from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.fabric import fabric_fact, interfaces_of, node_fact, sparks, two_node_plan

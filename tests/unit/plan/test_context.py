@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.architecture import architecture_of
-from sparkdeploy.estimate.context import UNSCALED, beyond_context, context_of
+from sparkdeploy.estimate.limits import UNSCALED, beyond_context, context_of
 from sparkdeploy.recipe.serve import Serve
 from tests.families import config
 

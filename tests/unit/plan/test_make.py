@@ -12,8 +12,8 @@ from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.ports import PortOwner
-from sparkdeploy.plan.findings import plan_findings
 from sparkdeploy.plan.observed import MissingModel, Observed, ObservedNode
+from sparkdeploy.plan.preflight import doctor_findings
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, Plan, plan_as_dict
 from tests.fakes.plans import (
@@ -240,7 +240,7 @@ def test_a_rehearsal_is_proposed_only_where_it_can_say_something(
 
 def test_the_doctor_names_the_user_that_the_container_has(shipped: Library) -> None:
     facts = observed(model=model_fact(owner_uid=0, owner_gid=0))
-    found = {item.check: item.seen for item in plan_findings(plan(shipped, facts))}
+    found = {item.check: item.seen for item in doctor_findings(plan(shipped, facts))}
     assert found["folders.owner"] == "the container runs as uid 65532"
 
 

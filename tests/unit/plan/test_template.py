@@ -12,7 +12,7 @@ import pytest
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.plan.folders import read_template, write_template
-from sparkdeploy.plan.model_problems import exchangeable
+from sparkdeploy.plan.model_checks import exchangeable
 from sparkdeploy.settings import load_settings
 from sparkdeploy.stored_json import read_unlinked
 

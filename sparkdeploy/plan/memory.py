@@ -1,0 +1,151 @@
+"""Whether a node has the memory for what it serves: the one place that judges it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checks.finding import fail, not_seen, ok, warn
+from sparkdeploy.checks.machine import check_page_cache
+from sparkdeploy.estimate.hardware import Hardware
+from sparkdeploy.estimate.memory import make_budget
+from sparkdeploy.estimate.model_facts import ModelFacts
+from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.plan.steps import BUDGET_CHECK, Action
+from sparkdeploy.units import format_gib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.estimate.memory_claim import MemoryClaim
+    from sparkdeploy.node.container import ListedContainer
+    from sparkdeploy.plan.observed import ObservedNode
+    from sparkdeploy.plan.steps import Part, Plan
+
+MOST_MACHINES = 8
+"""No message advises more: what the design is for."""
+
+
+def memory(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
+    """Yield whether the weights fit, whether enough is free, and how many requests fit."""
+    claim, weights_bytes = part.claim, part.needs.weights_bytes
+    vllm_bytes = claim.vllm_bytes if claim is not None else None
+    is_new = part.action is not Action.REUSE
+    if vllm_bytes is not None and (weights_bytes or 0) > vllm_bytes:
+        # No context is short enough for it, so nothing is said of requests.
+        if is_new:
+            yield _too_large(plan, claim, weights_bytes or 0, vllm_bytes)
+        return
+    yield from _requests(plan, part, seen)
+    available_bytes = seen.facts.memory_available_bytes
+    if claim is None or (available_bytes is None and seen.facts.memory_total_bytes is None):
+        yield not_seen("machine.memory", "/proc/meminfo cannot be read")
+        return
+    # What runs already has its memory; a finding about it would only be noise.
+    free_bytes = _free_bytes(plan, seen)
+    if is_new and free_bytes is not None and free_bytes < claim.total_bytes:
+        yield shortage(claim, free_bytes)
+    elif available_bytes is not None:
+        yield ok(
+            "machine.memory",
+            f"{format_gib(available_bytes)} available, {plan.resolved.recipe.name} takes "
+            f"{format_gib(claim.needed_bytes)}",
+        )
+    gpu = seen.facts.gpu if plan.resolved.engine.runs_on != "cpu" else None
+    if is_new and gpu is not None and gpu.memory_bytes is None:
+        yield check_page_cache(seen.facts.meminfo, claim.needed_bytes)
+
+
+def _too_large(
+    plan: Plan, claim: MemoryClaim | None, weights_bytes: int, vllm_bytes: int
+) -> Finding:
+    share = plan.resolved.recipe.serve.gpu_memory_utilization
+    whose = "machine's" if claim is not None and vllm_bytes == claim.needed_bytes else "GPU's"
+    takes = f"takes {format_gib(weights_bytes)}, and vLLM may use {format_gib(vllm_bytes)} "
+    takes += f"({share:g} of the {whose} memory)"
+    if plan.topology.is_alone:
+        needed = math.ceil(weights_bytes / vllm_bytes)
+        divided = f", {needed} such machines with --cluster" if needed <= MOST_MACHINES else ""
+        seen = f"memory: the weights alone {takes.replace('takes', 'take', 1)}"
+        fix = f"use a machine with more memory{divided}, or a smaller model"
+        return fail("machine.memory", seen, fix)
+    fix = f"divide the model among more nodes than {len(plan.parts)}: "
+    fix += f"--set cluster.tensor_parallel={2 * plan.topology.tensor_parallel}, or a smaller model"
+    return fail("machine.memory", f"memory: its share of the weights alone {takes}", fix)
+
+
+def _free_bytes(plan: Plan, seen: ObservedNode) -> int | None:
+    """Return what is free once a container that is replaced has ended; None where unknown."""
+    if seen.facts.memory_total_bytes is None:
+        return None
+    # What is promised to others counts, whether they have taken it yet or not.
+    name = plan.deployment.name
+    unpromised = seen.facts.memory_total_bytes - promised_bytes(seen.containers, name)
+    if seen.facts.memory_available_bytes is None:
+        return unpromised
+    existing = seen.container(name)
+    freed = existing.promised_bytes if existing is not None and existing.is_running else 0
+    return min(seen.facts.memory_available_bytes + freed, unpromised)
+
+
+def promised_bytes(containers: Iterable[ListedContainer], deployment: str) -> int:
+    """Return what the other deployments were planned to take, also those still loading."""
+    others = (it for it in containers if it.is_running and it.deployment != deployment)
+    return sum(it.promised_bytes for it in others)
+
+
+def shortage(claim: MemoryClaim, available_bytes: int) -> Finding:
+    return fail(
+        "machine.memory",
+        f"memory: {format_gib(claim.needed_bytes)} needed and {format_gib(claim.floor_bytes)} "
+        f"kept free for the machine, but only {format_gib(max(available_bytes, 0))} are available",
+        "stop other programs (`sparkdeploy status` shows ours), drop the page cache, or lower "
+        "serve.gpu_memory_utilization",
+    )
+
+
+def _requests(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
+    """Say how many requests fit by estimate; a model whose size nobody knows is never passed."""
+    model, weights_bytes = plan.observed.model, part.needs.weights_bytes
+    if plan.resolved.engine.runs_on == "cpu":
+        return
+    if weights_bytes is None or seen.facts.memory_total_bytes is None:
+        name = plan.resolved.recipe.model.source
+        why = "the model was not looked for" if model is None else model.unknown
+        if isinstance(model, ModelFact) and not model.has_weights:
+            why = "its files hold no weights"
+        elif model is not None and weights_bytes is not None:
+            why = "the memory of this machine"
+        reason = f"memory was not checked, for nobody says how large {name} is"
+        yield not_seen(BUDGET_CHECK, reason + (f": {why}" if why else ""))
+        return
+    gpu_bytes = seen.facts.gpu.memory_bytes if seen.facts.gpu is not None else None
+    memory_bytes = gpu_bytes or seen.facts.memory_total_bytes
+    hardware = Hardware(part.node, part.node, memory_bytes, 0.0, "seen", gpu_bytes is None)
+    facts = ModelFacts(
+        repo=plan.resolved.recipe.model.source,
+        architecture=model.layers if model is not None else None,
+        weight_bytes={WeightKind.OTHER: weights_bytes},
+        origin="file sizes",
+        unknown=model.unknown if model is not None else "",
+        tensor_ranks=plan.topology.tensor_parallel,
+        stages=plan.topology.pipeline_parallel,
+    )
+    budget = make_budget(plan.resolved, facts, hardware)
+    row, weights = budget.longest, f"beside {format_gib(budget.weight_bytes)} of weights"
+    if budget.unknown:
+        takes = f"weights take {format_gib(budget.weight_bytes)}; what a request takes is not known"
+        yield ok(BUDGET_CHECK, f"{takes}: {budget.unknown}")
+    elif row is not None and row.concurrency < 1:
+        cluster = "" if plan.topology.is_alone else " --cluster"
+        show = f"sparkdeploy show {plan.resolved.called} --capacity{cluster}"
+        yield warn(
+            BUDGET_CHECK,
+            f"by estimate one request of {row.context_tokens:,} tokens does not fit {weights}",
+            f"lower serve.max_model_len or compress the cache: `{show}`",
+        )
+    elif row is not None:
+        fits = f"by estimate {row.concurrency:.1f} requests of {row.context_tokens:,} tokens fit"
+        yield ok(BUDGET_CHECK, f"{fits} {weights}")
