@@ -11,7 +11,6 @@ from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
 from sparkdeploy.bench.record import FailureKind, SuiteResult
 from sparkdeploy.bench.suites import (
     WARMUPS,
-    Ask,
     Dialect,
     Forecast,
     Prompt,
@@ -20,21 +19,17 @@ from sparkdeploy.bench.suites import (
     context_prompt,
     request_body,
 )
-from sparkdeploy.bench.watch import (
-    difference,
-    kv_peak,
-    machine_watch,
-    together,
-)
+from sparkdeploy.bench.watch import difference, machine_watch, together
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.server.metrics import read_metrics
 from sparkdeploy.server.pooling import MEASURE_HINT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-    from sparkdeploy.bench.record import Cell, Failure, ServerDelta
+    from sparkdeploy.bench.answers import CountedAnswer
+    from sparkdeploy.bench.record import Cell, Failure, RequestSample, ServerDelta
     from sparkdeploy.bench.streams import Streams
     from sparkdeploy.bench.suites import Condition, Suite, Turn
     from sparkdeploy.bench.watch import BenchWatch, Reading
@@ -46,8 +41,8 @@ GONE = "the server no longer answers"
 INTERRUPTED = "interrupted"
 """The note of a suite that a person ended."""
 NO_ROUTE = "404: Not Found"
-"""FastAPI's words for a route that is not there; a model that is not is told in others."""
-_GREETING = Prompt("hello", ({"role": "user", "content": "Hello"},), 2)
+"""FastAPI's answer for a route that is not there; a model that is not has another."""
+_GREETING = Prompt("hello", ({"role": "user", "content": "Hello"},), 2, is_exact=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,45 +61,66 @@ class MeasuredServer:
         except SparkdeployError:
             return None
 
-    def settled(self, before: Metrics, tokens: int) -> Metrics | None:
-        """Read until the server has counted what it has answered, a moment later at most."""
+    def counted_since(self, before: Metrics, measured: Iterable[Measured]) -> list[ServerDelta]:
+        """Wait until the server has counted what it has answered; return the difference, if any."""
+        tokens = sum(item.sample.completion_tokens for item in measured)
+        wanted = (before.generated_tokens or 0) + tokens
         deadline_s = time.perf_counter() + SETTLE_S
         while True:
             after = self.counters()
             counted = after.generated_tokens if after is not None else None
-            wanted = (before.generated_tokens or 0) + tokens
             if counted is None or counted >= wanted or time.perf_counter() > deadline_s:
-                return after
+                return [difference(before, after)] if after is not None else []
             time.sleep(SETTLE_POLL_S)
 
-    def body(self, ask: Ask) -> dict[str, Any]:
-        return request_body(ask, model=self.model, dialect=self.dialect)
+    def body(self, prompt: Prompt) -> dict[str, Any]:
+        return request_body(prompt, model=self.model, dialect=self.dialect)
+
+    def answer(self, prompt: Prompt, **more: object) -> CountedAnswer:
+        """Ask one prompt that counts nowhere; `more` is added to the request's body."""
+        return read_answer(self.streams.round([self.body(prompt) | more])[0])
 
 
 @dataclass(slots=True)
-class _Collected:
+class Collected:
+    """What a condition has brought by now, by round."""
+
     rounds: dict[int, list[Measured]] = field(default_factory=dict)
     deltas: list[ServerDelta] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
 
+    def cell(self, condition: Condition) -> Cell:
+        return cell_of(
+            condition,
+            self.rounds,
+            server=together(self.deltas, self.readings),
+            machine=machine_watch(self.readings),
+        )
+
 
 def find_dialect(streams: Streams, model: str) -> Dialect:
-    words, failure = "", None
+    """Return the most that the server counts when asked; BenchError where it counts nothing."""
+    failures: list[Failure] = []
     for dialect in Dialect:
-        ask = Ask(_GREETING, is_exact=True)
-        body = request_body(ask, model=model, dialect=dialect)
-        failure = read_answer(streams.round([body])[0]).failure
+        failure = MeasuredServer(streams, model, dialect).answer(_GREETING).failure
         if failure is None:
             return dialect
-        words = f"{failure.kind}: {failure.message}"
+        failures.append(failure)
         if failure.kind not in {FailureKind.REFUSED, FailureKind.UNCOUNTED}:
             break
+    failure = failures[-1]
     hint = None
-    if failure is not None and failure.kind is FailureKind.UNCOUNTED:
+    if failure.kind is FailureKind.UNCOUNTED:
         hint = "it must answer `stream_options: {include_usage: true}`: chunks are not tokens"
-    if words.endswith(NO_ROUTE):
+    if failure.message.endswith(NO_ROUTE):
         hint = MEASURE_HINT
-    raise BenchError(f"the server cannot be measured: {words}", hint=hint)
+    raise BenchError(f"the server cannot be measured: {failure.kind}: {failure.message}", hint=hint)
+
+
+def is_gone(samples: Iterable[RequestSample]) -> bool:
+    """Return whether no request reached the server."""
+    failures = [sample.failure for sample in samples]
+    return all(item and item.kind is FailureKind.UNREACHABLE for item in failures)
 
 
 @dataclass(slots=True)
@@ -116,7 +132,7 @@ class Measurement:
     """Begins the prompts made to measure."""
     _sizer: Sizer = field(default_factory=Sizer)
     _forecast: Forecast = field(default_factory=Forecast)
-    _collected: dict[Condition, _Collected] = field(default_factory=dict)
+    _collected: dict[Condition, Collected] = field(default_factory=dict)
     _began_s: float = field(default_factory=time.perf_counter)
 
     def run(self, on_progress: Callable[[Turn, float | None, float | None], None]) -> SuiteResult:
@@ -130,8 +146,7 @@ class Measurement:
         try:
             for index, turn in enumerate(turns):
                 measured = self._take(turn)
-                failures = [item.sample.failure for item in measured]
-                if all(item and item.kind is FailureKind.UNREACHABLE for item in failures):
+                if is_gone(item.sample for item in measured):
                     notes = (*notes, GONE)
                     break
                 speeds = [s for item in measured if (s := item.sample.decode_tok_s) is not None]
@@ -147,75 +162,68 @@ class Measurement:
             rounds=self.suite.rounds,
             warmups=WARMUPS,
             is_complete=is_complete,
-            cells=tuple(self._cells()),
+            cells=tuple(
+                kept.cell(condition)
+                for condition, kept in self._collected.items()
+                if kept.rounds.keys() - {WARM_UP}
+            ),
             notes=notes,
         )
 
     def _take(self, turn: Turn) -> list[Measured]:
-        condition = turn.condition
-        asks = self._asks(turn)
+        prompts = self._prompts(turn.condition)
         before = self.server.counters()
         start_s = time.perf_counter()
-        exchanges = self.server.streams.round([self.server.body(ask) for ask in asks])
+        exchanges = self.server.streams.round([self.server.body(prompt) for prompt in prompts])
         end_s = time.perf_counter()
         measured = [
             measure(
                 exchange,
                 read_answer(exchange),
-                prompt=condition.prompt,
+                prompt=turn.condition.prompt,
                 number=turn.round,
                 stream=stream,
                 began_s=self._began_s,
             )
             for stream, exchange in enumerate(exchanges)
         ]
-        self._learn(asks, measured)
-        kept = self._collected.setdefault(condition, _Collected())
+        self._learn(prompts, measured)
+        kept = self._collected.setdefault(turn.condition, Collected())
         kept.rounds[turn.round] = measured
         # Also after a warm-up: what it counts late must not fall into the next round.
-        tokens = sum(item.sample.completion_tokens for item in measured)
-        after = self.server.settled(before, tokens) if before is not None else None
+        deltas = self.server.counted_since(before, measured) if before is not None else []
         if turn.round != WARM_UP:
             kept.readings += self.watch.between(start_s, end_s)
-            if before is not None and after is not None:
-                kept.deltas.append(difference(before, after))
+            kept.deltas += deltas
         return measured
 
-    def _asks(self, turn: Turn) -> list[Ask]:
-        condition = turn.condition
-        if condition.context_tokens is None:
-            by_name = {prompt.name: prompt for prompt in asked(self.suite.name)}
-            return [Ask(by_name[condition.prompt])] * condition.concurrency
-        words = self._words_for(condition.context_tokens - condition.max_tokens)
-        made = [self._made(words, condition.max_tokens) for _ in range(condition.concurrency)]
-        return [
-            Ask(prompt, is_exact=True, context_tokens=condition.context_tokens, words=words)
-            for prompt in made
-        ]
+    def _prompts(self, condition: Condition) -> list[Prompt]:
+        """Return a prompt for each stream."""
+        tokens, count = condition.context_tokens, condition.concurrency
+        if tokens is None:
+            return [it for it in asked(self.suite.name) if it.name == condition.prompt] * count
+        words = self._words_for(tokens - condition.max_tokens)
+        return [self._made(words, condition.max_tokens, tokens) for _ in range(count)]
 
-    def _made(self, words: int, max_tokens: int) -> Prompt:
+    def _made(self, words: int, max_tokens: int, context_tokens: int) -> Prompt:
         self.seed += 1
-        return context_prompt(words, seed=self.seed, max_tokens=max_tokens)
+        return context_prompt(
+            words, seed=self.seed, max_tokens=max_tokens, context_tokens=context_tokens
+        )
 
     def _words_for(self, prompt_tokens: int) -> int:
         while (words := self._sizer.probe_for(prompt_tokens)) is not None:
-            failure = self._probe(words, prompt_tokens)
-            if failure is None:
-                continue
-            if not self._sizer.can_foretell:
-                raise BenchError(f"a prompt of {words} words failed: {failure.message}")
-            # What the server does not take shorter it does not take: the cell itself will say so.
-            break
+            answer = self.server.answer(self._made(words, 1, prompt_tokens))
+            if answer.failure is None:
+                self._sizer.learn(words, answer.prompt_tokens)
+            elif not self._sizer.can_foretell:
+                raise BenchError(f"a prompt of {words} words failed: {answer.failure.message}")
+            else:
+                # What the server does not take shorter it does not take: the cell will say so.
+                break
         return self._sizer.words_for(prompt_tokens)
 
-    def _probe(self, words: int, wanted_tokens: int) -> Failure | None:
-        ask = Ask(self._made(words, 1), is_exact=True, context_tokens=wanted_tokens)
-        answer = read_answer(self.server.streams.round([self.server.body(ask)])[0])
-        if answer.failure is None:
-            self._sizer.learn(words, answer.prompt_tokens)
-        return answer.failure
-
-    def _learn(self, asks: Sequence[Ask], measured: Sequence[Measured]) -> None:
+    def _learn(self, prompts: Sequence[Prompt], measured: Sequence[Measured]) -> None:
         counted = [item.sample for item in measured if item.is_counted]
         if not counted:
             return
@@ -225,19 +233,9 @@ class Measurement:
             tokens=max(sample.completion_tokens for sample in counted),
             decode_s=max(sample.duration_s - (sample.ttft_s or 0.0) for sample in counted),
         )
-        for ask, item in zip(asks, measured, strict=True):
-            if ask.words is not None and item.is_counted:
-                self._sizer.learn(ask.words, item.sample.prompt_tokens)
-
-    def _cells(self) -> Iterator[Cell]:
-        for condition, kept in self._collected.items():
-            if any(number != WARM_UP for number in kept.rounds):
-                yield cell_of(
-                    condition,
-                    kept.rounds,
-                    server=together(kept.deltas, kv_usage_peak=kv_peak(kept.readings)),
-                    machine=machine_watch(kept.readings),
-                )
+        for prompt, item in zip(prompts, measured, strict=True):
+            if prompt.words and item.is_counted:
+                self._sizer.learn(prompt.words, item.sample.prompt_tokens)
 
 
 def outcome_of(result: SuiteResult) -> str:

@@ -38,6 +38,12 @@ class Prompt:
     max_tokens: int
     tools: tuple[Mapping[str, Any], ...] = ()
     """What the model may call, as OpenAI has it."""
+    is_exact: bool = False
+    """Whether the answer has max_tokens tokens; else the model may end it earlier."""
+    context_tokens: int | None = None
+    """Prompt and answer together, for a prompt that is made to measure."""
+    words: int = 0
+    """Of the filler, for such a prompt."""
 
 
 def asked(suite: str) -> tuple[Prompt, ...]:
@@ -72,9 +78,12 @@ def filler(words: int, *, seed: int) -> str:
     return " ".join(" ".join(sentences).split()[:words])
 
 
-def context_prompt(words: int, *, seed: int, max_tokens: int) -> Prompt:
+def context_prompt(
+    words: int, *, seed: int, max_tokens: int, context_tokens: int | None = None
+) -> Prompt:
     content = f"{filler(words, seed=seed)}\n\nSummarise the report above in detail."
-    return Prompt("context", ({"role": "user", "content": content},), max_tokens)
+    message = {"role": "user", "content": content}
+    return Prompt("context", (message,), max_tokens, (), True, context_tokens, words)
 
 
 def digest(prompts: tuple[Prompt, ...]) -> str:
@@ -98,35 +107,24 @@ class Dialect(Enum):
     PLAIN = "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    prompt: Prompt
-    is_exact: bool = False
-    """Whether the answer has max_tokens tokens; else the model may end it earlier."""
-    context_tokens: int | None = None
-    words: int | None = None
-    """Of the filler, for a prompt that is made to measure."""
-
-
-def request_body(ask: Ask, *, model: str, dialect: Dialect) -> dict[str, Any]:
+def request_body(prompt: Prompt, *, model: str, dialect: Dialect) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
-        "messages": [dict(message) for message in ask.prompt.messages],
-        "max_tokens": ask.prompt.max_tokens,
+        "messages": [dict(message) for message in prompt.messages],
+        "max_tokens": prompt.max_tokens,
         "temperature": 0.0,
         "stream": True,
     }
-    if ask.prompt.tools:
-        body["tools"] = list(ask.prompt.tools)
+    if prompt.tools:
+        body["tools"] = list(prompt.tools)
     if dialect is not Dialect.PLAIN:
         body["stream_options"] = {"include_usage": True}
     if dialect is Dialect.FULL:
         body["stream_options"]["continuous_usage_stats"] = True
-        if (ask.context_tokens or 0) <= TOKEN_IDS_UP_TO:
+        if (prompt.context_tokens or 0) <= TOKEN_IDS_UP_TO:
             body["return_token_ids"] = True
-    if ask.is_exact and dialect is Dialect.FULL:
-        body["ignore_eos"] = True
-        body["min_tokens"] = ask.prompt.max_tokens
+        if prompt.is_exact:
+            body |= {"ignore_eos": True, "min_tokens": prompt.max_tokens}
     return body
 
 

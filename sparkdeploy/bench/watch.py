@@ -62,24 +62,26 @@ def difference(before: Metrics, after: Metrics) -> ServerDelta:
     return ServerDelta(**counted)
 
 
-def together(deltas: Iterable[ServerDelta], *, kv_usage_peak: float | None) -> ServerDelta | None:
+def together(deltas: Iterable[ServerDelta], readings: Iterable[Reading] = ()) -> ServerDelta | None:
+    """Sum what the server counted; of its KV cache return the two ends and the highest reading."""
     found = tuple(deltas)
     if not found:
         return None
     positions = zip_longest(*(item.accepted_per_position for item in found), fillvalue=0)
+    usages = (item.kv_usage for item in readings if item.kv_usage is not None)
     return ServerDelta(
         **{name: _sum(getattr(item, name) for item in found) for name in (*_COUNTED, *_DRAFTED)},
         accepted_per_position=tuple(map(sum, positions)),
         kv_usage_before=found[0].kv_usage_before,
         kv_usage_after=found[-1].kv_usage_after,
-        kv_usage_peak=kv_usage_peak,
+        kv_usage_peak=max(usages, default=None),
     )
 
 
 def drafted_in(run: Run) -> Speculation | None:
     """Return what was drafted while a run was measured; None where the server counted no drafts."""
     cells = (cell for suite in run.suites for cell in suite.cells)
-    summed = together((cell.server for cell in cells if cell.server), kv_usage_peak=None)
+    summed = together(cell.server for cell in cells if cell.server)
     if summed is None or summed.drafts is None:
         return None
     return Speculation(
@@ -171,10 +173,6 @@ def machine_watch(readings: Sequence[Reading]) -> MachineWatch | None:
         power_w=_range(load.power_w for load in loads),
         memory_floor_bytes=min(memory, default=None),
     )
-
-
-def kv_peak(readings: Iterable[Reading]) -> float | None:
-    return max((item.kv_usage for item in readings if item.kv_usage is not None), default=None)
 
 
 def _range(values: Iterable[float | None]) -> Range | None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import resource
-import statistics
 import time
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer
-from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, latency, measure
+from sparkdeploy.bench.figures import WARM_UP, latency, measure
 from sparkdeploy.bench.load.plan import salts
 from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
 from sparkdeploy.bench.load.tables import sustained_text
-from sparkdeploy.bench.measure import GONE, INTERRUPTED, outcome_of
-from sparkdeploy.bench.record import FailureKind, SuiteResult
+from sparkdeploy.bench.measure import GONE, INTERRUPTED, Collected, is_gone, outcome_of
+from sparkdeploy.bench.record import SuiteResult
 from sparkdeploy.bench.suites import Condition, SuiteName
-from sparkdeploy.bench.watch import difference, kv_peak, machine_watch, together
 from sparkdeploy.errors import BenchError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkdeploy.bench.answers import Exchange
+    from sparkdeploy.bench.figures import Measured
     from sparkdeploy.bench.load.plan import LoadPlan, Schedule
     from sparkdeploy.bench.measure import MeasuredServer
-    from sparkdeploy.bench.record import Cell, MachineWatch, ServerDelta
-    from sparkdeploy.bench.suites import Ask
+    from sparkdeploy.bench.record import Cell
+    from sparkdeploy.bench.suites import Prompt
     from sparkdeploy.bench.watch import BenchWatch
-    from sparkdeploy.server.metrics import Metrics
     from sparkdeploy.terminal.step import Step
 
 LATE_S = 0.02
@@ -89,29 +88,41 @@ class LoadMeasurement:
         BenchError when the server does not take the first chain, which counts nowhere.
         """
         self._require_answer()
-        notes: tuple[str, ...] = ()
+        notes: list[str] = []
         is_complete = False
         try:
             while (rate_per_s := self._next_rate()) is not None:
                 on_progress(rate_per_s, None)
                 self._cells.append(self._take(rate_per_s))
                 on_progress(rate_per_s, self._cells[-1])
-                if _is_gone(self._cells[-1]):
-                    notes = (GONE,)
+                if is_gone(self._cells[-1].samples):
+                    notes.append(GONE)
                     break
             else:
                 is_complete = True
         except KeyboardInterrupt:
-            notes = (INTERRUPTED,)
-        return self._result(is_complete=is_complete, notes=(*notes, *self._lateness()))
+            notes.append(INTERRUPTED)
+        plan = self.plan
+        return SuiteResult(
+            name=SuiteName.LOAD,
+            prompts=plan.hash,
+            rounds=1,
+            warmups=0,
+            is_complete=is_complete,
+            cells=tuple(sorted(self._cells, key=lambda cell: cell.load.rate_per_s)),  # type: ignore[union-attr]  # each has one
+            notes=(*notes, *self._lateness()),
+            asking=plan.texts.asking,
+            body=plan.texts.body,
+            sustained=plan.search.found(self._tries()) if plan.search and self._cells else None,
+        )
 
     def _require_answer(self) -> None:
         (chain,) = self._chains(1)
-        for ask in chain:
-            failure = read_answer(self.server.streams.round([self._body(ask)])[0]).failure
+        for prompt in chain:
+            failure = self.server.answer(prompt, **self.plan.texts.body).failure
             if failure is not None:
                 raise BenchError(
-                    f"the server does not take {ask.prompt.name} of this load: {failure.kind}: "
+                    f"the server does not take {prompt.name} of this load: {failure.kind}: "
                     f"{failure.message}"
                 )
 
@@ -125,36 +136,34 @@ class LoadMeasurement:
         return [cell.load for cell in self._cells if cell.load is not None]
 
     def _take(self, rate_per_s: float) -> Cell:
-        came = self.plan.arrivals.at(rate_per_s)
-        chains = self._chains(len(came.moments_s))
+        plan, schedule = self.plan, self.plan.arrivals.at(rate_per_s)
+        chains = self._chains(len(schedule.moments_s))
         before = self.server.counters()
         start_s = time.perf_counter()
-        bodies = [[self._body(ask) for ask in chain] for chain in chains]
-        began_s, exchanges = self.server.streams.at_moments(bodies, came.moments_s)
-        readings = self.watch.between(start_s, time.perf_counter())
-        measured = self._measured(chains, exchanges, came, began_s)
-        deltas = list(self._delta(before, measured))
-        return load_cell(
-            self.plan,
-            load_result(self.plan, rate_per_s, came, began_s, measured),
-            measured,
-            server=together(deltas, kv_usage_peak=kv_peak(readings)),
-            machine=machine_watch(readings),
-        )
+        bodies = [
+            [self.server.body(it) | dict(plan.texts.body) for it in chain] for chain in chains
+        ]
+        began_s, exchanges = self.server.streams.at_moments(bodies, schedule.moments_s)
+        kept = Collected(readings=[*self.watch.between(start_s, time.perf_counter())])
+        measured = self._measured(chains, exchanges, schedule, began_s)
+        for item in measured:
+            kept.rounds.setdefault(item.sample.round, []).append(item)
+        if before is not None:
+            kept.deltas += self.server.counted_since(before, measured)
+        largest = max(prompt.max_tokens for prompt in plan.texts.prompts)
+        cell = kept.cell(Condition(plan.texts.name, largest, concurrency=0))
+        return replace(cell, load=load_result(plan, rate_per_s, schedule, began_s, measured))
 
-    def _chains(self, count: int) -> list[tuple[Ask, ...]]:
+    def _chains(self, count: int) -> list[tuple[Prompt, ...]]:
         self.salt_seed += 1
         drawn = salts(count, seed=self.salt_seed)
         return [self.plan.texts.chain(index, salt) for index, salt in enumerate(drawn)]
 
-    def _body(self, ask: Ask) -> dict[str, object]:
-        return self.server.body(ask) | dict(self.plan.texts.body)
-
     def _measured(
         self,
-        chains: Sequence[Sequence[Ask]],
+        chains: Sequence[Sequence[Prompt]],
         exchanged: Sequence[Sequence[Exchange]],
-        came: Schedule,
+        schedule: Schedule,
         began_s: float,
     ) -> list[Measured]:
         if self._began_s is None:
@@ -162,27 +171,19 @@ class LoadMeasurement:
         measured = []
         for index, (chain, exchanges) in enumerate(zip(chains, exchanged, strict=True)):
             # Turns that were not sent, after a failure, are not there.
-            for turn, (ask, exchange) in enumerate(zip(chain, exchanges, strict=False)):
+            for turn, (prompt, exchange) in enumerate(zip(chain, exchanges, strict=False)):
                 item = measure(
                     exchange,
                     read_answer(exchange),
-                    prompt=ask.prompt.name,
-                    number=STEADY if came.is_steady(index) else WARM_UP,
+                    prompt=prompt.name,
+                    number=STEADY if schedule.is_steady(index) else WARM_UP,
                     stream=index,
                     began_s=self._began_s,
                 )
-                due_s = began_s + came.moments_s[index]
+                due_s = began_s + schedule.moments_s[index]
                 late_s = max(exchange.sent_s - exchange.connect_s - due_s, 0.0) if not turn else 0.0
                 measured.append(replace(item, sample=replace(item.sample, late_s=late_s)))
         return measured
-
-    def _delta(self, before: Metrics | None, measured: Sequence[Measured]) -> Iterator[ServerDelta]:
-        if before is None:
-            return
-        tokens = sum(item.sample.completion_tokens for item in measured)
-        after = self.server.settled(before, tokens)
-        if after is not None:
-            yield difference(before, after)
 
     def _lateness(self) -> Iterator[str]:
         for cell in self._cells:
@@ -194,61 +195,21 @@ class LoadMeasurement:
                     f"{load.latest_s:.3f} s at most; this machine is too busy for that rate"
                 )
 
-    def _result(self, *, is_complete: bool, notes: tuple[str, ...]) -> SuiteResult:
-        plan = self.plan
-        return SuiteResult(
-            name=SuiteName.LOAD,
-            prompts=plan.hash,
-            rounds=1,
-            warmups=0,
-            is_complete=is_complete,
-            cells=tuple(sorted(self._cells, key=_rate_of)),
-            notes=notes,
-            asking=plan.texts.asking,
-            body=plan.texts.body,
-            sustained=plan.search.found(self._tries()) if plan.search and self._cells else None,
-        )
-
-
-def _rate_of(cell: Cell) -> float:
-    return cell.load.rate_per_s if cell.load is not None else 0.0
-
-
-def _is_gone(cell: Cell) -> bool:
-    failures = [sample.failure for sample in cell.samples]
-    return all(item and item.kind is FailureKind.UNREACHABLE for item in failures)
-
-
-def load_cell(
-    plan: LoadPlan,
-    load: LoadResult,
-    measured: Sequence[Measured],
-    *,
-    server: ServerDelta | None,
-    machine: MachineWatch | None,
-) -> Cell:
-    rounds: dict[int, list[Measured]] = {}
-    for item in measured:
-        rounds.setdefault(item.sample.round, []).append(item)
-    largest = max(prompt.max_tokens for prompt in plan.texts.prompts)
-    condition = Condition(plan.texts.name, largest, concurrency=0)
-    return replace(cell_of(condition, rounds, server=server, machine=machine), load=load)
-
 
 def load_result(
     plan: LoadPlan,
     rate_per_s: float,
-    came: Schedule,
+    schedule: Schedule,
     began_s: float,
     measured: Sequence[Measured],
 ) -> LoadResult:
-    """Return the steady state of requests that came from `began_s` on, of the client's clock."""
+    """Return the steady state of requests since `began_s` of the client's clock."""
     steady = [item for item in measured if item.sample.round != WARM_UP]
     counted = [item for item in steady if item.is_counted]
-    last_s = max((_ended_s(item) for item in steady), default=began_s + came.steady_s)
-    window_s = last_s - began_s - came.steady_s
+    steady_s = began_s + schedule.steady_s
+    window_s = max((_ended_s(item) for item in steady), default=steady_s) - steady_s
     held = sum(plan.limits.holds(item.sample) for item in steady) if plan.limits else 0
-    late = [item.sample.late_s for item in measured if item.sample.late_s > LATE_S]
+    late = [item.sample.late_s for item in measured]
     return LoadResult(
         arrivals=plan.arrivals.law.value,
         rate_per_s=rate_per_s,
@@ -264,10 +225,10 @@ def load_result(
         limits_s=dict(plan.limits.seconds) if plan.limits else {},
         held=held,
         goodput_per_s=_rate(held, window_s) if plan.limits else None,
-        late_requests=len(late),
-        latest_s=max((item.sample.late_s for item in measured), default=0.0),
+        late_requests=sum(late_s > LATE_S for late_s in late),
+        latest_s=max(late, default=0.0),
         turns=tuple(_turns(plan, steady)),
-        unsent=len(came.moments_s) * plan.texts.turns - len(measured),
+        unsent=len(schedule.moments_s) * plan.texts.turns - len(measured),
     )
 
 
@@ -277,21 +238,17 @@ def _turns(plan: LoadPlan, steady: Sequence[Measured]) -> Iterator[TurnResult]:
     for turn, prompt in enumerate(plan.texts.prompts, 1):
         own = [item for item in steady if item.sample.prompt == prompt.name]
         counted = [item.sample for item in own if item.is_counted]
-        told = [sample.cached_tokens for sample in counted if sample.cached_tokens is not None]
+        cached = [it.cached_tokens for it in counted if it.cached_tokens is not None]
         waits = latency(own)
         yield TurnResult(
             turn=turn,
             requests=len(own),
             failures=len(own) - len(counted),
-            prompt_tokens=_mean([sample.prompt_tokens for sample in counted]),
-            cached_tokens=_mean(told) if len(told) == len(counted) else None,
+            prompt_tokens=fmean([it.prompt_tokens for it in counted]) if counted else None,
+            cached_tokens=fmean(cached) if cached and len(cached) == len(counted) else None,
             ttft_s=waits.ttft_s,
             tpot_s=waits.tpot_s,
         )
-
-
-def _mean(values: Sequence[int]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def most_at_once(spans: Iterable[tuple[float, float]]) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.load.search import Search
-from sparkdeploy.bench.suites import Ask, Prompt, asked, digest, filler
+from sparkdeploy.bench.suites import Prompt, asked, digest, filler
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -152,12 +152,12 @@ class SinglePrompts:
     turns = 1
     body: Mapping[str, Any] = field(default_factory=dict)
 
-    def chain(self, index: int, salt: str) -> tuple[Ask, ...]:
+    def chain(self, index: int, salt: str) -> tuple[Prompt, ...]:
         """Return request number `index`; `salt` begins it, so that no prefix cache can help."""
         prompt = self.prompts[index % len(self.prompts)]
         first, *others = prompt.messages
         content = f"Request {salt}.\n\n{first['content']}"
-        return (Ask(replace(prompt, messages=({**first, "content": content}, *others))),)
+        return (replace(prompt, messages=({**first, "content": content}, *others)),)
 
 
 def shipped_mix() -> SinglePrompts:
@@ -185,21 +185,21 @@ class Conversations:
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        return tuple(ask.prompt for ask in self.chain(0, ""))
+        return self.chain(0, "")
 
-    def chain(self, index: int, salt: str) -> tuple[Ask, ...]:  # noqa: ARG002 - all are alike
+    def chain(self, index: int, salt: str) -> tuple[Prompt, ...]:  # noqa: ARG002 - all are alike
         content = shipped("conversation.yaml")
         tools = tuple({"type": "function", "function": tool} for tool in content["tools"])
         messages: list[Message] = [
             {"role": "system", "content": content["system"]},
             {"role": "user", "content": f"Ticket {salt}. {content['task']}"},
         ]
-        asks = []
+        prompts = []
         for turn in range(1, self.turns + 1):
-            prompt = Prompt(f"turn {turn}", tuple(messages), content["max_tokens"], tools)
-            asks.append(Ask(prompt))
+            name = f"turn {turn}"
+            prompts.append(Prompt(name, tuple(messages), content["max_tokens"], tools))
             messages += _step(content["steps"], turn)
-        return tuple(asks)
+        return tuple(prompts)
 
 
 def _step(steps: list[dict[str, Any]], turn: int) -> Iterator[Message]:

@@ -166,7 +166,7 @@ def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
     rows: dict[int, list[Bar | str]] = {}
     for at, (shown, cells) in enumerate(drafting):
         # Each cell is weighted by its steps.
-        summed = together((delta for _, delta in cells), kv_usage_peak=None)
+        summed = together(delta for _, delta in cells)
         for position, share in enumerate(summed.acceptance_per_position if summed else (), 1):
             row = rows.setdefault(position, [NOTHING] * len(drafting))
             row[at] = Bar(figure(100 * share), 100 * share, shown.series)

@@ -32,13 +32,13 @@ def test_each_turn_begins_with_the_whole_one_before() -> None:
     chain = Conversations(9).chain(0, "abc")
 
     for earlier, later in pairwise(chain):
-        before, after = earlier.prompt.messages, later.prompt.messages
+        before, after = earlier.messages, later.messages
         assert after[: len(before)] == before
         asked, told = after[len(before) :]
         (call,) = asked["tool_calls"]
         assert told["tool_call_id"] == call["id"]
         called = call["function"]["name"]
-        (tool,) = [item for item in later.prompt.tools if item["function"]["name"] == called]
+        (tool,) = [item for item in later.tools if item["function"]["name"] == called]
         arguments = json.loads(call["function"]["arguments"])
         parameters = tool["function"]["parameters"]
         assert set(parameters["required"]) <= set(arguments) <= set(parameters["properties"])

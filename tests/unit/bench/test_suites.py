@@ -17,7 +17,6 @@ from sparkdeploy.bench.run import floor_of, require_gate, require_gated_suite
 from sparkdeploy.bench.suites import (
     SPARE_SHARE,
     SPARE_TOKENS,
-    Ask,
     Dialect,
     Forecast,
     Sizer,
@@ -128,11 +127,11 @@ def test_a_prompt_fits_though_words_differ_in_tokens(wanted: int) -> None:
         assert 0.9 * wanted - SPARE_TOKENS < tokens(sizer.words_for(wanted)) <= wanted
 
 
-ASK = Ask(context_prompt(10, seed=0, max_tokens=128), is_exact=True, context_tokens=1024, words=10)
+PROMPT = context_prompt(10, seed=0, max_tokens=128, context_tokens=1024)
 
 
 def test_a_full_body_asks_for_every_count() -> None:
-    body = request_body(ASK, model="qwen", dialect=Dialect.FULL)
+    body = request_body(PROMPT, model="qwen", dialect=Dialect.FULL)
 
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert body["return_token_ids"] is True
@@ -140,7 +139,7 @@ def test_a_full_body_asks_for_every_count() -> None:
 
 
 def test_a_plain_body_has_nothing_that_a_strict_server_refuses() -> None:
-    body = request_body(ASK, model="qwen", dialect=Dialect.PLAIN)
+    body = request_body(PROMPT, model="qwen", dialect=Dialect.PLAIN)
 
     assert set(body) == {"model", "messages", "max_tokens", "temperature", "stream"}
 

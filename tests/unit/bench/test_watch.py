@@ -9,8 +9,8 @@ import pytest
 
 from sparkdeploy.bench.watch import (
     BenchWatch,
+    Reading,
     difference,
-    kv_peak,
     kv_usage,
     machine_watch,
     together,
@@ -97,7 +97,7 @@ def test_a_watch_sees_the_machine_and_the_cache() -> None:
     assert seen.memory_floor_bytes == 4_000_000 * 1024
     assert seen.sm_clock_mhz is not None
     assert seen.sm_clock_mhz.median == 2411
-    assert kv_peak(readings) == 0.25
+    assert [reading.kv_usage for reading in readings] == [0.25, 0.25]
 
 
 def test_a_server_that_does_not_answer_meanwhile_has_no_usage() -> None:
@@ -107,7 +107,8 @@ def test_a_server_that_does_not_answer_meanwhile_has_no_usage() -> None:
     watch = BenchWatch(None, refuse, clock=lambda: 1.0)
     watch.look()
 
-    assert kv_peak(watch.between(0.0, 2.0)) is None
+    (reading,) = watch.between(0.0, 2.0)
+    assert reading.kv_usage is None
 
 
 def test_counters_are_differences_added_up() -> None:
@@ -117,7 +118,8 @@ def test_counters_are_differences_added_up() -> None:
     assert second is not None
     assert third is not None
 
-    summed = together([difference(first, second), difference(second, third)], kv_usage_peak=0.75)
+    readings = [Reading(1.0), Reading(2.0, kv_usage=0.75), Reading(3.0, kv_usage=0.5)]
+    summed = together([difference(first, second), difference(second, third)], readings)
 
     assert summed is not None
     assert (summed.prompt_tokens, summed.generation_tokens, summed.preemptions) == (27, 300, 0)
