@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.bench.campaign.folder import Before
-from sparkdeploy.bench.origin import MAX_RECIPE_CHARACTERS
+from sparkdeploy.bench.endpoint import MAX_RECIPE_CHARACTERS
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.removal import down

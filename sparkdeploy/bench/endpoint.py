@@ -1,27 +1,49 @@
-"""The server that is measured: a deployment or an address, reached once and described."""
+"""The server that is measured, reached once, and what made it: its image, log and machine."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sparkdeploy import labels
-from sparkdeploy.bench.origin import deployment_origin, endpoint_origin, recipe_origin
+from sparkdeploy import __version__, labels
+from sparkdeploy.bench.record import (
+    CheckpointOrigin,
+    ClientOrigin,
+    EngineOrigin,
+    ImageOrigin,
+    MachineOrigin,
+    RecipeOrigin,
+    RunOrigin,
+)
+from sparkdeploy.bench.tools import CHECKPOINT_MOUNT, MODEL_MOUNT
+from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import model_of, read_key_file, require_answers
 from sparkdeploy.errors import UsageError
+from sparkdeploy.node.facts import THIS_MACHINE, parse_meminfo, read_gpus, read_or_none
+from sparkdeploy.recipe.report import values_to_show
+from sparkdeploy.recipe.schema import Recipe
+from sparkdeploy.secret_shapes import text_without_secrets
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.log_lines import LineSplitter, read_line
+from sparkdeploy.server.phases import PhaseTracker
 from sparkdeploy.server.trust import ca_file as trusted
+from sparkdeploy.upkeep.images import image_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
-    from sparkdeploy.bench.record import RecipeOrigin, RunOrigin
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.facts import Machine
+    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
-
 
 _SUCH_AS = "such as http://127.0.0.1:8000"
 
@@ -132,3 +154,137 @@ def served_side(side: str, settings: Settings, access: Access) -> ServedSide:
     require_answers(fact, model)
     label = f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
     return ServedSide(model, label, recipe)
+
+
+MAX_RECIPE_CHARACTERS = 1 << 20
+_FLAGS = re.compile(r"non-default args: (?P<flags>\{.*\})")
+
+
+def endpoint_origin(model: ServedModel) -> RunOrigin:
+    is_here = urlsplit(model.base_url).hostname in {"127.0.0.1", "localhost", "::1"}
+    version = model.version()
+    return RunOrigin(
+        url=text_without_secrets(model.base_url),
+        model=model.name,
+        client=_client_origin("here" if is_here else "over the network"),
+        engine=EngineOrigin(version=version) if version else None,
+        machine=machine_origin(THIS_MACHINE) if is_here else None,
+    )
+
+
+def deployment_origin(host: DockerHost, fact: ContainerFact, model: ServedModel) -> RunOrigin:
+    record = host.inspect(fact.container_id)
+    return RunOrigin(
+        url=text_without_secrets(model.base_url),
+        model=fact.labels.get(labels.SERVED_NAME, ""),
+        client=_client_origin("here"),
+        deployment=fact.deployment,
+        recipe=recipe_origin(fact),
+        images=image_origins(host, fact, record),
+        checkpoint=checkpoint_origin(record),
+        engine=engine_origin(host.logs(fact.container_id), version=model.version()),
+        machine=machine_origin(THIS_MACHINE, docker=host.info().version),
+    )
+
+
+def recipe_origin(fact: ContainerFact) -> RecipeOrigin:
+    """Return the recipe with the values that were deployed, as the container's label has them."""
+    try:
+        # Whatever is longer breaks off and is no JSON: anybody may write a label.
+        written = fact.labels.get(labels.RECIPE_VALUES, "")[:MAX_RECIPE_CHARACTERS]
+        return _origin_of(Recipe.model_validate_json(written))
+    except ValueError:
+        return RecipeOrigin(fact.labels.get(labels.RECIPE, ""), fact.fingerprint)
+
+
+def _origin_of(recipe: Recipe) -> RecipeOrigin:
+    values = values_to_show(recipe)
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    expect = recipe.expect
+    floor = expect.end_to_end_tok_s if expect else None
+    source = f"{expect.source} on {expect.hardware}, {expect.engine}" if expect else ""
+    return RecipeOrigin(recipe.name, digest, recipe.title, values, floor, source)
+
+
+def image_origins(
+    host: DockerHost, fact: ContainerFact, record: dict[str, Any]
+) -> tuple[ImageOrigin, ...]:
+    reference = str(record["Config"]["Image"])
+    upper = host.find_image(fact.image_id)
+    if upper is None:
+        return (ImageOrigin(reference, fact.image_id),)
+    return tuple(
+        ImageOrigin(
+            reference if image is upper else next(iter(image.tags), image.image_id),
+            image.image_id,
+            image.fingerprint,
+            _versions(image.proof),
+        )
+        for image in image_chain(host, upper)
+    )
+
+
+def checkpoint_origin(record: dict[str, Any]) -> CheckpointOrigin | None:
+    mounts = {str(item["Destination"]): str(item["Source"]) for item in record["Mounts"]}
+    for target, source in mounts.items():
+        manifest = read_manifest(Path(source)) if target.startswith(CHECKPOINT_MOUNT) else None
+        if manifest is not None:
+            name, revision = manifest.source_name, manifest.source_revision
+            return CheckpointOrigin(name, revision, manifest.fingerprint, manifest.conversion)
+    for target in mounts:
+        if target.startswith(MODEL_MOUNT):
+            argv = " ".join(record["Args"])
+            snapshot = re.search(re.escape(target) + r"/snapshots/(\w+)", argv)
+            name = target.removeprefix(MODEL_MOUNT).removeprefix("models--").replace("--", "/")
+            return CheckpointOrigin(name, snapshot[1] if snapshot else None)
+    return None
+
+
+def engine_origin(log: Iterable[bytes], *, version: str | None) -> EngineOrigin:
+    tracker, splitter = PhaseTracker(), LineSplitter()
+    flags = ""
+    for chunk in log:
+        tracker.feed(chunk)
+        for text in splitter.feed(chunk):
+            if match := _FLAGS.search(read_line(text).text):
+                flags = text_without_secrets(match["flags"])
+    tracker.feed(b"\n")
+    facts = tracker.facts
+    return EngineOrigin(
+        version=version or facts.vllm_version,
+        flags=flags,
+        attention_backend=facts.attention_backend,
+        kv_cache_tokens=facts.kv_cache_tokens,
+        kv_cache_gib=facts.kv_cache_gib,
+        fp8_layers=facts.fp8_layers,
+        lm_head=facts.lm_head,
+    )
+
+
+def machine_origin(machine: Machine, *, docker: str | None = None) -> MachineOrigin:
+    """Return what the machine is; no host name, so that a record may be shared."""
+    gpu = next(iter(read_gpus(machine).gpus), None)
+    cpus = re.findall(r"^processor\s*:", read_or_none(machine, "/proc/cpuinfo") or "", re.MULTILINE)
+    return MachineOrigin(
+        product=(read_or_none(machine, "/sys/class/dmi/id/product_name") or "").strip(),
+        architecture=platform.machine(),
+        kernel=(read_or_none(machine, "/proc/sys/kernel/osrelease") or "").strip(),
+        cpu_count=len(cpus) or None,
+        memory_bytes=parse_meminfo(read_or_none(machine, "/proc/meminfo") or "").get("MemTotal"),
+        gpu=gpu.name if gpu else None,
+        driver=gpu.driver_version if gpu else None,
+        docker=docker,
+    )
+
+
+def _client_origin(where: str) -> ClientOrigin:
+    return ClientOrigin(__version__, platform.python_version(), where)
+
+
+def _versions(proof: dict[str, Any]) -> dict[str, str]:
+    """Return the versions an image's proof tells; an image of another origin has none."""
+    more = proof.get("versions", {})
+    if not isinstance(more, dict):
+        return {}
+    said = {name: proof[name] for name in ("vllm", "python", "cuda") if proof.get(name)}
+    return {str(name): str(value) for name, value in {**said, **more}.items()}

@@ -24,7 +24,7 @@ from sparkdeploy.bench.files import (
 from sparkdeploy.bench.load.measure import take_load
 from sparkdeploy.bench.load.plan import LoadPlan
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect, outcome_of
-from sparkdeploy.bench.quality.kept import newest_of_each, read_result
+from sparkdeploy.bench.quality.comparison import newest_of_each, read_result
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
 from sparkdeploy.bench.report.page import SERIES, report_page
 from sparkdeploy.bench.report.published import read_published
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.endpoint import Endpoint
-    from sparkdeploy.bench.quality.kept import QualityResult
+    from sparkdeploy.bench.quality.comparison import QualityResult
     from sparkdeploy.bench.suites import Turn
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step

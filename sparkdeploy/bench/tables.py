@@ -8,23 +8,17 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.compare import verdict_of
 from sparkdeploy.bench.figures import mean_of
 from sparkdeploy.bench.files import shipped
+from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.load.tables import load_lines
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.bench.compare import FigureDifference, Overall, RunComparison
+    from sparkdeploy.bench.compare import FigureDifference, RunComparison
     from sparkdeploy.bench.files import KeptRun
-    from sparkdeploy.bench.record import (
-        Cell,
-        Estimate,
-        Run,
-        RunOrigin,
-        SuiteResult,
-        Summary,
-    )
+    from sparkdeploy.bench.load.record import LoadResult, Quantiles, SustainedRate
+    from sparkdeploy.bench.record import Cell, Estimate, Run, RunOrigin, SuiteResult, Summary
     from sparkdeploy.terminal.tables import Block, TextRow
 
 HEADLINE = "end_to_end_tok_s"
@@ -54,11 +48,11 @@ def change(share: float, digits: int = 0) -> str:
     return text if any(digit in text for digit in "123456789") else text[1:]
 
 
-def with_interval(summary: Summary | None) -> str:
+def with_interval(summary: Summary | None, digits: int = 1) -> str:
     """Return `49.2 ± 1.2`, or the mean alone where nothing more is known."""
     if summary is None or summary.high95 is None:
-        return figure(summary.mean if summary is not None else None)
-    return f"{figure(summary.mean)} ± {figure(summary.high95 - summary.mean)}"
+        return figure(summary.mean if summary is not None else None, digits)
+    return f"{figure(summary.mean, digits)} ± {figure(summary.high95 - summary.mean, digits)}"
 
 
 def list_lines(kept: Sequence[KeptRun]) -> Iterator[Block]:
@@ -87,11 +81,11 @@ def run_lines(run: Run) -> Iterator[Block]:
 
 def suite_lines(suite: SuiteResult) -> Iterator[Block]:
     state = "" if suite.is_complete else ", not finished"
+    is_load = suite.asking is not Asking.CLOSED_LOOP
     rounds = f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
-    if suite.asking is not Asking.CLOSED_LOOP:
-        rounds = suite.asking.value
-    yield f"suite {suite.name}: {rounds}, temperature {suite.temperature:g}{state}"
-    if suite.asking is not Asking.CLOSED_LOOP:
+    how = suite.asking.value if is_load else rounds
+    yield f"suite {suite.name}: {how}, temperature {suite.temperature:g}{state}"
+    if is_load:
         yield from load_lines(suite)
     elif suite.cells:
         yield from _cell_table(suite)
@@ -101,21 +95,33 @@ def suite_lines(suite: SuiteResult) -> Iterator[Block]:
             yield f"    {title_of('figures', name):<24}{value:>10.{_digits(name)}f}"
     for note in suite.notes:
         yield f"  note: {note}"
-    failed = sum(cell.failures for cell in suite.cells)
-    if failed:
-        yield f"  {failed} requests failed and are in no figure: {_kinds(suite)}"
+    samples = (sample for cell in suite.cells for sample in cell.samples if sample.round)
+    kinds = Counter(sample.failure.kind for sample in samples if sample.failure is not None)
+    if failed := sum(cell.failures for cell in suite.cells):
+        words = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        yield f"  {failed} requests failed and are in no figure: {words}"
 
 
 def comparison_lines(comparison: RunComparison) -> Iterator[Block]:
     yield f"{comparison.other} against {comparison.base}"
     yield from _variation_lines(comparison)
-    for shown in ((suite, metric) for suite, metrics in _SHOWN.items() for metric in metrics):
-        found = [item for item in comparison.differences if (item.suite, item.metric) == shown]
-        if found:
+    for suite, metric in ((suite, it) for suite, metrics in _SHOWN.items() for it in metrics):
+        rows = [
+            _difference_row(item)
+            for item in comparison.differences
+            if (item.suite, item.metric) == (suite, metric)
+        ]
+        if rows:
             yield ""
-            yield f"{shown[0]}, {title_of('figures', shown[1])}"
-        overall = [item for item in comparison.overall if (item.suite, item.metric) == shown]
-        yield _difference_table(found, overall)
+            yield f"{suite}, {title_of('figures', metric)}"
+        rows += (
+            row_of(f"all {item.cells}", "", "", *_estimate(item.estimate))
+            for item in comparison.overall
+            if (item.suite, item.metric) == (suite, metric)
+        )
+        figures = TextColumn("", Fill.FIGURE)
+        columns = (TextColumn(), figures, TextColumn(), figures, TextColumn(), TextColumn())
+        yield TextTable(columns, tuple(rows), 2)
     for note in comparison.notes:
         yield f"not compared: {note}"
     if comparison.changed:
@@ -132,10 +138,10 @@ def _variation_lines(comparison: RunComparison) -> Iterator[str]:
         yield f"  {runs}; how much two runs of the same differ is not known on this machine:"
         yield "  `sparkdeploy bench --save LABEL` under a label that is there adds a run"
         return
-    told = ", ".join(comparison.variation_from)
+    labels = ", ".join(comparison.variation_from)
     known = [item.deviation for item in comparison.overall if item.metric == HEADLINE]
     share = f" (+- {known[0]:.1%} of {HEADLINE})" if known and known[0] is not None else ""
-    yield f"  {runs}; how much runs of the same differ is seen in the runs of {told}{share}"
+    yield f"  {runs}; how much runs of the same differ is seen in the runs of {labels}{share}"
 
 
 def _cell_table(suite: SuiteResult) -> Iterator[Block]:
@@ -152,7 +158,7 @@ def _cell_table(suite: SuiteResult) -> Iterator[Block]:
 
 
 def _cell_row(cell: Cell, metrics: Sequence[str]) -> tuple[str, ...]:
-    values = (_summary(metric, cell.statistics.get(metric)) for metric in metrics)
+    values = (with_interval(cell.statistics.get(name), _digits(name)) for name in metrics)
     accepted = cell.server.acceptance_per_position if cell.server is not None else ()
     return (_condition(cell), *values, " ".join(f"{value:.0%}" for value in accepted) or "-")
 
@@ -196,17 +202,6 @@ def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
     yield from ((name, str(value)) for name, value in found if value not in {None, ""})
 
 
-def _difference_table(
-    differences: Sequence[FigureDifference], overall: Sequence[Overall]
-) -> TextTable:
-    rows = [_difference_row(item) for item in differences]
-    rows += (row_of(f"all {item.cells}", "", "", *_estimate(item.estimate)) for item in overall)
-    figure = TextColumn("", Fill.FIGURE)
-    return TextTable(
-        (TextColumn(), figure, TextColumn(), figure, *(TextColumn(),) * 2), tuple(rows), 2
-    )
-
-
 def _difference_row(item: FigureDifference) -> TextRow:
     digits = _digits(item.metric)
     base, other = f"{item.base:.{digits}f}", f"-> {item.other:.{digits}f}"
@@ -218,14 +213,6 @@ def _estimate(ratio: Estimate) -> tuple[str, str, str]:
     if ratio.low is not None and ratio.high is not None:
         interval = f"({change(ratio.low - 1, 1)} to {change(ratio.high - 1, 1)})"
     return change((ratio.value or 1) - 1, 1), interval, str(verdict_of(ratio))
-
-
-def _summary(metric: str, found: Summary | None) -> str:
-    if found is None:
-        return "-"
-    digits = _digits(metric)
-    spread = f" ± {found.high95 - found.mean:.{digits}f}" if found.high95 is not None else ""
-    return f"{found.mean:.{digits}f}{spread}"
 
 
 def _digits(metric: str) -> int:
@@ -241,11 +228,88 @@ def _condition(item: Cell | FigureDifference) -> str:
     return f"{name} {item.asked}".rstrip()
 
 
-def _kinds(suite: SuiteResult) -> str:
-    kinds = Counter(
-        sample.failure.kind
-        for cell in suite.cells
-        for sample in cell.samples
-        if sample.failure is not None and sample.round
+_HEAD = (
+    *("asked/s", "done/s", "good/s", "held", "TTFT p50", "p95", "gap p99", "e2e p95"),
+    *("tok/s", "at once", "failed"),
+)
+
+
+def load_lines(suite: SuiteResult) -> Iterator[Block]:
+    if not suite.loads:
+        return
+    first = suite.loads[0]
+    ramp = f", after a ramp of {first.ramp_s:g} s" if first.ramp_s else ""
+    seed = f", seed {first.seed}" if first.arrivals == "poisson" else ""
+    yield f"  arrivals {first.arrivals}{seed}{ramp}; prompts {suite.cells[0].prompt}"
+    if suite.body:
+        yield f"  asked with {', '.join(f'{name} {value}' for name, value in suite.body.items())}"
+    if first.limits_s:
+        yield f"  good: {Slo(first.limits_s)}"
+    rows = (_load_row(cell, load) for cell in suite.cells if (load := cell.load))
+    yield _figures_table(_HEAD, rows)
+    for cell in suite.cells:
+        yield from _turn_lines(cell)
+    if suite.sustained is not None:
+        yield f"  {sustained_text(suite.sustained)}"
+
+
+def sustained_text(found: SustainedRate) -> str:
+    wanted = f"{found.wanted_share:.0%} of requests within the limits"
+    if found.rate_per_s is None:
+        return f"no rate that was tried kept {wanted}"
+    held = f"{found.held} of {found.requests}"
+    beyond = (
+        f"{found.fails_at_per_s:.4g}/s did not"
+        if found.fails_at_per_s is not None
+        else "no higher one was tried"
     )
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return f"highest rate with {wanted}: {found.rate_per_s:.4g}/s ({held}); {beyond}"
+
+
+def _load_row(cell: Cell, load: LoadResult) -> tuple[str, ...]:
+    waits = cell.latency
+    return (
+        f"{load.rate_per_s:.4g}",
+        figure(load.completed_per_s, 3),
+        figure(load.goodput_per_s, 3),
+        f"{load.held}/{load.requests}" if load.limits_s else "-",
+        _at(waits.ttft_s, "p50"),
+        _at(waits.ttft_s, "p95"),
+        _at(waits.gap_s, "p99"),
+        _at(waits.end_to_end_s, "p95"),
+        figure(load.completion_tok_s),
+        str(load.most_in_flight),
+        str(load.failures),
+    )
+
+
+def _turn_lines(cell: Cell) -> Iterator[Block]:
+    load = cell.load
+    if load is None or not load.turns:
+        return
+    turns = load.turns
+    yield f"  by turn, at {load.rate_per_s:.4g} conversations a second:"
+    rows = [("prompt tokens", *(figure(it.prompt_tokens, 0) for it in turns))]
+    if any(it.cached_tokens is not None for it in turns):
+        rows.append(("of them cached", *(figure(it.cached_tokens, 0) for it in turns)))
+    rows.append(("TTFT p50", *(_at(it.ttft_s, "p50") for it in turns)))
+    rows.append(("TTFT p95", *(_at(it.ttft_s, "p95") for it in turns)))
+    yield _figures_table(("", *(str(it.turn) for it in turns)), rows)
+    server = cell.server
+    if server is not None and server.prefix_queries and server.prefix_hits is not None:
+        share = server.prefix_hits / server.prefix_queries
+        yield (
+            f"  prefix cache: {share:.1%} of {server.prefix_queries:,} prompt tokens were in it "
+            "(the server's counters, ramp and other clients included)"
+        )
+    if load.unsent:
+        yield f"  turns not sent, because one before had failed: {load.unsent}"
+
+
+def _at(found: Quantiles | None, name: str) -> str:
+    return figure(getattr(found, name, None), 3)
+
+
+def _figures_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:
+    columns = tuple(TextColumn(title, Fill.FIGURE) for title in titles)
+    return TextTable(columns, tuple(row_of(*row) for row in rows), indent=2)

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from sparkdeploy.cli import bench_quality as asking
 from sparkdeploy.cli.bench_campaign import campaign
-from sparkdeploy.cli.bench_load import load
+from sparkdeploy.cli.bench_measure import load, pair, print_finished, print_run
 from sparkdeploy.cli.bench_options import (
     SWEPT_CONCURRENCY,
     SWEPT_CONTEXT,
@@ -28,8 +28,6 @@ from sparkdeploy.cli.bench_options import (
     UrlOption,
     one_side,
 )
-from sparkdeploy.cli.bench_pair import pair
-from sparkdeploy.cli.bench_printing import print_finished, print_run
 from sparkdeploy.cli.names import completing
 from sparkdeploy.cli.names import runs as kept_names
 from sparkdeploy.cli.options import JsonOption, current_settings

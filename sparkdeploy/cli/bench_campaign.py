@@ -85,7 +85,7 @@ def _from_anywhere(recipes: list[str] | None, settings: Settings) -> tuple[str, 
 
 def _tell(campaign: Campaign, *, as_json: bool) -> None:
     from sparkdeploy.bench.campaign.bundle import read_bundle
-    from sparkdeploy.bench.campaign.page import failed_steps, step_lines
+    from sparkdeploy.bench.campaign.report import failed_steps, step_lines
 
     bundle = read_bundle(campaign.bundle)
     failed = {recipe.name: failed_steps(recipe) for recipe in bundle.recipes}

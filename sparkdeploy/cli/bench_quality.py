@@ -177,8 +177,9 @@ def _tell(
         comparison_as_dict,
         comparison_lines,
         failures,
+        judged,
+        keep,
     )
-    from sparkdeploy.bench.quality.kept import judged, keep
     from sparkdeploy.bench.run import quality_folder
 
     first, second = captures

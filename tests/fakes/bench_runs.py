@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate, TurnResult
-from sparkdeploy.bench.quality.comparison import QualityFigures
-from sparkdeploy.bench.quality.kept import QualityResult, served_by
+from sparkdeploy.bench.quality.comparison import QualityFigures, QualityResult, served_by
 from sparkdeploy.bench.record import (
     Cell,
     CheckpointOrigin,

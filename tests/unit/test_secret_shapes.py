@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.bench.origin import endpoint_origin, engine_origin
+from sparkdeploy.bench.endpoint import endpoint_origin, engine_origin
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
 from sparkdeploy.upkeep.diagnose import diagnose

@@ -5,8 +5,13 @@ from pathlib import Path
 
 from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.files import adapter_of, checked, read_content
-from sparkdeploy.bench.quality.comparison import QualityFigures, Thresholds
-from sparkdeploy.bench.quality.kept import QualityResult, judged, served_by
+from sparkdeploy.bench.quality.comparison import (
+    QualityFigures,
+    QualityResult,
+    Thresholds,
+    judged,
+    served_by,
+)
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.record import MachineOrigin, Run

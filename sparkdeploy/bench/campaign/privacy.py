@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from sparkdeploy.secret_shapes import REMOVED, names_a_secret, text_without_secrets
+from sparkdeploy.deploy.evidence import known_secrets
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.node.facts import own_name
+from sparkdeploy.recipe.paths import named_paths
+from sparkdeploy.secret_shapes import (
+    REMOVED,
+    SHORTEST_KNOWN,
+    names_a_secret,
+    text_without_secrets,
+)
+from sparkdeploy.settings import LOGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterator
+
+    from sparkdeploy.bench.campaign.folder import Campaign
+    from sparkdeploy.settings import Settings
 
 LEAST_NAME = 2
 """A shorter name of a machine or a user stands in too many words that are none."""
+SETTINGS_OF = (
+    *("VLLM_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "FLASHINFER_", "OMP_", "INSTANTTENSOR_"),
+)
+"""Beginnings of variables that set how something computes; their values say nothing of a user."""
+OWN_HOSTS = (
+    *("container_registry", "github_registry", "package_index", "hub", "debian_mirror"),
+    "source_forge",
+)
+"""Sources of config.yaml, whose hosts may be the user's own."""
 EVERYBODYS = frozenset({"root", "localhost", "ubuntu", "here"})
 OUR_WORDS = frozenset(
     {"prompt", "kind", "counting", "machine", "finish_reason", "ending", "step", "taken_at"}
@@ -67,18 +94,52 @@ class Private:
         return text
 
 
-def known_names(candidates: Iterable[str | None]) -> tuple[str, ...]:
-    """Return the names that can be taken out, the longest first."""
-    kept = {
-        name
-        for name in candidates
-        if name is not None and len(name) >= LEAST_NAME and name not in EVERYBODYS
-    }
-    return tuple(sorted(kept, key=lambda name: (-len(name), name)))
+def private_of(campaign: Campaign, settings: Settings) -> Private:
+    """Gather what this machine and this campaign know and others need not."""
+    before = None if campaign.is_over else campaign.before
+    env: dict[str, str] = dict(before.env) if before is not None else {}
+    own = (settings.config_dir, settings.state_dir, settings.cache_dir, settings.data_dir)
+    folders = set(map(str, (Path.home(), *own, settings.hub_cache)))
+    for recipe in campaign.plan.recipes:
+        if Path(recipe.wanted).is_absolute():
+            folders.add(recipe.wanted)
+        try:
+            resolved = resolve(Request(recipe.wanted, campaign.plan.assignments), settings)
+        except SparkdeployError:
+            continue  # It was readable when it was measured; its values are in no record.
+        env |= resolved.recipe.serve.env
+        folders |= {str(path) for _, path in named_paths(resolved.recipe)}
+    named = (value for name, value in os.environ.items() if _is_named_like_a_secret(name))
+    unusual = (value for name, value in env.items() if not name.startswith(SETTINGS_OF))
+    long = (value for value in (*named, *unusual) if len(value) >= SHORTEST_KNOWN)
+    names = (name for name in _names(settings) if name and len(name) >= LEAST_NAME)
+    return Private(
+        secrets=_longest_first({*known_secrets([settings.state_dir / "keys"]), *long}),
+        names=_longest_first(set(names) - EVERYBODYS),
+        folders=_longest_first(folders - {"/"}),
+    )
 
 
-def secret_values(env: Mapping[str, str], least: int) -> Iterable[str]:
-    """Yield the values of variables that are named like a secret or a proxy."""
-    for name, value in env.items():
-        if len(value) >= least and (names_a_secret(name) or "proxy" in name.lower()):
-            yield value
+def _is_named_like_a_secret(name: str) -> bool:
+    return names_a_secret(name) or "proxy" in name.lower()
+
+
+def _longest_first(values: set[str]) -> tuple[str, ...]:
+    return tuple(sorted(values, key=lambda item: (-len(item), item)))
+
+
+def _names(settings: Settings) -> Iterator[str | None]:
+    """Yield names of machines and users, also those of nodes and of servers of one's own."""
+    here = (settings.node_name, platform.node())
+    yield from (*here, *(name.partition(".")[0] for name in here))
+    yield from (own_name(), os.environ.get("USER"), os.environ.get("SUDO_USER"))
+    nodes = (settings.cluster or {}).get("nodes")
+    for node in nodes if isinstance(nodes, list) else ():
+        if isinstance(node, dict):
+            yield from (str(node[part]) for part in ("name", "ssh", "user") if part in node)
+    urls = [settings.build.index_url, settings.docker_host, *settings.build.proxies.values()]
+    for name in OWN_HOSTS:
+        if settings.sources.get(name, "default") != "default":
+            url = getattr(settings.hosts, name)
+            urls.append(url if "//" in url else f"//{url}")
+    yield from (urlsplit(LOGIN.sub("//", url)).hostname for url in urls if url)

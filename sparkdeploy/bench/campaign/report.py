@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from sparkdeploy import __version__
 from sparkdeploy.bench.campaign.bundle import (
+    FAILED,
     NOT_RUN,
     CampaignBundle,
     SharedRecipe,
@@ -20,42 +18,29 @@ from sparkdeploy.bench.campaign.bundle import (
     shareable,
 )
 from sparkdeploy.bench.campaign.folder import STOPPED, StepKind
-from sparkdeploy.bench.campaign.page import campaign_page
-from sparkdeploy.bench.campaign.privacy import Private, known_names, secret_values
+from sparkdeploy.bench.campaign.privacy import private_of
 from sparkdeploy.bench.campaign.steps import merged
 from sparkdeploy.bench.files import write_whole
 from sparkdeploy.bench.quality.capture import read_capture
-from sparkdeploy.bench.quality.comparison import QualityFigures, compare
+from sparkdeploy.bench.quality.comparison import QualityFigures, compare, newest_of_each
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.record import Estimate
+from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
 from sparkdeploy.bench.run import ISO_8601
-from sparkdeploy.deploy.evidence import known_secrets
-from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.errors import BenchError, SparkdeployError
-from sparkdeploy.node.facts import own_name
-from sparkdeploy.recipe.paths import named_paths
-from sparkdeploy.secret_shapes import SHORTEST_KNOWN
-from sparkdeploy.settings import LOGIN, resources
+from sparkdeploy.errors import BenchError
+from sparkdeploy.image.templates import render_page
+from sparkdeploy.settings import resources
 from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.campaign.folder import Campaign
+    from sparkdeploy.bench.report.published import Field
     from sparkdeploy.settings import Settings
-
-SETTINGS_OF = (
-    "VLLM_",
-    "NCCL_",
-    "TORCH",
-    "PYTORCH_",
-    "CUDA_",
-    "FLASHINFER_",
-    "OMP_",
-    "INSTANTTENSOR_",
-)
-"""Beginnings of variables that set how something computes; their values tell nothing of a user."""
 
 
 def write_findings(
@@ -116,63 +101,70 @@ def _quality(campaign: Campaign, index: int) -> QualityFigures | None:
     return replace(comparison.figures, against=recipes[first].name)
 
 
-def private_of(campaign: Campaign, settings: Settings) -> Private:
-    """Gather what this machine and this campaign know and others need not."""
-    before = None if campaign.is_over else campaign.before
-    env: dict[str, str] = dict(before.env) if before is not None else {}
-    folders = {str(Path.home()), *map(str, _own_folders(settings))}
-    for recipe in campaign.plan.recipes:
-        if Path(recipe.wanted).is_absolute():
-            folders.add(recipe.wanted)
-        try:
-            resolved = resolve(Request(recipe.wanted, campaign.plan.assignments), settings)
-        except SparkdeployError:
-            continue  # It was readable when it was measured; its values are in no record.
-        env |= resolved.recipe.serve.env
-        folders |= {str(path) for _, path in named_paths(resolved.recipe)}
-    secrets = {
-        *known_secrets([settings.state_dir / "keys"]),
-        *secret_values(os.environ, SHORTEST_KNOWN),
-        *_unusual(env),
-    }
-    return Private(
-        secrets=tuple(sorted(secrets, key=lambda item: (-len(item), item))),
-        names=known_names(_names(settings)),
-        folders=tuple(sorted(folders - {"/"}, key=lambda item: (-len(item), item))),
+def campaign_page(bundle: CampaignBundle, field: Field) -> str:
+    """Return one HTML page that loads nothing; a campaign without a run has its steps alone."""
+    if not bundle.runs:
+        return _rendered("alone.html.j2", bundle)
+    page = report_page(
+        bundle.runs,
+        field,
+        made_at=bundle.made_at,
+        version=bundle.sparkdeploy,
+        quality=newest_of_each(bundle.quality_results(), bundle.runs),
+    )
+    before, mark, after = page.rpartition("<footer")
+    return f"{before}{_rendered('steps.html.j2', bundle)}{mark}{after}"
+
+
+def step_lines(recipes: Sequence[SharedRecipe]) -> Iterator[str]:
+    """Yield what was done with each recipe, for a terminal."""
+    for recipe in recipes:
+        yield f"{recipe.name}: {recipe.title}"
+        for step in recipe.steps:
+            took = f" ({format_seconds(step.duration_s)})" if step.duration_s else ""
+            yield f"  {step.step:8} {step.ending:8}{took}{f'  {step.words}' if step.words else ''}"
+
+
+def failed_steps(recipe: SharedRecipe) -> tuple[str, ...]:
+    """Return what failed, in words; `doctor` only tells."""
+    failed = [step for step in recipe.steps if step.ending == FAILED]
+    return tuple(f"{step.step}: {step.words}" for step in failed if step.step != StepKind.DOCTOR)
+
+
+def _rendered(template: str, bundle: CampaignBundle) -> str:
+    return render_page(
+        Path(__file__).parent,
+        template,
+        bundle=bundle,
+        said=list(_said(bundle)),
+        took=format_seconds,
+        tunings=[recipe for recipe in bundle.recipes if recipe.tuning],
     )
 
 
-def _own_folders(settings: Settings) -> Iterator[Path]:
-    yield from (settings.config_dir, settings.state_dir, settings.cache_dir, settings.data_dir)
-    yield settings.hub_cache
-
-
-def _unusual(env: Mapping[str, str]) -> Iterator[str]:
-    """Yield values of variables that are not settings of what computes."""
-    for name, value in env.items():
-        if len(value) >= SHORTEST_KNOWN and not name.startswith(SETTINGS_OF):
-            yield value
-
-
-def _names(settings: Settings) -> Iterator[str | None]:
-    here = (settings.node_name, platform.node())
-    yield from here
-    yield from (name.partition(".")[0] for name in here)
-    yield from (own_name(), os.environ.get("USER"), os.environ.get("SUDO_USER"))
-    nodes = (settings.cluster or {}).get("nodes")
-    for node in nodes if isinstance(nodes, list) else ():
-        if isinstance(node, dict):
-            yield from (str(node[part]) for part in ("name", "ssh", "user") if part in node)
-    urls = [settings.build.index_url, settings.docker_host, *settings.build.proxies.values()]
-    yield from (urlsplit(LOGIN.sub("//", url)).hostname for url in urls if url)
-    for name in (
-        "container_registry",
-        "github_registry",
-        "package_index",
-        "hub",
-        "debian_mirror",
-        "source_forge",
-    ):
-        if settings.sources.get(name, "default") != "default":
-            url = getattr(settings.hosts, name)
-            yield urlsplit(url if "//" in url else f"//{url}").hostname
+def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
+    """Yield what models said: quality beside the first, needles, tool calls."""
+    for recipe in bundle.recipes:
+        if recipe.quality is not None:
+            found = recipe.quality
+            yield (
+                recipe.name,
+                f"quality beside {found.against}",
+                f"top-1 agreement {found.top1_agreement.text('.2%')}; change of perplexity "
+                f"{found.perplexity_change.text('+.2%')}; mean KL at least "
+                f"{Estimate(found.mean_kl_nats.value).text('.5f')} and at most "
+                f"{Estimate(found.most_mean_kl_nats).text('.5f')} nats; "
+                f"{found.positions} positions",
+            )
+        if recipe.needles:
+            count = sum(item.is_found for item in recipe.needles)
+            longest = max(item.length for item in recipe.needles)
+            yield (
+                recipe.name,
+                "needles",
+                f"found {count} of {len(recipe.needles)}, up to {longest} tokens",
+            )
+        if recipe.tools:
+            wrong = [f"{item.name}: {item.problem}" for item in recipe.tools if item.problem]
+            right = f"right {len(recipe.tools) - len(wrong)} of {len(recipe.tools)}"
+            yield recipe.name, "tool calls", "; ".join([right, *wrong])

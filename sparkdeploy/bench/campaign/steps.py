@@ -13,17 +13,17 @@ from sparkdeploy.bench.load.plan import (
     Arrivals,
     Conversations,
     LoadPlan,
+    Search,
     parse_limits,
     shipped_mix,
 )
-from sparkdeploy.bench.load.search import Search
-from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.quality.capture import write_capture
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.run import capture_of, search_needles, try_tools
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, shelf_of
 from sparkdeploy.bench.suites import SuiteName
+from sparkdeploy.bench.tables import sustained_text
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.doctor import examine
@@ -49,6 +49,11 @@ AUTO_TOOLS = "--enable-auto-tool-choice"
 TUNING = (*PYTHON, "-m", "sparkdeploy_vllm.tune_head")
 
 
+LOAD_LIMITS = "ttft=2s,tpot=200ms"
+"""What somebody who waits for a chat bears: five tokens a second are as fast as people read."""
+LIMITS = parse_limits(LOAD_LIMITS)
+
+
 @dataclass(frozen=True, slots=True)
 class Thoroughness:
     """How much each step asks."""
@@ -63,25 +68,35 @@ class Thoroughness:
     loads: Mapping[StepKind, LoadPlan]
 
 
-def _talk(turns: int, conversations: int, *rates: float) -> LoadPlan:
-    arrivals = Arrivals(requests=conversations, ramp_s=0.0)
-    return LoadPlan(arrivals, Conversations(turns), rates, limits=parse_limits(LOAD_LIMITS))
-
-
-def _load(arrivals: Arrivals, rates: tuple[float, ...], search: Search | None) -> LoadPlan:
-    return LoadPlan(arrivals, shipped_mix(), rates, search, parse_limits(LOAD_LIMITS))
-
-
-LOAD_LIMITS = "ttft=2s,tpot=200ms"
-"""What somebody who waits for a chat bears: five tokens a second are as fast as people read."""
-SEARCHED = _load(Arrivals(), (), Search((), 0.95))
-"""A minute at each rate, with ten seconds of ramp before it."""
-GLANCED = _load(Arrivals(requests=8, ramp_s=0.0), (4.0,), None)
-LONG = {StepKind.LOAD: SEARCHED, StepKind.AGENTS: _talk(6, 8, 0.05, 0.1)}
-SHORT = {StepKind.LOAD: GLANCED, StepKind.AGENTS: _talk(2, 1, 1.0)}
-WHOLE = Thoroughness(3, None, 12, 64, tuple(1024 * 4**power for power in range(5)), LONG)
-"""Needles from 1K to 256K, as far as the model goes."""
-QUICK = Thoroughness(1, 1, 2, 16, (1024,), SHORT)
+WHOLE = Thoroughness(
+    rounds=3,
+    prompts=None,
+    texts=12,
+    tokens=64,
+    needle_tokens=tuple(1024 * 4**power for power in range(5)),
+    loads={
+        # A minute at each rate, with ten seconds of ramp before it.
+        StepKind.LOAD: LoadPlan(Arrivals(), shipped_mix(), (), Search((), 0.95), LIMITS),
+        StepKind.AGENTS: LoadPlan(
+            Arrivals(requests=8, ramp_s=0.0), Conversations(6), (0.05, 0.1), limits=LIMITS
+        ),
+    },
+)
+QUICK = Thoroughness(
+    rounds=1,
+    prompts=1,
+    texts=2,
+    tokens=16,
+    needle_tokens=(1024,),
+    loads={
+        StepKind.LOAD: LoadPlan(
+            Arrivals(requests=8, ramp_s=0.0), shipped_mix(), (4.0,), limits=LIMITS
+        ),
+        StepKind.AGENTS: LoadPlan(
+            Arrivals(requests=1, ramp_s=0.0), Conversations(2), (1.0,), limits=LIMITS
+        ),
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +135,16 @@ class Steps:
         return steps[kind](recipe)
 
     def _request(self, recipe: int) -> Request:
-        wanted = self.campaign.plan.recipes[recipe].wanted
-        return Request(
-            wanted, self.campaign.plan.assignments, Deployment(self.campaign.plan.deployment)
-        )
+        plan = self.campaign.plan
+        return Request(plan.recipes[recipe].wanted, plan.assignments, Deployment(plan.deployment))
 
     def _doctor(self, recipe: int) -> str:
         request = self._request(recipe)
         plan = plan_for(request, self.settings)
         findings = examine(plan.resolved, self.settings, plan=plan)
         well = sum(item.verdict is Verdict.OK for item in findings)
-        told = [f"{well} of {len(findings)} checks are well"]
-        told += [f"{item.check}: {item.seen}" for item in findings if item.verdict is Verdict.FAIL]
-        return "; ".join(told)
+        failed = [f"{item.check}: {item.seen}" for item in findings if item.verdict is Verdict.FAIL]
+        return "; ".join([f"{well} of {len(findings)} checks are well", *failed])
 
     def _suite(self, recipe: int, kind: StepKind) -> str:
         endpoint = reach_deployment(self.campaign.plan.deployment, self.settings)
@@ -168,10 +180,9 @@ class Steps:
         return f"captured {len(capture.texts)} texts"
 
     def _needle(self, recipe: int) -> str:
-        lengths = self.extent.needle_tokens
-        found = search_needles(self.campaign.plan.deployment, lengths, self.settings, Access())
-        form = tuple[NeedleResult, ...]
-        self.campaign.write_result(recipe, StepKind.NEEDLE, found, form)
+        name, lengths = self.campaign.plan.deployment, self.extent.needle_tokens
+        found = search_needles(name, lengths, self.settings, Access())
+        self.campaign.write_result(recipe, StepKind.NEEDLE, found, tuple[NeedleResult, ...])
         return f"found {sum(item.is_found for item in found)} of {len(found)}"
 
     def _tools(self, recipe: int) -> str:
@@ -262,13 +273,9 @@ def found_in_words(run: Run) -> str:
     last = run.suites[-1]
     if last.sustained is not None:
         return sustained_text(last.sustained)
-    loads = [cell.load for cell in last.cells if cell.load is not None]
-    if loads:
-        held = (f"{it.held} of {it.requests} at {it.rate_per_s:g}/s" for it in loads)
+    if last.loads:
+        held = (f"{it.held} of {it.requests} at {it.rate_per_s:g}/s" for it in last.loads)
         return f"{', '.join(held)} held {LOAD_LIMITS}"
-    told = []
-    for cell in run.suites[-1].cells:
-        found = cell.statistics.get("end_to_end_tok_s")
-        if found is not None:
-            told.append(f"{cell.prompt} {found.mean:.1f}")
-    return f"{', '.join(told)} tok/s end to end" if told else "nothing was counted"
+    means = [(cell.prompt, cell.statistics.get("end_to_end_tok_s")) for cell in last.cells]
+    words = ", ".join(f"{prompt} {mean.mean:.1f}" for prompt, mean in means if mean is not None)
+    return f"{words} tok/s end to end" if words else "nothing was counted"

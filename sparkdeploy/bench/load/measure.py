@@ -13,10 +13,10 @@ from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import WARM_UP, latency, measure
 from sparkdeploy.bench.load.plan import salts
 from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
-from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.measure import GONE, INTERRUPTED, Collected, is_gone, outcome_of
 from sparkdeploy.bench.record import SuiteResult
 from sparkdeploy.bench.suites import Condition, SuiteName
+from sparkdeploy.bench.tables import sustained_text
 from sparkdeploy.errors import BenchError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds

@@ -1,17 +1,21 @@
-"""Two captures held against each other: the figures, their 95 % intervals, the gate, the words."""
+"""Two captures beside each other: figures with intervals, the gate, and results that are kept."""
 
+import hashlib
 import math
 import random
+import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparkdeploy.bench.quality.capture import Capture, TextCapture
-from sparkdeploy.bench.record import Estimate
+from sparkdeploy.bench.files import adapter_of, read_versioned
+from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin, TextCapture
+from sparkdeploy.bench.record import Estimate, RecipeOrigin, Run
 from sparkdeploy.errors import BenchError
-
-# No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
+from sparkdeploy.node.private_folder import write_private
+from sparkdeploy.terminal.safe_text import visible_json
 
 LEAST_REST = 1e-9
 """A remainder below this is rounding: told log-probabilities add up to 1 only roughly."""
@@ -146,7 +150,7 @@ class QualityComparison:
     figures: QualityFigures
     p99_kl_nats: float
     """The divergence that one position in a hundred exceeds (nearest rank)."""
-    mean_unseen: float
+    mean_unseen_probability: float
     """The mean probability outside the tokens both told: what KL may have missed."""
 
 
@@ -194,7 +198,7 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
             drift_nats=mean_over_texts([[abs(nats) for nats in text] for text in shifts]),
         ),
         p99_kl_nats=sorted(item.nats for item in every)[math.ceil(0.99 * len(every)) - 1],
-        mean_unseen=statistics.fmean(item.unseen for item in every),
+        mean_unseen_probability=statistics.fmean(item.unseen for item in every),
     )
 
 
@@ -258,8 +262,8 @@ def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None
         f"{most} at most; p99 {comparison.p99_kl_nats:.5f}"
     )
     yield (
-        f"                   {comparison.mean_unseen:.2%} of the first's probability lies outside "
-        "the tokens both told and counts as one"
+        f"                   {comparison.mean_unseen_probability:.2%} of the first's probability "
+        "lies outside the tokens both told and counts as one"
     )
     sides = (comparison.first_perplexity, comparison.second_perplexity)
     both = " -> ".join(Estimate(side).text(".5g") for side in sides)
@@ -275,25 +279,13 @@ def comparison_as_dict(
     comparison: QualityComparison, failed: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the figures as plain values; an interval without an end has null there."""
-    figures = comparison.figures
-    return {
-        "first": comparison.first,
-        "second": comparison.second,
-        "positions": figures.positions,
-        "top1_agreement": asdict(figures.top1_agreement),
-        "mean_kl_nats": asdict(figures.mean_kl_nats),
-        "most_mean_kl_nats": figures.most_mean_kl_nats,
-        "p99_kl_nats": comparison.p99_kl_nats,
-        "mean_unseen_probability": comparison.mean_unseen,
-        "perplexity": {
-            "first": comparison.first_perplexity,
-            "second": comparison.second_perplexity,
-            "change": asdict(figures.perplexity_change),
-        },
-        "drift_nats": asdict(figures.drift_nats),
-        "greedy": [asdict(item) for item in comparison.greedy],
-        "gate": None if failed is None else {"passed": not failed, "failures": list(failed)},
-    }
+    content = asdict(comparison)
+    figures = content.pop("figures")
+    del figures["against"]
+    perplexity = {side: content.pop(f"{side}_perplexity") for side in ("first", "second")}
+    perplexity["change"] = figures.pop("perplexity_change")
+    gate = None if failed is None else {"passed": not failed, "failures": list(failed)}
+    return {**content, **figures, "perplexity": perplexity, "gate": gate}
 
 
 def _greedy_lines(comparison: QualityComparison) -> Iterator[str]:
@@ -313,3 +305,87 @@ def _greedy_lines(comparison: QualityComparison) -> Iterator[str]:
 def _with_interval(estimate: Estimate, form: str) -> str:
     note = " (one text: no interval)" if estimate.low is None or estimate.high is None else ""
     return estimate.text(form) + note
+
+
+SCHEMA_VERSION = 1
+KIND = "sparkdeploy quality result"
+
+
+@dataclass(frozen=True, slots=True)
+class QualityResult:
+    """One side beside another, and what the gate says of it."""
+
+    taken_at: str
+    """When the later side was asked. ISO 8601, UTC."""
+    reference: CaptureOrigin
+    candidate: CaptureOrigin
+    figures: QualityFigures
+    failures: tuple[str, ...]
+    """What is worse than `limits` allow, one sentence each; none when the gate is passed."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """By the name of a threshold; what is not judged is not there."""
+    kind: str = KIND
+    schema: int = SCHEMA_VERSION
+
+
+def served_of(recipe: RecipeOrigin | None, *, url: str, model: str) -> CaptureOrigin:
+    """Return what says that a capture and a run are of the same server: a recipe, or a place."""
+    if recipe is not None:
+        return CaptureOrigin(recipe.name, f"{recipe.name} {recipe.fingerprint}")
+    return CaptureOrigin(model, hashlib.sha256(f"{url} {model}".encode()).hexdigest())
+
+
+def served_by(run: Run) -> CaptureOrigin:
+    return served_of(run.origin.recipe, url=run.origin.url, model=run.origin.model)
+
+
+def judged(
+    figures: QualityFigures,
+    reference: CaptureOrigin,
+    candidate: CaptureOrigin,
+    taken_at: str,
+    thresholds: Thresholds,
+) -> QualityResult:
+    """Return what the gate says of the candidate beside the reference."""
+    return QualityResult(
+        taken_at=taken_at,
+        reference=reference,
+        candidate=candidate,
+        figures=replace(figures, against=reference.name),
+        failures=tuple(failures(figures, thresholds)),
+        limits={name: it for name, it in asdict(thresholds).items() if math.isfinite(it)},
+    )
+
+
+def keep(result: QualityResult, folder: Path) -> Path:
+    """Write it, whole or not at all; BenchError when it cannot be written.
+
+    The same result has the same name: what is kept twice is there once.
+    """
+    text = adapter_of(QualityResult).dump_json(result, indent=1).decode() + "\n"
+    moment = re.sub(r"[^0-9T]", "", result.taken_at.partition("+")[0])[:15]
+    path = folder / f"{moment}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    try:
+        write_private(path, visible_json(text))
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error.strerror}", hint="make room") from error
+    return path
+
+
+def read_result(path: Path) -> QualityResult:
+    result: QualityResult = read_versioned(
+        path, QualityResult, "quality result", SCHEMA_VERSION, KIND
+    )
+    return result
+
+
+def newest_of_each(
+    results: Iterable[QualityResult], runs: Sequence[Run]
+) -> tuple[QualityResult | None, ...]:
+    """Return for each run its newest result: beside the first run where there is one."""
+    known = sorted(results, key=lambda item: item.taken_at)
+    served = [served_by(run).fingerprint for run in runs]
+    # The last of these is the newest beside the first run, else the newest.
+    known.sort(key=lambda item: item.reference.fingerprint in served[:1])
+    newest = {item.candidate.fingerprint: item for item in known}
+    return tuple(newest.get(fingerprint) for fingerprint in served)

@@ -17,7 +17,7 @@ from sparkdeploy.bench.quality.capture import (
     read_capture,
     take_texts,
 )
-from sparkdeploy.bench.quality.kept import served_of
+from sparkdeploy.bench.quality.comparison import served_of
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.load.tables import sustained_text
 from sparkdeploy.bench.report.sections import FAILED, TTFT, Over, median_ttft_s, section_over, waits
 from sparkdeploy.bench.report.shown import LOAD, NOTHING, across, with_names
-from sparkdeploy.bench.tables import figure
+from sparkdeploy.bench.tables import figure, sustained_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

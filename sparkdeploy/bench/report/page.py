@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.compare import Side
-    from sparkdeploy.bench.quality.kept import QualityResult
+    from sparkdeploy.bench.quality.comparison import QualityResult
     from sparkdeploy.bench.record import Run, SuiteResult
     from sparkdeploy.bench.report.published import Field
 

@@ -11,7 +11,7 @@ from sparkdeploy.bench.load.record import Asking
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
-    from sparkdeploy.bench.quality.kept import QualityResult
+    from sparkdeploy.bench.quality.comparison import QualityResult
     from sparkdeploy.bench.record import Cell, Run, SuiteResult
     from sparkdeploy.bench.report.plot import Plot
 

@@ -19,9 +19,8 @@ from sparkdeploy.bench.campaign.bundle import (
     shareable,
 )
 from sparkdeploy.bench.campaign.folder import Campaign, CampaignPlan, PlannedRecipe, StepKind
-from sparkdeploy.bench.campaign.page import campaign_page
-from sparkdeploy.bench.campaign.privacy import Private
-from sparkdeploy.bench.campaign.report import private_of
+from sparkdeploy.bench.campaign.privacy import Private, private_of
+from sparkdeploy.bench.campaign.report import campaign_page
 from sparkdeploy.bench.files import adapter_of
 from sparkdeploy.bench.quality.comparison import QualityFigures
 from sparkdeploy.bench.quality.needle import NeedleResult

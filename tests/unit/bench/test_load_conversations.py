@@ -11,9 +11,9 @@ import pytest
 from sparkdeploy.bench.load.measure import LoadMeasurement
 from sparkdeploy.bench.load.plan import Arrivals, Conversations, Law, LoadPlan
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.load.tables import load_lines
 from sparkdeploy.bench.measure import MeasuredServer
 from sparkdeploy.bench.suites import Dialect
+from sparkdeploy.bench.tables import load_lines
 from sparkdeploy.bench.watch import BenchWatch
 from tests.fakes.scripted_server import DONE, Action, Arrive, Refuse, Write, arriving, event
 from tests.unit.bench.loads import suite_of

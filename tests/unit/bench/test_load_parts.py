@@ -10,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.load.plan import (
+    CLOSE,
     Arrivals,
     Law,
     Schedule,
+    Search,
     parse_limits,
     parse_rates,
     steady_moments,
 )
 from sparkdeploy.bench.load.record import LoadResult
-from sparkdeploy.bench.load.search import CLOSE, Search
 from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.errors import UsageError
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.bench.origin import recipe_origin
+from sparkdeploy.bench.endpoint import recipe_origin
 from sparkdeploy.bench.record import ClientOrigin, RecipeOrigin, RunOrigin
 from sparkdeploy.bench.run import floor_of
 from sparkdeploy.deploy.request import Request, resolve

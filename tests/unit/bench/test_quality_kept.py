@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.bench.files import read_all
-from sparkdeploy.bench.quality.kept import QualityResult, keep, read_result
+from sparkdeploy.bench.quality.comparison import QualityResult, keep, read_result
 from sparkdeploy.bench.report.page import report_page
 from sparkdeploy.bench.report.published import read_published
 from tests.fakes.bench_runs import judged, sample_run
