@@ -52,6 +52,9 @@ _SHAPES = (
         r"|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{20,})"
     ),
 )
+_LOGIN = re.compile(r"(?<!ssh:)(?<!file:)//\S{0,1024}@|//[^/@\s]{0,256}:\S{0,1024}@")
+"""A user alone is no secret where ssh asks for a key."""
+_QUERY = re.compile(r"\?\S+")
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|passphrase|credential|auth")
 _HARMLESS_NAME = re.compile(r"(?i)tokens|tokenizer|key_file|keyword|author")
 
@@ -63,6 +66,11 @@ def text_without_secrets(text: str, known: Iterable[str] = (), *, mark: str = RE
     for shape in _SHAPES:
         text = shape.sub(lambda match: f"{match[1]}{mark}", text)
     return text
+
+
+def masked_address(text: str) -> str:
+    """Return an address, or what git said of one, without any login and without its query."""
+    return _QUERY.sub("?***", _LOGIN.sub("//***@", text)) if "://" in text else text
 
 
 def names_a_secret(name: str) -> bool:

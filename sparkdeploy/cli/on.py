@@ -24,7 +24,7 @@ from sparkdeploy.recipe.document import read_document
 from sparkdeploy.recipe.library import parent_beside
 from sparkdeploy.recipe.mods import FoundMod, mod_folder
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
-from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.stored_json import read_unlinked
 from sparkdeploy.terminal.console import console

@@ -12,6 +12,7 @@ from sparkdeploy.cli.names import completing, sources
 from sparkdeploy.cli.options import FitsOption, JsonOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import ChangesPendingError
+from sparkdeploy.secret_shapes import masked_address
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.authoring.source.change import SourceChange
-    from sparkdeploy.recipe.sources.shelf import Snapshot
+    from sparkdeploy.recipe.sources import Snapshot
 
 group = typer.Typer(help="Repositories of recipes, each pinned to a commit.", no_args_is_help=True)
 SourceName = Annotated[
@@ -80,7 +81,7 @@ def update(
 @group.command("ls")
 def list_sources(as_json: JsonOption = False) -> None:
     """List the sources, with their commit and recipes."""
-    from sparkdeploy.recipe.sources.shelf import Sources
+    from sparkdeploy.recipe.sources import Sources
 
     sources = Sources.below(current_settings().state_dir)
     found = list(sources.readable())
@@ -108,12 +109,10 @@ def search_recipes(
 
     All words have to be in a recipe's name, title, model or drafter.
     """
-    from sparkdeploy.authoring.source.search import search, table_of
+    from sparkdeploy.authoring.source.search import search, table_of, with_fits
 
     hits = search(words, nodes, current_settings())
     if fits is not None:
-        from sparkdeploy.authoring.source.fitting import with_fits
-
         hits = with_fits(hits, fits)
     found = list(hits)
     table = table_of(found, names_machines=nodes is not None)
@@ -143,15 +142,13 @@ def _recipes(count: int) -> str:
 
 
 def _listed(found: list[Snapshot]) -> TextTable:
-    from sparkdeploy.recipe.sources.shelf import masked
-
     rows = []
     for item in found:
         record, usable = item.record, len(item.usable)
         at = f" at {record.ref}" if record.ref else ""
         refused = f", {len(item.rows) - usable} not served here" if usable < len(item.rows) else ""
         commit, count = record.commit[:SHORT_COMMIT], f"{_recipes(usable)}{refused}"
-        rows.append(row_of(record.name, commit, count, f"{masked(record.origin)}{at}"))
+        rows.append(row_of(record.name, commit, count, f"{masked_address(record.origin)}{at}"))
     words = TextColumn("", Fill.WORDS)
     return TextTable((TextColumn(), TextColumn(), words, words), tuple(rows), indent=2)
 
@@ -177,7 +174,5 @@ def _updated_lines(changes: Sequence[SourceChange]) -> Iterator[str]:
 
 
 def _as_dict(snapshot: Snapshot) -> dict[str, Any]:
-    from sparkdeploy.recipe.sources.shelf import masked
-
-    record = {**asdict(snapshot.record), "origin": masked(snapshot.record.origin)}
+    record = {**asdict(snapshot.record), "origin": masked_address(snapshot.record.origin)}
     return {**record, "recipes": [asdict(row) for row in snapshot.rows]}

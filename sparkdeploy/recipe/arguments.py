@@ -27,6 +27,7 @@ from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.engine import Engine
@@ -65,7 +66,7 @@ WORDS = {
 }
 LOWERED = frozenset({"load_formats", "quantizations"})
 """Names that vLLM reads in small letters."""
-PACKAGE_OF = {
+PACKAGE_OF: dict[tuple[str, ...], str] = {
     ("--linear-backend", "b12x"): "b12x",
     ("--load-format", "fastsafetensors"): "fastsafetensors",
     ("--load-format", "instanttensor"): "instanttensor",
@@ -87,7 +88,7 @@ def argument_mistakes(recipe: Recipe, engine: Engine) -> tuple[list[Mistake], bo
     release, is_its_own = release_of(engine)
     given = given_of(recipe.serve)
     forms = {item.form for item in given}
-    found = [problem for item in given for problem in _held(item, release, forms)]
+    found = [mistake for item in given for mistake in _flag_mistakes(item, release, forms)]
     for path, drafting in drafting_of(recipe):
         found += _drafting(path, drafting, release)
     return found, is_its_own
@@ -104,11 +105,12 @@ def release_of(engine: Engine) -> tuple[Release, bool]:
         # What others build is nearest to the newest.
         return newest(), False
     wanted = parse_version(engine.vllm)
-    return min(releases().values(), key=lambda it: _distance(parse_version(it.vllm), wanted)), False
 
+    def distance(release: Release) -> list[int]:
+        pairs = zip(parse_version(release.vllm), wanted, strict=True)
+        return [abs(one - other) for one, other in pairs]
 
-def _distance(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    return tuple(abs(a - b) for a, b in zip(one, other, strict=True))
+    return min(releases().values(), key=distance), False
 
 
 def given_of(serve: Serve) -> list[Given]:
@@ -118,7 +120,7 @@ def given_of(serve: Serve) -> list[Given]:
     return [*fields, *given_flags(serve.extra_args)]
 
 
-def _held(given: Given, release: Release, all_forms: Collection[str]) -> Iterator[Mistake]:
+def _flag_mistakes(given: Given, release: Release, all_forms: Collection[str]) -> Iterator[Mistake]:
     # A word before every flag is a question of consent, not of a release.
     if OPTIMIZATION.match(given.spelling) or not given.spelling.startswith("-"):
         return
@@ -126,18 +128,14 @@ def _held(given: Given, release: Release, all_forms: Collection[str]) -> Iterato
     if name is None:
         yield _unknown(given, release)
         return
-    flag, has_keys = release.flags[name], "." in given.spelling
-    if not has_keys and (wrong := _wrong_count(flag, given)):
+    flag = release.flags[name]
+    if given.keys:
+        yield from _keys(given.path, name, given.keys[:1], release)
+    elif wrong := _wrong_count(flag, given):
         yield Mistake(given.path, f"{given.spelling}: {wrong}", f"as vLLM {release.vllm} reads it")
-        return
-    if has_keys:
-        key = given.spelling.split(".")[1]
-        yield from _keys(given.path, name, [key], release)
-        return
-    if PLUGGED_IN.get(name) in all_forms:
-        return
-    for value in given.values:
-        yield from _value(given.path, name, flag, value, release)
+    elif PLUGGED_IN.get(name) not in all_forms:
+        for value in given.values:
+            yield from _value(given.path, name, flag, value, release)
 
 
 def _beginning(form: str, spellings: Mapping[str, str]) -> str | None:
@@ -163,8 +161,7 @@ def _value(path: KeyPath, name: str, flag: Flag, value: str, release: Release) -
         if value not in flag.choices:
             yield _no_choice(path, name, value, flag.choices, release)
     elif kind is not None:
-        known = release.names[kind]
-        if not _is_known(value, kind, known):
+        if not _is_known(value, kind, release.names[kind]):
             yield _no_name(path, name, value, kind, release)
     elif name in release.keys or flag.type == "json":
         yield from _mapping(path, name, value, release)
@@ -172,8 +169,7 @@ def _value(path: KeyPath, name: str, flag: Flag, value: str, release: Release) -
         # vLLM reads it as nothing where a flag may have none.
         return
     elif (pattern := PATTERNS.get(flag.type or "")) and not re.fullmatch(pattern, value):
-        wanted = WORDS[flag.type or ""]
-        yield Mistake(path, f"{name} {shown(value)}: {wanted} is expected", "")
+        yield Mistake(path, f"{name} {shown(value)}: {WORDS[flag.type or '']} is expected", "")
 
 
 def _is_known(value: str, kind: str, known: Iterable[str]) -> bool:
@@ -214,38 +210,33 @@ def _keys(path: KeyPath, name: str, keys: Iterable[str], release: Release) -> It
 
 def _unknown(given: Given, release: Release) -> Mistake:
     what = f"vLLM {release.vllm} has no flag {shown(given.spelling)}"
-    has = [engine for engine, it in releases().items() if given.form in it.spellings]
-    return Mistake(given.path, what, _engines(has) or nearest(given.form, release.spellings))
+    known = {engine: it.spellings for engine, it in releases().items()}
+    fix = _engines_with(given.form, known) or nearest(given.form, release.spellings)
+    return Mistake(given.path, what, fix)
 
 
 def _no_name(path: KeyPath, name: str, value: str, kind: str, release: Release) -> Mistake:
     known = release.names[kind]
     wanted = value.upper() if kind == "attention_backends" else value
-    what = f"{name} {shown(value)}: vLLM {release.vllm} knows no such {_one_of(kind)}"
-    has = [engine for engine, it in releases().items() if wanted in it.names[kind]]
-    fix = _engines(has) or nearest(wanted, known) or f"one of {', '.join(known)}"
-    return Mistake(path, what, fix)
+    what = f"{name} {shown(value)}: vLLM {release.vllm} knows no such "
+    what += kind.removesuffix("s").replace("_", " ")
+    fix = _engines_with(wanted, {engine: it.names[kind] for engine, it in releases().items()})
+    return Mistake(path, what, fix or nearest(wanted, known) or f"one of {', '.join(known)}")
 
 
 def _no_choice(
     path: KeyPath, name: str, value: str, choices: Sequence[str], release: Release
 ) -> Mistake:
-    has = [
-        engine
-        for engine, it in releases().items()
-        if name in it.flags and value in it.flags[name].choices
-    ]
     listed = ", ".join(choices[:SHOWN_CHOICES]) + (", ..." if choices[SHOWN_CHOICES:] else "")
     what = f"{name} {shown(value)}: vLLM {release.vllm} takes {listed}"
-    return Mistake(path, what, _engines(has) or nearest(value, choices))
+    rows = {engine: it.flags.get(name) for engine, it in releases().items()}
+    known = {engine: row.choices for engine, row in rows.items() if row is not None}
+    return Mistake(path, what, _engines_with(value, known) or nearest(value, choices))
 
 
-def _one_of(kind: str) -> str:
-    return kind.removesuffix("s").replace("_", " ")
-
-
-def _engines(names: Sequence[str]) -> str:
-    on_gpus = [name for name in names if not name.startswith("cpu")]
+def _engines_with(word: str, known: Mapping[str, Collection[str]]) -> str:
+    """Return a fix that names the engines that know a word; empty without any for GPUs."""
+    on_gpus = [it for it, words in known.items() if word in words and not it.startswith("cpu")]
     return f"set engine to {' or '.join(on_gpus)}" if on_gpus else ""
 
 
@@ -255,29 +246,28 @@ def package_mistakes(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     if engine.kind == "image" or not packages:
         return
     for given in given_of(recipe.serve):
-        package = PACKAGE_OF.get((given.form, given.values[0] if given.values else ""))
+        package = PACKAGE_OF.get((given.form, *given.values[:1]))
         if package is not None and package not in packages:
-            yield Mistake(
-                given.path,
-                f"{given.form} {given.values[0]} takes the package {package}, which engine "
-                f"{engine.name} does not hold",
-                _instead(package, given.form),
-            )
+            what = f"{given.form} {given.values[0]} takes the package {package}, which engine "
+            what += f"{engine.name} does not hold"
+            yield Mistake(given.path, what, _instead(package, given.form))
 
 
 @functools.cache
 def packages_of(lock: str) -> frozenset[str]:
     """Return the packages of a lock, of whatever platform; empty where there is none."""
-    folder = resources() / "recipes" / "engines" / "locks" / lock
-    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*-py*.txt"))]
-    return frozenset(
-        name for text in texts for name in re.findall(r"^([A-Za-z0-9_.-]+)==", text, re.MULTILINE)
-    )
+    files = (_locks_folder() / lock).glob("*-py*.txt")
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    return frozenset(re.findall(r"^([A-Za-z0-9_.-]+)==", text, re.MULTILINE))
+
+
+def _locks_folder() -> Path:
+    return resources() / "recipes" / "engines" / "locks"
 
 
 def _instead(package: str, form: str) -> str:
-    locks = resources() / "recipes" / "engines" / "locks"
-    names = [path.name for path in sorted(locks.iterdir()) if package in packages_of(path.name)]
+    locks = sorted(path.name for path in _locks_folder().iterdir())
+    names = [name for name in locks if package in packages_of(name)]
     others = "safetensors" if form == "--load-format" else "auto"
     choice = f"choose {form} {others}"
     return f"set engine to {names[-1]}, or {choice}" if names else choice

@@ -24,7 +24,7 @@ from sparkdeploy.recipe.document import (
     read_document,
 )
 from sparkdeploy.recipe.paths import anchored
-from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.recipe.words import closest
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line

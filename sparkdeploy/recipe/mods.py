@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.document import written_part
-from sparkdeploy.recipe.sources.shelf import SNAPSHOT
+from sparkdeploy.recipe.sources import SNAPSHOT
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, awaited_downloads, fetch
 from sparkdeploy.checkpoint.repo_files import repo_and_revision
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:

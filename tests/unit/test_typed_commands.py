@@ -81,7 +81,7 @@ REVIEWED = {
     "plan/findings.py": {"cluster", "show", "step.stage.tag"},
     "plan/problems.py": {"name"},
     "recipe/library.py": {"visible_line(name)"},
-    "recipe/sources/shelf.py": {"name"},
+    "recipe/sources.py": {"name"},
     "recipe/consent.py": {"command", "name"},
     "shell.py": {"command", "program"},
     "uninstall.py": {"deployment.name"},

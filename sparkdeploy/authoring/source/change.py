@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
+import shlex
+import shutil
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,25 +15,29 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
 from sparkdeploy.authoring.source import files, git
-from sparkdeploy.authoring.source.index import rows_of
-from sparkdeploy.authoring.source.place import changing, remove, remove_folder
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.errors import NodeError, RecipeError, SparkdeployError, UsageError
+from sparkdeploy.errors import (
+    CheckpointError,
+    NodeError,
+    RecipeError,
+    SparkdeployError,
+    UsageError,
+)
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import look_into
-from sparkdeploy.recipe.sources.shelf import (
+from sparkdeploy.recipe.sources import (
     NAME,
     SNAPSHOT,
     TAKEN,
     Snapshot,
     SourceRecord,
     Sources,
-    masked,
     read_snapshot,
-    snapshot_as_json,
+    snapshots,
 )
 from sparkdeploy.recipe.words import shown
+from sparkdeploy.secret_shapes import masked_address
 from sparkdeploy.stored_json import MAX_BYTES
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
@@ -94,7 +101,7 @@ def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> S
         _refuse_taken(name, sources)  # by another process, while this one waited
         with _staged(record, settings) as staged:
             if not staged.snapshot.rows:
-                raise RecipeError(f"{masked(origin)} holds no recipe", hint=_held(staged))
+                raise RecipeError(f"{masked_address(origin)} holds no recipe", hint=_held(staged))
             staged.keep()
     return staged.snapshot
 
@@ -131,7 +138,7 @@ def remove_source(name: str, settings: Settings) -> None:
     if not is_there:
         sources.get(name)
     with changing(name, sources):
-        remove(name, sources)
+        _remove(sources.folder / name)
 
 
 def _refuse_taken(name: str, sources: Sources) -> None:
@@ -174,7 +181,7 @@ def _staged(record: SourceRecord, settings: Settings) -> Iterator[_Staged]:
             step.say(f"reading {len(taken.files)} files")
             now = datetime.now(UTC).isoformat(timespec="seconds")
             record = replace(record, commit=fetched.commit, ref=fetched.ref, taken_at=now)
-            rows = tuple(rows_of(staged, taken.files, library(settings)))
+            rows = tuple(files.rows_of(staged, taken.files, library(settings)))
             snapshot = Snapshot(record, __version__, rows)
             _write_index(staged / SNAPSHOT, snapshot)
         for reason, count in sorted(taken.left_out.items()):
@@ -188,7 +195,7 @@ def _staged(record: SourceRecord, settings: Settings) -> Iterator[_Staged]:
 
 def _write_index(path: Path, snapshot: Snapshot) -> None:
     """RecipeError for an index that could not be read again."""
-    text = snapshot_as_json(snapshot)
+    text = snapshots().dump_json(snapshot).decode()
     if len(text) > MAX_BYTES:
         raise RecipeError(
             f"the index of the source's {len(snapshot.rows)} recipes is larger than"
@@ -288,3 +295,62 @@ def _consents(folder: Path, shelf: Library) -> Iterator[str]:
             text = f"{path}: {keys}: {asked.message}"
             # A state that is looked at lies elsewhere than the one that was taken.
             yield visible_line(text.replace(f"{folder}/", "").replace(str(folder), "."))
+
+
+@contextlib.contextmanager
+def changing(name: str, sources: Sources) -> Iterator[None]:
+    """Keep others from changing a source inside the block; NodeError where nothing can be written.
+
+    What killed processes have left is removed, or is what it was.
+    """
+    place = sources.folder
+    with disk_errors(place):
+        make_private(place)
+        with contextlib.ExitStack() as held:
+            try:
+                lock = durable.only_one(place / f".{name}.lock", f"source {name}")
+                held.enter_context(lock)
+            except CheckpointError as error:
+                raise NodeError(error.message, hint=error.hint) from error
+            durable.tidy_beside(place / name)
+            left = sources.files_of(name)
+            if left.name != TAKEN:
+                left.rename(place / name / TAKEN)
+            yield
+
+
+@contextlib.contextmanager
+def disk_errors(place: Path) -> Iterator[None]:
+    """Turn a full disk and its like into a NodeError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        look = f"{'df -h' if is_full else 'ls -ld'} {shlex.quote(str(error.filename or place))}"
+        raise NodeError(
+            f"{error.filename or place} cannot be written: {error.strerror or error}",
+            hint=f"free some space on the disk of {place}: {look}" if is_full else look,
+        ) from error
+
+
+def _remove(place: Path) -> None:
+    """Forget a source at once, and delete its files afterwards."""
+    hidden = durable.hidden_beside(place)
+    place.rename(hidden)
+    durable.sync_folder(place.parent)
+    try:
+        remove_folder(hidden)
+    except OSError as error:
+        raise NodeError(
+            f"source {place.name} is forgotten, and its files are still there: {error.strerror}",
+            hint=f"rm -r {shlex.quote(str(hidden))}",
+        ) from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Raise OSError where it stays; a folder that is not there is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
+        else:
+            folder.unlink()

@@ -1,4 +1,4 @@
-"""The files of a source that are taken: recipes, templates beside them, and folders of mods."""
+"""What of a source is taken (recipes, templates beside them, folders of mods), and its index."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import yaml_text
 from sparkdeploy.authoring.source.git import Blob, Repository
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import NoRecipeError, RecipeError
 from sparkdeploy.recipe import mods
+from sparkdeploy.recipe.load import look_into
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
-from sparkdeploy.recipe.sources.shelf import is_plain_path
+from sparkdeploy.recipe.sources import MAX_COUNT, RecipeRow, is_plain_path, stem
+from sparkdeploy.recipe.words import shortest_ends, shown
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.recipe.load import Library, Loaded
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
 TEMPLATE_SUFFIX = ".jinja"
@@ -28,6 +32,7 @@ MAX_FILES = 20_000
 MAX_BYTES = 256 << 20
 MAX_NAME_BYTES = 200
 MAX_DEPTH = 16
+MAX_RECIPES = 5_000
 OUR_NAMES = ".sparkdeploy"
 """How files of ours in a source's folder begin: they say where it ends, and what was taken."""
 _NAMES_IN_COMMANDS = re.compile(r"[\w.+@ /-]+")
@@ -157,3 +162,53 @@ def _write(path: Path, content: bytes, *, is_executable: bool) -> None:
     with path.open("xb") as file:
         file.write(content)
     path.chmod(0o700 if is_executable else 0o600)
+
+
+def rows_of(folder: Path, files: Sequence[str], shelf: Library) -> Iterator[RecipeRow]:
+    """Yield a row for each recipe; RecipeError for more of them than a source may have."""
+    recipes: dict[str, Loaded | RecipeError] = {}
+    for file in sorted(file for file in files if file.endswith(RECIPE_SUFFIXES)):
+        try:
+            recipes[file] = look_into(shelf, str(folder / file))
+        except NoRecipeError:
+            continue  # workflows, settings and lists of other tools end in .yaml as well
+        except RecipeError as error:
+            recipes[file] = error
+        if len(recipes) > MAX_RECIPES:
+            raise RecipeError(f"the source holds more than {MAX_RECIPES} recipes")
+    names = shortest_ends([stem(file) for file in recipes])
+    for (file, found), name in zip(recipes.items(), names, strict=True):
+        yield _row(name, file, found)
+
+
+def _row(name: str, file: str, found: Loaded | RecipeError) -> RecipeRow:
+    if isinstance(found, RecipeError) or found.recipe is None:
+        lines = () if isinstance(found, RecipeError) else found.lines(found.mistakes)
+        why = found.message if isinstance(found, RecipeError) else [*lines, "it cannot be read"][0]
+        return RecipeRow(name, file, "", "", "", "", "", 1, None, 0, _relative(why))
+    recipe, limits, drafting = found.recipe, found.recipe.cluster, found.recipe.serve.speculative
+    mistakes = found.lines(found.mistakes)
+    return RecipeRow(
+        name=name,
+        file=file,
+        title=one_line(recipe.title),
+        model=one_line(recipe.model.source),
+        engine=one_line(recipe.engine),
+        image=one_line(recipe.image or ""),
+        drafts=one_line(f"{drafting.method or 'draft'} {drafting.tokens}") if drafting else "",
+        min_nodes=min(limits.least_nodes, MAX_COUNT),
+        max_nodes=min(limits.max_nodes, MAX_COUNT) if limits.max_nodes is not None else None,
+        consents=len(found.consents),
+        refusal=_relative(mistakes[0]) if mistakes else "",
+    )
+
+
+def one_line(text: str) -> str:
+    """Return a text of a stranger for an index: on one line, short, without control signs."""
+    return shown(" ".join(text.split()))
+
+
+def _relative(line: str) -> str:
+    """Return a line of a report without the folder that its file lies in."""
+    file, colon, rest = line.partition(": ")
+    return shown(f"{Path(file).name}{colon}{rest}" if colon and "/" in file else line)

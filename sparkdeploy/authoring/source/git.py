@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
-from sparkdeploy.recipe.sources.shelf import masked
 from sparkdeploy.recipe.words import shown
+from sparkdeploy.secret_shapes import masked_address
 from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def check_origin(origin: str) -> None:
         )
     if _has_secret(origin):
         raise UsageError(
-            f"{masked(origin)} has a login or a token in it, which would be stored",
+            f"{masked_address(origin)} has a login or a token in it, which would be stored",
             hint="leave it out: git asks its own credential helper, or use an ssh address",
         )
 
@@ -160,7 +160,7 @@ class Repository:
                 return Fetched(commit, ref)
         if _ABBREVIATED.fullmatch(ref) and (commit := self._known(ref)):
             return Fetched(commit, commit)
-        raise NodeError(f"{masked(origin)} has no branch, tag or commit {shown(ref)}")
+        raise NodeError(f"{masked_address(origin)} has no branch, tag or commit {shown(ref)}")
 
     def _known(self, name: str) -> str:
         done = self._git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
@@ -169,7 +169,7 @@ class Repository:
     def _commit(self, name: str, origin: str) -> str:
         found = self._known(name)
         if _COMMIT.fullmatch(found) is None:
-            raise NodeError(f"{masked(origin)} gave no commit")
+            raise NodeError(f"{masked_address(origin)} gave no commit")
         return found
 
     def blobs(self, commit: str) -> Iterator[Blob]:
@@ -323,13 +323,13 @@ def _environment() -> dict[str, str]:
 def _checked(done: Completed, origin: str) -> str:
     if done.exit_code == 0:
         return done.stdout
-    said = masked(done.stderr.strip()) or f"exit code {done.exit_code}"
+    said = masked_address(done.stderr.strip()) or f"exit code {done.exit_code}"
     first = next((line for line in said.splitlines() if line.startswith("fatal:")), None)
     reason = first.removeprefix("fatal: ") if first else said.splitlines()[-1]
     if done.exit_code < 0 or "File too large" in said:
         reason = f"it is larger than {MAX_PACK_BYTES >> 20} MiB, or git was ended: {reason}"
     raise NodeError(
-        f"git could not take {masked(origin)}: {reason}",
+        f"git could not take {masked_address(origin)}: {reason}",
         hint="try `git ls-remote` with that address",
         detail=said,
     )

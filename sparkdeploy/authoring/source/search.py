@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import contextlib
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.library import Library, read_unchecked, recipe_folders
-from sparkdeploy.recipe.sources.shelf import RecipeRow, Sources
+from sparkdeploy.recipe.sources import RecipeRow, Sources
+from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
@@ -114,3 +117,28 @@ def _serves(row: RecipeRow, nodes: int | None) -> bool:
     if nodes is None:
         return True
     return row.min_nodes <= nodes <= (row.max_nodes or max(nodes, row.min_nodes))
+
+
+def with_fits(hits: Iterable[Hit], hardware: str) -> Iterator[Hit]:
+    """Yield those that fit, and those of which nobody knows, which say so.
+
+    No hub is asked: a model is known by its files here, or by the shipped facts.
+    """
+    # A search without it is there sooner.
+    from sparkdeploy.authoring.fits import fitting_row  # noqa: PLC0415
+    from sparkdeploy.authoring.outlook import ground_for  # noqa: PLC0415
+    from sparkdeploy.recipe.load import load_recipe  # noqa: PLC0415
+
+    ground = ground_for(hardware, load_settings())
+    for hit in hits:
+        if hit.row.refusal:
+            continue
+        resolved = ground.recipes.get(hit.called) if hit.path is None else None
+        fits: object = "may fit"
+        with contextlib.suppress(RecipeError):
+            # Nothing is run: what needs consent is looked at like the rest.
+            wanted = hit.called if hit.path is None else str(hit.path)
+            resolved = resolved or load_recipe(ground.shelf, wanted, ("allow_unsafe=true",))
+            fits = fitting_row(ground, resolved)["fits"]
+        if fits != "does not fit":
+            yield replace(hit, fits="fits" if fits == "fits" else "unknown")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:

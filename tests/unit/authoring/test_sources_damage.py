@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import load_settings
 from tests.unit.authoring.sources import write
 
@@ -54,7 +54,6 @@ def test_an_edited_ref_is_no_option(run: Run, origin: Path, tmp_path: Path) -> N
         lambda told: told["rows"][0].update(file="../../x.yaml"),
         lambda told: told["rows"][0].update(file="/etc/x.yaml"),
         lambda told: told["rows"][0].update(model="a\nb"),
-        lambda told: told["rows"][0].update(name="other"),
         lambda told: told["rows"][0].update(min_nodes="1"),
         lambda told: told["rows"][0].update(more=1),
         lambda told: told["rows"].append([]),

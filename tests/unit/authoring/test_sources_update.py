@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.recipe.sources.shelf import Sources
+from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 from tests.unit.authoring.sources import THEIRS, commit, recipe, run_git, write

@@ -6,37 +6,48 @@ sources/NAME/taken/.sparkdeploy-source   which commit of what that is, and its r
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence  # noqa: TC003 - pydantic reads it
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.fields import Printable  # noqa: TC001 - pydantic reads it
 from sparkdeploy.recipe.words import nearest
-from sparkdeploy.stored_json import read_json
+from sparkdeploy.stored_json import MAX_BYTES, read_bytes
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 TAKEN = "taken"
 SNAPSHOT = ".sparkdeploy-source"
 MAX_NAMED = 8
 MAX_COUNT = 1_000_000
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,30}")
-_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _RETIRED = f".{TAKEN}.retired-*"
-_LOGIN = re.compile(r"(?<!ssh:)(?<!file:)//\S{0,1024}@|//[^/@\s]{0,256}:\S{0,1024}@")
-"""A user alone is no secret where ssh asks for a key."""
-_QUERY = re.compile(r"\?\S+")
 
 
-def masked(text: str) -> str:
-    """Return an address, or what git said of one, without passwords and tokens."""
-    return _QUERY.sub("?***", _LOGIN.sub("//***@", text)) if "://" in text else text
+def is_plain_path(path: str) -> bool:
+    """Whether a relative path leads to one place below a folder, and can be shown."""
+    parts = path.split("/")
+    is_odd = any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
+    return not is_odd and path.isprintable() and "\\" not in path and not path.startswith("~")
+
+
+def _plain_path(path: str) -> str:
+    if not is_plain_path(path):
+        raise ValueError("the path leads elsewhere")
+    return path
+
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,41 +55,37 @@ class SourceRecord:
     """Where a source comes from, and what was taken of it."""
 
     name: str
-    origin: str
+    origin: Printable
     """A URL that git understands, or an absolute path."""
-    ref: str | None
+    ref: Printable | None
     """A branch, a tag or a commit; None for the branch that the repository calls its own."""
-    commit: str
+    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
     """Of a folder without git: a hash over its files."""
-    taken_at: str
+    taken_at: Printable
     """UTC."""
-
-    def __post_init__(self) -> None:
-        """ValueError for what was never written by us."""
-        _require_lines(self.name, self.origin, self.commit, self.taken_at, self.ref or "")
-        if NAME.fullmatch(self.name) is None or _COMMIT.fullmatch(self.commit) is None:
-            raise ValueError("a name or a commit that is none")
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeRow:
     """What `recipe search` knows of one file without reading it."""
 
-    name: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Printable
     """What it is called behind the source's name: the shortest end of its path that is unique."""
-    file: str
+    file: Annotated[str, AfterValidator(_plain_path)]
     """Relative to the source's top."""
-    title: str
-    model: str
-    engine: str
-    image: str
-    drafts: str
+    title: Printable
+    model: Printable
+    engine: Printable
+    image: Printable
+    drafts: Printable
     """`mtp 2`; empty without speculation."""
-    min_nodes: int
-    max_nodes: int | None
-    consents: int
+    min_nodes: Count
+    max_nodes: Count | None
+    consents: Count
     """How many things of it need consent."""
-    refusal: str
+    refusal: Printable
     """Why it is no recipe that can be served here; empty where it is one."""
 
     def holds(self, words: Sequence[str]) -> bool:
@@ -92,7 +99,7 @@ class Snapshot:
     them."""
 
     record: SourceRecord
-    version: str
+    version: Printable
     rows: Sequence[RecipeRow]
 
     @property
@@ -189,50 +196,19 @@ class Sources:
         )
 
 
-def snapshot_as_json(snapshot: Snapshot) -> str:
-    return json.dumps(asdict(snapshot))
+def stem(file: str) -> str:
+    """Return a recipe's file without `.yaml`."""
+    return file.removesuffix(".yaml").removesuffix(".yml")
+
+
+@functools.cache
+def snapshots() -> TypeAdapter[Snapshot]:
+    return TypeAdapter(Snapshot)
 
 
 def read_snapshot(path: Path, name: str) -> Snapshot:
     """Read what was written of a source; OSError or ValueError for what is damaged."""
-    content = read_json(path)
-    try:
-        rows = [_checked(RecipeRow(**row)) for row in content["rows"]]
-        snapshot = Snapshot(SourceRecord(**content["record"]), content["version"], rows)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError("it is no record of a source") from error
-    _require_lines(snapshot.version)
+    snapshot = snapshots().validate_json(read_bytes(path, MAX_BYTES), strict=True)
     if snapshot.record.name != name:
         raise ValueError("it is the record of another source")
     return snapshot
-
-
-def _checked(row: RecipeRow) -> RecipeRow:
-    texts = (row.title, row.model, row.engine, row.image, row.drafts, row.refusal)
-    _require_lines(row.name, row.file, *texts)
-    _require_count(row.min_nodes, row.consents, row.max_nodes or 0)
-    if not is_plain_path(row.file) or not f"/{stem(row.file)}".endswith(f"/{row.name}"):
-        raise ValueError("a file that is none of a source")
-    return row
-
-
-def is_plain_path(path: str) -> bool:
-    """Whether a relative path leads to one place below a folder, and can be shown."""
-    parts = path.split("/")
-    is_odd = any(part in ("", ".", "..") or part.lower() == ".git" for part in parts)
-    return not is_odd and path.isprintable() and "\\" not in path and not path.startswith("~")
-
-
-def _require_lines(*texts: Any) -> None:  # noqa: ANN401 - whatever JSON held
-    if not all(isinstance(text, str) and text.isprintable() for text in texts):
-        raise ValueError("a text that is none, or of several lines")
-
-
-def _require_count(*numbers: Any) -> None:  # noqa: ANN401 - as above
-    if not all(type(number) is int and 0 <= number <= MAX_COUNT for number in numbers):
-        raise ValueError("a number that counts nothing")
-
-
-def stem(file: str) -> str:
-    """Return a recipe's file without `.yaml`."""
-    return file.removesuffix(".yaml").removesuffix(".yml")

@@ -1,1 +1,0 @@
-"""Recipe sources: git repositories and folders of recipes, each pinned to one state."""
