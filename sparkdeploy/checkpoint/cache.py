@@ -114,16 +114,21 @@ def discard_file(file: RepoFile, snapshot: Path) -> None:
 def bytes_to_come(file: RepoFile, snapshot: Path) -> int:
     """What a download would fetch: nothing of content that is here, and the rest of a part."""
     root = snapshot.parent.parent
-    if has_blob(root, file) or stored_hash(file, root) is not None:
+    if has_blob(root, file) or blob_elsewhere(file, root) is not None:
         return 0
     return file.size_bytes - part_bytes(file, root / BLOBS / part_name(file))
 
 
-def stored_hash(file: RepoFile, root: Path) -> str | None:
-    """What the store calls a content that another repository's blob of that name leads to."""
-    for link in root.parent.glob(f"models--*/{BLOBS}/{file.blob_name}"):
-        if link.is_symlink() and _has_size(link, file):
-            return link.readlink().name
+def blob_elsewhere(file: RepoFile, root: Path) -> Path | None:
+    """Another repository's content of that hash, where this user may give it a second name."""
+    if file.sha256 is None:
+        return None
+    here = root if root.exists() else root.parent
+    for blob in root.parent.glob(f"models--*/{BLOBS}/{file.sha256}"):
+        if _has_size(blob, file):
+            status = blob.stat()
+            if os.geteuid() in {0, status.st_uid} and status.st_dev == here.stat().st_dev:
+                return blob
     return None
 
 
@@ -131,20 +136,14 @@ def part_name(file: RepoFile) -> str:
     return f".{file.blob_name}.sparkdeploy-part"
 
 
-def unshared_name(file: RepoFile) -> str:
-    """A note that a blob is whole and was not offered to the store yet."""
-    return f".{file.blob_name}.sparkdeploy-unshared"
-
-
 def tidy_blob(file: RepoFile, blobs: int) -> None:
     """Remove what tries that were killed have left beside a blob, also those of the library.
 
     Only for the holder of the library's lock of that blob: nobody else writes to it then.
     """
-    own = {part_name(file), unshared_name(file)}
     of_library = re.compile(rf"{file.blob_name}\.\w+\.incomplete|\.{file.blob_name}\.\w+\.shared")
     for name in os.listdir(blobs):
-        if name in own or of_library.fullmatch(name):
+        if name == part_name(file) or of_library.fullmatch(name):
             remove(blobs, name)
 
 

@@ -1,7 +1,4 @@
-"""The Hugging Face hub: what a repository holds, and where its files are read.
-
-What a hub answers is JSON that a stranger wrote: it is read into facts, or refused.
-"""
+"""The Hugging Face hub: its address, its token, and when a request is tried again."""
 
 from __future__ import annotations
 
@@ -10,20 +7,18 @@ import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+
+from urllib3.util import parse_url
 
 from sparkdeploy.checkpoint import repo_files
-from sparkdeploy.checkpoint.addresses import is_web_address
-from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, hostile, printable, shown
+from sparkdeploy.checkpoint.repo_files import RepoFacts, printable, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import LOGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from huggingface_hub import ModelInfo
-    from huggingface_hub.hf_api import RepoSibling
 
     from sparkdeploy.settings import Settings
 
@@ -32,8 +27,8 @@ ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _CLOSED = frozenset({401, 403})
-_LICENSE_LIMIT = 100
 _TOKEN = re.compile("[!-~]+")
+_PORTS = {"http": 80, "https": 443}
 
 
 class RetryError(Exception):
@@ -150,37 +145,46 @@ def _endpoint(settings: Settings) -> str:
     return endpoint.rstrip("/")
 
 
-def read_listing(repo: str, revision: str, described: ModelInfo) -> RepoFacts:
-    """Raise CheckpointError for what no hub states, and when it describes another commit."""
-    commit, listed = described.sha, described.siblings
-    repo_files.check_commit(repo, commit)
-    if repo_files.is_commit(revision) and commit != revision:
-        raise hostile(f"{repo}: the hub was asked for {revision} and describes {commit}.")
-    if not listed:
-        raise hostile(f"{repo}: the hub lists no files.")
-    if len(listed) > repo_files.FILES_LIMIT:
-        raise hostile(f"{repo}: the hub lists more than {repo_files.FILES_LIMIT} files.")
-    # Name, size and hashes may be anything; RepoFile refuses what no file has.
-    files = tuple(_file(repo, sibling) for sibling in listed)
-    return RepoFacts(repo, revision, str(commit), _license_of(described), files)
-
-
-def _file(repo: str, listed: RepoSibling) -> RepoFile:
-    hashes = (None, listed.blob_id) if listed.lfs is None else (listed.lfs.sha256, None)
+def is_web_address(url: str) -> bool:
+    """Whether a URL is http:// or https:// with a host that could be looked up."""
     try:
-        # Name and size may be anything; the type itself refuses what no file has.
-        return RepoFile(listed.rfilename, listed.size, *hashes)  # type: ignore[arg-type]
-    except CheckpointError as error:
-        raise CheckpointError(f"{repo}: {error.message}", hint=error.hint) from error
+        host = parse_url(url).host or ""
+        # The HTTP libraries do so on their way to a name server, and have no error for it.
+        host.encode("idna")
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(host) and parts.port != 0
+    except ValueError:
+        return False
 
 
-def _license_of(described: ModelInfo) -> str | None:
-    """What the card says, or a tag; None for what nobody could read on a terminal."""
-    stated = described.card_data.get("license") if described.card_data else None
-    if not isinstance(stated, str):
-        tags: list[object] = list(described.tags or ())
-        named = (tag for tag in tags if isinstance(tag, str))
-        prefix = "license:"
-        stated = next((tag[len(prefix) :] for tag in named if tag.startswith(prefix)), "")
-    is_plain = stated.isprintable() and 0 < len(stated) <= _LICENSE_LIMIT
-    return stated if is_plain else None
+def is_followed(asked: str, target: str) -> bool:
+    """Whether a redirect leads to a web address, and not from HTTPS to HTTP."""
+    is_weaker = asked.startswith("https:") and urlsplit(target).scheme == "http"
+    return is_web_address(target) and not is_weaker
+
+
+def is_same_host(url: str, other: str) -> bool:
+    """Whether both are on one host, port and scheme; False for what can be read in two ways."""
+    origin = _origin(url)
+    return origin is not None and origin == _origin(other)
+
+
+def _origin(url: str) -> tuple[str, str, int] | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    is_plain = set(parts.netloc).isdisjoint("@\\ \t\r\n") and parts.netloc.isascii()
+    if port is None or not parts.hostname or not is_plain:
+        return None
+    return parts.scheme, parts.hostname, port
+
+
+def authorization(url: str, endpoint: str, token: str | None) -> dict[str, str]:
+    """Return the header with the hub's token for an address, and none for one of another host.
+
+    Every request to a hub takes its token from here: an answer may name any address.
+    """
+    is_for_hub = token and is_same_host(url, endpoint)
+    return {"Authorization": f"Bearer {token}"} if is_for_hub else {}

@@ -17,17 +17,19 @@ from huggingface_hub import HfApi, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 
-from sparkdeploy.checkpoint.addresses import authorization, is_followed, is_same_host
-from sparkdeploy.checkpoint.hub import RetryError, read_listing
-from sparkdeploy.checkpoint.repo_files import hostile, printable, shown
+from sparkdeploy.checkpoint import repo_files
+from sparkdeploy.checkpoint.hub import RetryError, authorization, is_followed, is_same_host
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, hostile, printable, shown
 from sparkdeploy.checkpoint.threads import run_within
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from huggingface_hub import ModelInfo
+    from huggingface_hub.hf_api import RepoSibling
+
     from sparkdeploy.checkpoint.hub import Hub
-    from sparkdeploy.checkpoint.repo_files import RepoFacts
 
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
@@ -36,6 +38,7 @@ ANSWER_LIMIT_S = 60.0
 """For the whole list of a repository's files."""
 ANSWER_LIMIT_BYTES = 4 << 20
 """A list of ten thousand files takes three of them. Hostile JSON takes 24 times as much memory."""
+_LICENSE_LIMIT = 100
 OTHERS_HINT = "check that HF_ENDPOINT, proxies and the network are yours"
 # It warns of every broken connection, with addresses that let anyone download.
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -119,7 +122,7 @@ def listing_of(hub: Hub, repo: str, revision: str) -> RepoFacts:
         try:
             api = HfApi(hub.endpoint, hub.token or False)
             ask = partial(api.model_info, repo, revision=revision, files_metadata=True)
-            return read_listing(repo, revision, run_within(ANSWER_LIMIT_S, ask))
+            return _listing(repo, revision, run_within(ANSWER_LIMIT_S, ask))
         except TimeoutError as error:
             raise RetryError(f"it took longer than {ANSWER_LIMIT_S:g} s") from error
         # What the library makes of JSON that describes no repository.
@@ -173,3 +176,39 @@ def _failed(repo: str, what: str, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{repo}: download of {shown(what)} failed: {printable(reason)}", hint=OTHERS_HINT
     )
+
+
+def _listing(repo: str, revision: str, described: ModelInfo) -> RepoFacts:
+    """Raise CheckpointError for what no hub states, and when it describes another commit."""
+    commit, listed = described.sha, described.siblings
+    repo_files.check_commit(repo, commit)
+    if repo_files.is_commit(revision) and commit != revision:
+        raise hostile(f"{repo}: the hub was asked for {revision} and describes {commit}.")
+    if not listed:
+        raise hostile(f"{repo}: the hub lists no files.")
+    if len(listed) > repo_files.FILES_LIMIT:
+        raise hostile(f"{repo}: the hub lists more than {repo_files.FILES_LIMIT} files.")
+    # Name, size and hashes may be anything; RepoFile refuses what no file has.
+    files = tuple(_file(repo, sibling) for sibling in listed)
+    return RepoFacts(repo, revision, str(commit), _license_of(described), files)
+
+
+def _file(repo: str, listed: RepoSibling) -> RepoFile:
+    hashes = (None, listed.blob_id) if listed.lfs is None else (listed.lfs.sha256, None)
+    try:
+        # Name and size may be anything; the type itself refuses what no file has.
+        return RepoFile(listed.rfilename, listed.size, *hashes)  # type: ignore[arg-type]
+    except CheckpointError as error:
+        raise CheckpointError(f"{repo}: {error.message}", hint=error.hint) from error
+
+
+def _license_of(described: ModelInfo) -> str | None:
+    """What the card says, or a tag; None for what nobody could read on a terminal."""
+    stated = described.card_data.get("license") if described.card_data else None
+    if not isinstance(stated, str):
+        tags: list[object] = list(described.tags or ())
+        named = (tag for tag in tags if isinstance(tag, str))
+        prefix = "license:"
+        stated = next((tag[len(prefix) :] for tag in named if tag.startswith(prefix)), "")
+    is_plain = stated.isprintable() and 0 < len(stated) <= _LICENSE_LIMIT
+    return stated if is_plain else None

@@ -21,6 +21,7 @@ from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.threads import run_within
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import resources
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -174,8 +175,9 @@ def ask_in_time(
 ) -> Remote:
     """Ask as `ask_hub` does, for `ASKING_LIMIT_S` unless said otherwise; what came counts."""
     answer, limit_s = Remote(repo), limit_s or ASKING_LIMIT_S
+    title = f"asking the hub about {repo}"
     try:
-        run_within(limit_s, lambda: _fill(answer, revision, settings, headers=headers))
+        run_within(limit_s, lambda: _fill(answer, revision, settings, headers=headers), title)
     except TimeoutError:
         answer.failure = f"the hub did not answer within {limit_s:g} s"
     except CheckpointError as error:
@@ -187,7 +189,8 @@ def ask_in_time(
 def ask_hub(repo: str, revision: str, settings: Settings) -> Remote:
     """Ask for sizes, configurations and every header; CheckpointError when the hub refuses."""
     answer = Remote(repo)
-    _fill(answer, revision, settings, headers=True)
+    with console.step(f"headers of {repo} on the hub"):
+        _fill(answer, revision, settings, headers=True)
     return answer
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import cache
-from sparkdeploy.checkpoint.arriving import Arriving, StoppedError, WrongContentError
 from sparkdeploy.checkpoint.conversion import Conversion, check_remote
 from sparkdeploy.checkpoint.durable import Progress, disk_errors, only_one
 from sparkdeploy.checkpoint.hub import Hub, refuse_offline
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.ranges import HubRanges, Meter
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
-from sparkdeploy.checkpoint.threads import work_through
+from sparkdeploy.checkpoint.threads import run_within, work_through
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts as machine
 from sparkdeploy.terminal.console import console
@@ -23,8 +22,6 @@ from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from sparkdeploy.checkpoint.transfer import Transfer
 
 SPARE_BYTES = 1 << 30
 """What a download leaves free on its disk."""
@@ -68,7 +65,13 @@ class Pulled:
 
 def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -> Download:
     """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence."""
-    found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew, all_files=wanted.all_files)
+    found = run_within(
+        None,
+        lambda: resolve(
+            hub, lock, wanted.repo, wanted.revision, anew=anew, all_files=wanted.all_files
+        ),
+        f"asking the hub about {wanted.repo}",
+    )
     download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache))
     if wanted.conversion is not None and download.missing:
         check_remote(HubRanges(hub, found), wanted.conversion)
@@ -180,15 +183,19 @@ def pull(hub: Hub, lock: HubLock, download: Download, on_progress: Progress) -> 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with only_one(folder.parent / f".{folder.name}.sparkdeploy-lock", f"download of {facts.repo}"):
         with disk_errors(str(folder)):
-            _bring_all(hub, facts, snapshot, on_progress)
+            _bring_all(hub, facts, on_progress)
         cache.point_branch(hub.cache, facts)
         # Last: whoever was killed before it does all of this once more.
         lock.set(facts.repo, facts.revision, replace(_new_pin(facts), is_verified=True))
     return snapshot
 
 
-def _bring_all(hub: Hub, facts: RepoFacts, snapshot: Path, on_progress: Progress) -> None:
-    from sparkdeploy.checkpoint.transfer import Transfer, end_xet  # noqa: PLC0415 - takes 0.3 s
+def _bring_all(hub: Hub, facts: RepoFacts, on_progress: Progress) -> None:
+    from sparkdeploy.checkpoint.transfer import (  # noqa: PLC0415 - takes 0.3 s
+        StoppedError,
+        Transfer,
+        end_xet,
+    )
 
     stop = threading.Event()
 
@@ -197,37 +204,21 @@ def _bring_all(hub: Hub, facts: RepoFacts, snapshot: Path, on_progress: Progress
         if stop.is_set():
             raise StoppedError
 
-    transfer = Transfer(replace(hub, sleep=sleep), facts)
     meter = Meter(facts.size_bytes, on_progress)
-
-    def bring(file: RepoFile) -> None:
-        _bring(transfer, Arriving(file, stop, meter.add), snapshot)
-
-    def watch() -> None:
-        meter.require_progress(facts.repo)
-
+    transfer = Transfer(replace(hub, sleep=sleep), facts, stop, meter.add)
     # The largest first: what comes last comes alone, over one connection.
     files = sorted(facts.files, key=lambda file: -file.size_bytes)
     try:
-        work_through(files, bring, threads=THREADS, stop=stop, watch=watch)
+        work_through(
+            files,
+            transfer.bring,
+            threads=THREADS,
+            stop=stop,
+            watch=lambda: meter.require_progress(facts.repo),
+        )
     except KeyboardInterrupt:
         end_xet()
         raise
-
-
-def _bring(transfer: "Transfer", arriving: Arriving, snapshot: Path) -> None:
-    for is_last in (False, True):
-        try:
-            transfer.bring(arriving, snapshot)
-        except WrongContentError as error:
-            arriving.begin_anew()
-            if is_last:
-                raise CheckpointError(
-                    f"{transfer.facts.repo}: {error.message}",
-                    hint="it came wrong twice; check the network and the disk, then try again",
-                ) from error
-        else:
-            return
 
 
 def _stays(pin: RevisionPin, facts: RepoFacts) -> bool:

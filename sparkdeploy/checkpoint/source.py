@@ -1,5 +1,6 @@
 """Where a checkpoint's files come from: the Hugging Face cache or a folder of one's own."""
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -11,8 +12,8 @@ from typing import Literal
 
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, STORE, branch_commit, repo_folder, repo_of
 from sparkdeploy.checkpoint.model_files import Content, follow, plain_files, real_path
-from sparkdeploy.checkpoint.repo_files import name_problem
-from sparkdeploy.errors import CheckpointError
+from sparkdeploy.checkpoint.repo_files import name_problem, printable
+from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.recipe.paths import MODEL_FILES
 
 
@@ -39,6 +40,19 @@ class CheckpointSource:
         return tuple(map(Path, plain_files(self.files_dir, folder_links=True)))
 
 
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """Name the file that this user may not look at; the container's user is asked about later."""
+    try:
+        yield
+    except PermissionError as error:
+        raise NodeError(
+            f"{printable(str(error.filename))} cannot be read by this user",
+            hint="run this as the owner of the model's files, or make them readable: chmod a+rX",
+        ) from error
+
+
+@readable()
 def find_in_hub_cache(repo: str, revision: str | None, hub_cache: Path) -> CheckpointSource | None:
     """The cached snapshot at a branch, tag or commit; CheckpointError when files lead nowhere."""
     root = repo_folder(hub_cache, repo)
@@ -48,6 +62,7 @@ def find_in_hub_cache(repo: str, revision: str | None, hub_cache: Path) -> Check
     return _snapshot(root, repo, commit)
 
 
+@readable()
 def open_folder(path: Path) -> CheckpointSource:
     """A folder of one's own; a snapshot inside a Hugging Face cache is recognised as one.
 

@@ -1,7 +1,9 @@
 """What lies on this machine: downloads and prepared checkpoints, listed, found and removed."""
 
 import os
+import shlex
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,10 @@ from sparkdeploy.checkpoint.contents import CONFIG_FILE
 from sparkdeploy.checkpoint.fp8_shard import DONE_FILE, read_shard
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.checkpoint.model_files import shared_files
+from sparkdeploy.checkpoint.model_files import real_path, shared_files
 from sparkdeploy.checkpoint.prebuilt import shard_store
 from sparkdeploy.checkpoint.repo_files import printable, repo_and_revision, shown
-from sparkdeploy.checkpoint.source import fetch_command, find_in_hub_cache
+from sparkdeploy.checkpoint.source import fetch_command, find_in_hub_cache, readable
 from sparkdeploy.errors import CheckpointError, UsageError
 from sparkdeploy.settings import Settings
 
@@ -37,7 +39,10 @@ class Stored:
 
 def stored(settings: Settings) -> Iterator[Stored]:
     pins = HubLock(settings.state_dir).pins()
-    for root in sorted(settings.hub_cache.glob("models--*--*")):
+    # Datasets and spaces may have links into the store too.
+    shared = {root: set(shared_files(root).values()) for root in _roots(settings, "*")}
+    users = Counter(path for paths in shared.values() for path in paths)
+    for root in _roots(settings, "models"):
         repo = repo_of(root)
         if "--" in repo:
             # Nobody can say which repository that is; the hub has none of such a name.
@@ -47,7 +52,14 @@ def stored(settings: Settings) -> Iterator[Stored]:
             for (name, revision), pin in pins.items()
             if name == repo
         ]
-        yield _download(root, "; ".join(states) or "not pinned")
+        own = [path.stat() for path in _files_of(root)]
+        linked = {path: path.stat() for path in shared[root]}
+        size_bytes = sum(status.st_size for status in (*own, *linked.values()))
+        alone = [*own, *(status for path, status in linked.items() if users[path] == 1)]
+        # A file with a second name is another repository's too.
+        freed_bytes = sum(status.st_size for status in alone if status.st_nlink == 1)
+        state = "; ".join(states) or "not pinned"
+        yield Stored("download", repo, state, root, size_bytes, freed_bytes)
     for path in sorted(_prepared_folder(settings).glob("[!.]*")):
         manifest = read_manifest(path)
         state = "unfinished" if manifest is None else f"from {manifest.source_name}"
@@ -58,19 +70,12 @@ def stored(settings: Settings) -> Iterator[Stored]:
         yield _prepared("fp8", path, state)
 
 
-def _download(root: Path, state: str) -> Stored:
-    shared, own_bytes, freed_bytes = shared_files(root), _size_of(root), 0
-    if shared:
-        from sparkdeploy.checkpoint.shared_store import freed_bytes_of  # noqa: PLC0415 - takes 0.3 s
-
-        freed_bytes = freed_bytes_of(root)
-    shared_bytes = sum(path.stat().st_size for path in set(shared.values()))
-    size_bytes = own_bytes + shared_bytes
-    return Stored("download", repo_of(root), state, root, size_bytes, own_bytes + freed_bytes)
+def _roots(settings: Settings, kind: str) -> list[Path]:
+    return sorted(settings.hub_cache.glob(f"{kind}--*--*"))
 
 
 def _prepared(kind: Literal["prepared", "fp8"], path: Path, state: str) -> Stored:
-    size_bytes = _size_of(path)
+    size_bytes = sum(file.stat().st_size for file in _files_of(path))
     return Stored(kind, path.name, state, path, size_bytes, size_bytes)
 
 
@@ -81,6 +86,7 @@ def find_stored(name: str, settings: Settings) -> Stored:
     raise CheckpointError(f"{name} is not on this machine.", hint=HINT)
 
 
+@readable()
 def find_folder(name: str, settings: Settings) -> Path:
     """A folder itself, or what a name of `stored` means; CheckpointError for no such.
 
@@ -113,7 +119,17 @@ def find_folder(name: str, settings: Settings) -> Path:
 
 def _begins_like_one(folder: Path) -> bool:
     """Whether a config.json lies in it, of whatever kind, or what comes last to an FP8 shard."""
-    return any(os.path.lexists(folder / file) for file in (CONFIG_FILE, DONE_FILE))
+    return any(_is_there(folder / file) for file in (CONFIG_FILE, DONE_FILE))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _snapshot_of(item: Stored, revision: str) -> Path | None:
@@ -127,9 +143,7 @@ def _snapshot_of(item: Stored, revision: str) -> Path | None:
 def remove(item: Stored, settings: Settings) -> None:
     """Delete it with everything recorded about it; CheckpointError when a file stays."""
     if item.kind == "download":
-        from sparkdeploy.checkpoint.shared_store import remove_repository  # noqa: PLC0415 - as above
-
-        remove_repository(item.path)
+        _remove_repository(item.path)
         HubLock(settings.state_dir).forget(item.name)
         return
     try:
@@ -138,13 +152,31 @@ def remove(item: Stored, settings: Settings) -> None:
         raise CheckpointError(f"{item.path} cannot be removed: {error}") from error
 
 
+def _remove_repository(root: Path) -> None:
+    """Delete a repository's folder, and what of the shared store no other one links to."""
+    from huggingface_hub import DeleteCacheStrategy  # noqa: PLC0415 - takes 0.3 s
+
+    real, none = real_path(root), frozenset[Path]()
+    DeleteCacheStrategy(
+        expected_freed_size=0,
+        blobs=none,
+        refs=none,
+        repos=frozenset({real}),
+        snapshots=none,
+        cache_dir=real.parent,
+    ).execute()
+    if real.exists():
+        raise CheckpointError(
+            f"{real} cannot be removed.",
+            hint=f"look at whose it is: ls -ld {shlex.quote(str(real))}",
+        )
+    if root.is_symlink():
+        root.unlink()
+
+
 def _prepared_folder(settings: Settings) -> Path:
     return settings.data_dir / "m" / "ck"
 
 
-def _size_of(folder: Path) -> int:
-    return sum(
-        path.stat().st_size
-        for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    )
+def _files_of(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,20 +1,27 @@
-"""Work on many items by threads that nobody has to wait for: an error or Ctrl-C ends it at once."""
+"""Work by threads that nobody has to wait for: an error or Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PATIENCE_S = 2.0
-"""How long threads are waited for that were told to stop; a read of a socket may take longer."""
+"""How long threads are waited for that shall stop; a read of a socket may take longer."""
+QUIET_S = 2.0
+"""What takes longer is shown."""
 _LOOK_EVERY_S = 1.0
 T = TypeVar("T")
+Ended = queue.SimpleQueue[BaseException | None]
 
 
 def work_through(
@@ -30,7 +37,7 @@ def work_through(
     `watch` is called about once a second, and may raise as well. Whatever ends the work sets
     `stop`, by which calls that go on learn of it.
     """
-    waiting, ended = queue.SimpleQueue[T](), queue.SimpleQueue[BaseException | None]()
+    waiting, ended = queue.SimpleQueue[T](), Ended()
     for item in items:
         waiting.put(item)
 
@@ -45,9 +52,8 @@ def work_through(
         thread.start()
     try:
         for _ in items:
-            error = _next(ended, watch)
-            if error is not None:
-                raise error
+            while not _has_ended(ended, _LOOK_EVERY_S):
+                watch()
     finally:
         stop.set()
         until_s = time.monotonic() + PATIENCE_S
@@ -55,25 +61,50 @@ def work_through(
             thread.join(max(0.0, until_s - time.monotonic()))
 
 
-def run_within(limit_s: float, work: Callable[[], T]) -> T:
+def run_within(limit_s: float | None, work: Callable[[], T], title: str | None = None) -> T:
     """Return what `work` returns, in a thread that nobody waits for after `limit_s`.
 
-    Raises what it raises, and TimeoutError when it takes longer.
+    With a `title` a step shows what is waited for, as soon as it takes long. Raises what `work`
+    raises, and TimeoutError when it takes longer.
     """
     results: list[T] = []
-    ended = queue.SimpleQueue[BaseException | None]()
+    ended = Ended()
 
     def run() -> None:
         ended.put(_outcome(lambda _: results.append(work()), None))
 
+    until_s = math.inf if limit_s is None else time.monotonic() + limit_s
     threading.Thread(target=run, daemon=True).start()
+    if title is None:
+        _wait(ended, until_s, lambda: None)
+    elif not _has_ended(ended, QUIET_S if limit_s is None else min(QUIET_S, limit_s)):
+        text = (
+            f"no answer yet, given up after {format_seconds(limit_s)}"
+            if limit_s
+            else "no answer yet"
+        )
+        with console.step(title) as step:
+            _wait(ended, until_s, lambda: step.say(text))
+    return results[0]
+
+
+def _wait(ended: Ended, until_s: float, tell: Callable[[], None]) -> None:
+    while (left_s := until_s - time.monotonic()) > 0:
+        if _has_ended(ended, min(left_s, _LOOK_EVERY_S)):
+            return
+        tell()
+    raise TimeoutError
+
+
+def _has_ended(ended: Ended, wait_s: float) -> bool:
+    """Whether a piece of work ends within that time; raises what it ended in."""
     try:
-        error = ended.get(timeout=limit_s)
+        error = ended.get(timeout=wait_s)
     except queue.Empty:
-        raise TimeoutError from None
+        return False
     if error is not None:
         raise error
-    return results[0]
+    return True
 
 
 def _outcome(work: Callable[[T], None], item: T) -> BaseException | None:
@@ -82,13 +113,3 @@ def _outcome(work: Callable[[T], None], item: T) -> BaseException | None:
     except BaseException as error:  # noqa: BLE001 - it is raised where the work was asked for
         return error
     return None
-
-
-def _next(
-    ended: queue.SimpleQueue[BaseException | None], watch: Callable[[], None]
-) -> BaseException | None:
-    while True:
-        try:
-            return ended.get(timeout=_LOOK_EVERY_S)
-        except queue.Empty:
-            watch()

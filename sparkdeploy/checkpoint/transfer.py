@@ -1,8 +1,9 @@
-"""One file from a hub to this disk: over Xet by the hub's own library, or over HTTP; then hashed.
+"""Files from a hub to this disk: over Xet by the hub's own library, or over HTTP; then hashed.
 
-The library's functions are called one by one. Its hf_hub_download (huggingface_hub 2.4) begins a
-file anew after every break, and lets an answer name the file it writes; here what came over HTTP is
-resumed, by another process as well, and every name comes from the listing that was checked.
+The library's hf_hub_download (huggingface_hub 2.4) begins a file anew after every break, and lets
+an answer name the file it writes. Here what came over HTTP is resumed, by another process as well,
+and every name comes from the listing that was checked. Two functions of the library that its
+reference does not have are called here and nowhere else: `xet_get` and `abort_xet_session`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from filelock import Timeout
 from httpx2 import HTTPError
@@ -23,14 +25,11 @@ from huggingface_hub.utils._xet import abort_xet_session
 
 from sparkdeploy import __version__
 from sparkdeploy.checkpoint import cache
-from sparkdeploy.checkpoint.addresses import authorization, is_followed
-from sparkdeploy.checkpoint.arriving import WrongContentError
 from sparkdeploy.checkpoint.durable import finish
-from sparkdeploy.checkpoint.hub import RetryError
+from sparkdeploy.checkpoint.hub import RetryError, authorization, is_followed
 from sparkdeploy.checkpoint.hub_client import OTHERS_HINT, library_errors, prepare_client
 from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
 from sparkdeploy.checkpoint.repo_files import printable, shown
-from sparkdeploy.checkpoint.shared_store import StoredBlob
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.terminal.console import console
 
@@ -38,85 +37,155 @@ if TYPE_CHECKING:
     import hashlib
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import IO
 
     from huggingface_hub import HfFileMetadata
     from huggingface_hub.utils import XetFileData
 
-    from sparkdeploy.checkpoint.arriving import Arriving
     from sparkdeploy.checkpoint.hub import Hub
     from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 
 CONNECTIONS = 8
-"""Files that come at the same time; as many as the hub's own library takes."""
+"""Files that are fetched at the same time; as many as the hub's own library takes."""
 LOCK_LOOK_S = 5.0
 XET_TRIES = 2
-"""Then a file comes over HTTP: a mirror may name a store that nobody reaches."""
+"""Then a file is fetched over HTTP: a mirror may name a store that nobody reaches."""
+HASH_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+class WrongContentError(CheckpointError):
+    """A file that is not what the hub's list says; another try may bring the right one."""
+
+
+class StoppedError(Exception):
+    """The files beside it were given up, and so is this one; what there is of it is kept."""
+
+
+@dataclass(slots=True)
+class FileProgress:
+    """Counts, bounds and hashes the bytes of one file; whoever moves them learns when to stop."""
+
+    file: RepoFile
+    stop: threading.Event
+    count: Callable[[int], None]
+    """Gets new bytes; a negative number takes back what has to be fetched again."""
+    done_bytes: int = 0
+
+    def add(self, more_bytes: int) -> None:
+        """Raises StoppedError, and WrongContentError when more is there than the hub states."""
+        if self.stop.is_set():
+            raise StoppedError
+        if self.done_bytes + more_bytes > self.file.size_bytes:
+            raise WrongContentError(
+                f"{self.file.name} has more than the {self.file.size_bytes} bytes that the hub "
+                "states."
+            )
+        self.done_bytes += more_bytes
+        self.count(more_bytes)
+
+    def restart(self) -> None:
+        """Take back what was counted; StoppedError instead of another try."""
+        self.count(-self.done_bytes)
+        self.done_bytes = 0
+        self.add(0)
+
+    def check(self, size_bytes: int, hash_hex: str) -> None:
+        """Raise WrongContentError for another size or hash than the hub states."""
+        file = self.file
+        if size_bytes != file.size_bytes:
+            raise WrongContentError(
+                f"{file.name} has {size_bytes} bytes, and the hub states {file.size_bytes}."
+            )
+        if hash_hex != file.blob_name:
+            raise WrongContentError(
+                f"{file.name} is not the file the hub describes: its hash differs."
+            )
+
+    def check_file(self, path: Path) -> None:
+        """Read a file of this disk, and check it; what was not counted yet is counted."""
+        if not stat.S_ISREG(path.stat().st_mode):
+            # A pipe would be waited for until somebody writes to it.
+            raise WrongContentError(f"{self.file.name} is no file.")
+        with path.open("rb") as content:
+            digest = self.hash_of(content)
+            self.check(content.tell(), digest.hexdigest())
+
+    def hash_of(self, content: IO[bytes]) -> hashlib._Hash:
+        """Return the hash of an open file, read to its end; what was not counted yet is counted."""
+        digest, read_bytes = self.file.new_hash(), 0
+        content.seek(0)
+        while chunk := content.read(HASH_BYTES):
+            read_bytes += len(chunk)
+            self.add(max(0, read_bytes - self.done_bytes))
+            digest.update(chunk)
+        return digest
+
+
+@dataclass(slots=True)
 class Transfer:
-    """Brings files of one commit; any number of threads may call it."""
+    """Fetches files of one commit into its snapshot; any number of threads may call `bring`."""
 
     hub: Hub
     facts: RepoFacts
+    stop: threading.Event
+    count: Callable[[int], None]
+    """Gets new bytes; a negative number takes back what has to be fetched again."""
     _connections: threading.Semaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(CONNECTIONS)
     )
-    """Held while bytes come, and not while a file is hashed or synced."""
+    """Held while bytes are fetched, and not while a file is hashed or synced."""
     _ranges: HubRanges = field(init=False)
+    _root: Path = field(init=False)
 
     def __post_init__(self) -> None:
         prepare_client()
-        object.__setattr__(self, "_ranges", HubRanges(self.hub, self.facts))
+        self._ranges = HubRanges(self.hub, self.facts)
+        self._root = cache.repo_folder(self.hub.cache, self.facts.repo)
 
-    def bring(self, arriving: Arriving, snapshot: Path) -> None:
-        """Let a name of `snapshot`, <cache>/models--ORG--NAME/snapshots/COMMIT, have its content.
+    def bring(self, file: RepoFile) -> None:
+        """Let a file's name in the snapshot have its content; wrong content is fetched once more.
 
-        Raises WrongContentError for content of another size or hash, which is not kept;
-        CheckpointError when it does not come, and when a folder on the way is a link.
+        Raises CheckpointError when it stays wrong or does not come, and when a folder on the way
+        is a link.
         """
-        file, root = arriving.file, snapshot.parent.parent
-        with _library_lock(arriving, root), cache.open_folder(root, (cache.BLOBS,)) as blobs:
-            if not _is_there(arriving, snapshot):
+        progress = FileProgress(file, self.stop, self.count)
+        try:
+            self._bring(progress)
+        except WrongContentError:
+            progress.restart()
+            try:
+                self._bring(progress)
+            except WrongContentError as error:
+                raise CheckpointError(
+                    f"{self.facts.repo}: {error.message}",
+                    hint="it came wrong twice; check the network and the disk, then try again",
+                ) from error
+
+    def _bring(self, progress: FileProgress) -> None:
+        file, root = progress.file, self._root
+        snapshot = root / cache.SNAPSHOTS / self.facts.commit
+        with _library_lock(progress, root), cache.open_folder(root, (cache.BLOBS,)) as blobs:
+            if not _is_in_snapshot(progress, snapshot):
                 if cache.has_blob(root, file):
-                    self._keep(arriving, root, blobs)
-                else:
-                    self._fetch(arriving, root, blobs)
+                    with _kept_if_right(blobs, file.blob_name):
+                        progress.check_file(root / cache.BLOBS / file.blob_name)
+                elif not _is_shared(progress, root, blobs):
+                    self._fetch(progress, blobs)
                 cache.link_blob(file, snapshot)
             cache.tidy_blob(file, blobs)
 
-    def _keep(self, arriving: Arriving, root: Path, blobs: int) -> None:
-        blob = root / cache.BLOBS / arriving.file.blob_name
-        with _kept_if_right(blobs, blob.name):
-            arriving.check_here(blob)
-        if blob.with_name(cache.unshared_name(arriving.file)).exists():
-            # A try was killed before the last step of `_by_xet`.
-            xet = self._describe(arriving.file).xet_file_data
-            if xet is not None:
-                StoredBlob(blob, xet.file_hash, arriving.file.size_bytes).publish()
-
-    def _fetch(self, arriving: Arriving, root: Path, blobs: int) -> None:
-        file, blob = arriving.file, root / cache.BLOBS / arriving.file.blob_name
-        known_as = cache.stored_hash(file, root)
-        if known_as and _linked(arriving, StoredBlob(blob, known_as, file.size_bytes), blobs):
-            return
-        described = self._describe(file)
+    def _fetch(self, progress: FileProgress, blobs: int) -> None:
+        described = self._describe(progress.file)
         xet = described.xet_file_data if file_download.is_xet_available() else None
-        tries = () if xet is None else (xet,) * XET_TRIES
+        tries = (xet,) * XET_TRIES if xet is not None else ()
         for failures, data in enumerate(tries, start=1):
-            arriving.begin_anew()
+            progress.restart()
             try:
-                self._by_xet(
-                    arriving, data, StoredBlob(blob, data.file_hash, file.size_bytes), blobs
-                )
+                return self._by_xet(progress, data, blobs)
             except RetryError as broken:
-                self.hub.wait_after(failures, broken, self._failed(file, broken))
-            else:
-                return
-        arriving.begin_anew()
-        self._ranges.take_address(file.name, described.location)
-        self._by_http(arriving, blobs)
+                self.hub.wait_after(failures, broken, self._failed(progress.file, broken))
+        progress.restart()
+        self._ranges.take_address(progress.file.name, described.location)
+        return self._by_http(progress, blobs)
 
     def _failed(self, file: RepoFile, broken: RetryError) -> CheckpointError:
         return CheckpointError(
@@ -127,7 +196,13 @@ class Transfer:
     def _describe(self, file: RepoFile) -> HfFileMetadata:
         """What the hub says of a file now; CheckpointError when its list said otherwise."""
         url = self.hub.url(self.facts.repo, self.facts.commit, file.name)
-        found = self._metadata(file, url)
+
+        def ask() -> HfFileMetadata:
+            with library_errors(self.hub, self.facts.repo, file.name):
+                token = self.hub.token or False
+                return get_hf_file_metadata(url, token=token, endpoint=self.hub.endpoint)
+
+        found = self.hub.retried(ask, partial(self._failed, file))
         listed = (self.facts.commit, file.sha256, file.size_bytes)
         for said, expected in zip((found.commit_hash, found.etag, found.size), listed, strict=True):
             if None not in (said, expected) and said != expected:
@@ -145,47 +220,36 @@ class Transfer:
             )
         return found
 
-    def _metadata(self, file: RepoFile, url: str) -> HfFileMetadata:
-        def ask() -> HfFileMetadata:
-            with library_errors(self.hub, self.facts.repo, file.name):
-                token = self.hub.token or False
-                return get_hf_file_metadata(url, token=token, endpoint=self.hub.endpoint)
-
-        return self.hub.retried(ask, partial(self._failed, file))
-
-    def _by_http(self, arriving: Arriving, blobs: int) -> None:
-        file, part = arriving.file, cache.part_name(arriving.file)
+    def _by_http(self, progress: FileProgress, blobs: int) -> None:
+        file, part = progress.file, cache.part_name(progress.file)
         if not cache.part_bytes(file, part, folder=blobs):
             cache.remove(blobs, part)
         with _kept_if_right(blobs, part):
             with cache.create_file(blobs, part, "a+b") as target:
                 try:
-                    digest = self._append(arriving, target)
+                    digest = self._append(progress, target)
                 except NoPartsError:
                     # A server that does not cut files sends this one from its first byte.
-                    arriving.begin_anew()
+                    progress.restart()
                     target.truncate(0)
-                    digest = self._append(arriving, target)
+                    digest = self._append(progress, target)
                 finish(target)
-            arriving.check(arriving.came_bytes, digest.hexdigest())
+            progress.check(progress.done_bytes, digest.hexdigest())
         os.replace(part, file.blob_name, src_dir_fd=blobs, dst_dir_fd=blobs)
 
-    def _append(self, arriving: Arriving, target: IO[bytes]) -> hashlib._Hash:
+    def _append(self, progress: FileProgress, target: IO[bytes]) -> hashlib._Hash:
         """Fetch the rest of a file to the end of what is here; return the hash of it all."""
-        file, digest = arriving.file, arriving.hash_of(target)
+        file, digest = progress.file, progress.hash_of(target)
         with self._connections:
-            for chunk in self._ranges.read(file.name, arriving.came_bytes, file.size_bytes):
-                arriving.add(len(chunk))
+            for chunk in self._ranges.read(file.name, progress.done_bytes, file.size_bytes):
+                progress.add(len(chunk))
                 digest.update(chunk)
                 target.write(chunk)
         return digest
 
-    def _by_xet(self, arriving: Arriving, xet: XetFileData, stored: StoredBlob, blobs: int) -> None:
-        if _linked(arriving, stored, blobs):
-            return
-        file, part = arriving.file, stored.blob.with_name(cache.part_name(arriving.file))
-        # What is there and was not linked is damaged.
-        is_new = not stored.path.exists()
+    def _by_xet(self, progress: FileProgress, xet: XetFileData, blobs: int) -> None:
+        file = progress.file
+        part = self._root / cache.BLOBS / cache.part_name(file)
         try:
             with cache.create_file(blobs, part.name, "wb"), self._connections, _errors_of_xet():
                 file_download.xet_get(
@@ -194,21 +258,16 @@ class Transfer:
                     headers=self._headers(xet.refresh_route),
                     expected_size=file.size_bytes,
                     displayed_filename=file.name,
-                    tqdm_class=_bar(arriving.add),
+                    tqdm_class=_bar(progress.add),
                 )
-            arriving.check_here(part)
-            with part.open("rb") as came:
-                finish(came)
+            progress.check_file(part)
+            with part.open("rb") as content:
+                finish(content)
         except BaseException:
             # Its chunks may have come in any order: nothing can go on from it.
             cache.remove(blobs, part.name)
             raise
-        if is_new:
-            with cache.create_file(blobs, cache.unshared_name(file), "wb"):
-                pass
-        os.replace(part.name, stored.blob.name, src_dir_fd=blobs, dst_dir_fd=blobs)
-        if is_new:
-            stored.publish()
+        os.replace(part.name, file.blob_name, src_dir_fd=blobs, dst_dir_fd=blobs)
 
     def _headers(self, url: str) -> dict[str, str]:
         """What the library sends; the token goes to no other host."""
@@ -218,26 +277,30 @@ class Transfer:
         return headers | authorization(url, self.hub.endpoint, self.hub.token)
 
 
-def _linked(arriving: Arriving, stored: StoredBlob, blobs: int) -> bool:
-    """Let a blob lead to its content in the shared store; False where none or a damaged one is."""
-    if not stored.link():
+def _is_shared(progress: FileProgress, root: Path, blobs: int) -> bool:
+    """Give the blob of another repository a second name here; False without a sound one."""
+    found, name = cache.blob_elsewhere(progress.file, root), progress.file.blob_name
+    if found is None:
         return False
-    with contextlib.suppress(WrongContentError):
-        arriving.check_here(stored.blob)
+    try:
+        os.link(found, name, dst_dir_fd=blobs)
+    except OSError:
+        return False
+    with contextlib.suppress(WrongContentError), _kept_if_right(blobs, name):
+        progress.check_file(root / cache.BLOBS / name)
         return True
-    console.warn(f"{stored.path} is damaged; {arriving.file.name} is fetched beside it")
-    cache.remove(blobs, stored.blob.name)
-    arriving.begin_anew()
+    console.warn(f"{found} is damaged; {progress.file.name} is fetched beside it")
+    progress.restart()
     return False
 
 
-def _is_there(arriving: Arriving, snapshot: Path) -> bool:
+def _is_in_snapshot(progress: FileProgress, snapshot: Path) -> bool:
     """Whether a name of a snapshot leads to its content; one that leads elsewhere is removed."""
-    path = snapshot / arriving.file.name
+    path = snapshot / progress.file.name
     if not os.path.lexists(path):
         return False
     try:
-        arriving.check_here(path)
+        progress.check_file(path)
     except OSError as error:
         # What cannot be read is not known to be wrong.
         if error.errno not in {errno.ENOENT, errno.ELOOP}:
@@ -246,8 +309,8 @@ def _is_there(arriving: Arriving, snapshot: Path) -> bool:
         pass
     else:
         return True
-    cache.discard_file(arriving.file, snapshot)
-    arriving.begin_anew()
+    cache.discard_file(progress.file, snapshot)
+    progress.restart()
     return False
 
 
@@ -269,19 +332,19 @@ def _errors_of_xet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept_if_right(blobs: int, part: str) -> Iterator[None]:
-    """Remove a part that turns out to be wrong: no later try could go on from it."""
+def _kept_if_right(blobs: int, name: str) -> Iterator[None]:
+    """Remove a file of the cache that turns out to be wrong: no later try could go on from it."""
     try:
         yield
     except WrongContentError:
-        cache.remove(blobs, part)
+        cache.remove(blobs, name)
         raise
 
 
 @contextlib.contextmanager
-def _library_lock(arriving: Arriving, root: Path) -> Iterator[None]:
-    """Keep other programs from the same file, and wait for the one that brings it."""
-    lock = root.parent / ".locks" / root.name / f"{arriving.file.blob_name}.lock"
+def _library_lock(progress: FileProgress, root: Path) -> Iterator[None]:
+    """Keep other programs from the same file, and wait for the one that fetches it."""
+    lock = root.parent / ".locks" / root.name / f"{progress.file.blob_name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         while True:
@@ -289,34 +352,23 @@ def _library_lock(arriving: Arriving, root: Path) -> Iterator[None]:
                 stack.enter_context(WeakFileLock(lock, timeout=LOCK_LOOK_S))
                 break
             except Timeout:
-                # Something comes, if not to us; and this is where a waiting thread learns to stop.
-                arriving.add(0)
+                # Another program works, and this is where a waiting thread learns to stop.
+                progress.add(0)
         yield
 
 
 def _bar(count: Callable[[int], None]) -> type[Any]:
-    """A class for the hub's library, which makes a progress bar of it for each file."""
+    """Return a class for the library, which makes a progress bar of it for each file."""
 
     class CountingBar:
         def __init__(self, *_arguments: object, **_options: object) -> None: ...
 
-        def __enter__(self) -> CountingBar:
-            return self
-
-        def __exit__(self, *_error: object) -> None: ...
-
         def update(self, more_bytes: float | None = 1) -> None:
             count(int(more_bytes or 0))
 
-        def update_transfer(self, _more_bytes: float | None = 1) -> None:
-            """What comes over the line is not counted: it is packed, and may be less."""
+        def _ignore(self, *_arguments: object, **_options: object) -> None: ...
 
-        def set_postfix_str(self, _text: str, refresh: bool = True) -> None: ...
-
-        set_transfer_postfix_str = set_postfix_str
-
-        def refresh(self) -> None: ...
-
-        close = refresh
+        # What comes over the line is packed, and may be less than the file.
+        update_transfer = set_postfix_str = set_transfer_postfix_str = refresh = close = _ignore
 
     return CountingBar

@@ -23,6 +23,7 @@ from sparkdeploy.checkpoint.quantised import (
 )
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
+from sparkdeploy.checkpoint.source import readable
 from sparkdeploy.errors import CheckpointError, Mistakes
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
@@ -48,10 +49,11 @@ class Verified:
     """What could not be held against anything, and why."""
 
 
+@readable()
 @contents.collector_paused()
 def verify_headers(folder: Path) -> Verified:
     """Hold index, headers and configuration against one another; raise with every problem."""
-    _check_files(folder)
+    plain_files(folder)
     config = contents.read_config(folder)
     headers = contents.read_headers(folder)
     tensors = contents.read_tensors(folder, headers)
@@ -197,15 +199,6 @@ def _changed(folder: Path, wrong: list[str], lost: list[str]) -> CheckpointError
         detail="\n".join(map(printable, (*wrong, *lost))),
         hint=CHANGED_HINT,
     )
-
-
-def _check_files(folder: Path) -> None:
-    try:
-        plain_files(folder)
-    except PermissionError as error:
-        raise CheckpointError(
-            f"{printable(str(error.filename))} cannot be read: {error.strerror}"
-        ) from error
 
 
 def _index_problems(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.checks.survey import compare, survey
-from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.limits import needs_of
 from sparkdeploy.estimate.weights import embedding_bytes
 from sparkdeploy.image.network import registry_reference
@@ -181,7 +180,7 @@ def conversion_for(source: CheckpointSource, recipe: Recipe, settings: Settings)
 
 def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
     """Find the recipe's model in its folder or the hub's cache, with its overlay."""
-    with _readable():
+    with sources.readable():
         source = _find_source(recipe, settings)
         if source is None:
             wanted = conversion_of(recipe, settings)
@@ -201,18 +200,6 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
             unfit=unfit_for(config, conversion),
         )
         return LocatedModel(known, source)
-
-
-@contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """Name the file that this user may not look at; the container's user is asked about later."""
-    try:
-        yield
-    except PermissionError as error:
-        raise NodeError(
-            f"{error.filename} cannot be read by this user",
-            hint="run this as the owner of the model's files, or make them readable: chmod a+rX",
-        ) from error
 
 
 def _find_source(recipe: Recipe, settings: Settings) -> CheckpointSource | None:
@@ -235,7 +222,7 @@ def _find_pinned(repo: str, revision: str, settings: Settings) -> CheckpointSour
 
 
 def _companion(weights: Weights, settings: Settings) -> ModelFact | MissingModel:
-    with _readable():
+    with sources.readable():
         if weights.path is not None:
             source = sources.open_folder(Path(weights.path))
             return _model_fact(source, None, settings)

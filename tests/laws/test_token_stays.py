@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint import hub_client, transfer
-from sparkdeploy.checkpoint.addresses import authorization
-from sparkdeploy.checkpoint.hub import Hub, RetryError
+from sparkdeploy.checkpoint.hub import Hub, RetryError, authorization
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.errors import CheckpointError
 
@@ -77,7 +77,9 @@ def test_a_xet_refresh_route_elsewhere_does_not_get_it(
     """The library sends these headers to the route that the hub's answer names."""
     file = RepoFile("model.safetensors", 3, "b" * 64, None)
     facts = RepoFacts("org/name", "main", COMMIT, None, (file,))
-    bringing = transfer.Transfer(Hub(HUB, tmp_path, TOKEN), facts)
+    bringing = transfer.Transfer(
+        Hub(HUB, tmp_path, TOKEN), facts, threading.Event(), lambda _bytes: None
+    )
     named = SimpleNamespace(
         commit_hash=COMMIT,
         etag=file.sha256,

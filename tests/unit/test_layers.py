@@ -51,7 +51,7 @@ DOORS = {
     "huggingface_hub": {
         "sparkdeploy.checkpoint.hub",
         "sparkdeploy.checkpoint.hub_client",
-        "sparkdeploy.checkpoint.shared_store",
+        "sparkdeploy.checkpoint.store",
         "sparkdeploy.checkpoint.transfer",
     },
     "subprocess": {"sparkdeploy.shell"},

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdeploy import settings
 from sparkdeploy.bench.endpoint import Access, server_at
-from sparkdeploy.checkpoint.addresses import is_web_address
+from sparkdeploy.checkpoint.hub import is_web_address
 from sparkdeploy.errors import RecipeError, UsageError
 
 if TYPE_CHECKING:

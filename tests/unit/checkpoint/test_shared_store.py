@@ -212,4 +212,34 @@ def test_what_is_announced_comes_where_the_hub_names_no_xet_hash(lab: Lab) -> No
     lab.double.body_bytes = 0
     lab.pull(SISTER)
     assert lab.double.body_bytes == announced
-    assert lab.blob(SISTER, SHARED).is_symlink()
+    assert lab.blob(SISTER, SHARED).samefile(lab.blob(TWIN, SHARED))
+    sister = find_stored(SISTER, lab.settings)
+    assert sister.size_bytes - sister.freed_bytes >= lab.blob(SISTER, SHARED).stat().st_size
+
+
+def test_content_of_another_repository_is_not_fetched_twice_without_a_store_either(
+    lab: Lab,
+) -> None:
+    for repo in (TWIN, SISTER):
+        lab.double.repos[repo].is_xet = False
+    lab.pull(TWIN)
+    lab.double.body_bytes = 0
+    lab.pull(SISTER)
+    shared = lab.blob(SISTER, SHARED)
+    assert shared.samefile(lab.blob(TWIN, SHARED))
+    assert not shared.is_symlink()
+    assert lab.double.body_bytes < lab.source(SISTER).files_dir.joinpath(OWN).stat().st_size * 1.1
+    before = shared.read_bytes()
+    remove(find_stored(TWIN, lab.settings), lab.settings)
+    assert shared.read_bytes() == before
+    last = find_stored(SISTER, lab.settings)
+    assert last.freed_bytes == last.size_bytes
+
+
+def test_content_of_another_user_is_fetched_and_not_linked(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.pull(TWIN)
+    monkeypatch.setattr("os.geteuid", lambda: STRANGER)
+    lab.pull(SISTER)
+    assert not lab.blob(SISTER, SHARED).samefile(lab.blob(TWIN, SHARED))

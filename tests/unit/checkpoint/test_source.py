@@ -1,7 +1,10 @@
 """Sources: the Hugging Face cache as it is, folders as they are, and who can read them."""
 
+from __future__ import annotations
+
+import errno
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +18,11 @@ from sparkdeploy.checkpoint.source import (
 )
 from sparkdeploy.errors import CheckpointError
 from tests.unit.checkpoint.conftest import COMMIT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.program import Run
 
 _STRANGER = 4242
 _SHARD = "model-00001-of-00002.safetensors"
@@ -103,3 +111,22 @@ def test_a_closed_folder_on_the_way_is_named_once(hub_cache: Path, closed: str) 
     source = _cached(hub_cache)
     (source.root / closed).chmod(0o700)
     assert unreadable_by(source, _STRANGER, _STRANGER) == (source.root / closed,)
+
+
+@pytest.mark.parametrize("command", [("new", "mine", "--model"), ("checkpoint", "verify")])
+def test_a_folder_that_this_user_may_not_look_into_is_named(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    closed = folder / "closed"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if str(path) == str(closed):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    done = run(*command, str(folder))
+    assert done.returncode == 4
+    assert f"{closed} cannot be read by this user" in done.stderr
