@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.names import said
+from sparkdeploy.deploy.names import resolve_name
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import model_of, require_answers
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
@@ -58,7 +58,7 @@ def reach_partner(name: str | None, command: str, settings: Settings, behind: st
     none of that name, UsageError where one has to be named, and UnhealthyError while it starts or
     when it is down.
     """
-    chosen = said(name, command.split(), behind)
+    chosen = resolve_name(name, command.split(), behind)
     with connect(settings) as host:
         fact = require_deployment(host, chosen).current
     if fact.rank and fact.nodes:

@@ -113,7 +113,7 @@ def _refuse_misspelt(name: str) -> None:
     commands = (command.name or "" for command in group.registered_commands)
     for meant in difflib.get_close_matches(name, commands, n=1):
         try:
-            names.there(name)
+            names.require_name(name)
         except NodeError as error:
             command = f"sparkdeploy bench {meant}"
             raise UsageError(error.message, hint=f"did you mean `{command}`?") from error

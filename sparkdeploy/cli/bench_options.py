@@ -59,4 +59,4 @@ def one_side(name: str | None, url: str | None, command: str) -> str:
         return url
     from sparkdeploy.deploy import names
 
-    return names.said(name or None, command.split())
+    return names.resolve_name(name or None, command.split())

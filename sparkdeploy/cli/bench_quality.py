@@ -147,7 +147,8 @@ def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> Non
         raise UsageError("--save captures one side", hint="capture the other into a second file")
     if save.suffix != ".json":
         raise UsageError(f"--save {save}: a capture's name ends in .json")
-    side = asked[0] if asked else names.said(None, ("bench", "quality", "--save", str(save)))
+    typed = ("bench", "quality", "--save", str(save))
+    side = names.resolve_name(asked[0] if asked else None, typed)
     write_capture(ask(side), save)
     console.info(
         f"wrote {save}; compare it with `sparkdeploy bench quality {shlex.quote(str(save))} OTHER`"

@@ -31,7 +31,7 @@ from sparkdeploy.cli.options import (
 )
 from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
 from sparkdeploy.cli.watching import WatchedArgument, WatchOption, show_watch
-from sparkdeploy.errors import UsageError, joined
+from sparkdeploy.errors import NodeError, UsageError, joined
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
 
@@ -129,22 +129,20 @@ def switch(
 ) -> None:
     """Serve another recipe at the address of a deployment. Port, key and aliases stay."""
     from sparkdeploy.deploy import names
-    from sparkdeploy.deploy.switch import address_of, at_address
+    from sparkdeploy.deploy.switch import at_address, served_at
     from sparkdeploy.deploy.up import UpOptions
 
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
     settings = current_settings()
-    try:
-        name = names.said(name, ("switch", recipe, "--name"))
-    except names.NothingDeployedError as error:
-        error.hint = shlex.join(["sparkdeploy", "up", recipe])
-        raise
-    address = address_of(name, settings)
-    is_cluster = cluster or (address.cluster and not solo)
+    name = names.resolve_name_or_none(name, ("switch", recipe, "--name"))
+    if name is None:
+        raise NodeError("nothing is deployed", hint=shlex.join(["sparkdeploy", "up", recipe]))
+    served = served_at(name, settings)
+    is_cluster = cluster or (bool(served.nodes) and not solo)
     assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, cluster=is_cluster)
-    request = at_address(request, address, settings)
+    request = at_address(request, served, settings)
     if dry_run:
         _show_plan(request, settings, as_json=as_json)
         return
@@ -207,7 +205,8 @@ def logs(
     from sparkdeploy.monitor.status import read_log, read_quiet_log
 
     read = read_log if nccl else read_quiet_log
-    console.answer_log(read(names.said(name, ("logs",)), node=node, follow=follow, tail=tail))
+    chosen = names.resolve_name(name, ("logs",))
+    console.answer_log(read(chosen, node=node, follow=follow, tail=tail))
 
 
 def down(
@@ -219,11 +218,13 @@ def down(
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
-    only = None if everything else names.to_change(name, ("down",))
-    if only == names.NOTHING:
+    if everything:
+        removed = removal.down_all()
+    elif (only := names.resolve_name_or_none(name, ("down",))) is not None:
+        removed = removal.Removed(removal.down(only))
+    else:
         console.info("nothing to do: nothing is deployed")
         return
-    removed = removal.down_all() if only is None else removal.Removed(removal.down(only))
     for container in removed.containers:
         console.info(f"removed {container}")
     if removed.errors:
@@ -244,8 +245,8 @@ def rollback(
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import roll_back
 
-    name = names.to_change(name, ("rollback",))
-    if name == names.NOTHING:
+    name = names.resolve_name_or_none(name, ("rollback",))
+    if name is None:
         text = "nothing to do: nothing is deployed"
         answer([text], {"deployment": None, "action": "nothing", "text": text}, as_json=as_json)
         return

@@ -166,14 +166,12 @@ def requested(
     cluster: bool = False,
 ) -> Request:
     """Return what the options ask for; raise UsageError for a name Docker would not take."""
-    from sparkdeploy.deploy.request import make_request
+    from sparkdeploy.deploy.request import Request
+    from sparkdeploy.node.container import refuse_no_name
+    from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.launch import Exposure
 
-    return make_request(
-        recipe,
-        assignments,
-        name=name,
-        exposure=Exposure.PUBLIC if public else Exposure.LOOPBACK,
-        settings=settings,
-        cluster=cluster,
-    )
+    refuse_no_name(name)
+    deployment = Deployment(name, Exposure.PUBLIC if public else Exposure.LOOPBACK)
+    wanted = recipe or settings.default_recipe
+    return Request(wanted, tuple(assignments or ()), deployment, cluster)

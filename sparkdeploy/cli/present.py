@@ -29,8 +29,8 @@ def stop(name: NameArgument = None) -> None:
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import stop as end
 
-    name = names.to_change(name, ("stop",))
-    if name == names.NOTHING:
+    name = names.resolve_name_or_none(name, ("stop",))
+    if name is None:
         console.info("nothing to do: nothing is deployed")
         return
     stopped = end(name)
@@ -52,9 +52,8 @@ def start(
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import start as begin
 
-    print_started(
-        begin(names.said(name, ("start",)), drop_page_cache=drop_page_cache), as_json=as_json
-    )
+    chosen = names.resolve_name(name, ("start",))
+    print_started(begin(chosen, drop_page_cache=drop_page_cache), as_json=as_json)
 
 
 def restart(
@@ -67,9 +66,8 @@ def restart(
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import restart as begin_anew
 
-    print_started(
-        begin_anew(names.said(name, ("restart",)), drop_page_cache=drop_page_cache), as_json=as_json
-    )
+    chosen = names.resolve_name(name, ("restart",))
+    print_started(begin_anew(chosen, drop_page_cache=drop_page_cache), as_json=as_json)
 
 
 def connect(

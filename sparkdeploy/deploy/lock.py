@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.lock import lock_holder, lock_path, node_lock
@@ -17,10 +18,8 @@ from sparkdeploy.settings import SHARED_LOCK_DIR
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
-    from types import FrameType
-    from typing import Any
 
     from sparkdeploy.deploy.launch import Launch
     from sparkdeploy.node.lock import Holder
@@ -34,40 +33,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ENDING = ".use"
 
 
-class _Deferral:
-    """The signals that are deferred now; blocks may lie within each other."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.received = False
-        self.handlers: dict[int, Callable[..., Any] | int | None] = {}
-
-    def begin(self) -> None:
-        self.depth += 1
-        if self.depth > 1:
-            return
-        for number in _SIGNALS:
-            # What is ignored, as under nohup, stays ignored.
-            if callable(signal.getsignal(number)):
-                self.handlers[number] = signal.signal(number, self._note)
-
-    def end(self) -> None:
-        """Give the handlers back; raise KeyboardInterrupt when a signal arrived meanwhile."""
-        self.depth -= 1
-        if self.depth:
-            return
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-        self.handlers.clear()
-        if self.received:
-            self.received = False
-            raise KeyboardInterrupt
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self.received = True
-
-
-_DEFERRAL = _Deferral()
+_DEFERRING: ContextVar[bool] = ContextVar("deferring", default=False)
 
 
 @contextlib.contextmanager
@@ -78,14 +44,25 @@ def defer_signals() -> Iterator[None]:
     context of the KeyboardInterrupt. Outside the main thread, where no signal arrives, it does
     nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if _DEFERRING.get() or threading.current_thread() is not threading.main_thread():
         yield
         return
-    _DEFERRAL.begin()
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+    deferring = _DEFERRING.set(True)
     try:
+        for number in _SIGNALS:
+            # What is ignored, as under nohup, stays ignored.
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, lambda it, _frame: received.append(it))
         yield
     finally:
-        _DEFERRAL.end()
+        for known, handler in handlers.items():
+            signal.signal(known, handler)
+        _DEFERRING.reset(deferring)
+        if received:
+            raise KeyboardInterrupt
 
 
 def announced_lock(

@@ -15,29 +15,23 @@ from sparkdeploy.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SPELT_OUT = 3
-NOTHING = ""
-"""No deployment is called so."""
+MAX_SHOWN = 3
 
 
-class NothingDeployedError(NodeError):
-    """No name was given, and there is no deployment that could be meant."""
-
-
-def said(name: str | None, command: Sequence[str], behind: str = "") -> str:
+def resolve_name(name: str | None, command: Sequence[str], behind: str = "") -> str:
     """Return the name that was given, or that of the user's only deployment.
 
     `command` is what was typed, word by word and without `sparkdeploy`, and `behind` what follows
-    the name. Raises UsageError where several may be meant, or where all are other users';
-    NothingDeployedError where there is none.
+    the name. Raises UsageError where several may be meant, or where all are other users', and
+    NodeError where there is none.
     """
     return name if name is not None else _only(*_known(), command, behind)
 
 
-def several(names: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
+def resolve_names(names: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
     """Return the names that were given, each once, or those of all of the user's deployments.
 
-    Raises as `said` does where nobody named one and the user has none.
+    Raises as `resolve_name` does where nobody named one and the user has none.
     """
     if names:
         return tuple(dict.fromkeys(names))
@@ -45,21 +39,22 @@ def several(names: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
     return own or (_only(own, others, command),)
 
 
-def to_change(name: str | None, command: Sequence[str]) -> str:
-    """Return the name of what is to be ended or gone back from; NOTHING where nobody named one and
-    there is none: what was wished is so. Raises as `said` does."""
-    try:
-        return said(name, command)
-    except NothingDeployedError:
-        return NOTHING
+def resolve_name_or_none(name: str | None, command: Sequence[str]) -> str | None:
+    """Return the name of what is to be ended or gone back from; None where there is none to name.
+
+    Raises UsageError as `resolve_name` does.
+    """
+    if name is not None:
+        return name
+    own, others = _known()
+    return _only(own, others, command) if own or others else None
 
 
-def there(name: str) -> str:
-    """Return the name; NodeError where no deployment has it, and nothing of one is left over."""
+def require_name(name: str) -> None:
+    """Raise NodeError where no deployment has the name, and nothing of one is left over."""
     own, others = _known()
     if name not in (*own, *others):
         raise no_deployment(name, (*own, *others))
-    return name
 
 
 def is_deployment(word: str) -> bool:
@@ -74,11 +69,11 @@ def _only(
         return own[0]
     names = own or others
     if not names:
-        raise NothingDeployedError("nothing is deployed", hint="start with `sparkdeploy up`")
+        raise NodeError("nothing is deployed", hint="start with `sparkdeploy up`")
     before = ["sparkdeploy", *command]
-    typed = [f"{shlex.join([*before, name])} {behind}".rstrip() for name in names[:SPELT_OUT]]
+    typed = [f"{shlex.join([*before, name])} {behind}".rstrip() for name in names[:MAX_SHOWN]]
     shown = " or ".join(f"`{words}`" for words in typed)
-    more = f"; there is: {', '.join(names)}" if len(names) > SPELT_OUT else ""
+    more = f"; there is: {', '.join(names)}" if len(names) > MAX_SHOWN else ""
     message = f"there are {len(names)} deployments: which one?"
     if len(names) == 1:
         message = "what is deployed is not yours: name it"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.cache import STORE
 from sparkdeploy.deploy.nodes import connect_serving
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
-from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.make import decide, draft_plan
@@ -22,8 +21,6 @@ from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.image_pins import ImageLock
     from sparkdeploy.recipe.load import Resolved
@@ -38,21 +35,6 @@ class Request:
     cluster: bool = False
     """As many nodes of config.yaml as the recipe needs, this machine as their head."""
     is_rehearsal: bool = False
-
-
-def make_request(
-    recipe: str | None,
-    assignments: Iterable[str] | None,
-    *,
-    name: str,
-    exposure: Exposure,
-    settings: Settings,
-    cluster: bool = False,
-) -> Request:
-    """Return the request; raise UsageError for a name Docker would not take."""
-    refuse_no_name(name)
-    wanted = recipe or settings.default_recipe
-    return Request(wanted, tuple(assignments or ()), Deployment(name, exposure), cluster)
 
 
 def resolve(
@@ -120,10 +102,6 @@ def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
     expected = decide(resolved, settings, observed, plan.deployment, plan.topology)
     # The rest of the plan stays as it is: there is a download to do.
     return replace(plan, parts=expected.parts)
-
-
-def seen_from_anywhere(request: Request, settings: Settings) -> Request:
-    return replace(request, recipe=from_anywhere(request.recipe, settings))
 
 
 def from_anywhere(recipe: str, settings: Settings) -> str:

@@ -155,6 +155,8 @@ class ServedDeployment:
     """Whether it answers in words; an embedding model does not."""
     drafts: bool = False
     """Whether it speculates, so that some kinds of sampling are refused."""
+    nodes: tuple[str, ...] = ()
+    """Of a cluster, by rank."""
 
     @property
     def model(self) -> str:
@@ -186,6 +188,7 @@ def served_by(fact: ListedContainer, settings: Settings) -> ServedDeployment:
         context_tokens=tokens if isinstance(tokens, int) else None,
         writes_text=serve.get("runner") != "pooling",
         drafts=bool(serve.get("speculative")),
+        nodes=fact.nodes,
     )
 
 

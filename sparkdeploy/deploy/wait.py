@@ -127,7 +127,6 @@ class Watch:
                     facts = readiness.facts if node.is_here else None
                     verify_rank(node, _require_container(node, container_id), facts)
             except SparkdeployError as error:
-                # The wait itself sees the end of one alone.
                 first = group.find_first() if len(self.ranks) > 1 else None
                 if first is None:
                     raise
@@ -253,69 +252,51 @@ class GroupWatch:
         self.first: End | None = None
         self._ranks = ranks
         self._clock_skews_s = clock_skews_s
+        self._answered_s = dict.fromkeys(ranks, time.monotonic())
         self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [
-            threading.Thread(target=self._follow, args=(node,), daemon=True)
-            for node in (ranks if len(ranks) > 1 else ())
-        ]
+        self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        # The wait itself sees the end of one alone.
+        if len(self._ranks) > 1:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        for thread in self._threads:
-            thread.join(LOST_AFTER_S)
+        if self._thread.ident is not None:
+            self._thread.join(LOST_AFTER_S)
 
     def find_first(self) -> End | None:
         """Return the first end, looking once more at every rank; None when all live."""
-        with self._lock:
-            if self.first is None and (ends := self._ends(self._ranks)):
-                self.first = earliest(ends)
-                self._over.set()
-            return self.first
+        self.__exit__()
+        if self.first is None and (ends := self._ends()):
+            self.first = earliest(ends)
+        return self.first
 
-    def _follow(self, node: Node) -> None:
-        answered_s = time.monotonic()
+    def _follow(self) -> None:
         while not self._over.wait(POLL_S):
-            try:
-                end = self._end_of(node)
-                answered_s = time.monotonic()
-            except NodeError as error:
-                if time.monotonic() - answered_s <= LOST_AFTER_S:
-                    continue
-                end = End(node, self._ranks[node], None, lost=error)
-            if end is not None:
-                self._end_all(end)
-
-    def _end_all(self, noticed: End) -> None:
-        """Take the earliest of all that have ended by now for the first; stop the others."""
-        with self._lock:
-            if self._over.is_set():
+            if ends := self._ends():
+                self.first = earliest(ends)
+                stop_all(self._ranks.items())
                 return
-            others = (node for node in self._ranks if node is not noticed.node)
-            self.first = earliest([noticed, *self._ends(others)])
-            self._over.set()
-        stop_all(self._ranks.items())
 
-    def _ends(self, nodes: Iterable[Node]) -> list[End]:
-        found: list[End | None] = []
-        for node in nodes:
-            with contextlib.suppress(NodeError):
-                found.append(self._end_of(node))
-        return [end for end in found if end is not None]
-
-    def _end_of(self, node: Node) -> End | None:
-        fact = node.docker.find_container(self._ranks[node])
-        if fact is not None and fact.state in ALIVE:
-            return None
-        at = parse_time(fact.finished_at) if fact is not None else None
-        if at is not None:
-            at -= timedelta(seconds=self._clock_skews_s.get(node.name, 0.0))
-        return End(node, self._ranks[node], fact, at)
+    def _ends(self) -> list[End]:
+        """Return how those ended that live no more, or have not answered for too long."""
+        ends = []
+        for node, container_id in self._ranks.items():
+            try:
+                fact = node.docker.find_container(container_id)
+            except NodeError as error:
+                if time.monotonic() - self._answered_s[node] > LOST_AFTER_S:
+                    ends.append(End(node, container_id, None, lost=error))
+                continue
+            self._answered_s[node] = time.monotonic()
+            if fact is None or fact.state not in ALIVE:
+                at = parse_time(fact.finished_at) if fact is not None else None
+                skew = timedelta(seconds=self._clock_skews_s.get(node.name, 0.0))
+                ends.append(End(node, container_id, fact, at - skew if at is not None else None))
+        return ends
 
 
 def earliest(ends: Sequence[End]) -> End:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
-from sparkdeploy.deploy.names import said
+from sparkdeploy.deploy.names import resolve_name
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.companions import served_deployments
@@ -93,7 +93,8 @@ def connect_client(
     """
     if not _HOST.fullmatch(host):
         raise UsageError(f"{host!r} is no host name or address")
-    (served,) = served_deployments([said(name, ("connect", client.value))], "connect", settings)
+    chosen = resolve_name(name, ("connect", client.value))
+    (served,) = served_deployments([chosen], "connect", settings)
     if host != LOOPBACK and served.key_file is None:
         raise UsageError(
             f"{served.name} listens on this machine alone",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.names import several
+from sparkdeploy.deploy.names import resolve_names
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import served_by
 from sparkdeploy.errors import NodeError, UsageError
@@ -42,7 +42,7 @@ def served_deployments(
     Raises NodeError where there is none, or one is headed by another machine.
     """
     with connect(settings) as host:
-        found = [require_deployment(host, name) for name in several(names, command.split())]
+        found = [require_deployment(host, name) for name in resolve_names(names, command.split())]
     for item in found:
         if item.is_of_another_head:
             head = item.current.nodes[0]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.request import (
+    from_anywhere,
     plan_for,
     resolve,
-    seen_from_anywhere,
     sets_variables,
     up_words,
 )
@@ -77,13 +77,14 @@ def export_systemd(
     """
     request = _with_whole_paths(request)
     resolved = resolve(request, settings)
+    anywhere = replace(request, recipe=from_anywhere(request.recipe, settings))
     _refuse_variables(request, settings)
     # This very program, found without PATH.
     program = (sys.executable, *AS_MODULE)
     return unit_text(
         Unit(
             deployment=request.deployment.name,
-            up=[*program, *up_words(seen_from_anywhere(request, settings)), "--yes", "--stay"],
+            up=[*program, *up_words(anywhere), "--yes", "--stay"],
             stop=[*program, "stop", request.deployment.name],
             user=_user(),
             folder=UNIT_FOLDER,
@@ -177,8 +178,8 @@ def export_compose(request: Request, settings: Settings) -> str:
     if own := list(plan.resolved.recipe.serve.env):
         # The container's environment is part of its description: Compose takes it from the file.
         console.warn(f"the file has the values of {' and '.join(own)}: keep it at mode 0600")
-    written = _prepare(seen_from_anywhere(request, settings))
-    return compose_text(plan.head.spec.with_fingerprint(), prepare=written)
+    anywhere = replace(request, recipe=from_anywhere(request.recipe, settings))
+    return compose_text(plan.head.spec.with_fingerprint(), prepare=_prepare(anywhere))
 
 
 def _prepare(request: Request) -> str:

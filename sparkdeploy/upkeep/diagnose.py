@@ -86,15 +86,20 @@ def _only_subject(settings: Settings) -> str:
     """Raises UsageError where there are several deployments."""
     folders = [path for path in settings.crashes_dir.glob("*") if path.is_dir()]
     try:
-        return names.said(None, ("diagnose",))
-    except NodeError as error:
-        # Nothing is deployed, or the Docker Engine itself is what has failed.
-        if folders:
-            return str(max(folders, key=lambda path: path.stat().st_mtime))
-        if isinstance(error, names.NothingDeployedError):
-            error.message = "nothing is deployed and no start has failed: there is nothing to pack"
-            error.hint = "`sparkdeploy doctor` says what is wrong with the machine"
-        raise
+        name = names.resolve_name_or_none(None, ("diagnose",))
+    except NodeError:
+        # The Docker Engine itself is what has failed.
+        if not folders:
+            raise
+        name = None
+    if name is not None:
+        return name
+    if folders:
+        return str(max(folders, key=lambda path: path.stat().st_mtime))
+    raise NodeError(
+        "nothing is deployed and no start has failed: there is nothing to pack",
+        hint="`sparkdeploy doctor` says what is wrong with the machine",
+    )
 
 
 def _collect(

@@ -19,10 +19,9 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.deploy import up as deploy
-from sparkdeploy.deploy.request import make_request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.node.container import ContainerSpec
-from sparkdeploy.plan.container import container_name
-from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.container import Deployment, container_name
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import until
 from tests.engine.ground import LONGEST_KILL_S, NAME, NEVER, Ground, seeds
@@ -252,13 +251,8 @@ def up_in_this_process(place: Ground, monkeypatch: pytest.MonkeyPatch, behaviour
     for name, value in place.cli.env.items():
         monkeypatch.setenv(name, value)
     settings = load_settings()
-    request = make_request(
-        "standin",
-        [f"serve.env.STAND_IN=--text 'new' {behaviour}"],
-        name=NAME,
-        exposure=Exposure.LOOPBACK,
-        settings=settings,
-    )
+    behaves = f"serve.env.STAND_IN=--text 'new' {behaviour}"
+    request = Request("standin", (behaves,), Deployment(NAME))
     deploy.up(
         resolve(request, settings),
         request,

@@ -13,9 +13,8 @@ import threading
 from pathlib import Path
 
 from sparkdeploy.deploy.removal import down
-from sparkdeploy.deploy.request import make_request, resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.up import up
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 
@@ -27,13 +26,7 @@ def cycle(number: int) -> None:
     settings = load_settings()
     versions = [number, -number] if number % 3 == 0 else [number]
     for version in versions:
-        request = make_request(
-            "standin",
-            [f"serve.env.STAND_IN=--text v{version}"],
-            name="main",
-            exposure=Exposure.LOOPBACK,
-            settings=settings,
-        )
+        request = Request("standin", (f"serve.env.STAND_IN=--text v{version}",))
         resolved = resolve(request, settings)
         up(resolved, request, settings, confirm=lambda _: True)
     down("main")

@@ -77,10 +77,10 @@ def test_a_public_deployment_of_another_user_is_not_switched_to_another_key(
     engine = FakeContainers.of(container("sparkdeploy-main", user=user, **marks))
     monkeypatch.setattr(switch, "connect", lambda _settings: engine)
     if not (is_anothers and exposure == "public"):
-        assert switch.address_of("main", load_settings()).port == 8123
+        assert switch.served_at("main", load_settings()).port == 8123
         return
     with pytest.raises(NodeError, match="main is public and anna deployed it") as caught:
-        switch.address_of("main", load_settings())
+        switch.served_at("main", load_settings())
     assert caught.value.hint is not None
     assert "have anna switch it" in caught.value.hint
     assert "up RECIPE --name main --public" in caught.value.hint

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.deploy import switch
 from sparkdeploy.deploy.request import Request
-from sparkdeploy.deploy.switch import Address, address_of, at_address
+from sparkdeploy.deploy.serving import ServedDeployment
+from sparkdeploy.deploy.switch import at_address, served_at
 from sparkdeploy.deploy.wait import NOT_KNOWN, expected_downtime
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.launch import Exposure
@@ -21,7 +23,7 @@ from tests.fakes.machines import Lab, build
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
 
-HERE = Address(8123, Exposure.PUBLIC, ("chat", "default"), False)
+HERE = ServedDeployment("main", "v2", 8123, ("old", "chat", "default"), Path("key"))
 
 
 def serving(**more: str) -> FakeContainers:
@@ -38,17 +40,18 @@ def test_port_key_aliases_and_nodes_are_those_of_what_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reached(monkeypatch, serving())
-    found = address_of("main", load_settings())
-    assert found == Address(8123, Exposure.PUBLIC, ("chat",), False)
+    found = served_at("main", load_settings())
+    assert (found.port, found.models, found.nodes) == (8123, ("old", "chat"), ())
+    assert found.key_file is not None
     reached(monkeypatch, serving(exposure="loopback", nodes="a,b", rank="0"))
-    found = address_of("main", load_settings())
-    assert (found.exposure, found.cluster) == (Exposure.LOOPBACK, True)
+    found = served_at("main", load_settings())
+    assert (found.key_file, found.nodes) == (None, ("a", "b"))
 
 
 def test_nothing_is_switched_where_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     reached(monkeypatch, FakeContainers())
     with pytest.raises(NodeError, match="no deployment named main"):
-        address_of("main", load_settings())
+        served_at("main", load_settings())
 
 
 def test_the_new_model_keeps_its_names_and_gets_the_aliases() -> None:

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.deploy.request import Request, make_request
+from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.deployment import export_socket, export_systemd
@@ -29,6 +29,7 @@ from sparkdeploy.export.systemd_unit import (
     socket_text,
     unit_text,
 )
+from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.phases import save_durations
@@ -218,8 +219,7 @@ def test_a_unit_runs_as_who_made_it_whatever_a_variable_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LOGNAME", "root\nExecStartPre=/bin/evil")
-    options = {"exposure": Exposure.PUBLIC, "settings": load_settings()}
-    request = make_request("v2", [], name="second", **options)  # type: ignore[arg-type]
+    request = Request("v2", (), Deployment("second", Exposure.PUBLIC))
     text = export_systemd(request, load_settings(), {})
 
     assert "evil" not in text
@@ -295,13 +295,8 @@ def test_a_recipe_file_is_named_so_that_systemd_finds_it(
 ) -> None:
     (tmp_path / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: t\nextends: v2\n")
     monkeypatch.chdir(tmp_path)
-    request = make_request(
-        "./mine.yaml",
-        ["serve.port=8001"],
-        name="second",
-        exposure=Exposure.PUBLIC,
-        settings=load_settings(),
-    )
+    deployment = Deployment("second", Exposure.PUBLIC)
+    request = Request("./mine.yaml", ("serve.port=8001",), deployment)
     secrets = {"HF_TOKEN": "hf_planted", "https_proxy": "http://u:planted@p:1", "HF_HOME": "/data"}
     text = export_systemd(request, load_settings(), secrets)
     assert f'"up" "{tmp_path}/mine.yaml" "--set" "serve.port=8001" "--name" "second"' in text
