@@ -10,8 +10,7 @@ from sparkdeploy.authoring.machine import HERE
 from sparkdeploy.authoring.outlook import VERDICT_INKS, WhenMissing, facts_folder, ground_for
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import hardware_named, read_hardware
-from sparkdeploy.estimate.together import Tenant, Together
-from sparkdeploy.estimate.verdict import Fits
+from sparkdeploy.estimate.verdict import Fits, Tenant, Together
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.recipe.report import FIT_INKS
 from sparkdeploy.settings import load_settings

@@ -7,8 +7,12 @@ import time
 import timeit
 from typing import TYPE_CHECKING
 
-from sparkdeploy.estimate.hardware import Hardware, hardware_named, hardware_seen
-from sparkdeploy.estimate.speed import MeasuredSpeed
+from sparkdeploy.estimate.hardware import (
+    Hardware,
+    MeasuredSpeed,
+    hardware_named,
+    hardware_seen,
+)
 from sparkdeploy.node import facts as node_facts
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from sparkdeploy.authoring.machine import machine_wanted, measured_on
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import limits, memory, memory_report, model_facts, speed_report
+from sparkdeploy.estimate import limits, memory, model, report
 from sparkdeploy.estimate.hardware import read_hardware
+from sparkdeploy.estimate.model import facts_of_rank, facts_of_step
 from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
-from sparkdeploy.estimate.weights import facts_of_rank, facts_of_step
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.words import shown
@@ -48,9 +48,9 @@ class Outlook:
     """What can be said about a recipe on a machine before anything is downloaded or started."""
 
     resolved: Resolved
-    facts: model_facts.ModelFacts
+    facts: model.ModelFacts
     """Of several nodes: what one of them has, the one that has most."""
-    step_facts: model_facts.ModelFacts
+    step_facts: model.ModelFacts
     """Of several nodes: what is read one byte after the other in a decode step."""
     budget: memory.Budget
     acceptance: Mapping[str, Acceptance]
@@ -96,8 +96,8 @@ class Outlook:
     def capacity_lines(self) -> Iterator[Block]:
         yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
         if self.nodes > 1:
-            yield from speed_report.node_lines(self.resolved.recipe.cluster, self.nodes)
-        yield from memory_report.memory_lines(self.resolved, self.facts, self.budget)
+            yield from report.node_lines(self.resolved.recipe.cluster, self.nodes)
+        yield from report.memory_lines(self.resolved, self.facts, self.budget)
 
     def speed_lines(self) -> Iterator[Block]:
         """Yield what others reported, then the roofline."""
@@ -106,7 +106,7 @@ class Outlook:
             yield f"{reported:g} tok/s {expect.figure} reported: {expect.source}, {expect.engine}"
         known = (self.resolved, self.step_facts, self.acceptance, self.speed)
         longest_tokens = self.budget.max_model_len
-        yield from speed_report.speed_lines(*known, nodes=self.nodes, longest_tokens=longest_tokens)
+        yield from report.speed_lines(*known, nodes=self.nodes, longest_tokens=longest_tokens)
 
     def as_dict(self) -> dict[str, object]:
         known = (self.resolved, self.step_facts, self.acceptance, self.speed)
@@ -115,8 +115,8 @@ class Outlook:
             "recipe": self.resolved.recipe.name,
             **({"nodes": self.nodes} if self.nodes > 1 else {}),
             "verdict": {**asdict(self.verdict), "fits": self.verdict.fits.value},
-            "capacity": memory_report.memory_as_dict(self.resolved, self.facts, self.budget),
-            "speed": speed_report.speed_as_dict(*known),
+            "capacity": report.memory_as_dict(self.resolved, self.facts, self.budget),
+            "speed": report.speed_as_dict(*known),
         }
 
 
@@ -161,7 +161,7 @@ class Ground:
 
     settings: Settings
     shelf: Library
-    shipped: Mapping[str, model_facts.ModelFacts]
+    shipped: Mapping[str, model.ModelFacts]
     recipes: Mapping[str, Resolved]
     acceptance: Mapping[str, Acceptance]
     reached: Speed
@@ -188,7 +188,7 @@ def ground_for(hardware: str, settings: Settings) -> Ground:
     shelf, folder = library(settings), facts_folder()
     machines = read_hardware(folder / "hardware.yaml")
     machine = machine_wanted(hardware, machines)
-    shipped = model_facts.read_shipped_facts(folder / "models.yaml")
+    shipped = model.read_shipped_facts(folder / "models.yaml")
     acceptance = read_acceptance(folder / "speculation.yaml")
     recipes = _recipes(shelf)
     measured = measured_on(machine, settings)
@@ -221,9 +221,9 @@ def _of_one_node(whole: Outlook) -> Outlook:
 def facts_of(
     weights: Weights,
     settings: Settings,
-    shipped: Mapping[str, model_facts.ModelFacts],
+    shipped: Mapping[str, model.ModelFacts],
     when_missing: WhenMissing,
-) -> model_facts.ModelFacts:
+) -> model.ModelFacts:
     """Return what the model's own files say; when it is not here, what is asked for instead.
 
     Raises CheckpointError for files that are damaged, and when nobody knows the model.
@@ -236,7 +236,7 @@ def facts_of(
     )
     if source is not None:
         tensors = read_tensors(source.files_dir).values()
-        return model_facts.facts_from(
+        return model.facts_from(
             name,
             read_config(source.files_dir),
             (item.info for item in tensors),
@@ -263,9 +263,9 @@ def facts_of(
 def _drafter_of(
     resolved: Resolved,
     settings: Settings,
-    shipped: Mapping[str, model_facts.ModelFacts],
+    shipped: Mapping[str, model.ModelFacts],
     when_missing: WhenMissing,
-) -> model_facts.ModelFacts | None:
+) -> model.ModelFacts | None:
     """Return what is known of a drafter that is a model of its own; None when that is nothing."""
     speculative = resolved.recipe.serve.speculative
     drafter = speculative.drafter if speculative is not None else None

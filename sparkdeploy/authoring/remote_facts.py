@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.published import ask_hub, ask_in_time, remote_tensors
 from sparkdeploy.checkpoint.ranges import read_config
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, known_layers, quantisation_of
-from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.estimate.model import facts_from
 
 if TYPE_CHECKING:
     from sparkdeploy.checkpoint.published import Remote
     from sparkdeploy.checkpoint.ranges import RangeSource
+    from sparkdeploy.estimate.model import ModelFacts
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
 
@@ -53,14 +53,5 @@ def _facts(repo: str, told: Remote) -> ModelFacts:
     config = told.config or {}
     if told.tensors is not None:
         return facts_from(repo, config, told.tensors, HEADERS)
-    architecture, unknown = known_layers(config)
     size_bytes = told.listing.weights_bytes if told.listing is not None else 0
-    return ModelFacts(
-        repo=repo,
-        architecture=architecture,
-        weight_bytes={WeightKind.OTHER: size_bytes},
-        origin=SIZES,
-        unknown=unknown,
-        config=config,
-        quantisation=quantisation_of(config),
-    )
+    return facts_from(repo, config, (), SIZES, untyped_bytes=size_bytes)

@@ -16,7 +16,7 @@ from sparkdeploy import labels
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.errors import CheckpointError, UnhealthyError
-from sparkdeploy.estimate.memory_claim import MemoryClaim  # noqa: TC001 - read from a label
+from sparkdeploy.estimate.memory import MemoryClaim  # noqa: TC001 - read from a label
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.plan.observed import ModelFact

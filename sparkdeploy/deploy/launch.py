@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.deploy.wait import Watch
-    from sparkdeploy.estimate.memory_claim import MemoryClaim
+    from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness

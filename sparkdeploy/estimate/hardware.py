@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """A published speed that the efficiency factor is fitted to, and nothing else."""
+class MeasuredSpeed:
+    """A recipe's speed on a machine of one kind, as it was published or as a record has it."""
 
     recipe: str
     end_to_end_tok_s: float
+    run_id: str = ""
+    """Empty for a published figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +40,21 @@ class Hardware:
     """Hidden and inner widths are padded to multiples of these in MXFP4 experts."""
     gpu: str | None = None
     """What its GPU's name contains."""
-    fit: Fit | None = None
-    """None where no measurement is known: speeds are then upper bounds."""
+    fit: MeasuredSpeed | None = None
+    """What the efficiency factor is fitted to, and nothing else; None where no measurement is
+    known: speeds are then upper bounds."""
 
 
 def read_hardware(path: Path) -> Mapping[str, Hardware]:
     table = read_document(path).content["hardware"]
     return {
         name: Hardware(
-            name=name,
-            title=entry["title"],
-            memory_bytes=entry["memory_bytes"],
-            bandwidth_bytes_s=float(entry["bandwidth_bytes_s"]),
-            source=entry["source"],
-            shares_memory=entry["shares_memory"],
-            mxfp4_tile=tuple(entry["mxfp4_tile"]),
-            gpu=entry["gpu"],
-            fit=Fit(**entry["fit"]) if "fit" in entry else None,
+            name,
+            **entry
+            | {
+                "mxfp4_tile": tuple(entry["mxfp4_tile"]),
+                "fit": MeasuredSpeed(**entry["fit"]) if "fit" in entry else None,
+            },
         )
         for name, entry in table.items()
     }

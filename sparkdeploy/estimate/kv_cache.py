@@ -8,16 +8,21 @@ against logs of real vLLMs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
+from sparkdeploy.checkpoint.layers import STATE_BYTES, Latent, Recurrent
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.estimate.cache_formats import token_bytes
+from sparkdeploy.estimate.model import drafting_layers
+from sparkdeploy.recipe.flags import switch_of, value_of
 from sparkdeploy.recipe.releases import parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.checkpoint.layers import Architecture, Layer, Mixer
+    from sparkdeploy.estimate.model import ModelFacts
+    from sparkdeploy.recipe.load import Resolved
 
 CUDA_BLOCK_TOKENS = 16
 """A block is a multiple of this many tokens with FlashAttention, FlashInfer and TurboQuant."""
@@ -32,15 +37,11 @@ ONE_CACHE_MODE_SINCE = (0, 32, 0)
 IN_FLIGHT_SINCE = (0, 26, 0)
 """From here on a window also holds the tokens of the steps that are scheduled beside the running
 one (`max_in_flight_tokens`)."""
-_BF16: Final = ("auto", "bfloat16", "float16", "half")
-_TURBOQUANT_BITS: Final = {
-    "turboquant_k8v4": (8, 4),
-    "turboquant_4bit_nc": (4, 4),
-    "turboquant_k3v4_nc": (3, 4),
-    "turboquant_3bit_nc": (3, 3),
-}
-_DS_MLA_BYTES = 656
-"""Of a token of a sparse latent cache: 512 FP8 elements, their scales, and 64 of BF16."""
+LARGE_BATCH_TOKENS, SMALL_BATCH_TOKENS = 8192, 2048
+"""vLLM's server computes so many tokens a step on GPUs from 70 GiB on, and on smaller ones
+(engine/arg_utils.py, 0.25.1)."""
+PREFIX_CACHING_SINCE = (0, 29, 0)
+"""Off for hybrid models in 0.25.1, on in 0.32 (read in code); in between nobody here looked."""
 
 Kind = Literal["full", "window", "chunk", "state"]
 
@@ -215,57 +216,6 @@ def cache_layout(
     return CacheLayout(groups, in_flight)
 
 
-def token_bytes(mixer: Mixer, kv_dtype: str, ranks: int = 1) -> int:
-    """Return a token's bytes in one layer of one rank, a latent layer's indexer apart.
-
-    Heads divide down to one that ranks repeat. Raises RecipeError for an unknown format.
-    """
-    if isinstance(mixer, Attention):
-        heads = max(1, mixer.kv_heads // ranks)
-        return heads * slot_bytes(kv_dtype, mixer.key_width, mixer.value_width)
-    if not isinstance(mixer, Latent):
-        return 0
-    if kv_dtype in _BF16:
-        return 2 * mixer.width
-    if kv_dtype == "fp8_ds_mla" or (kv_dtype.startswith("fp8") and mixer.indexer_width):
-        return _DS_MLA_BYTES
-    if kv_dtype.startswith("fp8"):
-        return mixer.width
-    raise RecipeError(
-        f"a latent cache (MLA) has no format {kv_dtype}", hint="known: auto, bfloat16, fp8"
-    )
-
-
-def slot_bytes(kv_dtype: str, key_width: int, value_width: int) -> int:
-    """Return what key and value of one head take for one token; widths are elements.
-
-    TurboQuant's slots are those of vLLM's turboquant/config.py: an FP8 key is stored as it is, a
-    quantised key has a 2-byte norm, a value 4 bytes of scale and zero point; 388, 262, 230 and
-    198 bytes for heads of 256. NVFP4 has half a byte an element and a scale for each 16. Raises
-    RecipeError for an unknown format.
-    """
-    both = key_width + value_width
-    if kv_dtype in _BF16:
-        return 2 * both
-    if kv_dtype.endswith("_per_token_head"):
-        # An FP32 scale for the key and one for the value (vLLM's triton_attn.py).
-        return (both // 2 if kv_dtype.startswith("int4") else both) + 8
-    if kv_dtype.startswith("fp8"):
-        return both
-    if kv_dtype == "nvfp4":
-        return sum(width // 2 + width // 16 for width in (key_width, value_width))
-    if kv_dtype not in _TURBOQUANT_BITS:
-        raise RecipeError(
-            f"the bytes of a {kv_dtype} KV cache are not known",
-            hint="known: auto, bfloat16, fp8, nvfp4, int8_per_token_head, "
-            + ", ".join(_TURBOQUANT_BITS),
-        )
-    key_bits, value_bits = _TURBOQUANT_BITS[kv_dtype]
-    key = key_width if key_bits == 8 else -(-key_width * key_bits // 8) + 2
-    slot = key + -(-value_width * value_bits // 8) + 4
-    return slot + slot % 2
-
-
 def _state_bytes(mixer: Mixer, settings: CacheSettings) -> int:
     if not isinstance(mixer, Recurrent):
         return 0
@@ -360,3 +310,89 @@ def _enlarged(cache: LayerCache, largest: int) -> LayerCache:
     if cache.kind == "full" and len(cache.shape) == 1:
         raise UnknownLayoutError("how latent attention shares pages with these other layers")
     return replace(cache, page_bytes=largest)
+
+
+def layout_of(
+    resolved: Resolved,
+    facts: ModelFacts,
+    kv_dtype: str | None = None,
+    *,
+    batched_tokens: int = LARGE_BATCH_TOKENS,
+) -> tuple[CacheLayout | None, str]:
+    """Return the KV cache's layout, in the recipe's format or another one.
+
+    Without a layout the text says what is not known; it is empty for a model that keeps no cache.
+    Of a pipeline's stages it is that of the largest blocks, which sets their number.
+    `batched_tokens` count where the recipe names none.
+    """
+    architecture = facts.architecture
+    if architecture is None:
+        return None, facts.unknown
+    settings = _settings(resolved, facts, kv_dtype, batched_tokens)
+    drafting = tuple(drafting_layers(resolved.recipe, facts))
+    try:
+        made = [
+            cache_layout(architecture, settings, drafter=drafting, stage=stage)
+            for stage in stage_ranges(len(architecture.layers), facts.stages)
+        ]
+    except (UnknownLayoutError, RecipeError) as error:
+        return None, str(error)
+    known = [layout for layout in made if layout is not None]
+    return max(known, key=lambda layout: layout.block_bytes, default=None), ""
+
+
+def stage_ranges(layers: int, stages: int) -> Iterator[range]:
+    """Yield each stage's layers as vLLM divides them (distributed/utils.py `get_pp_indices`).
+
+    What is left over goes to the stages before the last, one layer each.
+    """
+    sizes = [layers // stages] * stages
+    for at in range(2, layers % stages + 2):
+        sizes[-at] += 1
+    first = 0
+    for size in sizes:
+        yield range(first, first + size)
+        first += size
+
+
+def _settings(
+    resolved: Resolved, facts: ModelFacts, kv_dtype: str | None, batched_tokens: int
+) -> CacheSettings:
+    serve, engine = resolved.recipe.serve, resolved.engine
+    prefix_caching = serve.enable_prefix_caching
+    if prefix_caching is None:
+        # A model of states alone has none to share.
+        has_attention = facts.architecture is None or facts.architecture.attention_layers > 0
+        prefix_caching = has_attention and parse_version(engine.vllm) >= PREFIX_CACHING_SINCE
+    block_size = value_of(serve.extra_args, "--block-size") or ""
+    # vLLM schedules a step ahead on GPUs, but not for pooling (config/vllm.py, 0.32).
+    is_ahead = (
+        engine.runs_on != "cpu"
+        and serve.runner != "pooling"
+        and switch_of(serve.extra_args, "--async-scheduling") is not False
+    )
+    joins = switch_of(serve.extra_args, "--disable-hybrid-kv-cache-manager")
+    return CacheSettings(
+        kv_dtype=kv_dtype or serve.kv_cache_dtype,
+        vllm=engine.vllm,
+        alignment_tokens=CPU_BLOCK_TOKENS if engine.runs_on == "cpu" else CUDA_BLOCK_TOKENS,
+        block_tokens=int(block_size) if block_size.isdecimal() else None,
+        memory_bytes=state_element_bytes(resolved),
+        batched_tokens=serve.max_num_batched_tokens or batched_tokens,
+        draft_tokens=serve.speculative.tokens if serve.speculative is not None else 0,
+        prefix_caching=prefix_caching,
+        joins_windows=joins is True,
+        tensor_ranks=facts.tensor_ranks,
+        concurrent_steps=facts.stages + int(is_ahead),
+    )
+
+
+def state_element_bytes(resolved: Resolved) -> int | None:
+    """Return the bytes of one element of a state's memory; None where the model decides.
+
+    vLLM's CPU builds keep states in FP32 wherever they compute them fast. Its MambaDType has
+    `auto`, `float32`, `float16` and `bfloat16` (config/cache.py in 0.25.1 and 0.33.0).
+    """
+    stated = resolved.recipe.serve.mamba_ssm_cache_dtype
+    on_cpu = STATE_BYTES["float32"] if resolved.engine.runs_on == "cpu" else None
+    return STATE_BYTES.get(stated, on_cpu) if stated is not None else on_cpu

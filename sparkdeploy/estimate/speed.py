@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.estimate.kv_cache import token_bytes
-from sparkdeploy.estimate.layout import drafting_layers, state_element_bytes
+from sparkdeploy.estimate.cache_formats import token_bytes
+from sparkdeploy.estimate.kv_cache import state_element_bytes
 from sparkdeploy.estimate.memory import converted_weights
-from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.estimate.model import WeightKind, drafting_layers
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checkpoint.layers import Architecture, Mixer
-    from sparkdeploy.estimate.hardware import Hardware
-    from sparkdeploy.estimate.model_facts import ModelFacts
+    from sparkdeploy.estimate.hardware import Hardware, MeasuredSpeed
+    from sparkdeploy.estimate.model import ModelFacts
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe, Speculative
 
@@ -281,15 +281,6 @@ class Speed:
         return step.requests * step.tokens_per_request / self.duration_s(step)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSpeed:
-    """A recipe's speed on a machine of one kind, as somebody's record has it."""
-
-    recipe: str
-    end_to_end_tok_s: float
-    run_id: str
-
-
 def fit_speed(
     hardware: Hardware,
     recipes: Mapping[str, Resolved],
@@ -301,9 +292,9 @@ def fit_speed(
 
     Of several records the median counts. Without any the efficiency is 1.
     """
-    bound, fit = Speed(hardware), hardware.fit
-    if not measured and fit is not None:
-        measured = (MeasuredSpeed(fit.recipe, fit.end_to_end_tok_s, ""),)
+    bound = Speed(hardware)
+    if not measured and hardware.fit is not None:
+        measured = (hardware.fit,)
     shares = [
         item.end_to_end_tok_s / bound.tokens_per_second(step)
         for item in measured

@@ -1,19 +1,22 @@
-"""The first line of an estimate: fits or not, how many requests, about how fast, on what."""
+"""Whether a recipe fits a machine, how many requests and about how fast; and several together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from sparkdeploy.estimate.memory import CPU_SERVER_BYTES
 from sparkdeploy.estimate.speed import MISS_SHARE
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.memory import Budget
-    from sparkdeploy.estimate.model_facts import ModelFacts
+    from sparkdeploy.estimate.model import ModelFacts
     from sparkdeploy.recipe.schema import Recipe
 
 
@@ -48,27 +51,19 @@ def verdict_of(
     reported_tok_s: float | None = None,
 ) -> FitVerdict:
     row = budget.longest
-    taken = budget.weight_bytes + budget.reserve_bytes
     context, requests = (row.context_tokens, row.concurrency) if row else (None, None)
     writes_text = recipe.serve.runner != "pooling"
     tok_s = tok_s if writes_text else None
-    if taken >= budget.claim_bytes:
-        reason = (
-            f"weights and reserves take {format_gib(taken)} of the "
-            f"{format_gib(budget.claim_bytes)} that vLLM may use"
-        )
-        return FitVerdict(Fits.NO, None, context, None, reason)
+    taken_bytes, claim = budget.taken_bytes, format_gib(budget.claim_bytes)
+    taken = f"weights and reserves take {format_gib(taken_bytes)} of"
+    if taken_bytes >= budget.claim_bytes:
+        return FitVerdict(Fits.NO, None, context, None, f"{taken} the {claim} that vLLM may use")
     if row is not None and row.concurrency < 1:
-        reason = (
-            f"one request of {row.context_tokens:,} tokens needs more than the "
-            f"{format_gib(budget.available_bytes)} left for its cache"
-        )
+        needs = f"one request of {row.context_tokens:,} tokens needs more than the"
+        reason = f"{needs} {format_gib(budget.available_bytes)} left for its cache"
         return FitVerdict(Fits.NO, requests, context, None, reason)
     if budget.unknown:
-        reason = (
-            f"weights and reserves take {format_gib(taken)} of {format_gib(budget.claim_bytes)}, "
-            f"not known: {budget.unknown}"
-        )
+        reason = f"{taken} {claim}, not known: {budget.unknown}"
         return FitVerdict(Fits.UNKNOWN, None, None, tok_s, reason, writes_text, reported_tok_s)
     remarks = "; ".join(_remarks(recipe, facts))
     return FitVerdict(Fits.YES, requests, context, tok_s, remarks, writes_text, reported_tok_s)
@@ -86,8 +81,9 @@ def verdict_words(verdict: FitVerdict, *, is_bound: bool) -> str:
     """Return how many requests and how fast; `is_bound` for a speed that no measurement backs."""
     words = []
     if verdict.requests is not None and verdict.fits is Fits.YES:
-        context = f"{verdict.context_tokens:,} tokens"
-        words.append(f"{verdict.requests:.1f} requests of {context} at once")
+        words.append(
+            f"{verdict.requests:.1f} requests of {verdict.context_tokens:,} tokens at once"
+        )
     if verdict.reported_tok_s is not None:
         words.append(f"{verdict.reported_tok_s:g} tok/s reported")
     if verdict.tok_s is not None:
@@ -96,6 +92,93 @@ def verdict_words(verdict: FitVerdict, *, is_bound: bool) -> str:
         words.append(f"{about} tok/s for one")
     elif verdict.fits is not Fits.NO and verdict.writes_text:
         words.append("its speed is not known")
-    if verdict.reason:
-        words.append(verdict.reason)
-    return ", ".join(words)
+    return ", ".join([*words, verdict.reason] if verdict.reason else words)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One recipe of several on one machine."""
+
+    recipe: str
+    """As it was named."""
+    port: int
+    budget: Budget
+    fits_alone: Fits
+    reason: str = ""
+    """Why it does not fit alone, or what is not known of it."""
+
+    @property
+    def least_share(self) -> float | None:
+        """Return the least hundredths of memory with which it serves a request at its own context.
+
+        None where that is not known, and where no part is enough.
+        """
+        if self.budget.unknown:
+            return None
+        shares = (hundredth / 100 for hundredth in range(1, 101))
+        return next((it for it in shares if _serves(replace(self.budget, utilization=it))), None)
+
+
+def _serves(budget: Budget) -> bool:
+    longest = budget.longest
+    has_cache = longest is None or longest.concurrency >= 1
+    return budget.taken_bytes < budget.claim_bytes and has_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several recipes on one machine."""
+
+    hardware: Hardware
+    members: Sequence[Tenant]
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Return what all vLLMs may use."""
+        return sum(item.budget.claim_bytes for item in self.members)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return what servers take beside that, and what has to stay free, on shared memory."""
+        if not self.hardware.shares_memory:
+            return 0
+        floor_bytes = max((item.budget.floor_bytes for item in self.members), default=0)
+        return CPU_SERVER_BYTES * len(self.members) + floor_bytes
+
+    @property
+    def fits(self) -> Fits:
+        alone = {item.fits_alone for item in self.members}
+        too_much = self.claimed_bytes + self.kept_bytes > self.hardware.memory_bytes
+        if Fits.NO in alone or too_much:
+            return Fits.NO
+        return Fits.UNKNOWN if Fits.UNKNOWN in alone else Fits.YES
+
+    @property
+    def reason(self) -> str:
+        """Return why they do not fit or may not; the sums where they do."""
+        alone = [it for it in self.members if it.fits_alone is not Fits.YES]
+        reasons = [f"{it.recipe} {it.fits_alone.value} alone: {it.reason}" for it in alone]
+        kept = f", {format_gib(self.kept_bytes)} stay for servers and machine"
+        sums = f"together they claim {format_gib(self.claimed_bytes)} of "
+        sums += format_gib(self.hardware.memory_bytes) + (kept if self.kept_bytes else "")
+        return "; ".join((*reasons, sums))
+
+    def shares(self) -> tuple[float, ...] | None:
+        """Return shares with which all would fit, what is left divided evenly; None without any.
+
+        No recipe gets more than it asks for, unless that is too little for it.
+        """
+        memory_bytes = self.hardware.memory_bytes
+        least = [item.least_share for item in self.members]
+        known = [it for it in least if it is not None]
+        if memory_bytes <= 0 or not known or len(known) < len(least):
+            return None
+        spare = (memory_bytes - self.kept_bytes) / memory_bytes - sum(known)
+        if spare < 0:
+            return None
+        more = math.floor(spare / len(known) * 100) / 100
+        asked = (item.budget.utilization for item in self.members)
+        return tuple(
+            round(max(share, min(share + more, wanted)), 2)
+            for share, wanted in zip(known, asked, strict=True)
+        )

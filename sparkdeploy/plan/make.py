@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
 from sparkdeploy.checks.survey import Survey, probe
-from sparkdeploy.estimate.memory_claim import memory_claim
-from sparkdeploy.estimate.weights import share_of_weights
+from sparkdeploy.estimate.memory import memory_claim
+from sparkdeploy.estimate.model import share_of_weights
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.plan.container import HostFolders, part_spec
 from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
@@ -24,7 +24,7 @@ from sparkdeploy.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdeploy.estimate.memory_claim import MemoryClaim
+    from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.node import Nodes
@@ -288,5 +288,4 @@ def _weights_bytes(plan: Plan) -> int | None:
     size_bytes = model.size_bytes if model.weights_bytes is None else model.weights_bytes
     ranks = topology.tensor_parallel * topology.pipeline_parallel
     ranks_here = ranks * topology.data_parallel // len(topology.seats)
-    undivided_bytes = model.embedding_bytes if isinstance(model, ModelFact) else 0
-    return ranks_here * share_of_weights(size_bytes, ranks, undivided_bytes)
+    return ranks_here * share_of_weights(size_bytes, ranks, model.layers)

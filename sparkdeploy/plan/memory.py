@@ -9,8 +9,7 @@ from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.checks.machine import check_page_cache
 from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.estimate.memory import make_budget
-from sparkdeploy.estimate.model_facts import ModelFacts
-from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.estimate.model import ModelFacts, WeightKind
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import BUDGET_CHECK, Action
 from sparkdeploy.units import format_gib
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.estimate.memory_claim import MemoryClaim
+    from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.plan.observed import ObservedNode
     from sparkdeploy.plan.steps import Part, Plan

@@ -12,7 +12,7 @@ from sparkdeploy.checkpoint.published import ask_in_time, shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.limits import needs_of
-from sparkdeploy.estimate.model_facts import known_layers
+from sparkdeploy.estimate.model import known_layers
 from sparkdeploy.plan.observed import MissingModel
 
 if TYPE_CHECKING:

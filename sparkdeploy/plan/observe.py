@@ -20,7 +20,6 @@ from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.limits import needs_of
-from sparkdeploy.estimate.weights import embedding_bytes
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts, ports
@@ -253,7 +252,6 @@ def _model_fact(
         owner_gid=status.st_gid,
         overlay=overlay,
         architectures=_architectures(config),
-        embedding_bytes=embedding_bytes(config),
         weights_bytes=weights_bytes(sizes),
         has_weights=has_weights(sizes),
         layers=layers,

@@ -51,8 +51,6 @@ class ModelFact:
     """Files the container's user could not read."""
     architectures: tuple[str, ...] = ()
     """Of its config.json; vLLM looks them up in its registry."""
-    embedding_bytes: int = 0
-    """Token embeddings, which each rank has whole."""
     layers: Architecture | None = None
     """By its config.json; None where that says none that are known, as `unknown` tells."""
     weights_bytes: int | None = None

@@ -14,7 +14,7 @@ from sparkdeploy.terminal.step import PlannedStep
 
 if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.estimate.memory_claim import MemoryClaim
+    from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders

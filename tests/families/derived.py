@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint.expected_tensors import expected_tensors
+from sparkdeploy.checkpoint.quantised import method_of
 from sparkdeploy.checkpoint.safetensors import TensorInfo
-from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, quantisation_of
+from sparkdeploy.estimate.model import ModelFacts, facts_from
 from tests.families.checkpoints import is_matrix
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def derived_facts(repo: str, config: Mapping[str, Any]) -> ModelFacts | None:
     groups, FP8 by blocks, MXFP4 experts. Raises CheckpointError and UnknownArchitectureError as
     `expected_tensors` does.
     """
-    method, expected = quantisation_of(config), expected_tensors(config)
+    method, expected = method_of(config) or "", expected_tensors(config)
     if expected is None or method not in {"", "fp8", "mxfp4", "gptq", "auto-round", "awq"}:
         return None
     sized = (_sized(name, shape, config, method) for name, shape in expected.items())

@@ -12,6 +12,7 @@ import pytest
 from sparkdeploy.chat import answer
 from sparkdeploy.checks import symptoms
 from sparkdeploy.cli import main
+from sparkdeploy.estimate import model
 from sparkdeploy.image import failures
 from sparkdeploy.recipe import arguments
 from sparkdeploy.recipe.releases import families
@@ -31,6 +32,7 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
     ),
     "cli/main.py:_show_misuse": (lambda: main._MISUSES, frozenset({"sub"})),
     "chat/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),
+    "estimate/model.py:rules": (lambda: (it.pattern for it in model.rules().values()), SEARCH),
     "image/failures.py:failed": (lambda: failures._HINTS, SEARCH),
     "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),
     "recipe/releases.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
-from sparkdeploy.estimate.weights import kinds_for
+from sparkdeploy.estimate.model import kinds_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,7 +36,6 @@ from sparkdeploy.checkpoint.ranges import (
 )
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.weights import embedding_bytes
 from tests.examples import examples
 from tests.fakes.checkpoints import ignore
 from tests.hub.hostile import hostile_hub
@@ -186,8 +185,6 @@ def test_sizes_that_no_model_has_are_refused_where_something_is_computed(
         lambda: facts_in(REPO, FolderRanges(folder)),
         lambda: architecture_of(config),
     ]
-    if name in {"vocab_size", "hidden_size"}:
-        works.append(lambda: embedding_bytes(config))
     for work in works:
         with pytest.raises(CheckpointError, match=f"config.json: .*{name}"):
             work()

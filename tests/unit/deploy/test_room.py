@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy.deploy import launch
 from sparkdeploy.deploy.launch import RETURN_TIMEOUT_S, require_memory
 from sparkdeploy.errors import NodeError
-from sparkdeploy.estimate.memory_claim import MemoryClaim, memory_claim
+from sparkdeploy.estimate.memory import MemoryClaim, memory_claim
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.shell import Completed
 from tests.fakes.containers import container

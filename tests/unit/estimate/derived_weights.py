@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.estimate.model import WeightKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

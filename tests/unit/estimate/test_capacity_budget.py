@@ -15,9 +15,8 @@ from sparkdeploy.estimate.memory import (
     loaded_weights,
     make_budget,
 )
-from sparkdeploy.estimate.memory_report import memory_as_dict, memory_lines
-from sparkdeploy.estimate.model_facts import read_shipped_facts
-from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.estimate.model import WeightKind, read_shipped_facts
+from sparkdeploy.estimate.report import memory_as_dict, memory_lines
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines

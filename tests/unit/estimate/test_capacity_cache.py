@@ -13,6 +13,7 @@ from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.tiny_model.build import config_files
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.errors import CheckpointError, RecipeError
+from sparkdeploy.estimate.cache_formats import slot_bytes
 from sparkdeploy.estimate.kv_cache import (
     CacheLayout,
     CacheSettings,
@@ -20,10 +21,9 @@ from sparkdeploy.estimate.kv_cache import (
     LayerCache,
     UnknownLayoutError,
     cache_layout,
-    slot_bytes,
+    stage_ranges,
 )
-from sparkdeploy.estimate.layout import stage_ranges
-from sparkdeploy.estimate.model_facts import read_shipped_facts
+from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.recipe.flags import switch_of
 from tests.families import config
 from tests.unit.conftest import REPOSITORY

@@ -13,8 +13,7 @@ from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import ExpertFormat, TinyShape
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.estimate.model_facts import ModelFacts, facts_from, read_shipped_facts
-from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.estimate.model import ModelFacts, WeightKind, facts_from, read_shipped_facts
 from tests.families.derived import derived_facts
 from tests.unit.conftest import REPOSITORY
 from tests.unit.estimate.derived_weights import derive_weights

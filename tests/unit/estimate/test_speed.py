@@ -9,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.errors import UsageError
-from sparkdeploy.estimate.hardware import hardware_named, hardware_seen, read_hardware
-from sparkdeploy.estimate.model_facts import read_shipped_facts
+from sparkdeploy.estimate.hardware import (
+    MeasuredSpeed,
+    hardware_named,
+    hardware_seen,
+    read_hardware,
+)
+from sparkdeploy.estimate.model import WeightKind, facts_of_step, read_shipped_facts
+from sparkdeploy.estimate.report import factor_lines, speed_lines
 from sparkdeploy.estimate.speed import (
     DecodeStep,
-    MeasuredSpeed,
     StepPart,
     acceptance_lines,
     decode_step,
@@ -21,8 +26,6 @@ from sparkdeploy.estimate.speed import (
     fit_speed,
     read_acceptance,
 )
-from sparkdeploy.estimate.speed_report import factor_lines, speed_lines
-from sparkdeploy.estimate.weights import WeightKind, facts_of_step
 from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.unit.conftest import REPOSITORY

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.estimate.hardware import read_hardware
-from sparkdeploy.estimate.memory import Budget, Reserve
-from sparkdeploy.estimate.memory_claim import CPU_SERVER_BYTES, GIB
-from sparkdeploy.estimate.together import Tenant, Together
-from sparkdeploy.estimate.verdict import Fits
-from sparkdeploy.estimate.weights import WeightKind
+from sparkdeploy.estimate.memory import CPU_SERVER_BYTES, GIB, Budget, Reserve
+from sparkdeploy.estimate.model import WeightKind
+from sparkdeploy.estimate.verdict import Fits, Tenant, Together
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.estimate.limits import AttentionNeeds, needs_of, unserved
-from sparkdeploy.estimate.model_facts import read_shipped_facts
+from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Serve
 from tests.fakes.plans import drafter_fact, observed, plan
