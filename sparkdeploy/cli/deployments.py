@@ -308,8 +308,7 @@ def rehearse(
         keep=keep,
         consent=(lambda _question: True) if yes else console.confirm,
     )
-    content = {**asdict(report), "tokens_a_second": report.tokens_a_second}
-    answer(_rehearsal_lines(report), content, as_json=as_json)
+    answer(_rehearsal_lines(report), report.as_dict(), as_json=as_json)
     if report.is_kept and not as_json:
         from sparkdeploy.cli.outcome import say_next
 
@@ -328,14 +327,15 @@ def _rehearsal_lines(report: Report) -> Iterator[str]:
         yield f"  start to first answer: {report.startup_s:.1f} s"
     if report.answers:
         yield f"  speed: {report.tokens_a_second:.1f} tok/s (on a CPU: it says nothing of a GPU)"
-    if report.lm_head is not None:
-        rows = report.draft_head_rows
+    facts = report.facts
+    if facts.lm_head is not None:
+        rows = facts.draft_head_rows
         draft = f", a draft head of {rows} rows" if rows is not None else ""
-        if (shared := report.shared_int4_layers) is not None:
+        if (shared := facts.shared_int4_layers) is not None:
             draft = f", {shared} INT4 layers of shared experts{draft}"
-        if (experts := report.draft_int4_layers) is not None:
-            draft += f", of the draft layer {experts} INT4 and {report.draft_fp8_layers} FP8"
-        yield f"  converted: {report.fp8_layers} FP8 layers, LM head {report.lm_head}{draft}"
+        if (experts := facts.draft_int4_layers) is not None:
+            draft += f", of the draft layer {experts} INT4 and {facts.draft_fp8_layers} FP8"
+        yield f"  converted: {facts.fp8_layers} FP8 layers, LM head {facts.lm_head}{draft}"
     yield from _speculation_lines(report)
     yield f"  text: {report.reference}"
     for item in report.asked:

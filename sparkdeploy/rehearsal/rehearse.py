@@ -6,7 +6,7 @@ import contextlib
 import re
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.published import PublishedConfig, published_config
@@ -42,6 +42,7 @@ from sparkdeploy.rehearsal.reference import Answer
 from sparkdeploy.rehearsal.requests import ANSWERED, Asked, ask_conversation, ask_sampled
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.server.facts import EngineFacts
 from sparkdeploy.server.pooling import CHAT, route_to_try
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
@@ -79,6 +80,13 @@ PROMPTS = (
 )
 
 
+CONVERTED = (
+    *("fp8_layers", "lm_head", "shared_int4_layers"),
+    *("draft_head_rows", "draft_int4_layers", "draft_fp8_layers"),
+)
+"""What the engine's log says of the conversion, in the report's JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     recipe: str
@@ -86,15 +94,7 @@ class Report:
     startup_s: float | None
     answers: tuple[Answer, ...]
     speculation: Speculation | None
-    fp8_layers: int | None
-    lm_head: str | None
-    shared_int4_layers: int | None
-    """Of the shared experts; None where they stay as they are, or are FP8."""
-    draft_head_rows: int | None
-    """Rows of the draft model's own head; None when it has none."""
-    draft_int4_layers: int | None
-    """Of the draft layer; None where it stays as it is."""
-    draft_fp8_layers: int | None
+    facts: EngineFacts
     reference: str
     """Where the text without speculation came from."""
     base_url: str
@@ -108,14 +108,27 @@ class Report:
     """What it was asked beside greedy text."""
     proved: tuple[str, ...]
     not_proved: str
-    is_compared: bool
-    """Whether the text was held against another one."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Return whether its text was compared with another one."""
+        return self.reference in {RECORDED_EARLIER, SERVED_BEFORE}
 
     @property
     def tokens_a_second(self) -> float:
         """Return all tokens over all seconds, prefill included; 0 where no text is written."""
         duration_s = sum(a.duration_s for a in self.answers)
         return sum(a.tokens for a in self.answers) / duration_s if duration_s else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        content = asdict(self)
+        facts = content.pop("facts")
+        return {
+            **content,
+            **{name: facts[name] for name in CONVERTED},
+            "is_compared": self.is_compared,
+            "tokens_a_second": self.tokens_a_second,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +200,7 @@ def _serve_and_compare(
     resolved = small.resolved
     if small.stand_in is not None:
         run = _serve(resolved, request, settings)
-        if resolved.recipe.serve.speculative is not None:
-            _check_drafting(resolved, run.speculation)
+        _check_drafting(resolved, run.speculation)
         return run, NOT_COMPARED
     file = _reference_file(resolved, request, settings)
     texts, source = _texts_without_speculation(resolved, request, settings, file, fresh=fresh)
@@ -330,30 +342,24 @@ def _check_drafting(resolved: Resolved, drafted: Speculation | None) -> None:
 
 
 def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Report:
-    readiness = run.outcome.readiness
-    facts = readiness.facts if readiness else None
+    readiness, plan = run.outcome.readiness, run.outcome.plan
+    recipe = small.resolved.recipe
     return Report(
-        recipe=small.resolved.recipe.name,
+        recipe=recipe.name,
         changes=small.dropped,
         startup_s=readiness.startup_s if readiness else None,
         answers=run.answers,
         speculation=run.speculation,
-        fp8_layers=facts.fp8_layers if facts else None,
-        lm_head=facts.lm_head if facts else None,
-        shared_int4_layers=facts.shared_int4_layers if facts else None,
-        draft_head_rows=facts.draft_head_rows if facts else None,
-        draft_int4_layers=facts.draft_int4_layers if facts else None,
-        draft_fp8_layers=facts.draft_fp8_layers if facts else None,
+        facts=readiness.facts if readiness else EngineFacts(),
         reference=source,
-        base_url=run.outcome.plan.base_url,
+        base_url=plan.base_url,
         endpoint=route_to_try(readiness.answer.path) if readiness else CHAT,
-        model=small.resolved.recipe.model.served_names[0],
+        model=recipe.model.served_names[0],
         is_kept=is_kept,
-        deployment=run.outcome.plan.deployment.name,
+        deployment=plan.deployment.name,
         asked=run.asked,
-        proved=tuple(_proved(small.resolved.recipe, run)),
+        proved=tuple(_proved(recipe, run)),
         not_proved=_not_proved(small),
-        is_compared=source in {RECORDED_EARLIER, SERVED_BEFORE},
     )
 
 

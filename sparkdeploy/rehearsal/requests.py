@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sparkdeploy import yaml_text
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.client import ServedModel
-from sparkdeploy.server.pooling import COMPLETIONS
+from sparkdeploy.server.pooling import CHAT, COMPLETIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,37 +20,9 @@ if TYPE_CHECKING:
 MAX_TOKENS = 16
 AT_ONCE = 8
 PROMPT = "Once upon a time"
-SAMPLED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "the model's own settings": {},
-    "temperature": {"temperature": 0.8},
-    "top-k and top-p": {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
-    "min-p": {"temperature": 0.8, "min_p": 0.05},
-    "penalties": {
-        "temperature": 0.8,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.5,
-        "repetition_penalty": 1.1,
-    },
-    "four answers": {"temperature": 0.8, "n": 4, "logprobs": 3},
-    "log probabilities": {"temperature": 0.0, "logprobs": 3},
-    "a seed": {"temperature": 0.8, "seed": 7},
-    "a grammar": {"temperature": 0.8, "structured_outputs": {"choice": ["yes", "no"]}},
-    "a least length": {"temperature": 0.8, "min_tokens": MAX_TOKENS // 2, "ignore_eos": False},
-    "stop strings": {"temperature": 0.8, "stop": ["e", "the"]},
-}
-"""What `generation_config.json` says goes into the first and, where they are silent, the others."""
-TOOL: Final = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
-            "required": ["city"],
-        },
-    },
-}
+_REQUESTS = yaml_text.load_file(Path(__file__).with_name("requests.yaml"))
+SAMPLED: Final[Mapping[str, Mapping[str, Any]]] = _REQUESTS["sampled"]
+TOOL: Final[Mapping[str, Any]] = _REQUESTS["tool"]
 _SHOWN_CHARACTERS = 200
 ANSWERED: Final = "answered"
 _REFUSED = " answered 400: "
@@ -107,11 +81,11 @@ def ask_conversation(model: ServedModel, recipe: Recipe) -> Iterator[Asked]:
         return
     messages = [{"role": "user", "content": "What is the weather in Rome?"}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0.0}
-    yield _asked(model, "a conversation", "/v1/chat/completions", body)
+    yield _asked(model, "a conversation", CHAT, body)
     if recipe.serve.tool_call_parser is not None:
         forced = {"type": "function", "function": {"name": "get_weather"}}
         called = {**body, "max_tokens": 64, "tools": [TOOL], "tool_choice": forced}
-        yield _asked(model, "a tool call", "/v1/chat/completions", called)
+        yield _asked(model, "a tool call", CHAT, called)
 
 
 def _asked(model: ServedModel, what: str, path: str, body: Mapping[str, Any]) -> Asked:

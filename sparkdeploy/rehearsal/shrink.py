@@ -8,57 +8,20 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.architecture import (
-    UnknownArchitectureError,
-    architecture_of,
-    config_sizes,
-)
+from sparkdeploy import yaml_text
+from sparkdeploy.checkpoint.architecture import architecture_of, config_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdeploy.checkpoint.layers import Architecture
 
-HIDDEN, INNER, EXPERT_INNER = 256, 512, 128
-_MOST: Final = {
-    "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "moe_num_experts": 8,
-    "num_experts_per_tok": 2,
-    "num_experts_per_token": 2,
-    "experts_per_token": 2,
-    "moe_k": 2,
-    "top_k_experts": 2,
-    "moe_topk": 2,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_nextn_predict_layers": 1,
-    "mtp_num_hidden_layers": 1,
-    "num_mtp_modules": 1,
-    "q_lora_rank": 128,
-    "first_k_dense_replace": 1,
-    "moe_layer_start_index": 1,
-    "moe_intermediate_size": EXPERT_INNER,
-    "expert_intermediate_size": EXPERT_INNER,
-    "shared_expert_intermediate_size": EXPERT_INNER,
-    "moe_shared_expert_intermediate_size": EXPERT_INNER,
-    "shared_intermediate_size": EXPERT_INNER,
-    "intermediate_size": INNER,
-    "intermediate_size_mlp": INNER,
-    "ffn_hidden_size": INNER,
-    "hidden_size_per_layer_input": 64,
-    "num_kv_shared_layers": 0,
-    "n_groups": 1,
-    "mamba_n_groups": 1,
-    "index_n_heads": 8,
-    "max_position_embeddings": 8192,
-}
+HIDDEN = 256
+_MOST: Final[Mapping[str, int]] = yaml_text.load_file(Path(__file__).with_name("most.yaml"))
 _TOKEN_COUNTS: Final = ("vocab_size", "vocab_size_per_layer_input")
-_OWN_CODE: Final = "auto_map"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +42,12 @@ def shrink(config: Mapping[str, Any], vocabulary: int | None = None) -> Shrunken
     architecture = architecture_of(config)
     layers = _least_layers(architecture)
     small: dict[str, Any] = copy.deepcopy(dict(config))
-    text = _text_of(small)
+    found = config_sizes(small).text  # the very object that describes the language model
+    text = found if isinstance(found, dict) else small
     notes = []
     for gone, why in (
         ("quantization_config", "the CPU engine computes it in 16 bits"),
-        (_OWN_CODE, "vLLM's own class of this model is served"),
+        ("auto_map", "vLLM's own class of this model is served"),
     ):
         if small.pop(gone, None) is not None:
             notes.append(f"{gone} of config.json is left out: {why}")
@@ -100,26 +64,10 @@ def shrink(config: Mapping[str, Any], vocabulary: int | None = None) -> Shrunken
     return Shrunken(small, tuple(notes), architecture.recurrent is not None)
 
 
-def _text_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The very object within `config` that describes the language model."""
-    found = config_sizes(config).text
-    return found if isinstance(found, dict) else config
-
-
 def _least_layers(architecture: Architecture) -> int:
     """Return the shortest beginning that has a layer of every kind; two at least."""
-    wanted = {_kind(architecture, at) for at in range(len(architecture.layers))}
-    seen: set[object] = set()
-    for at in range(len(architecture.layers)):
-        seen.add(_kind(architecture, at))
-        if seen == wanted:
-            return max(2, at + 1)
-    return len(architecture.layers)
-
-
-def _kind(architecture: Architecture, at: int) -> object:
-    layer = architecture.layers[at]
-    return layer.mixers, layer.experts is not None
+    kinds = [(layer.mixers, layer.experts is not None) for layer in architecture.layers]
+    return max(2, *(kinds.index(kind) + 1 for kind in set(kinds)))
 
 
 def _shrink_text(text: dict[str, Any], count: int, layers: int) -> None:
@@ -212,12 +160,3 @@ def _renumber(small: dict[str, Any], text: dict[str, Any], vocabulary: int) -> N
                 part[name] = vocabulary - 1
             elif is_token and isinstance(value, list):
                 part[name] = [min(it, vocabulary - 1) for it in value if type(it) is int]
-
-
-def is_known(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json can be shrunk."""
-    try:
-        architecture_of(config)
-    except UnknownArchitectureError:
-        return False
-    return True

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from sparkdeploy.cli.deployments import _rehearsal_lines
-from sparkdeploy.rehearsal.rehearse import NOT_COMPARED, Report
+from sparkdeploy.rehearsal.rehearse import CONVERTED, NOT_COMPARED, Report
+from sparkdeploy.server.facts import EngineFacts
 
 REPORT = Report(
     recipe="v2",
@@ -17,12 +18,7 @@ REPORT = Report(
     startup_s=50.0,
     answers=(),
     speculation=None,
-    fp8_layers=None,
-    lm_head=None,
-    shared_int4_layers=None,
-    draft_head_rows=None,
-    draft_int4_layers=None,
-    draft_fp8_layers=None,
+    facts=EngineFacts(lm_head="int8", fp8_layers=144),
     reference=NOT_COMPARED,
     base_url="http://127.0.0.1:18152",
     endpoint="/v1/chat/completions",
@@ -32,7 +28,6 @@ REPORT = Report(
     asked=(),
     proved=("start",),
     not_proved="weights",
-    is_compared=False,
 )
 
 
@@ -47,3 +42,12 @@ def test_a_rehearsal_that_is_kept_ends_with_a_request(endpoint: str) -> None:
 
 def test_one_that_was_taken_down_proposes_nothing() -> None:
     assert not [line for line in _rehearsal_lines(replace(REPORT, is_kept=False)) if "curl" in line]
+
+
+def test_the_conversion_is_in_the_lines_and_in_the_json() -> None:
+    assert "  converted: 144 FP8 layers, LM head int8" in _rehearsal_lines(REPORT)
+    content = json.loads(json.dumps(REPORT.as_dict(), default=str))
+    assert (content["fp8_layers"], content["lm_head"]) == (144, "int8")
+    assert set(CONVERTED) < content.keys()
+    assert "facts" not in content
+    assert content["is_compared"] is False
