@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.deploy.deployments import require_deployment
@@ -16,9 +17,11 @@ from sparkdeploy.server.client import NoSuchRouteError
 from sparkdeploy.server.pooling import CHAT, PoolingEndpoint, example_body
 from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces
 from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import beneath
+from sparkdeploy.terminal.style import draws_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkdeploy.server.client import ServedModel
     from sparkdeploy.server.streaming import AnswerPiece
@@ -47,11 +50,25 @@ _OVERFLOW = re.compile(_HINTS[0][0])
 
 @dataclass(frozen=True, slots=True)
 class Partner:
+    """A deployment that answers, and how its answers are to be."""
+
     deployment: str
     model: ServedModel
+    max_tokens: int | None = None
+    """None: as many as the context takes."""
+    thinks: bool = True
+    """False asks the model's template for an answer without thoughts."""
 
 
-def reach_partner(name: str | None, command: str, settings: Settings, behind: str = "") -> Partner:
+def reach_partner(
+    name: str | None,
+    command: str,
+    settings: Settings,
+    *,
+    behind: str = "",
+    max_tokens: int | None = None,
+    thinks: bool = True,
+) -> Partner:
     """Return a deployment that answers; without a name the only one.
 
     `command` is what was typed, and `behind` what follows the name. Raises NodeError where there is
@@ -68,17 +85,7 @@ def reach_partner(name: str | None, command: str, settings: Settings, behind: st
         )
     model = model_of(fact, settings)
     require_answers(fact, model)
-    return Partner(fact.deployment, model)
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """How an answer is to be."""
-
-    max_tokens: int | None = None
-    """None: as many as the context has room for."""
-    thinks: bool = True
-    """False asks the model's template for an answer without thoughts."""
+    return Partner(fact.deployment, model, max_tokens, thinks)
 
 
 class AnswerRefusedError(SparkdeployError):
@@ -90,21 +97,24 @@ class AnswerRefusedError(SparkdeployError):
 
 
 @dataclass(slots=True)
-class Telling:
-    """Shows an answer as it comes: the text on stdout, thoughts on stderr."""
+class AnswerPrinter:
+    """An answer as far as it has come; where it `shows`, its text on stdout, thoughts on stderr."""
 
-    shows_thoughts: bool
-    shows_text: bool
+    shows: bool = True
+    so_far: AnswerSoFar = field(default_factory=AnswerSoFar)
     _has_thought: bool = False
     _has_text: bool = False
     _last: str = ""
     _held: str = ""
 
     def take(self, piece: AnswerPiece) -> None:
-        if piece.thought and self.shows_thoughts and not self._has_text:
+        self.so_far.take(piece)
+        if not self.shows:
+            return
+        if piece.thought and not self._has_text and draws_on(beneath(sys.stderr)):
             self._has_thought = True
             console.aside(piece.thought)
-        if piece.text and self.shows_text:
+        if piece.text:
             self._show(piece.text)
 
     def end(self) -> None:
@@ -130,62 +140,46 @@ class Telling:
             console.answer_text(text)
 
 
-def ask_for(
-    partner: Partner, messages: Sequence[Mapping[str, Any]], wishes: Wishes, telling: Telling
-) -> AnswerSoFar:
-    """Return an answer when it has ended; who leaves early has closed its connection.
+def follow(partner: Partner, messages: Sequence[Mapping[str, Any]], printer: AnswerPrinter) -> None:
+    """Print an answer as it comes; who leaves early has closed its connection.
 
     Raises AnswerRefusedError in the server's words, and UnhealthyError when it is not reached.
     """
-    so_far = AnswerSoFar()
-    with contextlib.ExitStack() as ending:
-        ending.callback(telling.end)
-        follow(partner, messages, wishes, telling, so_far)
-    return so_far
-
-
-def follow(
-    partner: Partner,
-    messages: Sequence[Mapping[str, Any]],
-    wishes: Wishes,
-    telling: Telling,
-    so_far: AnswerSoFar,
-) -> None:
-    """Fill `so_far` while an answer comes; raises as `ask_for`."""
     body: dict[str, Any] = {
         "messages": list(messages),
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if wishes.max_tokens is not None:
-        body["max_tokens"] = wishes.max_tokens
-    if not wishes.thinks:
+    if partner.max_tokens is not None:
+        body["max_tokens"] = partner.max_tokens
+    if not partner.thinks:
         body["chat_template_kwargs"] = NO_THOUGHTS
+    has_begun = False
     try:
         with partner.model.streamed(CHAT, body) as chunks:
-            for piece in _pieces_of(partner, chunks):
-                so_far.take(piece)
-                telling.take(piece)
+            has_begun = True
+            for piece in answer_pieces(chunks):
+                printer.take(piece)
     except NoSuchRouteError as error:
         raise _writes_no_text(partner) from error
     except UnhealthyError as error:
-        hint = next((told for says, told in _HINTS if re.search(says, error.message)), None)
+        if has_begun:
+            raise _broken_off(partner.deployment, error) from error
+        hint = next((fix for words, fix in _HINTS if re.search(words, error.message)), None)
         if hint is None:
             raise
         raise AnswerRefusedError(error.message, hint=hint, detail=error.detail) from error
+    finally:
+        printer.end()
 
 
-def _pieces_of(partner: Partner, chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
-    """Yield the answer; an UnhealthyError in its midst says whose it was, and where to look."""
-    try:
-        yield from answer_pieces(chunks)
-    except UnhealthyError as error:
-        name = partner.deployment
-        raise UnhealthyError(
-            f"{name}: {error.message}",
-            hint=f"`sparkdeploy logs {name}` shows why, `sparkdeploy diagnose {name}` packs it",
-            detail=error.detail,
-        ) from error
+def _broken_off(name: str, error: UnhealthyError) -> UnhealthyError:
+    """Return the error of an answer that ended in its midst: whose it was, and where to look."""
+    return UnhealthyError(
+        f"{name}: {error.message}",
+        hint=f"`sparkdeploy logs {name}` shows why, `sparkdeploy diagnose {name}` packs it",
+        detail=error.detail,
+    )
 
 
 def _writes_no_text(partner: Partner) -> AnswerRefusedError:
@@ -204,7 +198,7 @@ def _writes_no_text(partner: Partner) -> AnswerRefusedError:
 
 
 def took(so_far: AnswerSoFar) -> str:
-    """Say what an answer took, in one line."""
+    """Return what an answer took, in one line."""
     parts = []
     if so_far.completion_tokens is not None:
         parts.append(f"{so_far.completion_tokens:,} tokens")
@@ -216,7 +210,7 @@ def took(so_far: AnswerSoFar) -> str:
 
 
 def remark(so_far: AnswerSoFar) -> str:
-    """Say what is amiss with an answer that has ended; empty when nothing is."""
+    """Return what is amiss with an answer that has ended; empty when nothing is."""
     if so_far.finish_reason == CUT and not so_far.text.strip():
         return "it was still thinking when its tokens were used up: raise --max-tokens"
     if so_far.finish_reason == CUT:

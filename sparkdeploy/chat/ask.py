@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import base64
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.chat.answer import Telling, ask_for, reach_partner, remark, took
+from sparkdeploy.chat.answer import AnswerPrinter, follow, remark, took
 from sparkdeploy.deploy import names
 from sparkdeploy.errors import UsageError
 from sparkdeploy.stored_json import read_bytes
 from sparkdeploy.terminal.console import console
-from sparkdeploy.terminal.safe_text import beneath
-from sparkdeploy.terminal.style import draws_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sparkdeploy.chat.answer import Wishes
-    from sparkdeploy.server.streaming import AnswerSoFar
-    from sparkdeploy.settings import Settings
+    from sparkdeploy.chat.answer import Partner
 
 MAX_PICTURE_BYTES = 32 << 20
 _KINDS = (
@@ -33,21 +28,6 @@ _KINDS = (
 FROM_INPUT = "-"
 ANY_QUESTION = '"..."'
 QUOTES = 'put it in quotes: sparkdeploy ask "What is a mixture of experts?"'
-
-
-@dataclass(frozen=True, slots=True)
-class AskedQuestion:
-    text: str
-    name: str | None = None
-    """Of the deployment; None for the only one."""
-    system: str | None = None
-    pictures: tuple[Path, ...] = ()
-
-    def messages(self) -> list[dict[str, Any]]:
-        """Return what is sent; UsageError for a picture that cannot be."""
-        urls = [picture_url(path) for path in self.pictures]
-        first = [{"role": "system", "content": self.system}] if self.system else []
-        return [*first, user_message(self.text, urls)]
 
 
 def read_words(words: Sequence[str]) -> tuple[str | None, str]:
@@ -70,34 +50,26 @@ def read_words(words: Sequence[str]) -> tuple[str | None, str]:
     return name, text
 
 
-def ask(question: AskedQuestion, wishes: Wishes, settings: Settings) -> None:
-    """Show the answer on stdout as it comes; what it took goes to stderr."""
-    messages = question.messages()
-    partner = reach_partner(question.name, "ask", settings, ANY_QUESTION)
-    telling = Telling(shows_thoughts=draws_on(beneath(sys.stderr)), shows_text=True)
+def messages_of(text: str, system: str | None, pictures: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return what is sent; UsageError for a picture that cannot be."""
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, user_message(text, [picture_url(path) for path in pictures])]
+
+
+def ask(partner: Partner, messages: Sequence[dict[str, Any]], *, shows: bool) -> dict[str, Any]:
+    """Return the answer with all that is known of it; where it `shows`, print it as it comes."""
+    printer = AnswerPrinter(shows=shows)
     with partner.model:
-        so_far = ask_for(partner, messages, wishes, telling)
-    console.info(took(so_far))
-    if said := remark(so_far):
-        console.warn(said)
-
-
-def ask_whole(question: AskedQuestion, wishes: Wishes, settings: Settings) -> dict[str, Any]:
-    """Return the answer with all that is known of it, once it has ended."""
-    messages = question.messages()
-    partner = reach_partner(question.name, "ask", settings, ANY_QUESTION)
-    telling = Telling(shows_thoughts=False, shows_text=False)
-    with partner.model:
-        so_far = ask_for(partner, messages, wishes, telling)
-        return {
-            "deployment": partner.deployment,
-            "model": partner.model.name,
-            **answer_as_dict(so_far),
-        }
-
-
-def answer_as_dict(so_far: AnswerSoFar) -> dict[str, Any]:
+        follow(partner, messages, printer)
+        model = partner.model.name
+    so_far = printer.so_far
+    if shows:
+        console.info(took(so_far))
+        if amiss := remark(so_far):
+            console.warn(amiss)
     return {
+        "deployment": partner.deployment,
+        "model": model,
         "text": so_far.text,
         "thought": so_far.thought,
         "finish_reason": so_far.finish_reason,

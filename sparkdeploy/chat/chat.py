@@ -8,26 +8,16 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdeploy.chat.answer import (
-    AnswerRefusedError,
-    Telling,
-    follow,
-    reach_partner,
-    remark,
-    took,
-)
+from sparkdeploy.chat.answer import AnswerPrinter, AnswerRefusedError, follow, remark, took
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.streaming import AnswerSoFar
 from sparkdeploy.terminal.console import console
-from sparkdeploy.terminal.safe_text import beneath
-from sparkdeploy.terminal.style import draws_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from sparkdeploy.chat.answer import Partner, Wishes
-    from sparkdeploy.settings import Settings
+    from sparkdeploy.chat.answer import Partner
+    from sparkdeploy.server.streaming import AnswerSoFar
 
 MARK = "/"
 HELP = """\
@@ -53,34 +43,20 @@ class Conversation:
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.said]
 
-    def begin(self, text: str) -> None:
-        """Take down a question."""
-        self.said.append({"role": "user", "content": text})
 
-    def end(self, answer: str) -> None:
-        """Take down the answer, or as much of it as there is; a question without one is forgotten.
-
-        A template that wants its roles in turns would refuse what follows.
-        """
-        if answer:
-            self.said.append({"role": "assistant", "content": answer})
-        else:
-            self.said.pop()
-
-
-def chat(name: str | None, system: str | None, wishes: Wishes, settings: Settings) -> None:
-    """Talk until the person leaves; raises as `reach_partner` before the first question."""
-    partner = reach_partner(name, "chat", settings)
+def chat(partner: Partner, system: str | None) -> None:
+    """Talk until the person leaves."""
     with partner.model, _stop_signals_end():
         conversation = Conversation(system)
-        room = partner.model.max_model_len()
+        context_tokens = partner.model.max_model_len()
         console.info(f"{partner.model.name} ({partner.deployment}); /help says what there is")
         for line in _lines():
             if line.startswith(MARK) and not line.startswith(MARK * 2):
-                _steer(line, conversation)
+                _run_command(line, conversation)
             elif line.strip():
-                conversation.begin(line.removeprefix(MARK) if line.startswith(MARK) else line)
-                _answer(partner, conversation, wishes, room)
+                question = line.removeprefix(MARK) if line.startswith(MARK) else line
+                conversation.said.append({"role": "user", "content": question})
+                _answer(partner, conversation, context_tokens)
 
 
 def _lines() -> Iterator[str]:
@@ -112,8 +88,8 @@ def _lines() -> Iterator[str]:
         yield line
 
 
-def _steer(line: str, conversation: Conversation) -> None:
-    """Do what a line that begins with a slash says, and tell it."""
+def _run_command(line: str, conversation: Conversation) -> None:
+    """Do what a line that begins with a slash says."""
     word, _, rest = line.partition(" ")
     if word == "/help":
         console.info(HELP)
@@ -127,34 +103,34 @@ def _steer(line: str, conversation: Conversation) -> None:
         console.error(f"there is no {word}", hint="/help shows what there is")
 
 
-def _answer(partner: Partner, conversation: Conversation, wishes: Wishes, room: int | None) -> None:
-    """Show an answer and take it down; a failure is told, and the conversation goes on."""
-    telling = Telling(shows_thoughts=draws_on(beneath(sys.stderr)), shows_text=True)
-    so_far = AnswerSoFar()
+def _answer(partner: Partner, conversation: Conversation, context_tokens: int | None) -> None:
+    """Print an answer and remember it; after a failure the conversation goes on."""
+    printer = AnswerPrinter()
+    so_far = printer.so_far
     try:
-        follow(partner, conversation.messages(), wishes, telling, so_far)
+        follow(partner, conversation.messages(), printer)
     except KeyboardInterrupt:
-        telling.end()
         console.info("(ended)")
     except (AnswerRefusedError, UnhealthyError) as error:
-        telling.end()
         is_overflow = isinstance(error, AnswerRefusedError) and error.is_overflow
         console.error(error.message, hint=OVERFLOW_HINT if is_overflow else error.hint)
     else:
-        telling.end()
-        console.info(f"({took(so_far)}{_used(so_far, room)})")
-        if said := remark(so_far):
-            console.warn(said)
-    conversation.end(so_far.text.strip())
+        console.info(f"({took(so_far)}{_used(so_far, context_tokens)})")
+        if amiss := remark(so_far):
+            console.warn(amiss)
+    if answer := so_far.text.strip():
+        conversation.said.append({"role": "assistant", "content": answer})
+    else:
+        # A template that wants its roles in turns would refuse what follows.
+        conversation.said.pop()
 
 
-def _used(so_far: AnswerSoFar, room: int | None) -> str:
+def _used(so_far: AnswerSoFar, context_tokens: int | None) -> str:
     if so_far.prompt_tokens is None or so_far.completion_tokens is None:
         return ""
     used = so_far.prompt_tokens + so_far.completion_tokens
-    return (
-        f"; {used:,} tokens said" if room is None else f"; {used:,} of {room:,} tokens of context"
-    )
+    of = "" if context_tokens is None else f" of {context_tokens:,}"
+    return f"; {used:,}{of} tokens of context"
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Download a model or what a recipe needs; verify every file."""
-    from sparkdeploy.upkeep.checkpoint_pull import pull_repositories
+    from sparkdeploy.upkeep.checkpoints import pull_repositories
 
     values = with_consent(None, unsafe=unsafe)
     pulled = pull_repositories(name, current_settings(), values, anew=update, all_files=all_files)
@@ -142,7 +142,7 @@ def verify(
 ) -> None:
     """Check a checkpoint's index, headers and configuration."""
     from sparkdeploy.checkpoint.store import find_folder
-    from sparkdeploy.upkeep import checkpoint_verify as work
+    from sparkdeploy.upkeep import checkpoints as work
 
     settings = current_settings()
     folder = find_folder(name, settings)

@@ -126,15 +126,21 @@ def ask(
 ) -> None:
     """Ask a deployment one question; the answer appears as it comes."""
     from sparkdeploy.chat import ask as talk
-    from sparkdeploy.chat.answer import Wishes
+    from sparkdeploy.chat.answer import reach_partner
 
     name, text = talk.read_words(words or ())
-    question = talk.AskedQuestion(text, name, system, tuple(images or ()))
-    wishes = Wishes(max_tokens, thinks=not no_think)
+    messages = talk.messages_of(text, system, images or ())
+    partner = reach_partner(
+        name,
+        "ask",
+        current_settings(),
+        behind=talk.ANY_QUESTION,
+        max_tokens=max_tokens,
+        thinks=not no_think,
+    )
+    answered = talk.ask(partner, messages, shows=not as_json)
     if as_json:
-        console.answer_json(talk.ask_whole(question, wishes, current_settings()))
-        return
-    talk.ask(question, wishes, current_settings())
+        console.answer_json(answered)
 
 
 def chat(
@@ -150,7 +156,9 @@ def chat(
     no_think: NoThinkOption = False,
 ) -> None:
     """Talk to a deployment; it remembers what was said. /help shows what may be typed."""
-    from sparkdeploy.chat.answer import Wishes
+    from sparkdeploy.chat.answer import reach_partner
     from sparkdeploy.chat.chat import chat as talk
 
-    talk(name, system, Wishes(max_tokens, thinks=not no_think), current_settings())
+    thinks = not no_think
+    settings = current_settings()
+    talk(reach_partner(name, "chat", settings, max_tokens=max_tokens, thinks=thinks), system)

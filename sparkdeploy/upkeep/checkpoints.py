@@ -1,12 +1,14 @@
-"""What the commands of `checkpoint` do, but for `pull`."""
+"""What the commands of `checkpoint` do: pull, verify, rm, build and draft-vocab."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_of
 from sparkdeploy.checkpoint.draft_vocabulary import (
     HINT,
     DraftVocabulary,
@@ -14,28 +16,119 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     vocabulary_file,
     write_vocabulary,
 )
+from sparkdeploy.checkpoint.fp8_shard import check_shard, check_shard_bytes, is_shard_folder
+from sparkdeploy.checkpoint.hub import open_hub
+from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.model_files import real_path
 from sparkdeploy.checkpoint.prebuilt import bring_fp8
+from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, awaited_downloads, fetch
+from sparkdeploy.checkpoint.repo_files import is_commit, printable, repo_and_revision
+from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
+from sparkdeploy.checkpoint.verify import Verified, verify_bytes, verify_headers
 from sparkdeploy.deploy.deployments import list_deployments
+from sparkdeploy.deploy.download import repositories_of
 from sparkdeploy.deploy.lock import deploy_lock, refuse_used
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
+from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, SparkdeployError
 from sparkdeploy.node import facts
 from sparkdeploy.plan.observe import locate_model
 from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sparkdeploy.checkpoint.manifest import Manifest
+    from sparkdeploy.checkpoint.safetensors import Header
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
+
+
+def pull_repositories(
+    name: str,
+    settings: Settings,
+    assignments: Sequence[str] = (),
+    *,
+    anew: bool,
+    all_files: bool,
+) -> tuple[Pulled, ...]:
+    """Download and verify `ORG/NAME[@REVISION]`, or a recipe's model and drafter.
+
+    SOURCE/RECIPE is asked for before a repository of that name. `anew` asks the hub where each
+    branch is now; `all_files` takes what vLLM does not read too. Raises CheckpointError: no access,
+    no room, no network, or files that stay wrong.
+    """
+    wanted: Iterable[WantedRepository] = (
+        [WantedRepository(*repo_and_revision(name))]
+        if _is_of_hub(name, settings)
+        else repositories_of(name, settings, assignments)
+    )
+    hub, lock = open_hub(settings), HubLock(settings.state_dir)
+    if all_files:
+        wanted = [replace(item, all_files=True) for item in wanted]
+    downloads = [announce(hub, lock, item, anew=anew) for item in wanted]
+    with console.steps(*awaited_downloads(downloads)):
+        return tuple(fetch(hub, lock, download) for download in downloads)
+
+
+def _is_of_hub(name: str, settings: Settings) -> bool:
+    """ORG/NAME, unless a source has a recipe that is called so."""
+    if "/" not in name or name.startswith((".", "/", "~")) or name.endswith(".yaml"):
+        return False
+    with contextlib.suppress(RecipeError):  # an organisation may be called like a source
+        return Sources.below(settings.state_dir).recipe_file(name) is None
+    return True
+
+
+def verify_stored(folder: Path) -> Verified:
+    """Look at headers alone; CheckpointError for what is not sound."""
+    if is_shard_folder(folder):
+        return _of_shard(check_shard(folder))
+    return verify_headers(folder)
+
+
+def verify_deep(folder: Path, settings: Settings) -> Verified:
+    """Read every byte of files whose hash a pin, the cache or a manifest states.
+
+    Raises CheckpointError for what is not sound, has changed or is gone.
+    """
+    with console.step(f"every byte of {folder}") as step:
+        if not is_shard_folder(folder):
+            return verify_bytes(folder, _pinned(folder, settings), step.progress)
+        header = check_shard_bytes(folder, step.progress)
+        return replace(_of_shard(header), hashed_files=1, hashed_bytes=header.file_size_bytes)
+
+
+def _of_shard(header: Header) -> Verified:
+    weights = sum(info.dtype == "F8_E4M3" for info in header.tensors.values())
+    return Verified(files=1, tensors=len(header.tensors), fp8_weights=weights, mtp_tensors=0)
+
+
+def unknown_hashes(name: str, folder: Path, found: Verified) -> SparkdeployError:
+    """The error for files that were not compared with anything; it says how to get hashes."""
+    count = len(found.unhashed)
+    place = shlex.quote(str(folder))
+    command = f"cd {place} && sha256sum * > ../{shlex.quote(folder.name)}.sha256"
+    root = folder.parent.parent
+    if folder.parent.name == SNAPSHOTS and root.name.startswith("models--"):
+        commit = folder.name if is_commit(folder.name) else None
+        command = fetch_command(repo_of(root), commit)
+    return SparkdeployError(
+        f"{printable(name)}: no hash is known of {count} of {count + found.hashed_files} files, "
+        f"get them: {command}"
+    )
+
+
+def _pinned(folder: Path, settings: Settings) -> dict[str, str]:
+    pins = HubLock(settings.state_dir).pins().values()
+    files = next((pin.files for pin in pins if pin.files and pin.commit == folder.name), ())
+    return {file.name: file.blob_name for file in files}
 
 
 def write_standalone(

@@ -86,7 +86,12 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
     sources = (host.mounted_from(container.container_id) for container in host.own_containers())
     mounted = frozenset(itertools.chain.from_iterable(sources))
     return (
-        *map(_container, host.ended_checks()),
+        *(
+            Leftover(
+                "container", it[:12], 0, "it looked into an image for a command that was killed"
+            )
+            for it in host.ended_checks()
+        ),
         *(_image(host.measured(image)) for image in old),
         *_old_crashes(settings.crashes_dir, now_s),
         *_old_caches(caches_of_engines(settings), staying, wanted, mounted),
@@ -105,11 +110,6 @@ def _remove(item: Leftover, host: DockerHost) -> None:
     except OSError as error:
         told = f"{item.name} cannot be removed: {error.strerror}"
         raise NodeError(told, hint=f"sudo rm -r {shlex.quote(item.name)}") from error
-
-
-def _container(container_id: str) -> Leftover:
-    why = "it looked into an image for a command that was killed"
-    return Leftover("container", container_id[:12], 0, why)
 
 
 def old_images(
@@ -166,9 +166,8 @@ def wanted_by(settings: Settings, architecture: Architecture) -> WantedImages:
 
 
 def _image(image: ImageFact) -> Leftover:
-    why = (
-        f"{image.engine if is_name(image.engine) else 'its engine'} is now built from other inputs"
-    )
+    engine = image.engine if is_name(image.engine) else "its engine"
+    why = f"{engine} is now built from other inputs"
     return Leftover("image", image.tags[0], image.size_bytes, why)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.pull import Pulled
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
-from sparkdeploy.upkeep import checkpoint_pull
+from sparkdeploy.upkeep import checkpoints
 from tests.unit.authoring.sources import commit, recipe, run_git, taken, write
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def test_what_a_recipe_of_a_source_needs_is_pulled(
         asked.append(item.repo)
         return item
 
-    monkeypatch.setattr(checkpoint_pull, "announce", announce)
-    monkeypatch.setattr(checkpoint_pull, "fetch", lambda *_: Pulled("", "", "", Path(), 0, 0))
+    monkeypatch.setattr(checkpoints, "announce", announce)
+    monkeypatch.setattr(checkpoints, "fetch", lambda *_: Pulled("", "", "", Path(), 0, 0))
     run("recipe", "source", "add", "birds", str(origin))
     run("checkpoint", "pull", "birds/recipes/owl")
     assert run("checkpoint", "pull", "birds/theirs").returncode == 3

@@ -11,7 +11,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.chat import answer as stage
-from sparkdeploy.chat.answer import Telling
+from sparkdeploy.chat.answer import AnswerPrinter
 from sparkdeploy.deploy import names
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
@@ -293,14 +293,14 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(
     run: Run, server: Talking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed(monkeypatch, "one", "two")
-    take = Telling.take
+    take = AnswerPrinter.take
 
-    def interrupted(telling: Telling, piece: AnswerPiece) -> None:
-        take(telling, piece)
+    def interrupted(printer: AnswerPrinter, piece: AnswerPiece) -> None:
+        take(printer, piece)
         if len(server.asked) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Telling, "take", interrupted)
+    monkeypatch.setattr(AnswerPrinter, "take", interrupted)
     done = run("chat")
     assert done.returncode == 0
     assert "(ended)" in done.stderr

@@ -17,7 +17,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.verify import verify_headers
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
-from sparkdeploy.upkeep.checkpoint_pull import pull_repositories
+from sparkdeploy.upkeep.checkpoints import pull_repositories
 from tests.fakes.checkpoints import edit_tensors, ignore, standalone
 from tests.hub.double import HubDouble, Repo, hub_double
 from tests.unit.checkpoint.conftest import tree
