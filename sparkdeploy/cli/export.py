@@ -25,7 +25,7 @@ from sparkdeploy.cli.options import (
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from sparkdeploy.export.neighbour import Export
+    from sparkdeploy.export.compose_file import Export
 
 NamesArgument = Annotated[
     list[str] | None,
@@ -64,8 +64,8 @@ def systemd(
     unsafe: UnsafeOption = False,
 ) -> None:
     """A unit that starts the deployment at boot, and after it died."""
+    from sparkdeploy.export.compose_file import Export, ExportedFile
     from sparkdeploy.export.deployment import export_socket, export_systemd
-    from sparkdeploy.export.neighbour import Export, ExportedFile
     from sparkdeploy.export.systemd_unit import unit_name
 
     settings = current_settings()

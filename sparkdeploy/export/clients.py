@@ -105,23 +105,22 @@ def connect_client(
 
 
 def _openai(way: ClientConnection) -> ClientSettings:
-    text = (
-        f"export OPENAI_BASE_URL={way.base_url}/v1\n"
-        f"export OPENAI_API_KEY={_key_for_shell(way)}\n"
-        f"# model: {way.served.model}\n"
-    )
+    text = _variables(way, "OPENAI_BASE_URL")
     return ClientSettings(text, "the shell that starts the client")
 
 
 def _open_webui(way: ClientConnection) -> ClientSettings:
-    text = (
-        "export ENABLE_OPENAI_API=true\n"
-        f"export OPENAI_API_BASE_URL={way.base_url}/v1\n"
+    text = f"export ENABLE_OPENAI_API=true\n{_variables(way, 'OPENAI_API_BASE_URL')}"
+    place = "the shell before `open-webui serve`; one that has run before reads its own settings: "
+    return ClientSettings(text, place + "Admin Panel > Settings > Connections takes the same")
+
+
+def _variables(way: ClientConnection, address: str) -> str:
+    return (
+        f"export {address}={way.base_url}/v1\n"
         f"export OPENAI_API_KEY={_key_for_shell(way)}\n"
         f"# model: {way.served.model}\n"
     )
-    place = "the shell before `open-webui serve`; one that has run before reads its own settings: "
-    return ClientSettings(text, place + "Admin Panel > Settings > Connections takes the same")
 
 
 def _opencode(way: ClientConnection) -> ClientSettings:

@@ -12,11 +12,9 @@ from sparkdeploy.deploy.names import resolve_names
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import served_by
 from sparkdeploy.errors import NodeError, UsageError
-from sparkdeploy.export.grafana import grafana_export
-from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
-from sparkdeploy.export.neighbour import WRITTEN_BY
-from sparkdeploy.export.open_webui import open_webui_export
-from sparkdeploy.export.prometheus import prometheus_export
+from sparkdeploy.export.compose_file import WRITTEN_BY
+from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key, open_webui_export
+from sparkdeploy.export.prometheus import grafana_export, prometheus_export
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.deploy.serving import ServedDeployment
-    from sparkdeploy.export.neighbour import Export
+    from sparkdeploy.export.compose_file import Export
     from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.settings import Settings
 

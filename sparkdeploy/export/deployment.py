@@ -20,8 +20,7 @@ from sparkdeploy.deploy.request import (
 from sparkdeploy.deploy.switch import PORT
 from sparkdeploy.deploy.wait import NOT_KNOWN
 from sparkdeploy.errors import BuildError, CheckpointError, UsageError
-from sparkdeploy.export.compose_file import compose_text
-from sparkdeploy.export.neighbour import Export, ExportedFile
+from sparkdeploy.export.compose_file import Export, ExportedFile, compose_text
 from sparkdeploy.export.systemd_unit import (
     Unit,
     proxy_name,

@@ -1,4 +1,4 @@
-"""Several deployments behind one port: LiteLLM's configuration, and the Compose file of it."""
+"""LiteLLM and Open WebUI before deployments: configuration, and their Compose files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import UsageError
-from sparkdeploy.export.neighbour import (
+from sparkdeploy.export.compose_file import (
     UNCHECKED_LISTENER,
     Export,
     compose_of,
@@ -50,7 +50,7 @@ class Gateway:
 
 def needs_key(exposure: Exposure, served: Sequence[ServedDeployment]) -> bool:
     """Say whether its clients need a key: nothing that has one is opened by a way around it."""
-    return exposure is Exposure.PUBLIC or any(item.key_file is not None for item in served)
+    return exposure is Exposure.PUBLIC or any(map(_has_key, served))
 
 
 def litellm_export(served: Sequence[ServedDeployment], gateway: Gateway, hosts: Hosts) -> Export:
@@ -114,7 +114,7 @@ def _service(served: Sequence[ServedDeployment], gateway: Gateway, image: str) -
     targets = {variable: f"{KEYS_TARGET}/{item.name}" for variable, item in keys.items()}
     mounts = [
         read_only(f"./{CONFIG_FILE}", CONFIG_TARGET),
-        *(read_only(str(item.key_file), f"{KEYS_TARGET}/{item.name}") for item in keys.values()),
+        *map(_key_mount, keys.values()),
     ]
     if gateway.key_file is not None:
         # No deployment can be called so: a name begins with a letter or a digit.
@@ -141,5 +141,44 @@ def _service(served: Sequence[ServedDeployment], gateway: Gateway, image: str) -
     )
 
 
+def _has_key(served: ServedDeployment) -> bool:
+    return served.key_file is not None
+
+
+def _key_mount(served: ServedDeployment) -> dict[str, Any]:
+    return read_only(str(served.key_file), f"{KEYS_TARGET}/{served.name}")
+
+
 def _variable(number: int) -> str:
     return f"SPARKDEPLOY_KEY_{number}"
+
+
+def open_webui_export(
+    served: Sequence[ServedDeployment], port: int, exposure: Exposure, hosts: Hosts
+) -> Export:
+    """Return its Compose file; deployments that write no text are none to talk to."""
+    talking = [item for item in served if item.writes_text]
+    keys = ";".join(
+        f"$(cat {KEYS_TARGET}/{item.name})" if item.key_file is not None else NO_KEY
+        for item in talking
+    )
+    service = neighbour_service(
+        image_of("open-webui", hosts),
+        # Its root reads the keys of whoever deployed, and has no other right.
+        cap_add=["DAC_OVERRIDE"],
+        entrypoint=["bash", "-c", f'export OPENAI_API_KEYS="{keys}"; exec bash start.sh'],
+        environment={
+            "HOST": exposure.host,
+            "PORT": str(port),
+            "ENABLE_OLLAMA_API": "False",
+            "OPENAI_API_BASE_URLS": ";".join(f"http://127.0.0.1:{it.port}/v1" for it in talking),
+        },
+        volumes=[*map(_key_mount, filter(_has_key, talking)), "open-webui:/app/backend/data"],
+    )
+    compose = compose_of(
+        "open-webui",
+        {"open-webui": service},
+        note=UNCHECKED_LISTENER,
+        volumes={"open-webui": {}},
+    )
+    return Export((compose,), next_step="docker compose up -d")

@@ -1,10 +1,10 @@
-"""Prometheus for deployments: what it scrapes, what it records, and what runs beside it."""
+"""Prometheus for deployments, and Grafana with a dashboard over what it records."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.export.neighbour import (
+from sparkdeploy.export.compose_file import (
     UNCHECKED_LISTENER,
     Export,
     compose_of,
@@ -116,4 +116,42 @@ def _node_exporter(image: str) -> dict[str, Any]:
         ],
         read_only=True,
         volumes=[read_only(f"./{TEXTFILES}", f"/{TEXTFILES}")],
+    )
+
+
+DASHBOARD_FILE = "dashboard.json"
+DATA_SOURCES_FILE = "datasources.yaml"
+DASHBOARDS_FILE = "dashboards.yaml"
+GRAFANA_PORT = 3000
+PROVISIONING = "/etc/grafana/provisioning"
+
+
+def grafana_export(user: str, hosts: Hosts) -> Export:
+    """Return the dashboard, and what Grafana reads and Compose starts; `user` is a UID:GID."""
+    service = neighbour_service(
+        image_of("grafana", hosts),
+        user=user,
+        environment={
+            "GF_SERVER_HTTP_ADDR": "127.0.0.1",
+            "GF_SERVER_HTTP_PORT": str(GRAFANA_PORT),
+            "GF_ANALYTICS_REPORTING_ENABLED": "false",
+            "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
+        },
+        volumes=[
+            read_only(f"./{DATA_SOURCES_FILE}", f"{PROVISIONING}/datasources/sparkdeploy.yaml"),
+            read_only(f"./{DASHBOARDS_FILE}", f"{PROVISIONING}/dashboards/sparkdeploy.yaml"),
+            read_only(f"./{DASHBOARD_FILE}", "/etc/grafana/sparkdeploy/dashboard.json"),
+            writable(f"./{DATA}", "/var/lib/grafana"),
+        ],
+    )
+    return Export(
+        files=(
+            shipped_file(DASHBOARD_FILE),
+            shipped_file(DATA_SOURCES_FILE),
+            shipped_file(DASHBOARDS_FILE),
+            compose_of("grafana", {"grafana": service}),
+        ),
+        folders=(DATA,),
+        user=user,
+        next_step="docker compose up -d",
     )

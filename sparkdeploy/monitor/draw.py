@@ -1,24 +1,42 @@
-"""The watch's screen: a scene as lines of so many columns, at most so many of them."""
+"""The watch's screen: a scene as lines of so many columns, at most so many of them.
+
+A field is whole or is not there, so that no figure is cut; `-` stands for what is not known.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from typing import TYPE_CHECKING
 
-from sparkdeploy.monitor import words
 from sparkdeploy.monitor.scene import GIB, Standing
-from sparkdeploy.monitor.words import BLOCKS, field, fitted, flow, sparkline
-from sparkdeploy.terminal.style import Line, Piece, Style, clipped, line_of, plain_text
+from sparkdeploy.terminal.style import (
+    Line,
+    Piece,
+    Style,
+    clipped,
+    line_cells,
+    line_of,
+    plain_text,
+)
+from sparkdeploy.units import format_seconds, in_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
 
+    from sparkdeploy.monitor.figures import Percentiles
     from sparkdeploy.monitor.scene import NodeLook, Scene, WatchedDeployment
 
 TITLE = "sparkdeploy status --watch"
 KEYS = "q leaves"
 NAME_COLUMNS = 20
+UNKNOWN = "-"
+BETWEEN = "   "
+BLOCKS = "▁▂▃▄▅▆▇█"
+LETTERS = "_.-:=+*#"
+"""For a terminal whose encoding has no blocks."""
+FULL = 0.9
+"""Of the KV cache: beyond it requests are soon preempted."""
 CLOSE_BYTES = GIB
 """So near to the floor a machine is in danger."""
 _INKS = {
@@ -31,12 +49,14 @@ _INKS = {
 
 def screen_of(scene: Scene, columns: int, rows: int, ramp: str = BLOCKS) -> tuple[Line, ...]:
     """Return the lines of a screen: as much as fits, each figure whole."""
-    head, nodes = _head(scene, columns), _node_lines(scene, columns)
+    head = _head(scene, columns)
     body: tuple[Line, ...] = ()
-    for is_whole in (True, False):
-        body = _deployment_lines(scene, columns, ramp, is_whole=is_whole)
-        lines = (*head, *body, *nodes)
-        if len(lines) <= rows:
+    looks = tuple(line for node in scene.nodes for line in _node(node, scene.at, columns))
+    nodes = ((), *looks) if looks else ()
+    blocks = (_block(item, scene.at, columns, ramp) for item in scene.deployments)
+    whole = tuple(line for block in blocks for line in ((), *block))
+    for body in (whole, tuple(_row(item, scene.at, columns) for item in scene.deployments)):
+        if len(lines := (*head, *body, *nodes)) <= rows:
             return lines
     room = max(rows - len(head) - 1, 0)
     rest = (*body, *nodes)
@@ -45,7 +65,7 @@ def screen_of(scene: Scene, columns: int, rows: int, ramp: str = BLOCKS) -> tupl
 
 
 def _head(scene: Scene, columns: int) -> tuple[Line, ...]:
-    right = f"{words.clock(scene.at)}   {KEYS}"
+    right = f"{clock(scene.at)}   {KEYS}"
     blanks = " " * max(columns - len(TITLE) - len(right), 1)
     lines = [line_of(Piece(TITLE, Style.STRONG), blanks, Piece(right, Style.QUIET))]
     if scene.problem:
@@ -53,13 +73,6 @@ def _head(scene: Scene, columns: int) -> tuple[Line, ...]:
     if not scene.deployments:
         lines.append(line_of("nothing is deployed; what `sparkdeploy up` starts appears here"))
     return tuple(lines)
-
-
-def _deployment_lines(scene: Scene, columns: int, ramp: str, *, is_whole: bool) -> tuple[Line, ...]:
-    if not is_whole:
-        return tuple(_row(item, scene.at, columns) for item in scene.deployments)
-    blocks = (_block(item, scene.at, columns, ramp) for item in scene.deployments)
-    return tuple(line for block in blocks for line in ((), *block))
 
 
 def _block(item: WatchedDeployment, now: datetime, columns: int, ramp: str) -> tuple[Line, ...]:
@@ -77,7 +90,7 @@ def _wrapped(text: str, columns: int, ink: Style, most_lines: int = 2) -> Iterat
 
 
 def _title(item: WatchedDeployment, now: datetime) -> tuple[Line, ...]:
-    up = f"up {words.ago(item.up_since, now)}" if item.up_since is not None else ""
+    up = f"up {ago(item.up_since, now)}" if item.up_since is not None else ""
     return (
         line_of(Piece(clipped(item.name, NAME_COLUMNS), Style.STRONG)),
         line_of(_state(item, now)),
@@ -90,15 +103,17 @@ def _title(item: WatchedDeployment, now: datetime) -> tuple[Line, ...]:
 
 def _state(item: WatchedDeployment, now: datetime) -> Piece:
     if not item.life.is_gone:
-        return Piece(item.told, _INKS[item.life])
-    since = f" since {words.clock(item.since)} ({words.ago(item.since, now)})" if item.since else ""
-    return Piece(f"gone: {item.told}{since}", _INKS.get(item.life, Style.BAD))
+        return Piece(item.state, _INKS[item.life])
+    since = (
+        f" since {clock(item.gone_since)} ({ago(item.gone_since, now)})" if item.gone_since else ""
+    )
+    return Piece(f"gone: {item.state}{since}", _INKS.get(item.life, Style.BAD))
 
 
 def _speed_line(item: WatchedDeployment, columns: int, ramp: str) -> Line:
     figures = item.figures
     now = _now(item)
-    peak = f"  peak {words.rate(max(figures.rates))}" if figures.rates else ""
+    peak = f"  peak {rate(max(figures.rates))}" if figures.rates else ""
     start = f"  {now:>7} tokens/s  "
     curve = sparkline(figures.rates, columns - len(start) - len(peak), ramp)
     return line_of(Piece(start, Style.STRONG), Piece(curve, Style.GOOD), Piece(peak, Style.QUIET))
@@ -106,77 +121,46 @@ def _speed_line(item: WatchedDeployment, columns: int, ramp: str) -> Line:
 
 def _now(item: WatchedDeployment) -> str:
     """Return the rate of now: of what is gone nothing comes."""
-    return words.UNKNOWN if item.life.is_gone else words.rate(item.figures.tokens_per_s)
+    return UNKNOWN if item.life.is_gone else rate(item.figures.tokens_per_s)
 
 
 def _figures(item: WatchedDeployment) -> tuple[Line, ...]:
+    """Return the figures, the main ones first."""
     figures = item.figures
-    lately = figures.preempted_lately
-    newly = f", {words.number(lately)} in the last minute" if lately else ""
-    written, read = words.number(figures.generated_tokens), words.number(figures.prompt_tokens)
+    lately, restarts = figures.preempted_lately, item.restarts
+    newly = f", {number(lately)} in the last minute" if lately else ""
+    a_minute, usage = figures.requests_a_minute, figures.kv_usage
+    is_full = usage is not None and usage > FULL
+    written, read = number(figures.generated_tokens), number(figures.prompt_tokens)
     return (
-        _requests(item),
-        field("first token", words.pair(figures.first_token)),
-        field("gap", words.pair(figures.gap)),
-        field("drafts accepted", words.percents(figures.accepted)) if figures.accepted else (),
-        field("prefix hits", words.percent(figures.prefix_hits)),
-        _kv(item),
-        field("preemptions", words.number(figures.preemptions) + newly),
+        field("requests", f"{number(figures.running)} running, {number(figures.waiting)} waiting"),
+        field("", "" if a_minute is None else f"{a_minute:,.0f} a minute"),
+        field("first token", pair(figures.first_token)),
+        field("gap", pair(figures.gap)),
+        field("drafts accepted", percents(figures.accepted)) if figures.accepted else (),
+        field("prefix hits", percent(figures.prefix_hits)),
+        field("KV cache", Piece(percent(usage), Style.CAUTION if is_full else Style.PLAIN)),
+        field("preemptions", number(figures.preemptions) + newly),
         field("served", f"{written} tokens written, {read} read"),
-        field(
-            "restarts", Piece(str(item.restarts), Style.CAUTION if item.restarts else Style.PLAIN)
-        ),
+        field("restarts", Piece(str(restarts), Style.CAUTION if restarts else Style.PLAIN)),
     )
 
 
-def _main_figures(item: WatchedDeployment) -> tuple[Line, ...]:
-    first, gap = item.figures.first_token, item.figures.gap
-    return (
-        line_of(Piece(f"{_now(item)} tokens/s", Style.STRONG)),
-        line_of(_count(item)),
-        field("first", f"{words.duration(first.p50_s)}, {words.duration(first.p95_s)}"),
-        field("gap", f"{words.duration(gap.p50_s)}, {words.duration(gap.p95_s)}"),
-        _kv(item),
-        field("drafts", words.percents(item.figures.accepted)) if item.figures.accepted else (),
-        field("restarts", str(item.restarts)) if item.restarts else (),
-    )
-
-
-def _count(item: WatchedDeployment) -> str:
-    running, waiting = words.number(item.figures.running), words.number(item.figures.waiting)
-    return f"{running} running, {waiting} waiting"
-
-
-def _requests(item: WatchedDeployment) -> Line:
-    a_minute = item.figures.requests_a_minute
-    told = "" if a_minute is None else f", {a_minute:,.0f} a minute"
-    return field("requests", f"{_count(item)}{told}")
-
-
-def _kv(item: WatchedDeployment) -> Line:
-    usage = item.figures.kv_usage
-    ink = Style.CAUTION if usage is not None and usage > 0.9 else Style.PLAIN
-    return field("KV cache", Piece(words.percent(usage), ink))
+def _with_speed(item: WatchedDeployment) -> tuple[Line, ...]:
+    return (line_of(Piece(f"{_now(item)} tokens/s", Style.STRONG)), *_figures(item))
 
 
 def _row(item: WatchedDeployment, now: datetime, columns: int) -> Line:
     name = line_of(Piece(f"{clipped(item.name, NAME_COLUMNS):<{NAME_COLUMNS}}", Style.STRONG))
     if item.life is not Standing.SERVING:
         return fitted((name, line_of(_state(item, now))), columns)
-    return fitted((name, *_main_figures(item)), columns)
-
-
-def _node_lines(scene: Scene, columns: int) -> tuple[Line, ...]:
-    lines: list[Line] = [()] if scene.nodes else []
-    for node in scene.nodes:
-        lines += _node(node, scene.at, columns)
-    return tuple(lines)
+    return fitted((name, *_with_speed(item)), columns)
 
 
 def _node(node: NodeLook, now: datetime, columns: int) -> tuple[Line, ...]:
     name = line_of(Piece(clipped(node.name, NAME_COLUMNS), Style.STRONG))
     if node.gone_since is not None:
-        since = f"gone since {words.clock(node.gone_since)} ({words.ago(node.gone_since, now)})"
+        since = f"gone since {clock(node.gone_since)} ({ago(node.gone_since, now)})"
         head = fitted((name, line_of(Piece(since, Style.BAD))), columns)
         room = columns - len(plain_text(head)) - 2
         why = clipped(node.problem, room) if room > 10 else ""
@@ -185,8 +169,8 @@ def _node(node: NodeLook, now: datetime, columns: int) -> tuple[Line, ...]:
 
 
 def _machine(node: NodeLook) -> tuple[Line, ...]:
-    available, total = words.gib(node.available_bytes), words.gib(node.total_bytes)
-    floor = "" if node.floor_bytes is None else f", floor {words.gib(node.floor_bytes)}"
+    available, total = gib(node.available_bytes), gib(node.total_bytes)
+    floor = "" if node.floor_bytes is None else f", floor {gib(node.floor_bytes)}"
     memory = Piece(f"{available} of {total} GiB available{floor}", _memory_ink(node))
     gpu = node.gpu
     if gpu is None:
@@ -210,17 +194,101 @@ def _memory_ink(node: NodeLook) -> Style:
 
 def scene_lines(scene: Scene) -> Iterator[str]:
     """Yield a line a deployment and a line a node, each with the time, where there is no screen."""
-    at = words.clock(scene.at)
+    at = clock(scene.at)
     if scene.problem:
         yield f"{at} {scene.problem}"
     for item in scene.deployments:
-        fields = [plain_text(line) for line in (line_of(_state(item, scene.at)), *_facts(item))]
+        facts = (line_of(item.last_error),) if item.life.is_gone else _with_speed(item)
+        fields = map(plain_text, (line_of(_state(item, scene.at)), *facts))
         yield f"{at} {item.name}: {', '.join(filter(None, fields))}"
     for node in scene.nodes:
         gone = node.gone_since
-        since = f"gone since {words.clock(gone)}: {node.problem}" if gone is not None else ""
+        since = f"gone since {clock(gone)}: {node.problem}" if gone is not None else ""
         yield f"{at} {node.name}: {since or plain_text(_machine(node)[0])}"
 
 
-def _facts(item: WatchedDeployment) -> tuple[Line, ...]:
-    return (line_of(item.last_error),) if item.life.is_gone else _main_figures(item)
+def number(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def rate(value: float | None) -> str:
+    """Return a rate with as many digits as mean something: `51.3`, `1,204`."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{share * 100:.0f} %"
+
+
+def percents(shares: tuple[float, ...]) -> str:
+    """Return several under one sign: `88 71 %`."""
+    if not shares:
+        return UNKNOWN
+    return " ".join(f"{share * 100:.0f}" for share in shares) + " %"
+
+
+def duration(value_s: float | None) -> str:
+    if value_s is None:
+        return UNKNOWN
+    if value_s < 1:
+        milliseconds = value_s * 1000
+        return f"{milliseconds:.1f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"
+    return f"{value_s:.2f} s" if value_s < 100 else format_seconds(value_s)
+
+
+def pair(both: Percentiles) -> str:
+    return f"p50 {duration(both.p50_s)}, p95 {duration(both.p95_s)}"
+
+
+def gib(size_bytes: int | None) -> str:
+    return UNKNOWN if size_bytes is None else f"{size_bytes / GIB:.1f}"
+
+
+def clock(moment: datetime) -> str:
+    """Return the time of day here."""
+    return moment.astimezone().strftime("%H:%M:%S")
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """Return a duration that does not change more than once a second: `34s`, `12m03s`, `3d04h`."""
+    passed_s = max((now - moment).total_seconds(), 0.0)
+    days, seconds = divmod(int(passed_s), 86400)
+    return f"{days}d{seconds // 3600:02d}h" if days else in_seconds(passed_s)
+
+
+def field(label: str, *values: Piece | str) -> Line:
+    """Return a figure with what it is; nothing but the value where the label is empty."""
+    pieces = [Piece(it) if isinstance(it, str) else it for it in values]
+    return (Piece(f"{label} ", Style.QUIET), *pieces) if label else tuple(pieces)
+
+
+def flow(fields: Iterable[Line], columns: int, indent: str = "  ") -> tuple[Line, ...]:
+    """Put fields one after the other, on as many lines as they take."""
+    lines: list[list[Piece]] = []
+    width = columns + 1
+    for item in filter(plain_text, fields):
+        needed = len(BETWEEN) + line_cells(item)
+        if width + needed > columns:
+            lines.append([Piece(indent)])
+            width = len(indent) + line_cells(item)
+        else:
+            lines[-1].append(Piece(BETWEEN))
+            width += needed
+        lines[-1] += item
+    return tuple(map(tuple, lines))
+
+
+def fitted(fields: Sequence[Line], columns: int, indent: str = "") -> Line:
+    """Put on one line as many of the fields as fit, the first ones first."""
+    lines = flow(fields, columns, indent)
+    return lines[0] if lines else ()
+
+
+def sparkline(values: Sequence[float], columns: int, ramp: str = BLOCKS) -> str:
+    """Draw the last values, the highest of them as high as a line is."""
+    shown = values[-columns:] if columns > 0 else ()
+    highest = max(shown, default=0.0)
+    steps = len(ramp) - 1
+    return "".join(ramp[round(value / highest * steps) if highest else 0] for value in shown)

@@ -16,7 +16,6 @@ RATES_KEPT = 240
 """Of the sparkline: as many seconds as a wide terminal has columns."""
 NOW_S = 3.0
 """A rate over a longer gap is an average, and not what is so now."""
-PERCENTILES = (0.5, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,10 @@ class Percentiles:
     p50_s: float | None = None
     p95_s: float | None = None
 
+    @classmethod
+    def of(cls, lately: Histogram) -> Percentiles:
+        return cls(lately.quantile(0.5), lately.quantile(0.95))
+
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
@@ -100,8 +103,8 @@ def server_figures(history: MetricsHistory) -> ServerFigures:
         running=_whole(now.running),
         waiting=_whole(now.waiting),
         requests_a_minute=_a_minute(history.seen),
-        first_token=_percentiles(now.first_token.since(then.first_token)),
-        gap=_percentiles(now.gap.since(then.gap)),
+        first_token=Percentiles.of(now.first_token.since(then.first_token)),
+        gap=Percentiles.of(now.gap.since(then.gap)),
         accepted=_accepted(now.drafted, then.drafted),
         prefix_hits=_share(
             _grown(now.prefix_hits, then.prefix_hits),
@@ -129,19 +132,15 @@ def _a_minute(seen: Sequence[TimedMetrics]) -> float | None:
     return None if grown is None or span_s <= 0 else grown * 60.0 / max(span_s, WINDOW_S)
 
 
-def _percentiles(lately: Histogram) -> Percentiles:
-    return Percentiles(*(lately.quantile(share) for share in PERCENTILES))
-
-
 def _accepted(now: Speculation | None, then: Speculation | None) -> tuple[float, ...]:
     if now is None or then is None or now.drafts <= then.drafts:
         return ()
-    before = then.accepted_per_position or (0,) * len(now.accepted_per_position)
-    if len(before) != len(now.accepted_per_position):
+    if then.accepted_per_position and len(then.accepted_per_position) != len(
+        now.accepted_per_position
+    ):
         return ()
-    drafts = now.drafts - then.drafts
-    pairs = zip(now.accepted_per_position, before, strict=True)
-    return tuple((accepted - earlier) / drafts for accepted, earlier in pairs)
+    lately = now.since(then)
+    return tuple(accepted / lately.drafts for accepted in lately.accepted_per_position)
 
 
 def _grown(now: float | None, then: float | None) -> float | None:

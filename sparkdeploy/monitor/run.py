@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -12,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.monitor.draw import scene_lines, screen_of
+from sparkdeploy.monitor.draw import BLOCKS, LETTERS, scene_lines, screen_of
 from sparkdeploy.monitor.readers import END_S, EngineReader, NodeReader
-from sparkdeploy.monitor.scene import scene_as_dict, scene_of
-from sparkdeploy.monitor.words import BLOCKS, LETTERS
+from sparkdeploy.monitor.scene import scene_json, scene_of
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import beneath
 from sparkdeploy.terminal.screen import END_OF_INPUT, FullScreen
 from sparkdeploy.terminal.style import draws_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TextIO
 
     from sparkdeploy.monitor.scene import Scene
@@ -97,7 +95,7 @@ def watch(names: tuple[str, ...], settings: Settings, *, as_json: bool) -> None:
     with Lookout(names, settings) as lookout, contextlib.suppress(KeyboardInterrupt):
         # Who watches leaves so: nothing is interrupted by it.
         if as_json:
-            _tell(lookout, FRAME_S, _json_lines)
+            _tell(lookout, FRAME_S, lambda scene: [scene_json(scene)])
             return
         stream = beneath(sys.stdout)
         if draws_on(stream):
@@ -106,11 +104,7 @@ def watch(names: tuple[str, ...], settings: Settings, *, as_json: bool) -> None:
             _tell(lookout, PLAIN_EVERY_S, scene_lines)
 
 
-def _json_lines(scene: Scene) -> Iterator[str]:
-    yield json.dumps(scene_as_dict(scene), sort_keys=True)
-
-
-def _tell(lookout: Lookout, every_s: float, lines_of: Callable[[Scene], Iterator[str]]) -> None:
+def _tell(lookout: Lookout, every_s: float, lines_of: Callable[[Scene], Iterable[str]]) -> None:
     while not console.has_no_reader:
         time.sleep(_until_next_frame_s())
         for line in lines_of(lookout.scene()):

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.status import NO_CONTAINER, RUNNING
 from sparkdeploy.monitor.figures import MetricsHistory, ServerFigures, server_figures
+from sparkdeploy.node.facts import GpuLoad
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from datetime import datetime
 
     from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.facts import GpuLoad
 
 GIB = 2**30
 ERROR_CHARACTERS = 300
+HALF_REPLACED = "being replaced, or left half replaced: `sparkdeploy status` says which"
 
 
 class Standing(Enum):
@@ -89,10 +90,9 @@ class WatchedDeployment:
     model: str
     url: str
     life: Standing
-    told: str
-    """The state in words, such as `exited (86)`."""
-    since: datetime | None
-    """Since when it has been gone."""
+    state: str
+    """In words, such as `exited (86)`."""
+    gone_since: datetime | None
     up_since: datetime | None
     restarts: int
     last_error: str
@@ -146,13 +146,13 @@ def _deployment(
         model=fact.labels.get(labels.SERVED_NAME, ""),
         url=f"http://127.0.0.1:{fact.port}" if fact.port is not None else "",
         life=life,
-        told=_told(life, look.found),
-        since=_gone_since(life, look, server, nodes),
+        state=_state(life, fact),
+        gone_since=_gone_since(life, look, server, nodes),
         up_since=parse_time(fact.started_at) if runs and fact.started_at else None,
         restarts=look.restarts,
         last_error=visible_line(error)[:ERROR_CHARACTERS],
         figures=server_figures(server.history),
-        note=_note(look.found, lost),
+        note="; ".join((*lost, *([HALF_REPLACED] if look.found.is_half_replaced else []))),
     )
 
 
@@ -168,22 +168,14 @@ def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Standin
         return Standing.WORKER
     if not is_whole:
         return Standing.BROKEN
-    return _life_of(server)
+    silent = Standing.SILENT if server.has_answered else Standing.STARTING
+    return Standing.SERVING if server.is_answering else silent
 
 
-def _life_of(server: ServerLook) -> Standing:
-    if server.is_answering:
-        return Standing.SERVING
-    return Standing.SILENT if server.has_answered else Standing.STARTING
-
-
-def _told(life: Standing, found: Inspected) -> str:
-    fact = found.current
+def _state(life: Standing, fact: ContainerFact) -> str:
     if life is Standing.EXITED:
         return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
-    if life is Standing.WORKER:
-        return f"worker of {fact.nodes[0]}"
-    return str(life.value)
+    return f"worker of {fact.nodes[0]}" if life is Standing.WORKER else life.value
 
 
 def _gone_since(
@@ -219,13 +211,6 @@ def _lost_parts(fact: ContainerFact, nodes: tuple[NodeLook, ...]) -> Iterable[st
             yield f"{name}: {state}"
 
 
-def _note(found: Inspected, lost: tuple[str, ...]) -> str:
-    notes = list(lost)
-    if found.is_half_replaced:
-        notes.append("being replaced, or left half replaced: `sparkdeploy status` says which")
-    return "; ".join(notes)
-
-
 def _node(look: NodeLook, deployments: Iterable[ContainerLook], *, is_here: bool) -> NodeLook:
     floors = (
         it.floor_bytes
@@ -238,43 +223,34 @@ def _node(look: NodeLook, deployments: Iterable[ContainerLook], *, is_here: bool
     return replace(look, floor_bytes=floor, problem=problem)
 
 
-def scene_as_dict(scene: Scene) -> dict[str, Any]:
+def scene_json(scene: Scene) -> str:
     """Return what a line of `--json` holds."""
-    return {
-        "at": scene.at.isoformat(),
+    content = {
+        "at": scene.at,
         "problem": scene.problem,
         "deployments": [_deployment_as_dict(item, scene.at) for item in scene.deployments],
         "nodes": [_node_as_dict(item) for item in scene.nodes],
     }
+    return json.dumps(content, sort_keys=True, default=datetime.isoformat)
 
 
 def _deployment_as_dict(item: WatchedDeployment, now: datetime) -> dict[str, Any]:
-    told = asdict(item)
-    figures = told.pop("figures")
+    content = asdict(item)
+    figures, up_since = content.pop("figures"), content.pop("up_since")
     # The curve is what a reader of every line has already.
-    del figures["rates"], told["life"]
-    since, up_since = told.pop("since"), told.pop("up_since")
-    up_s = (now - up_since).total_seconds() if up_since is not None else None
-    return {
-        **told,
-        "state": told.pop("told"),
-        "is_gone": item.life.is_gone,
-        "gone_since": since.isoformat() if since is not None else None,
-        "uptime_s": None if up_s is None else round(max(up_s, 0.0), 1),
-        **figures,
-    }
+    del figures["rates"], content["life"]
+    up_s = round(max((now - up_since).total_seconds(), 0.0), 1) if up_since is not None else None
+    return {**content, "is_gone": item.life.is_gone, "uptime_s": up_s, **figures}
 
 
 def _node_as_dict(item: NodeLook) -> dict[str, Any]:
     return {
         "name": item.name,
         "is_gone": item.gone_since is not None,
-        "gone_since": item.gone_since.isoformat() if item.gone_since is not None else None,
+        "gone_since": item.gone_since,
         "problem": item.problem,
         "memory_available_bytes": item.available_bytes,
         "memory_total_bytes": item.total_bytes,
         "memory_floor_bytes": item.floor_bytes,
-        "power_w": item.gpu.power_w if item.gpu else None,
-        "sm_clock_mhz": item.gpu.sm_clock_mhz if item.gpu else None,
-        "temperature_c": item.gpu.temperature_c if item.gpu else None,
+        **asdict(item.gpu or GpuLoad(None, None, None)),
     }

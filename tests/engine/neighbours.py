@@ -16,9 +16,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import yaml
 
-from sparkdeploy.export.grafana import DASHBOARD_FILE
-from sparkdeploy.export.neighbour import image_of, shipped_file
-from sparkdeploy.export.prometheus import COLLECTORS
+from sparkdeploy.export.compose_file import image_of, shipped_file
+from sparkdeploy.export.prometheus import COLLECTORS, DASHBOARD_FILE
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port, until
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench.load.plan import parse_span, span_text
 from sparkdeploy.bench.report import loads, sections
-from sparkdeploy.monitor.words import duration
+from sparkdeploy.monitor.draw import duration
 from tests.fakes.bench_runs import loaded_run, sample_run
 
 if TYPE_CHECKING:

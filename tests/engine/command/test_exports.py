@@ -14,10 +14,8 @@ import yaml
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.compose_file import compose_text
-from sparkdeploy.export.grafana import grafana_export
-from sparkdeploy.export.litellm import Gateway, litellm_export
-from sparkdeploy.export.open_webui import open_webui_export
-from sparkdeploy.export.prometheus import prometheus_export
+from sparkdeploy.export.litellm import Gateway, litellm_export, open_webui_export
+from sparkdeploy.export.prometheus import grafana_export, prometheus_export
 from sparkdeploy.export.systemd_unit import Unit, quoted, unit_text
 from sparkdeploy.node.container import Mount, Ulimit
 from sparkdeploy.plan.launch import Exposure

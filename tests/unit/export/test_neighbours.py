@@ -16,11 +16,9 @@ import yaml
 
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.companions import write_export
-from sparkdeploy.export.grafana import grafana_export
-from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key
-from sparkdeploy.export.neighbour import UNCHECKED_LISTENER
-from sparkdeploy.export.open_webui import open_webui_export
-from sparkdeploy.export.prometheus import PROMETHEUS_ADDRESS, prometheus_export
+from sparkdeploy.export.compose_file import UNCHECKED_LISTENER
+from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key, open_webui_export
+from sparkdeploy.export.prometheus import PROMETHEUS_ADDRESS, grafana_export, prometheus_export
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
@@ -29,7 +27,7 @@ from tests.unit.golden import assert_golden
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkdeploy.export.neighbour import Export
+    from sparkdeploy.export.compose_file import Export
 
 USER = "1000:1000"
 EVERY = (MAIN, SMALL, EMBEDDER)

@@ -27,7 +27,7 @@ FIGURES = ServerFigures(
 )
 EXPECTED = (
     "1,234 tokens/s",
-    "256 running, 1,024 waiting, 12,345 a minute",
+    "requests 256 running, 1,024 waiting   12,345 a minute",
     "first token p50 12.35 s, p95 99.99 s",
     "gap p50 19 ms, p95 999 ms",
     "drafts accepted 100 92 83 75 67 58 50 42 33 25 17 8 %",
@@ -52,8 +52,8 @@ def deployment(
         model="Qwen/Qwen3.5-122B-A10B-Instruct-with-a-name-that-does-not-end",
         url="http://127.0.0.1:65535",
         life=life,
-        told=told,
-        since=NOW - timedelta(seconds=34) if life.is_gone else None,
+        state=told,
+        gone_since=NOW - timedelta(seconds=34) if life.is_gone else None,
         up_since=NOW - timedelta(days=3, hours=4),
         restarts=3,
         last_error=last_error,

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.monitor.draw import screen_of
+from sparkdeploy.monitor.draw import flow, screen_of, sparkline
 from sparkdeploy.monitor.run import nothing_beside
 from sparkdeploy.monitor.scene import Scene, Standing
-from sparkdeploy.monitor.words import flow, sparkline
 from sparkdeploy.terminal.console import Console
 from sparkdeploy.terminal.style import Style, line_of, plain_text
 from tests.unit.monitor.scenes import EXPECTED, NODE, NOW, deployment, node, scene

@@ -19,7 +19,7 @@ from sparkdeploy.monitor.scene import (
     Scene,
     ServerLook,
     Standing,
-    scene_as_dict,
+    scene_json,
     scene_of,
 )
 from sparkdeploy.node.node import Node, Nodes
@@ -126,7 +126,7 @@ def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
         counts(server, 5, status=500)
         until(lambda: life(scene()) is Standing.SILENT)
         silent = scene().deployments[0]
-        assert silent.since is not None
+        assert silent.gone_since is not None
         assert "answered 500" in silent.last_error
         assert silent.figures.generated_tokens == 5, "the last figures stay"
         engine.stop("sparkdeploy-main")
@@ -290,7 +290,7 @@ def test_a_cluster_that_lost_a_node_is_broken(
 
 
 def test_a_line_of_json_has_every_figure() -> None:
-    told = json.loads(json.dumps(scene_as_dict(made_scene())))
+    told = json.loads(scene_json(made_scene()))
     row, node = told["deployments"][0], told["nodes"][0]
     assert row["tokens_per_s"] == 1234.5
     assert row["first_token"] == {"p50_s": 12.345, "p95_s": 99.99}
