@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import os
 import re
 import shlex
@@ -27,7 +28,7 @@ from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.settings import BuildNetwork, Settings
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 LOCK_DATE = "2026-11-15"
 """Packages that were published later than this day do not exist for the shipped locks."""
 COMPILE_TIMEOUT_S = 600
+PYTHONS = ("3.11", "3.12", "3.13")
+"""What the bases in use bring along: Debian 12, Ubuntu 24.04, Debian 13."""
 FROM_ELSEWHERE = {"cpu": ("torch",), "source": ("torch", "vllm")}
 """What is not taken from the package index: PyTorch's own builds, and vLLM where it is compiled."""
 _AS_OF = re.compile(r"as of (\d{4}-\d{2}-\d{2})\.")
@@ -86,7 +89,7 @@ def remake_locks(name: str, date: str | None, settings: Settings) -> tuple[Remad
     find_uv()
     made: list[RemadeLock] = []
     for architecture in lock.ARCHITECTURES:
-        for python in lock.PYTHONS if engine.kind == "wheel" else (own_python,):
+        for python in PYTHONS if engine.kind == "wheel" else (own_python,):
             with console.step(f"lock {folder.name} {architecture} Python {python}"):
                 files = lock.lock_paths(
                     engine, architecture=architecture, resources=resources(), python=python
@@ -127,10 +130,25 @@ def _remake(
     yield _compared(packages, text)
     if engine.kind == "cpu" and torch is not None and engine.torch is not None:
         package = lock.LockedPackage(lock.PackagePin("torch", f"{engine.torch}+cpu"))
-        wheel = lock.find_wheel(package, build.find_links, platform)
+        wheel = find_wheel(package, build.find_links, platform)
         # A machine without PyTorch's wheel cannot confirm its hash, and does not take it away.
         if wheel is not None or not torch.is_file():
             yield _compared(torch, make_torch_lock(engine.torch, wheel))
+
+
+def find_wheel(
+    package: lock.LockedPackage, folders: Iterable[Path], platform: lock.WheelPlatform
+) -> Path | None:
+    """Return a wheel of these folders with a hash of the lock."""
+    for path, pin in lock.wheels_in(folders, platform):
+        if pin == package.pin and (not package.hashes or sha256_of(path) in package.hashes):
+            return path
+    return None
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _compared(path: Path, text: str) -> RemadeLock:
@@ -249,7 +267,7 @@ def make_lock(
 def make_torch_lock(version: str, wheel: Path | None) -> str:
     """Return the lock of PyTorch's CPU build, with the hash of the wheel that was seen."""
     missing = "No hash: no wheel of this build was at hand when the lock was made."
-    head, hashes = (wheel.name, [lock.sha256_of(wheel)]) if wheel else (missing, [])
+    head, hashes = (wheel.name, [sha256_of(wheel)]) if wheel else (missing, [])
     return f"# {head}\n{_lock_entry(f'torch=={version}+cpu', *hashes)}"
 
 

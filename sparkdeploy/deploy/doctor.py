@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from dataclasses import replace
@@ -25,7 +26,7 @@ from sparkdeploy.checks.symptoms import check_other_servers, gpu_symptoms, machi
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact
-from sparkdeploy.node.facts import THIS_MACHINE, current_uid, spelled
+from sparkdeploy.node.facts import THIS_MACHINE, spelled
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
@@ -204,7 +205,7 @@ def _attended(containers: Sequence[ListedContainer], settings: Settings) -> dict
 
 
 def _host_findings(seen: HostFacts) -> Iterator[Finding]:
-    yield from machine_checks.folder_findings(seen.folders, caller_uid=current_uid())
+    yield from machine_checks.folder_findings(seen.folders, caller_uid=os.geteuid())
     hub_cache = next((item.path for item in seen.folders if item.role == "hub_cache"), "")
     yield machine_checks.check_duplicates(seen.duplicates, hub_cache)
     yield machine_checks.check_open_ports(seen.open_ports)

@@ -17,7 +17,6 @@ from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage
 from sparkdeploy.image.compilation import refuse_start
 from sparkdeploy.image.pins import pull_below
-from sparkdeploy.node import facts
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.folders import write_template
 from sparkdeploy.plan.launch import Exposure
@@ -151,7 +150,7 @@ def _write_key(path: Path, uid: int, gid: int) -> None:
 def _give(path: Path, uid: int, gid: int, *, mode: int) -> None:
     status = path.stat()
     if (status.st_uid, status.st_gid) != (uid, gid):
-        if facts.current_uid() != 0:
+        if os.geteuid() != 0:
             raise NodeError(
                 f"{path} belongs to uid {status.st_uid}, but the container runs as {uid}, the "
                 "owner of the model folder",

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 TAIL_LINES = 30
 MAX_LETTERS = 500
 """Of a line of the log: some programs draw megabytes on one."""
-MAX_DOUBTS = 10
+MAX_SUSPICIOUS = 10
 WRITTEN = (PurePosixPath("/opt/venv"), PurePosixPath("/opt/sparkdeploy"))
 """Where an image of others gets what makes it an engine of ours."""
 NEWEST_WITH_BUILDER = 29
 """The newest one of which that is known (docs/engines.md)."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DOCKERFILE_STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
-_DOUBT = re.compile(r"command not found|No such file or directory|\bFAILED\b")
+_SUSPICIOUS = re.compile(r"command not found|No such file or directory|\bFAILED\b")
 """What a shell or `patch` says before a script goes on."""
 _IMAGE_ID = re.compile(r"^ ---> ([0-9a-f]{12})$")
 
@@ -184,8 +184,8 @@ class _Build:
     image_ids: list[str] = field(default_factory=list)
     pulled: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Bytes done and in all, by layer."""
-    doubts: list[str] = field(default_factory=list)
-    """What a mod said of failures within it."""
+    suspicious: dict[str, None] = field(default_factory=dict)
+    """Lines that tell of failures within a mod, each once."""
 
     def run_and_prove(self) -> None:
         """Look into the image before it gets its tag; what was found becomes a label."""
@@ -204,20 +204,12 @@ class _Build:
             dockerfile = f"FROM {unproven}\n"
             proven = replace(self.stage, dockerfile=dockerfile, context=(), needs_network=False)
             self.run(proven, self.stage.tag, {**proven.labels(), labels.PROOF: proof})
-            self._tell_doubts()
+            # A script without `set -e` goes on after a command that failed, and ends well.
+            if self.stage.mod and self.suspicious:
+                lines = "".join(f"\n  | {line}" for line in self.suspicious)
+                console.warn(f"the mod {self.stage.mod} ended well, and said on its way:{lines}")
         finally:
             self.host.remove_leftover_tag(unproven)
-
-    def _doubt(self, line: str) -> None:
-        is_known = line in self.doubts or len(self.doubts) >= MAX_DOUBTS
-        if self.stage.mod and not is_known and _DOUBT.search(line):
-            self.doubts.append(line)
-
-    def _tell_doubts(self) -> None:
-        """A script without `set -e` goes on after a command that failed, and ends well."""
-        if self.doubts:
-            lines = "".join(f"\n  | {line}" for line in self.doubts)
-            console.warn(f"the mod {self.stage.mod} ended well, and said on its way:{lines}")
 
     def run(self, stage: Stage, tag: str, image_labels: Mapping[str, str]) -> None:
         settings, dockerfile = self.settings, _labelled(stage.dockerfile, image_labels)
@@ -262,7 +254,8 @@ class _Build:
         for line in filter(None, (it[:MAX_LETTERS].rstrip() for it in text.splitlines())):
             self.log.append(line)
             self.step.recent(self.log)
-            self._doubt(line)
+            if _SUSPICIOUS.search(line) and len(self.suspicious) < MAX_SUSPICIOUS:
+                self.suspicious[line] = None
             if match := _IMAGE_ID.match(line):
                 self.image_ids.append(match[1])
             elif match := _DOCKERFILE_STEP.match(line):

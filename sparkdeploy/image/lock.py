@@ -6,7 +6,6 @@ Read by every plan; tools/lock_engine.py makes them anew.
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 Architecture = Literal["x86_64", "aarch64"]
 
 ARCHITECTURES: tuple[Architecture, ...] = ("x86_64", "aarch64")
-PYTHONS = ("3.11", "3.12", "3.13")
-"""What the bases in use bring along: Debian 12, Ubuntu 24.04, Debian 13."""
 OLDEST_GLIBC = "manylinux_2_34"
 """What every base the engines name can load."""
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -90,14 +87,14 @@ def lock_files(
 ) -> dict[str, Path]:
     """Return what `lock_paths` does; raise BuildError when one of the files is missing."""
     files = lock_paths(engine, architecture=architecture, resources=resources, python=python)
-    for path in files.values():
-        if not path.is_file():
-            raise BuildError(
-                f"engine {engine.name} has no lock for {architecture} and Python"
-                f" {python or python_of(engine)}: {path} is missing",
-                hint="`lock:` in an engine names another engine's; in a checkout"
-                " tools/lock_engine.py makes those of an engine from wheels",
-            )
+    missing = next((path for path in files.values() if not path.is_file()), None)
+    if missing is not None:
+        raise BuildError(
+            f"engine {engine.name} has no lock for {architecture} and Python"
+            f" {python or python_of(engine)}: {missing} is missing",
+            hint="`lock:` in an engine names another engine's; in a checkout"
+            " tools/lock_engine.py makes those of an engine from wheels",
+        )
     return files
 
 
@@ -151,27 +148,12 @@ def unverified(architecture: str, packages: Iterable[LockedPackage]) -> str:
     return text
 
 
-def find_wheel(
-    package: LockedPackage, folders: Iterable[Path], platform: WheelPlatform
-) -> Path | None:
-    """Return a wheel of these folders with a hash of the lock."""
-    for path, pin in wheels_in(folders, platform):
-        if pin == package.pin and (not package.hashes or sha256_of(path) in package.hashes):
-            return path
-    return None
-
-
 def wheels_in(
     folders: Iterable[Path], platform: WheelPlatform
 ) -> Iterator[tuple[Path, PackagePin]]:
     for path in (path for folder in folders for path in sorted(folder.glob("*.whl"))):
         if pin := platform.pin_of(path.name):
             yield path, pin
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def index_variables(network: BuildNetwork) -> dict[str, str]:

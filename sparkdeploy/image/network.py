@@ -84,8 +84,9 @@ def build_network(stage: Stage, settings: Settings) -> str | None:
 
     None means Docker's default. A base is not known to be complete before apt has looked.
     """
-    is_complete = _is_complete(stage, find_wheels(stage, settings.build.find_links))
-    return "none" if is_complete or not stage.needs_network else None
+    if not stage.needs_network:
+        return "none"
+    return "none" if _is_complete(stage, find_wheels(stage, settings.build.find_links)) else None
 
 
 def files(stage: Stage, settings: Settings) -> tuple[ContextFile, ...]:
@@ -120,7 +121,7 @@ def find_wheels(stage: Stage, folders: Iterable[Path]) -> dict[Path, PackagePin]
 
 
 def _environment(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
-    network = settings.build
+    network, torch_index = settings.build, _torch_index(stage, settings, wheels)
     variables = {
         **network.proxies,
         **index_variables(network),
@@ -130,7 +131,7 @@ def _environment(stage: Stage, settings: Settings, wheels: Mapping[Path, Package
         "PIP_ROOT_USER_ACTION": "ignore",
         "UV_HTTP_TIMEOUT": str(DOWNLOAD_TIMEOUT_S),
         "SOURCE_FORGE": settings.hosts.source_forge,
-        "TORCH_SOURCE": _torch_source(stage, settings, wheels),
+        "TORCH_SOURCE": f"--default-index {torch_index}" if torch_index else "--no-index",
     }
     if network.ca_bundle is not None:
         certificates = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
@@ -151,10 +152,8 @@ def _is_complete(stage: Stage, wheels: Mapping[Path, PackagePin]) -> bool:
 
 def has_torch_at_hand(stage: Stage, settings: Settings) -> bool:
     """Return whether an engine's torch lies in a folder of wheels, or the index of it answers."""
-    wheels = find_wheels(stage, settings.build.find_links)
-    if _torch_wheels_suffice(stage, wheels):
-        return True
-    return refusal(_torch_index(stage, settings), settings) is None
+    index = _torch_index(stage, settings, find_wheels(stage, settings.build.find_links))
+    return not index or refusal(index, settings) is None
 
 
 def refusal(url: str, settings: Settings) -> Exception | None:
@@ -173,20 +172,13 @@ def refusal(url: str, settings: Settings) -> Exception | None:
     return None
 
 
-def _torch_wheels_suffice(stage: Stage, wheels: Mapping[Path, PackagePin]) -> bool:
+def _torch_index(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
+    """Return the index that an engine's torch comes from; empty where its wheels are at hand."""
     torch = {pin for pin in stage.pins if pin.name == "torch"}
-    return bool(torch) and torch <= set(wheels.values())
-
-
-def _torch_index(stage: Stage, settings: Settings) -> str:
+    if torch and torch <= set(wheels.values()):
+        return ""
     hosts = settings.hosts
     return hosts.torch_cuda_index if stage.runs_on == "cuda" else hosts.torch_cpu_index
-
-
-def _torch_source(stage: Stage, settings: Settings, wheels: Mapping[Path, PackagePin]) -> str:
-    if _torch_wheels_suffice(stage, wheels):
-        return "--no-index"
-    return f"--default-index {_torch_index(stage, settings)}"
 
 
 def login_of(url: str) -> Login:

@@ -18,6 +18,7 @@ from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import ModuleType
 
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
@@ -38,19 +39,12 @@ def prove_stage(host: DockerHost, stage: Stage, image_id: str) -> str:
     elif stage.name == "mod":
         found = _change(host, stage, image_id)
     else:
-        found = _told(host, image_id, prove.__file__, prove.MARK)
+        found = _inspected(host, image_id, prove)
         if stage.runs_on == "cuda":
             _refuse_unusable(stage.engine, found)
-            found["rdma_missing"] = _told(host, image_id, rdma.__file__, rdma.MARK)["missing"]
+            found["rdma_missing"] = _inspected(host, image_id, rdma)["missing"]
             _judge_rdma(stage, found["rdma_missing"])
     return json.dumps(found, sort_keys=True, separators=(",", ":"))
-
-
-def _told(host: DockerHost, image_id: str, program: str, mark: str) -> dict[str, Any]:
-    """Return what a program of ours says of the image in which it runs."""
-    command = ["-I", "-c", Path(program).read_text(encoding="utf-8")]
-    failure = "the finished image could not be looked into"
-    return _said(host, image_id, command, mark=mark, failure=failure)
 
 
 def _judge_rdma(stage: Stage, missing: Mapping[str, str]) -> None:
@@ -87,7 +81,7 @@ def _refuse_unusable(engine: str, found: Mapping[str, Any]) -> None:
 def _selfcheck(host: DockerHost, image_id: str) -> dict[str, Any]:
     command = ["-m", "sparkdeploy_vllm.check.selfcheck", "--json"]
     failure = "the plugin does not fit this vLLM"
-    report = _said(host, image_id, command, mark="", failure=failure)
+    report = _json_of(host, image_id, command, failure=failure)
     absent = sorted(api["api"] for api in report["apis"] if not api["fits"])
     return {
         "vllm": report["vllm"],
@@ -97,8 +91,15 @@ def _selfcheck(host: DockerHost, image_id: str) -> dict[str, Any]:
     }
 
 
-def _said(
-    host: DockerHost, image_id: str, command: list[str], *, mark: str, failure: str
+def _inspected(host: DockerHost, image_id: str, program: ModuleType) -> dict[str, Any]:
+    """Return what a program of ours says of the image in which it runs."""
+    command = ["-I", "-c", Path(str(program.__file__)).read_text(encoding="utf-8")]
+    failure = "the finished image could not be looked into"
+    return _json_of(host, image_id, command, failure=failure, mark=program.MARK)
+
+
+def _json_of(
+    host: DockerHost, image_id: str, command: list[str], *, failure: str, mark: str = ""
 ) -> dict[str, Any]:
     """Run the image's Python; return the last JSON object that it prints after the mark."""
     code, output = host.run_once(image_id, command, entrypoint=[PYTHON], timeout_s=PROOF_TIMEOUT_S)
@@ -146,12 +147,13 @@ def _change(host: DockerHost, stage: Stage, image_id: str) -> dict[str, Any]:
     what it held before.
     """
     failure = f"the mod {stage.mod} left no note of what it did"
-    command = ["-I", "-c", f"print(open({str(_note_of(stage))!r}).read())"]
-    told = _said(host, image_id, command, mark="", failure=failure)
-    written: Mapping[str, str] = told["written"]
+    path = str(apply_mod.NOTES / f"{stage.mod_slug}.json")
+    command = ["-I", "-c", f"print(open({path!r}).read())"]
+    note = _json_of(host, image_id, command, failure=failure)
+    written: Mapping[str, str] = note["written"]
     before = _contents_before(host, stage, list(written))
     changed = [path for path, content in written.items() if before.get(path) != content]
-    named = sorted({*told["added"], *told["removed"], *changed})
+    named = sorted({*note["added"], *note["removed"], *changed})
     if not named:
         raise BuildError(
             f"the mod {stage.mod} changed nothing in {stage.below}",
@@ -161,11 +163,7 @@ def _change(host: DockerHost, stage: Stage, image_id: str) -> dict[str, Any]:
                 f"written with the content it had: {path}" for path in [*written][:NAMED_FILES]
             ),
         )
-    return {"changed": named[:NAMED_FILES], "count": told["count"] - len(written) + len(changed)}
-
-
-def _note_of(stage: Stage) -> Path:
-    return apply_mod.NOTES / f"{stage.mod_slug}.json"
+    return {"changed": named[:NAMED_FILES], "count": note["count"] - len(written) + len(changed)}
 
 
 def _contents_before(host: DockerHost, stage: Stage, paths: list[str]) -> dict[str, str]:
@@ -178,7 +176,7 @@ def _contents_before(host: DockerHost, stage: Stage, paths: list[str]) -> dict[s
     found: dict[str, Any] = {}
     for start in range(0, len(paths), COMPARED_AT_ONCE):
         command = ["-I", "-c", program, *paths[start : start + COMPARED_AT_ONCE]]
-        found |= _said(host, below, command, mark="", failure=failure)
+        found |= _json_of(host, below, command, failure=failure)
     return found
 
 

@@ -223,27 +223,24 @@ def stages_of(
     """
     tree = plugin_tree or PACKAGE / "vllm_plugin"
     maker = _StageMaker(engine, base_source, architecture, resources, tree)
-    made = [_adopted(maker)] if engine.kind == "image" else _from_base(maker)
-    wanted = additions or Additions()
-    for mod in placed(wanted.mods):
-        made.append(_mod(maker, made[-1], mod))
-    uppermost = _plugin if wanted.top == "plugin" else _guard
-    return (*made, uppermost(maker, made[-1]))
-
-
-def fingerprint(inputs: Mapping[str, str]) -> str:
-    return _sha256(json.dumps(dict(inputs), sort_keys=True))
-
-
-def _from_base(maker: _StageMaker) -> list[Stage]:
-    engine = maker.engine
-    if engine.base is None:
+    if engine.kind == "image":
+        made = [_adopted(maker)]
+    elif engine.base is None:
         raise BuildError(
             f"engine {engine.name} of kind {engine.kind} has no base to stand on",
             hint="add `base:` to its file, like cuda-0.25 has",
         )
-    base = _base(maker, engine.base)
-    return [base, _engine(maker, base)]
+    else:
+        base = _base(maker, engine.base)
+        made = [base, _engine(maker, base)]
+    wanted = additions or Additions()
+    for mod in placed(wanted.mods):
+        made.append(_mod(maker, made[-1], mod))
+    return (*made, _top(maker, made[-1], wanted.top))
+
+
+def fingerprint(inputs: Mapping[str, str]) -> str:
+    return _sha256(json.dumps(dict(inputs), sort_keys=True))
 
 
 def _adopted(maker: _StageMaker) -> Stage:
@@ -264,11 +261,10 @@ def _adopted(maker: _StageMaker) -> Stage:
         promised=ANY_RELEASE if engine.name == ANY_IMAGE else engine.vllm,
     )
     stage = maker.stage("engine", dockerfile, _inside_files("adopt", "adopt.py", "adopt.sh"))
-    if is_digest:
-        return replace(stage, registry_image=engine.image)
     if is_tag(engine.image):
         return replace(stage, unpinned=engine.image)
-    return replace(stage, local_image=engine.image)
+    registry_image, local_image = (engine.image, None) if is_digest else (None, engine.image)
+    return replace(stage, registry_image=registry_image, local_image=local_image)
 
 
 def _base(maker: _StageMaker, base: Base) -> Stage:
@@ -335,28 +331,20 @@ def _compiled_files(engine: Engine) -> Iterable[ContextFile]:
     yield from _inside_files("inside", "trim.py")
 
 
-def _plugin(maker: _StageMaker, below: Stage) -> Stage:
-    tree = maker.plugin_tree
-    paths = sorted((tree / "dist-info").iterdir())
-    paths += sorted(
-        path for path in (tree / "sparkdeploy_vllm").rglob("*") if path.suffix in PLUGIN_SUFFIXES
-    )
-    files = (
-        ContextFile(f"plugin/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
-    )
-    return maker.stage("plugin", maker.render("plugin", below=below.tag), files, below=below)
-
-
-def _guard(maker: _StageMaker, below: Stage) -> Stage:
-    """The first process of the container, and the key's check; nothing that vLLM would load."""
+def _top(maker: _StageMaker, below: Stage, top: Top) -> Stage:
     tree = maker.plugin_tree
     package = tree / "sparkdeploy_vllm"
-    paths = [package / f"{name}.py" for name in GUARD_MODULES]
-    paths += sorted((package / "guard").rglob("*.py"))
+    if top == "plugin":
+        paths = sorted((tree / "dist-info").iterdir())
+        paths += sorted(path for path in package.rglob("*") if path.suffix in PLUGIN_SUFFIXES)
+    else:
+        # The first process of the container, and the key's check; nothing that vLLM would load.
+        paths = [package / f"{name}.py" for name in GUARD_MODULES]
+        paths += sorted((package / "guard").rglob("*.py"))
     files = (
-        ContextFile(f"guard/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
+        ContextFile(f"{top}/{path.relative_to(tree).as_posix()}", _read(path)) for path in paths
     )
-    return maker.stage("guard", maker.render("guard", below=below.tag), files, below=below)
+    return maker.stage(top, maker.render(top, below=below.tag), files, below=below)
 
 
 def _mod(maker: _StageMaker, below: Stage, mod: ModFiles) -> Stage:

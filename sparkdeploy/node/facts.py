@@ -197,43 +197,36 @@ def read_gpus(machine: Machine = THIS_MACHINE) -> GpuReading:
 
 def read_gpu_processes(machine: Machine = THIS_MACHINE) -> tuple[GpuProcess, ...]:
     output = output_or_none(machine, PROCESS_QUERY, timeout_s=QUERY_TIMEOUT_S)
+
+    def container_of(pid: int) -> str | None:
+        # A process's cgroup names the container, in v1 and v2 alike.
+        match = CONTAINER_ID.search(read_or_none(machine, f"/proc/{pid}/cgroup") or "")
+        return match.group() if match else None
+
     found = parse_gpu_processes(output or "")
-    return tuple(replace(item, container_id=_container_of(machine, item.pid)) for item in found)
-
-
-def _container_of(machine: Machine, pid: int) -> str | None:
-    """Return the container's id from the process's cgroup, which names it in v1 and v2 alike."""
-    match = CONTAINER_ID.search(read_or_none(machine, f"/proc/{pid}/cgroup") or "")
-    return match.group() if match else None
+    return tuple(replace(item, container_id=container_of(item.pid)) for item in found)
 
 
 def parse_gpus(output: str) -> tuple[GpuFact, ...]:
     """Read the output of GPU_QUERY; lines of another shape are left out."""
     rows = [[field.strip() for field in line.split(",")] for line in output.splitlines()]
     # A driver that answers with name and version alone has a GPU all the same.
-    short = [[row[0], "", "", row[1], "", "", ""] for row in rows if _is_name_and_version(row)]
+    pairs = [row for row in rows if len(row) == 2 and row[0] and VERSION.fullmatch(row[1])]
+    short = [[name, "", "", version, "", "", ""] for name, version in pairs]
     return tuple(_gpu(row) for row in (*short, *rows) if len(row) == 7)
-
-
-def _is_name_and_version(row: list[str]) -> bool:
-    return len(row) == 2 and bool(row[0]) and VERSION.fullmatch(row[1]) is not None
 
 
 def parse_gpu_processes(output: str) -> tuple[GpuProcess, ...]:
     """Read the output of PROCESS_QUERY; a name may hold commas."""
-    found = []
-    for line in output.splitlines():
-        pid, _, rest = line.partition(",")
-        name, _, memory = rest.rpartition(",")
-        if pid.strip().isdecimal():
-            found.append(GpuProcess(int(pid), name.strip(), _bytes(memory.strip())))
-    return tuple(found)
+    rows = (re.fullmatch(r"\s*(\d+)\s*,(.*),(.*)", line) for line in output.splitlines())
+    return tuple(GpuProcess(int(it[1]), it[2].strip(), _bytes(it[3].strip())) for it in rows if it)
 
 
 def parse_gpu_load(output: str) -> GpuLoad | None:
     """Read the first line of LOAD_QUERY's output; None for any other shape."""
     fields = [field.strip() for field in output.strip().partition("\n")[0].split(",")]
-    return GpuLoad(*map(_measured, fields)) if len(fields) == 3 else None
+    numbers = (float(it) if re.fullmatch(r"\d+(\.\d+)?", it) else None for it in fields)
+    return GpuLoad(*numbers) if len(fields) == 3 else None
 
 
 def _gpu(row: list[str]) -> GpuFact:
@@ -258,22 +251,14 @@ def _bytes(text: str) -> int | None:
     return None if mebibytes is None else mebibytes * MIB
 
 
-def _measured(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def architecture_of(docker: EngineInfo | None, machine: Machine = THIS_MACHINE) -> Architecture:
     """Return what images have to be for; where no Docker answers, what the processor is.
 
     Raises NodeError for what no vLLM is built for.
     """
     # An engine may be another machine's, or emulated: it alone knows what it can run.
-    if docker is not None and docker.architecture:
-        return known_architecture(docker.architecture)
-    return architecture(machine)
+    found = docker.architecture if docker is not None else ""
+    return known_architecture(found) if found else architecture(machine)
 
 
 def known_architecture(name: str) -> Architecture:
@@ -291,11 +276,13 @@ def spelled(name: str) -> Architecture | None:
 
 def architecture(machine: Machine = THIS_MACHINE) -> Architecture:
     """Return what the kernel calls the processor; NodeError for one no engine is built for."""
-    if isinstance(machine, Node) and not machine.is_here:
-        found = machine.run(("uname", "-m")).stdout.strip()
-    else:
-        found = platform.machine()
-    return known_architecture(found)
+    is_elsewhere = isinstance(machine, Node) and not machine.is_here
+    argv = ("uname", "-m")
+    return known_architecture(
+        machine.run(argv, timeout_s=QUERY_TIMEOUT_S).stdout.strip()
+        if is_elsewhere
+        else platform.machine()
+    )
 
 
 def free_bytes(path: Path) -> int | None:
@@ -320,16 +307,8 @@ def free_bytes_on(machine: Machine, path: Path) -> int | None:
     return int(said) if said.isdigit() else None
 
 
-def current_uid() -> int:
-    return os.geteuid()
-
-
-def current_gid() -> int:
-    return os.getegid()
-
-
 def own_name() -> str:
-    return user_name(current_uid())
+    return user_name(os.geteuid())
 
 
 def is_another(user: str) -> bool:

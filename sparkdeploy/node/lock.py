@@ -27,6 +27,7 @@ from sparkdeploy.node.shared_files import (
     user_name,
 )
 from sparkdeploy.settings import SHARED_LOCK_DIR
+from sparkdeploy.terminal.safe_text import visible_line
 from sparkdeploy.units import local_time
 
 if TYPE_CHECKING:
@@ -57,37 +58,31 @@ class Holder:
         what = f"`{self.command}`" if self.command else "another process"
         if self.pid is None:
             return what
-        since = f", since {_moment_words(self.since)}" if self.since else ""
+        since = ""
+        if self.since:
+            time_words = local_time(datetime.fromisoformat(self.since), datetime.now(UTC))
+            since = f", since {time_words}"
         return f"{what} (pid {self.pid} of {self.user}{since})"
 
 
-def lock_within(
-    descriptor: int,
-    wait_s: float,
-    on_wait: Callable[[], None],
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> bool:
+def lock_within(descriptor: int, wait_s: float, on_wait: Callable[[], None]) -> bool:
     """Lock an open file and return True, or False when it is another's for all of `wait_s`.
 
     `on_wait` is called once, when the lock is not free at first. Closing the file frees the lock.
     """
-    deadline_s = clock() + wait_s
-    is_told = False
-    while not lock_descriptor(descriptor, blocking=False):
-        if not is_told:
-            on_wait()
-            is_told = True
-        left_s = deadline_s - clock()
-        if left_s <= 0:
-            return False
-        sleep(min(POLL_S, left_s))
-    return True
+    if lock_descriptor(descriptor, blocking=False):
+        return True
+    on_wait()
+    deadline_s = time.monotonic() + wait_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        time.sleep(min(POLL_S, left_s))
+        if lock_descriptor(descriptor, blocking=False):
+            return True
+    return False
 
 
 @contextlib.contextmanager
-def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
+def node_lock(  # noqa: PLR0913 - each is a word of its note or of the wait
     folder: Path,
     node_name: str,
     *,
@@ -96,8 +91,6 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
     uses: tuple[str, ...] = (),
     wait_s: float = 0.0,
     on_wait: Callable[[str], None] = lambda _text: None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
     """Hold the node's lock inside the block; `on_wait` is told once who holds it.
 
@@ -114,7 +107,7 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
         def tell() -> None:
             on_wait(f"waiting for {holder_of(descriptor).describe()}")
 
-        if not lock_within(descriptor, wait_s, tell, clock=clock, sleep=sleep):
+        if not lock_within(descriptor, wait_s, tell):
             raise NodeError(
                 f"{node_name} is being changed by {holder_of(descriptor).describe()}",
                 hint="wait until it has ended, or end that process",
@@ -125,8 +118,11 @@ def node_lock(  # noqa: PLR0913 - the clock and its sleep are for tests
                 f"the lock {path} was removed while it was waited for", hint="run the command again"
             )
         _leave_note(descriptor, command, deployment, uses)
-        held.callback(_clear_note, descriptor)
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
 
 
 @contextlib.contextmanager
@@ -183,22 +179,17 @@ def _open(path: Path) -> int:
     except OSError as error:
         cause = f"the lock {path} cannot be opened: {error.strerror}"
         hint = "set SPARKDEPLOY_LOCK_DIR to a folder that every user of sparkdeploy may write to"
-        if isinstance(error, PermissionError) and (status := _status(path)) is not None:
-            # One user keeps it from the others; a lock elsewhere would not exclude its users.
-            cause += (
-                f"; it belongs to {user_name(status.st_uid)} (mode "
-                f"{stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FILE_MODE:04o})"
-            )
-            hint = f"as root: rm {shlex.quote(str(path))}"
+        # Without a file it is the folder that may not be written to.
+        with contextlib.suppress(OSError):
+            if isinstance(error, PermissionError):
+                # One user keeps it from the others; a lock elsewhere would not exclude its users.
+                status = path.lstat()
+                cause += (
+                    f"; it belongs to {user_name(status.st_uid)} (mode "
+                    f"{stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FILE_MODE:04o})"
+                )
+                hint = f"as root: rm {shlex.quote(str(path))}"
         raise NodeError(cause, hint=hint) from error
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """None where there is no file: it is the folder that may not be written to."""
-    try:
-        return path.lstat()
-    except OSError:
-        return None
 
 
 def made_anew(folder: Path) -> str:
@@ -212,22 +203,16 @@ def made_anew(folder: Path) -> str:
 
 def _leave_note(descriptor: int, command: str, deployment: str, uses: tuple[str, ...]) -> None:
     """Write what this process holds the lock for; a full disk costs others only these words."""
-    since = datetime.now(UTC).isoformat(timespec="seconds")
     note = {
         "pid": os.getpid(),
         "command": command[:MAX_COMMAND],
         "deployment": deployment[:MAX_COMMAND],
         "uses": uses,
-        "since": since,
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(note).encode(), 0)
-
-
-def _clear_note(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
 
 
 def holder_of(descriptor: int) -> Holder:
@@ -241,14 +226,10 @@ def holder_of(descriptor: int) -> Holder:
     note = _read_note(descriptor)
     if note.get("pid") != pid:
         note = {}
-    return Holder(
-        pid,
-        user_name(uid),
-        _printable(note.get("command")),
-        _printable(note.get("deployment")),
-        _uses(note.get("uses")),
-        _since(note.get("since")),
-    )
+    command, deployment = (_printable(note.get(key)) for key in ("command", "deployment"))
+    uses = note.get("uses")
+    named = tuple(map(str, uses)) if isinstance(uses, list) else ()
+    return Holder(pid, user_name(uid), command, deployment, named, _since(note.get("since")))
 
 
 def _kernels_word(status: os.stat_result) -> int | None:
@@ -285,18 +266,8 @@ def _read_note(descriptor: int) -> dict[str, Any]:
 
 
 def _printable(said: object) -> str:
-    if not isinstance(said, str):
-        return ""
-    shown = "".join(char if char.isprintable() else "?" for char in said[:MAX_COMMAND])
-    return shown.replace("`", "'").strip()
-
-
-def _uses(said: object) -> tuple[str, ...]:
-    return tuple(map(str, said)) if isinstance(said, list) else ()
-
-
-def _moment_words(since: str) -> str:
-    return local_time(datetime.fromisoformat(since), datetime.now(UTC))
+    text = said[:MAX_COMMAND] if isinstance(said, str) else ""
+    return visible_line(text).replace("`", "'").strip()
 
 
 def _since(said: object) -> str:

@@ -22,7 +22,7 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.limits import needs_of
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
-from sparkdeploy.node import facts, ports
+from sparkdeploy.node import ports
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name, container_user
 from sparkdeploy.plan.missing import layers_of, missing_model, unfit_for
@@ -91,7 +91,7 @@ def observe(
         port=_port_owner(recipe.serve.port, deployment.exposure, head.containers),
         checks=compare(nodes, found),
         gid_indexes=found.gid_indexes(nodes),
-        caller_uid=facts.current_uid(),
+        caller_uid=os.geteuid(),
         unobserved=tuple(_unobserved(head)),
     )
     return with_models(observed, recipe, settings, nodes)
@@ -367,6 +367,6 @@ def _expected(
         revision=commit,
         size_bytes=missing.size_bytes or 0,
         owner_uid=uid,
-        owner_gid=facts.current_gid(),
+        owner_gid=os.getegid(),
         overlay=OverlayFact(overlay, is_complete=False) if overlay is not None else None,
     )

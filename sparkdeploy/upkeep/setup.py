@@ -84,7 +84,7 @@ def set_up(
     command fails, and NodeError when the engine does not start.
     """
     needs = find_needs(settings, rehearsal=rehearsal)
-    if facts.current_uid() != ROOT_UID or not is_fixable(needs) or not agrees(needs):
+    if os.geteuid() != ROOT_UID or not is_fixable(needs) or not agrees(needs):
         return needs
     fix(needs, settings)
     return find_needs(settings, rehearsal=rehearsal)
@@ -92,7 +92,7 @@ def set_up(
 
 def find_needs(settings: Settings, *, rehearsal: bool) -> tuple[Need, ...]:
     """Return the result of every check, good and bad."""
-    uid, system = facts.current_uid(), _system()
+    uid, system = os.geteuid(), _system()
     gpu = facts.GpuReading() if rehearsal else facts.read_gpus()
     engine, info = _engine(settings, system)
     images = Path(info.root_dir) if info is not None else DOCKER_FOLDER
@@ -127,7 +127,7 @@ def commands_of(needs: Sequence[Need]) -> Iterator[str]:
     packages = tuple(dict.fromkeys(name for need in needs for name in need.packages))
     if packages:
         install = _install(packages)
-        yield install if facts.current_uid() != ROOT_UID else install.replace("sudo ", "")
+        yield install if os.geteuid() != ROOT_UID else install.replace("sudo ", "")
     yield from (it.finding.fix for it in needs if it.finding.fix and not it.packages)
 
 
@@ -262,7 +262,7 @@ def _engine(settings: Settings, system: System) -> tuple[Need, EngineInfo | None
             return Need(docker.check_engine(info, "", None)), info
     except NodeError as error:
         if isinstance(error.__cause__, PermissionError):
-            return Need(check_refused(facts.current_uid(), is_member=_is_member())), None
+            return Need(check_refused(os.geteuid(), is_member=_is_member())), None
         if not (settings.docker_host or "unix://").startswith("unix://"):
             return Need(docker.check_engine(None, error.message, error.hint)), None
         return missing_engine(system, is_installed=_has_program("dockerd")), None

@@ -12,7 +12,7 @@ from sparkdeploy.image import lock
 from sparkdeploy.image.lock import OLDEST_GLIBC
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import load_settings, resources
-from tools.lock_engine import RemadeLock, date_of, find_uv, remake_locks
+from tools.lock_engine import PYTHONS, RemadeLock, date_of, find_uv, remake_locks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 INDEX_LAG = timedelta(days=2)
@@ -23,7 +23,7 @@ ENGINES = ("cuda-0.25", "cuda-0.33")
 def test_a_lock_made_anew_is_the_committed_one(engine: str) -> None:
     """An index may have lacked, on the lock's day, what was published in the days before it."""
     remade = remake_locks(engine, None, load_settings())
-    assert len(remade) == len(lock.ARCHITECTURES) * len(lock.PYTHONS)
+    assert len(remade) == len(lock.ARCHITECTURES) * len(PYTHONS)
     other = changes(remade)
     if other:
         days = {date_of(item.path.read_text()) for item in remade} - {None}
@@ -37,7 +37,7 @@ def changes(remade: Sequence[RemadeLock]) -> set[tuple[str, str]]:
     return {(item.path.name, line.split()[1]) for item in remade for line in item.differences}
 
 
-@pytest.mark.parametrize("python", lock.PYTHONS)
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("architecture", lock.ARCHITECTURES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_package_of_a_lock_has_a_wheel_for_its_platform(

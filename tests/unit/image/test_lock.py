@@ -34,9 +34,13 @@ def test_a_wheel_with_another_hash_is_not_taken(tmp_path: Path) -> None:
     wheel = tmp_path / "a_b-1.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     pin, spark = PackagePin("a-b", "1.0"), WheelPlatform("aarch64", "3.11")
-    for hashes, found in (({lock.sha256_of(wheel)}, wheel), ({"0" * 64}, None), (set(), wheel)):
+    for hashes, found in (
+        ({lock_engine.sha256_of(wheel)}, wheel),
+        ({"0" * 64}, None),
+        (set(), wheel),
+    ):
         package = LockedPackage(pin, frozenset(hashes))
-        assert lock.find_wheel(package, [tmp_path], spark) == found
+        assert lock_engine.find_wheel(package, [tmp_path], spark) == found
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -46,7 +50,7 @@ def test_every_pin_of_a_shipped_lock_has_a_hash(path: Path) -> None:
     assert bare == WITHOUT_HASH.get(f"{path.parent.name}/{path.name}", [])
 
 
-@pytest.mark.parametrize("python", lock.PYTHONS)
+@pytest.mark.parametrize("python", lock_engine.PYTHONS)
 @pytest.mark.parametrize("architecture", lock.ARCHITECTURES)
 @pytest.mark.parametrize(
     ("engine", "vllm", "torch"),
@@ -113,7 +117,7 @@ def test_two_locks_differ_package_by_package() -> None:
     assert tuple(lock_engine.differences(old, old)) == ()
 
 
-@pytest.mark.parametrize("python", lock.PYTHONS)
+@pytest.mark.parametrize("python", lock_engine.PYTHONS)
 def test_the_bases_python_decides_which_lock_is_used(load: LoadEngine, python: str) -> None:
     engine = load("cuda-0.25")
     assert engine.base is not None

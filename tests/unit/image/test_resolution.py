@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy.errors import BuildError
-from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform, find_wheel
+from sparkdeploy.image.lock import LockedPackage, PackagePin, WheelPlatform
 from sparkdeploy.settings import BuildNetwork, resources
 from tools import lock_engine
 
@@ -61,7 +61,7 @@ def test_a_torch_lock_states_the_hash_of_the_wheel_that_was_seen(tmp_path: Path)
     for python, found in (("3.11", wheel), ("3.12", None)):
         platform = WheelPlatform("x86_64", python)
         package = LockedPackage(PackagePin("torch", "1.0+cpu"))
-        assert find_wheel(package, [tmp_path], platform) == found
+        assert lock_engine.find_wheel(package, [tmp_path], platform) == found
 
 
 def test_a_lock_lists_every_package_but_those_from_elsewhere(fake_uv: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,24 +43,20 @@ def test_the_lock_of_a_killed_process_is_free(
         pass
 
 
-def test_waiting_says_once_who_holds_and_ends_in_time(tmp_path: Path, holder: int) -> None:
+def test_waiting_says_once_who_holds_and_ends_in_time(
+    tmp_path: Path, holder: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = [0.0]
     told: list[str] = []
 
     def sleep(duration_s: float) -> None:
         now_s[0] += duration_s
 
+    time = SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep)
+    monkeypatch.setattr("sparkdeploy.node.lock.time", time)
     with (
         pytest.raises(NodeError),
-        node_lock(
-            tmp_path,
-            "spark-1",
-            command="x",
-            wait_s=5,
-            on_wait=told.append,
-            clock=lambda: now_s[0],
-            sleep=sleep,
-        ),
+        node_lock(tmp_path, "spark-1", command="x", wait_s=5, on_wait=told.append),
     ):
         pass
 

@@ -162,13 +162,13 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken(tmp_path: Path) ->
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
-        def remove_and_free(_pause_s: float) -> None:
+        def remove_and_free(_text: str) -> None:
             path.unlink()
             fcntl.flock(file, fcntl.LOCK_UN)
 
         with (
             pytest.raises(NodeError, match="was removed while it was waited for"),
-            node_lock(tmp_path, "n", command="x", wait_s=5, sleep=remove_and_free),
+            node_lock(tmp_path, "n", command="x", wait_s=5, on_wait=remove_and_free),
         ):
             pass
 
