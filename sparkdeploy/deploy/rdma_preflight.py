@@ -56,32 +56,24 @@ def require_rdma(plan: Plan, nodes: Nodes) -> None:
 
     What keeps it from nothing, or could not be seen, is a warning.
     """
-    checks = probe_containers(plan, nodes)
-    failed = tuple(check for check in checks if check.verdict is Verdict.FAIL)
-    refuse_to_start(plan, failed)
-    for check in checks:
-        if check.verdict is not Verdict.OK:
-            console.warn(check.seen)
+    findings = probe_containers(plan, nodes)
+    refuse_to_start(plan, tuple(it for it in findings if it.verdict is Verdict.FAIL))
+    for finding in findings:
+        if finding.verdict is not Verdict.OK:
+            console.warn(finding.seen)
 
 
 def probe_containers(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
-    """Look into the engine image on every node whose part uses RDMA; none on machines without.
+    """Look into the engine image on every node whose rank uses RDMA; none on machines without.
 
     Nothing fails for a recipe that puts up with sockets.
     """
-
-    def probe(part: Part) -> list[Finding]:
-        return list(_probe(plan, part, nodes.node(part.node)))
-
     parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.topology, it.seat)]
-    found = [check for checks in at_once(probe, parts) for check in checks]
+    found = at_once(lambda part: list(_probe(plan, part, nodes.node(part.node))), parts)
+    findings = [finding for of_node in found for finding in of_node]
     if allows_sockets(plan.resolved):
-        found = [_softened(check) for check in found]
-    return tuple(found)
-
-
-def _softened(check: Finding) -> Finding:
-    return replace(check, verdict=Verdict.WARN) if check.verdict is Verdict.FAIL else check
+        findings = [_as_warning(finding) for finding in findings]
+    return tuple(findings)
 
 
 def check_all_reduce(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
@@ -89,18 +81,19 @@ def check_all_reduce(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
 
     Not beside a deployment: both would take from the same memory, and the guard ends what serves.
     """
-    if reason := _why_not(plan, nodes):
-        return (_sum_finding(plan.head.node, Verdict.NOT_SEEN, reason),)
     try:
+        reason = _why_not(plan, nodes)
         # That of a launch may be taken by what serves now.
-        port = free_port(plan.head.seat.address)
+        port = free_port(plan.head.seat.address) if not reason else 0
     except NodeError as error:
-        return (_sum_finding(plan.head.node, Verdict.NOT_SEEN, error.message),)
+        reason = error.message
+    if reason:
+        return (_sum(plan.head.node, Verdict.NOT_SEEN, reason),)
+    return tuple(at_once(lambda it: _add(plan, it, nodes.node(it.node), port), plan.parts))
 
-    def add(part: Part) -> Finding:
-        return _add(plan, part, nodes.node(part.node), port)
 
-    return tuple(at_once(add, plan.parts))
+def _as_warning(finding: Finding) -> Finding:
+    return replace(finding, verdict=Verdict.WARN) if finding.verdict is Verdict.FAIL else finding
 
 
 def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpec:
@@ -118,26 +111,31 @@ def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpe
 
 def _probe(plan: Plan, part: Part, node: Node) -> Iterator[Finding]:
     spec = replace(_spec(plan, part, rdma.__file__), gpus="none")
+    subject, check = "container with /dev/infiniband", "container"
     if not _has_image(node, spec.image):
-        yield _image_missing(plan, part)
+        seen = f"engine image: {_image_missing(plan, part.node)}"
+        fix = f"sparkdeploy up {plan.resolved.called} --cluster --prepare"
+        yield node_finding(check, part.node, Verdict.NOT_SEEN, seen, fix=fix)
         return
-    subject = "container with /dev/infiniband"
     try:
-        code, said = node.docker.run_to_end(spec, timeout_s=LOOK_TIMEOUT_S)
+        code, output = node.docker.run_to_end(spec, timeout_s=LOOK_TIMEOUT_S)
     except DockerRefusedError as error:
         # Such as a device that the machine does not have, or a limit that its user may not raise.
         fix = f"on {part.node}: ls -l /dev/infiniband"
         seen = f"{subject}: {error.message}"
-        yield node_finding("container", part.node, False, seen, "one that starts", fix)
+        yield node_finding(check, part.node, False, seen, "one that starts", fix)
         return
     except NodeError as error:
-        yield _unseen(part.node, subject, error.message, error.hint)
+        seen = f"{subject}: {error.message}"
+        yield node_finding(check, part.node, Verdict.NOT_SEEN, seen, fix=error.hint)
         return
-    fact = read_rdma(_after_mark(said, rdma.MARK))
-    if code != 0 or fact is None:
-        yield _unseen(part.node, subject, _last_line(said))
+    fact = read_rdma(_after_mark(output, rdma.MARK))
+    if code == 0 and fact is not None:
+        yield from rdma_checks(node.entry, fact, spec.env)
         return
-    yield from rdma_checks(node.entry, fact, spec.env)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    last = lines[-1] if lines else "the program said nothing"
+    yield node_finding(check, part.node, Verdict.NOT_SEEN, f"{subject}: {last}")
 
 
 def _why_not(plan: Plan, nodes: Nodes) -> str:
@@ -152,39 +150,12 @@ def _why_not(plan: Plan, nodes: Nodes) -> str:
         if serving is not None:
             return f"{serving} runs on {part.node}, and NCCL would take memory from it"
         if not _has_image(nodes.node(part.node), plan.images[-1].stage.tag):
-            return f"the image of {plan.resolved.recipe.name} is not on {part.node} yet"
+            return _image_missing(plan, part.node)
         free_bytes = seen.facts.memory_available_bytes or 0
         if free_bytes < SUM_NEEDS_BYTES:
             has, needs = format_gib(free_bytes), format_gib(SUM_NEEDS_BYTES)
             return f"{has} of memory are free on {part.node}, and it takes up to {needs}"
     return ""
-
-
-def _add(plan: Plan, part: Part, node: Node, port: int) -> Finding:
-    seat, count = part.seat, len(plan.parts)
-    arguments = (str(seat.rank), str(count), plan.head.seat.address, str(port))
-    spec = _spec(plan, part, all_reduce.__file__, *arguments)
-    try:
-        code, said = node.docker.run_to_end(spec, timeout_s=SUM_TIMEOUT_S)
-    except NodeError as error:
-        return _no_sum(part.node, error.message, error.hint)
-    added: _Added | None = None
-    with contextlib.suppress(ValueError):
-        added = TypeAdapter(_Added).validate_json(_after_mark(said, all_reduce.MARK))
-    if code != 0 or added is None:
-        return _why_no_sum(part, code, said)
-    if added.sum != count:
-        fix = "report it with what `sparkdeploy cluster check --json` says: NCCL adds up wrongly"
-        return _no_sum(part.node, f"{added.sum:g}", fix, expected=str(count))
-    facts = read_whole([said.encode()]).facts
-    value = f"{facts.transport.describe() or 'no transport told'}, {added.gb_per_s:g} GB/s"
-    adapters = chosen_adapters(spec.env, seat.rdma)
-    for finding in compare_backends(planned_transport(plan.resolved, spec.env, adapters), facts):
-        if finding.match is Match.DIFFERS:
-            fix = "what the image or the node lacks stands above"
-            check = _no_sum(part.node, value, fix, expected=finding.planned.wanted)
-            return check if finding.is_failure else _softened(check)
-    return _sum_finding(part.node, Verdict.OK, value)
 
 
 @dataclass(frozen=True)
@@ -195,25 +166,47 @@ class _Added:
     gb_per_s: float
 
 
-def _sum_finding(node: str, verdict: Verdict, value: str) -> Finding:
-    return node_finding("all_reduce", node, verdict, f"{SUBJECT}: {value}")
+def _add(plan: Plan, part: Part, node: Node, port: int) -> Finding:
+    seat, count = part.seat, len(plan.parts)
+    arguments = (str(seat.rank), str(count), plan.head.seat.address, str(port))
+    spec = _spec(plan, part, all_reduce.__file__, *arguments)
+    try:
+        code, output = node.docker.run_to_end(spec, timeout_s=SUM_TIMEOUT_S)
+    except NodeError as error:
+        return _sum(part.node, Verdict.FAIL, error.message, error.hint)
+    added: _Added | None = None
+    with contextlib.suppress(ValueError):
+        added = TypeAdapter(_Added).validate_json(_after_mark(output, all_reduce.MARK))
+    if code != 0 or added is None:
+        value, fix = _why_no_sum(code, output)
+        return _sum(part.node, Verdict.FAIL, value, fix)
+    if added.sum != count:
+        fix = "report it with what `sparkdeploy cluster check --json` says: NCCL adds up wrongly"
+        return _sum(part.node, Verdict.FAIL, f"{added.sum:g}", fix, expected=str(count))
+    facts = read_whole([output.encode()]).facts
+    value = f"{facts.transport.describe() or 'no transport logged'}, {added.gb_per_s:g} GB/s"
+    adapters = chosen_adapters(spec.env, seat.rdma)
+    for found in compare_backends(planned_transport(plan.resolved, spec.env, adapters), facts):
+        if found.match is Match.DIFFERS:
+            verdict = Verdict.FAIL if found.is_failure else Verdict.WARN
+            fix = "what the image or the node lacks stands above"
+            return _sum(part.node, verdict, value, fix, expected=found.planned.wanted)
+    return _sum(part.node, Verdict.OK, value)
 
 
-def _no_sum(node: str, value: str, fix: str | None, *, expected: str = "a sum") -> Finding:
-    return node_finding("all_reduce", node, False, f"{SUBJECT}: {value}", expected, fix)
+def _sum(
+    node: str, verdict: Verdict, value: str, fix: str | None = None, *, expected: str = ""
+) -> Finding:
+    expected = expected or ("a sum" if verdict is Verdict.FAIL else "")
+    return node_finding("all_reduce", node, verdict, f"{SUBJECT}: {value}", expected, fix)
 
 
-def _unseen(node: str, subject: str, why: str, fix: str | None = None) -> Finding:
-    return node_finding("container", node, Verdict.NOT_SEEN, f"{subject}: {why}", fix=fix)
-
-
-def _why_no_sum(part: Part, code: int, said: str) -> Finding:
-    if GAVE_UP in said:
-        value = f"no sum within {all_reduce.GIVE_UP_S} s"
+def _why_no_sum(code: int, output: str) -> tuple[str, str | None]:
+    if GAVE_UP in output:
         fix = "do packets of full size pass (above)? a switch between them must let RoCE through"
-        return _no_sum(part.node, value, fix)
-    cause = root_cause(said, code, oom_killed=False)
-    return _no_sum(part.node, cause.describe(), cause.hint)
+        return f"no sum within {all_reduce.GIVE_UP_S} s", fix
+    cause = root_cause(output, code, oom_killed=False)
+    return cause.describe(), cause.hint
 
 
 def _has_image(node: Node, tag: str) -> bool:
@@ -221,19 +214,11 @@ def _has_image(node: Node, tag: str) -> bool:
         return node.docker.find_image(tag) is not None
 
 
-def _image_missing(plan: Plan, part: Part) -> Finding:
-    recipe = plan.resolved.recipe.name
-    value = f"the image of {recipe} is not on {part.node} yet"
-    fix = f"sparkdeploy up {plan.resolved.called} --cluster --prepare"
-    return _unseen(part.node, "engine image", value, fix)
+def _image_missing(plan: Plan, node: str) -> str:
+    return f"the image of {plan.resolved.recipe.name} is not on {node} yet"
 
 
-def _after_mark(said: str, mark: str) -> str:
+def _after_mark(output: str, mark: str) -> str:
     """Return what stands behind the last mark of a line, wherever others' words end before it."""
-    _, _, text = said.rpartition(mark)
+    _, _, text = output.rpartition(mark)
     return text.partition("\n")[0]
-
-
-def _last_line(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "the program said nothing"
