@@ -129,7 +129,7 @@ def switch(
 ) -> None:
     """Serve another recipe at the address of a deployment. Port, key and aliases stay."""
     from sparkdeploy.deploy import names
-    from sparkdeploy.deploy.switch import at_address, served_at
+    from sparkdeploy.deploy.lifecycle import at_address, served_at
     from sparkdeploy.deploy.up import UpOptions
 
     if solo and cluster:

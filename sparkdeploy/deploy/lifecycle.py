@@ -1,8 +1,9 @@
-"""`stop`, `start`, `restart` and `rollback`: containers that exist end or start again."""
+"""`stop`, `start`, `restart`, `rollback`, `switch`: what is done with deployments that exist."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
@@ -12,20 +13,24 @@ from sparkdeploy.deploy.deployments import (
     no_deployment,
     nodes_with,
     refuse_as_worker,
+    require_deployment,
 )
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
-from sparkdeploy.deploy.nodes import connect_nodes
+from sparkdeploy.deploy.nodes import connect, connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
 from sparkdeploy.deploy.removal import require_known
-from sparkdeploy.deploy.serving import answers, served_by
+from sparkdeploy.deploy.serving import ServedDeployment, answers, served_by
 from sparkdeploy.deploy.wait import Watch, awaited_start, timing_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.container import own_tags
+from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
 from sparkdeploy.node.ports import is_port_free, port_owner
+from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.settings import load_settings
@@ -33,10 +38,14 @@ from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.deploy.deployments import Inspected
+    from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
+    from sparkdeploy.settings import Settings
+
+PORT, NAMES = "serve.port", "model.served_name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,3 +324,46 @@ def _timing_key_of(host: DockerHost, fact: ListedContainer) -> str:
     tags = own_tags(image.tags) if image is not None else ()
     image_name = tags[0] if tags else fact.image_id
     return timing_key(image_name, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))
+
+
+def served_at(name: str, settings: Settings) -> ServedDeployment:
+    """Return where and how clients ask a deployment that runs or is stopped.
+
+    Raises NodeError without one, and for one whose key is another user's.
+    """
+    with connect(settings) as host:
+        found = require_deployment(host, name)
+    refuse_as_worker(found)
+    user, served = found.current.user, served_by(found.current, settings)
+    # A key stays in its user's own folder: the caller's would be another, and no client has it.
+    if served.key_file is not None and is_another(user):
+        raise NodeError(
+            f"{name} is public and {user} deployed it: its clients have a key that only that user "
+            "can keep",
+            hint=f"have {user} switch it, or replace it under your own key: "
+            f"`sparkdeploy up RECIPE --name {name} --public`",
+        )
+    return served
+
+
+def at_address(request: Request, served: ServedDeployment, settings: Settings) -> Request:
+    """Return the request as one that answers there; what it sets itself goes before.
+
+    The new model keeps its own name and gets the aliases: a client that asks for the old model by
+    its name learns that it is not there, and never answered by another one.
+    """
+    from sparkdeploy.deploy.request import resolve  # noqa: PLC0415 - the rest reads no recipe
+
+    given = [item for item in request.assignments if item]
+    taken: list[str] = []
+    if not any(is_set(PORT, item) for item in given):
+        taken.append(f"{PORT}={served.port}")
+    aliases = served.models[1:]
+    if aliases and not any(is_set(NAMES, item) for item in given):
+        own = resolve(request, settings).recipe.model.served_names
+        names = dict.fromkeys((*own, *aliases))
+        if len(names) > len(own):
+            taken.append(f"{NAMES}={json.dumps([*names])}")
+    exposure = Exposure.LOOPBACK if served.key_file is None else Exposure.PUBLIC
+    deployment = replace(request.deployment, exposure=exposure)
+    return replace(request, assignments=(*taken, *given), deployment=deployment)

@@ -32,14 +32,6 @@ COUNTERS_TIMEOUT_S = 2.0
 _UNITS = (("h", 3600), ("m", 60), ("s", 1))
 
 
-def served_model(host: DockerHost, container_id: str, settings: Settings) -> ServedModel:
-    """Return the client of a container of ours, with its key; NodeError when it is gone."""
-    fact = host.find_container(container_id)
-    if fact is None:
-        raise NodeError(f"container {container_id[:12]} is gone")
-    return model_of(fact, settings, host)
-
-
 def model_of(
     fact: ContainerFact, settings: Settings, host: DockerHost | None = None
 ) -> ServedModel:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import deployments_in, find_deployment
-from sparkdeploy.deploy.download import bring_models
 from sparkdeploy.deploy.expectation import expectation_of
-from sparkdeploy.deploy.image_pin import with_known_image
+from sparkdeploy.deploy.inputs import bring_models, with_known_image
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, naming, ranks_lock

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from sparkdeploy.deploy.expectation import verify_rank
-from sparkdeploy.deploy.serving import served_model
+from sparkdeploy.deploy.serving import model_of
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.lock import watching
@@ -157,7 +157,7 @@ class Watch:
         with (
             watching(settings.lock_dir, settings.node_name, name, command=command),
             console.step(start_title(name)) as step,
-            served_model(head.docker, head_id, settings) as model,
+            model_of(_require_container(head, head_id), settings, head.docker) as model,
         ):
             self._awaited = self._recalled_stages()
             step.stages(list(self._awaited.values()))

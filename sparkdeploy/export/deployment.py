@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.deploy.lifecycle import PORT
 from sparkdeploy.deploy.request import (
     from_anywhere,
     plan_for,
@@ -17,7 +18,6 @@ from sparkdeploy.deploy.request import (
     sets_variables,
     up_words,
 )
-from sparkdeploy.deploy.switch import PORT
 from sparkdeploy.deploy.wait import NOT_KNOWN
 from sparkdeploy.errors import BuildError, CheckpointError, UsageError
 from sparkdeploy.export.compose_file import Export, ExportedFile, compose_text

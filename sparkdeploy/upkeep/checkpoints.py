@@ -28,7 +28,7 @@ from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes, verify_headers
 from sparkdeploy.deploy.deployments import list_deployments
-from sparkdeploy.deploy.download import repositories_of
+from sparkdeploy.deploy.inputs import repositories_of
 from sparkdeploy.deploy.lock import deploy_lock, refuse_used
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, resolve

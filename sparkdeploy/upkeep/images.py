@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.image_pin import pin_image, refuse_missing_mods
+from sparkdeploy.deploy.inputs import pin_image, refuse_missing_mods
 from sparkdeploy.deploy.lock import refuse_used
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.prepare import build_stages

@@ -64,7 +64,6 @@ REVIEWED = {
     "deploy/removal.py": {"name"},
     "deploy/replace.py": {"self.name"},
     "deploy/status.py": {"name"},
-    "deploy/switch.py": {"name"},
     "deploy/up.py": {"name"},
     "deploy/wait.py": {"self.launch.command"},
     "export/neighbour.py": {"text"},

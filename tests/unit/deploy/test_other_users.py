@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import removal, switch
+from sparkdeploy.deploy import lifecycle, removal
 from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.monitor import status as operating
@@ -75,12 +75,12 @@ def test_a_public_deployment_of_another_user_is_not_switched_to_another_key(
 ) -> None:
     marks = {"port": "8123", "served_name": "old", "exposure": exposure}
     engine = FakeContainers.of(container("sparkdeploy-main", user=user, **marks))
-    monkeypatch.setattr(switch, "connect", lambda _settings: engine)
+    monkeypatch.setattr(lifecycle, "connect", lambda _settings: engine)
     if not (is_anothers and exposure == "public"):
-        assert switch.served_at("main", load_settings()).port == 8123
+        assert lifecycle.served_at("main", load_settings()).port == 8123
         return
     with pytest.raises(NodeError, match="main is public and anna deployed it") as caught:
-        switch.served_at("main", load_settings())
+        lifecycle.served_at("main", load_settings())
     assert caught.value.hint is not None
     assert "have anna switch it" in caught.value.hint
     assert "up RECIPE --name main --public" in caught.value.hint

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import switch
+from sparkdeploy.deploy import lifecycle
+from sparkdeploy.deploy.lifecycle import at_address, served_at
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.deploy.serving import ServedDeployment
-from sparkdeploy.deploy.switch import at_address, served_at
 from sparkdeploy.deploy.wait import NOT_KNOWN, expected_downtime
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.launch import Exposure
@@ -33,7 +33,7 @@ def serving(**more: str) -> FakeContainers:
 
 
 def reached(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> None:
-    monkeypatch.setattr(switch, "connect", lambda _settings: engine)
+    monkeypatch.setattr(lifecycle, "connect", lambda _settings: engine)
 
 
 def test_port_key_aliases_and_nodes_are_those_of_what_serves(
