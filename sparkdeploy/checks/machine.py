@@ -1,24 +1,18 @@
-"""One machine: its processor and GPU, its memory, sparkdeploy's folders, and its network."""
+"""One machine: its GPU and driver, its memory, its kernel and firmware."""
 
 from __future__ import annotations
 
-import functools
-import shlex
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy import yaml_text
-from sparkdeploy.checks.finding import Finding, fail, not_seen, ok, warn
-from sparkdeploy.node.lock import made_anew
-from sparkdeploy.node.shared_files import ROOT_UID, user_name
+from sparkdeploy.checks.finding import fail, not_seen, ok, warn
+from sparkdeploy.checks.known import failing
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.checks.host_facts import Folder, NeededHost
+    from sparkdeploy.checks.known import KnownBad
     from sparkdeploy.node.facts import GpuFact, GpuProcess
 
 SPARK_CAPABILITY = "12.1"
@@ -34,43 +28,6 @@ SWAPPED_BYTES = 2**30
 REVIVE_DRIVER = "sudo reboot, after an update of the driver; else `sudo dmesg | grep -i nvrm`"
 DROP_CACHES = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
 _FOLDER = "`sparkdeploy config` shows its folder"
-NEEDED_FOR = {
-    "hub": (
-        "downloads of models",
-        f"set `hub` in config.yaml ({_FOLDER}), or copy the model into HF_HUB_CACHE",
-    ),
-    "package_index": (
-        "image builds",
-        f"set `index_url` or `wheelhouse` in config.yaml ({_FOLDER}), or a proxy",
-    ),
-    "container_registry": (
-        "base images",
-        f"set `container_registry` in config.yaml ({_FOLDER}); without one the base is made from "
-        "Debian packages",
-    ),
-}
-"""For each host: what fails without it, and the fix."""
-KNOWN_PORTS = {
-    6379: "Ray's store",
-    8265: "Ray's dashboard, which runs any job it is sent",
-    11434: "Ollama",
-}
-"""Ports of model servers that answer anyone when they are left open."""
-
-
-def check_architecture(found: str | None) -> Finding:
-    check = "machine.architecture"
-    if found is None:
-        return not_seen(check, "`uname -m` did not answer")
-    if found in {"aarch64", "x86_64"}:
-        return ok(check, found)
-    fix = "use a machine with x86_64 or aarch64 processors"
-    return fail(check, f"there is no vLLM for {found}", fix)
-
-
-def check_system(name: str | None) -> Finding:
-    check = "machine.system"
-    return ok(check, name) if name else not_seen(check, "/etc/os-release cannot be read")
 
 
 def check_gpu(
@@ -190,92 +147,6 @@ def check_page_cache(meminfo: Mapping[str, int], needed_bytes: int | None) -> Fi
     return warn(check, f"{seen}: {needed}", DROP_CACHES)
 
 
-def check_oom_kills(vmstat: str | None) -> Finding:
-    check = "machine.oom_kills"
-    counts = dict(line.split(maxsplit=1) for line in (vmstat or "").splitlines() if " " in line)
-    if not counts.get("oom_kill", "").strip().isdecimal():
-        return not_seen(check, "the kernel does not count programs it killed for memory")
-    count = int(counts["oom_kill"])
-    if count == 0:
-        return ok(check, "the kernel has killed nothing for memory since the start")
-    killed = f"{count} program{'s' if count > 1 else ''}"
-    seen = f"the kernel has killed {killed} for memory since the machine started"
-    return warn(check, seen, "sudo dmesg | grep -i 'killed process'")
-
-
-def folder_findings(folders: Iterable[Folder], *, caller_uid: int) -> Iterator[Finding]:
-    for folder in folders:
-        check = f"folders.{folder.role}"
-        if folder.owner_uid is None:
-            yield ok(check, f"{folder.path} does not exist yet; it is created when needed")
-        elif folder.role == "lock":
-            yield _check_lock(check, folder, folder.owner_uid, caller_uid)
-        elif folder.is_writable:
-            yield ok(check, folder.path)
-        else:
-            seen = f"uid {caller_uid} cannot write {folder.path} of uid {folder.owner_uid}"
-            yield fail(check, seen, f"sudo chown -R {caller_uid} {shlex.quote(folder.path)}")
-
-
-def _check_lock(check: str, folder: Folder, owner_uid: int, caller_uid: int) -> Finding:
-    """All users share it: other users' commands refuse a folder that one of them owns."""
-    owned, fix = f"{folder.path} belongs to {user_name(owner_uid)}", made_anew(Path(folder.path))
-    if owner_uid not in {ROOT_UID, caller_uid}:
-        return fail(check, f"{owned}, and all users share it", fix)
-    if not folder.is_writable:
-        return fail(check, f"{owned} and cannot be written", fix)
-    return ok(check, folder.path)
-
-
-def check_duplicates(copies: Sequence[str], hub_cache: str) -> Finding:
-    check = "folders.duplicates"
-    if not copies:
-        return ok(check, "the model is in no second cache")
-    seen = f"the model is in {', '.join(copies)} too, and {hub_cache} is the cache in use"
-    fix = f"keep one: set HF_HUB_CACHE to it, and remove the other (ls {shlex.quote(copies[0])})"
-    return warn(check, seen, fix)
-
-
-@dataclass(frozen=True, slots=True)
-class KnownBad:
-    part: str
-    """`driver`, `kernel`, or a part with firmware as doctor names it."""
-    version: str
-    why: str
-    fix: str
-    source: str
-    unless: str | None = None
-    """A kernel option that avoids the fault."""
-
-    def describe(self) -> str:
-        return f"{self.why} ({self.source})"
-
-
-@functools.cache
-def known_bad() -> tuple[KnownBad, ...]:
-    return tuple(
-        KnownBad(**row) for row in yaml_text.load_file(Path(__file__).with_name("known_bad.yaml"))
-    )
-
-
-def failing(
-    part: str,
-    version: str,
-    options: Container[str] = (),
-    rows: tuple[KnownBad, ...] | None = None,
-) -> KnownBad | None:
-    """Return the row that a version falls under; `options` are the running kernel's."""
-    known = known_bad() if rows is None else rows
-    return next((row for row in known if _matches(row, part, version, options)), None)
-
-
-def _matches(row: KnownBad, part: str, version: str, options: Container[str]) -> bool:
-    rest = version.removeprefix(row.version)
-    # 59 does not match 590, nor 7.0.0-101 match 7.0.0-1019.
-    is_version = version == row.version or (rest != version and not rest[0].isalnum())
-    return row.part == part and is_version and row.unless not in options
-
-
 def check_kernel(kernel: str | None, options: Container[str]) -> Finding:
     check = "machine.kernel"
     if kernel is None:
@@ -298,45 +169,3 @@ def check_firmware(
         if row is not None:
             return warn(check, f"{seen}: {part} {version}: {row.describe()}", row.fix)
     return ok(check, seen)
-
-
-def reach_findings(reached: Mapping[NeededHost, bool]) -> Iterator[Finding]:
-    for target, is_reached in reached.items():
-        check = f"network.{target.name}"
-        place = f"{'the proxy ' if target.is_proxy else ''}{target.host}:{target.port}"
-        if is_reached:
-            yield ok(check, f"{place} answers")
-        else:
-            use, remedy = NEEDED_FOR[target.name]
-            yield warn(check, f"{place} does not answer: no {use}", remedy)
-
-
-def check_localhost(addresses: Sequence[str]) -> Finding:
-    """Check the address of `localhost`: a server on 127.0.0.1 is not on ::1."""
-    check = "network.localhost"
-    if not addresses:
-        return not_seen(check, "localhost cannot be looked up")
-    if "127.0.0.1" not in addresses:
-        return warn(
-            check,
-            f"localhost means {addresses[0]}, and deployments listen on 127.0.0.1",
-            "use http://127.0.0.1 in clients, or add `127.0.0.1 localhost` to /etc/hosts",
-        )
-    first = f"localhost means {addresses[0]} first"
-    return ok(check, first if addresses[0] == "127.0.0.1" else f"{first}: give clients 127.0.0.1")
-
-
-def check_open_ports(open_ports: frozenset[int] | None) -> Finding:
-    check = "ports.open"
-    if open_ports is None:
-        return not_seen(check, "/proc/net/tcp cannot be read")
-    named = ", ".join(
-        f"{port} ({KNOWN_PORTS[port]})" for port in sorted(open_ports & KNOWN_PORTS.keys())
-    )
-    if not named:
-        return ok(check, "none of Ray's and Ollama's ports is open to the network")
-    return warn(
-        check,
-        f"open to the whole network: {named}",
-        "bind them to 127.0.0.1 (Ollama: OLLAMA_HOST=127.0.0.1), or close them in the firewall",
-    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import not_seen, ok, warn
+from sparkdeploy.checks.known import known, model_servers
 from sparkdeploy.checks.machine import (
     BUSY_PERCENT,
     DROP_CACHES,
@@ -39,30 +39,7 @@ IDLE_POWER_W = 30.0
 (eugr/spark-vllm-docker#260)."""
 COOL_DOWN = "give it air and its own power supply; nvidia-smi -q -d PERFORMANCE shows more"
 WATCH_TOKENS = "sparkdeploy status --watch shows tokens/s; if there are none: sparkdeploy diagnose"
-SLOWDOWNS = {
-    0x08: "hardware slowdown",
-    0x20: "too hot (software)",
-    0x40: "too hot (hardware)",
-    0x80: "power brake",
-}
-"""NVML's bits of clocks_event_reasons that no user sets."""
 XID = re.compile(r"NVRM: Xid \([^)]*\): ([0-9]+)", re.ASCII)
-XID_MEANINGS = {
-    8: "a channel did not end in time",
-    13: "an error in a kernel",
-    31: "a kernel read or wrote where it may not",
-    43: "a program's work was stopped",
-    45: "a program's work was cleared away",
-    48: "memory error that cannot be corrected",
-    62: "its own controller halted",
-    79: "it no longer answers on its bus",
-    109: "a switch between programs did not end",
-    119: "its own processor (GSP) did not answer",
-    120: "its own processor (GSP) failed",
-}
-"""After NVIDIA's list of Xids (docs.nvidia.com/deploy/xid-errors)."""
-OF_PROGRAMS = frozenset({13, 31, 43, 45})
-"""Xids that the computing program causes; the GPU goes on."""
 NO_MEMORY = "NV_ERR_NO_MEMORY"
 _COMPLAINT = re.compile(r"\bNV_ERR_|\bfail(?:ed|ure)\b|\berror\b", re.IGNORECASE)
 
@@ -163,22 +140,22 @@ def _grown(before: int | None, after: int | None) -> int | None:
 def check_strain(strains: Sequence[GpuStrain | None]) -> Finding:
     """Check that a GPU that reports load works, by two readings: one alone may be a pause."""
     check = "gpu.strain"
-    known = [item for item in strains if item is not None and item.utilization_percent is not None]
-    if len(known) < 2:
+    read = [item for item in strains if item is not None and item.utilization_percent is not None]
+    if len(read) < 2:
         return not_seen(check, "nvidia-smi did not report the GPU's load twice")
-    last = known[-1]
+    last = read[-1]
     power = "" if last.power_w is None else f", {last.power_w:g} W"
     clock = "" if last.sm_clock_mhz is None else f" at {last.sm_clock_mhz:g} MHz"
     seen = f"{last.utilization_percent:g} % busy{clock}{power}"
-    if any((item.utilization_percent or 0.0) < BUSY_PERCENT for item in known):
+    if any((item.utilization_percent or 0.0) < BUSY_PERCENT for item in read):
         return ok(check, seen)
-    bits = known[0].slowdown_bits & last.slowdown_bits
-    slowed = [word for bit, word in SLOWDOWNS.items() if bits & bit]
+    bits = read[0].slowdown_bits & last.slowdown_bits
+    slowed = [word for bit, word in known()["slowdowns"].items() if bits & bit]
     if slowed:
         return warn(check, f"{seen}, slowed down: {', '.join(slowed)}", COOL_DOWN)
-    if all(map(_is_stuck, known)):
+    if all(map(_is_stuck, read)):
         return warn(check, f"{seen}, of {last.max_sm_clock_mhz:g} MHz: stuck low", UNSTICK)
-    if all(map(_draws_idle_power, known)):
+    if all(map(_draws_idle_power, read)):
         return warn(
             check, f"{seen}: a GB10 that works takes more, an engine may hang", WATCH_TOKENS
         )
@@ -203,13 +180,14 @@ def check_xids(log: Sequence[str] | None) -> Finding:
     if not counts:
         return ok(check, "the driver reported no error of the GPU since the start")
     errors = ", ".join(_describe(number, count) for number, count in counts.most_common())
-    is_mild = counts.keys() <= OF_PROGRAMS
+    is_mild = counts.keys() <= set(known()["xids_of_programs"])
     fix = "sparkdeploy diagnose: the engine made it" if is_mild else "sudo reboot"
     return warn(check, f"since the start: {errors}", fix)
 
 
 def _describe(number: int, count: int) -> str:
-    meaning = f" ({XID_MEANINGS[number]})" if number in XID_MEANINGS else ""
+    meanings = known()["xids"]
+    meaning = f" ({meanings[number]})" if number in meanings else ""
     return f"Xid {number}{meaning}" + (f" {count} times" if count > 1 else "")
 
 
@@ -232,45 +210,6 @@ def check_driver_log(log: Sequence[str] | None) -> Finding:
         seen = f"{len(complaints)} errors since the start, the last: {last[:160]}"
         return warn(check, seen, "sudo dmesg | grep NVRM; if it goes on: sudo reboot")
     return ok(check, "the driver reported no other error since the start")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelServer:
-    """A program, recognised by its container's name or image, or by its process."""
-
-    title: str
-    stop: str
-    """The command that stops it; {name} is the container's."""
-    name: str = r"(?!)"
-    image: str = r"(?!)"
-    program: str = r"(?!)"
-
-    def is_container(self, neighbour: NeighbourFact) -> bool:
-        named, made = re.search(self.name, neighbour.name), re.search(self.image, neighbour.image)
-        return named is not None or made is not None
-
-
-SERVERS = (
-    ModelServer("sparkrun", "sparkrun stop --all", name=r"^sparkrun_"),
-    ModelServer(
-        "spark-vllm-docker",
-        "./launch-cluster.sh stop, in its folder, or: docker stop {name}",
-        name=r"^vllm[_-]node",
-        image=r"(^|/)vllm[_-]node",
-    ),
-    ModelServer(
-        "Ollama",
-        "`ollama stop MODEL` frees memory; docker stop {name}",
-        image=r"(^|/)ollama(/ollama)?(:|@|$)",
-    ),
-    ModelServer("llama-swap", "docker stop {name}", image=r"(^|/)llama-swap(:|@|$)"),
-    ModelServer(
-        "Ollama", "`ollama stop MODEL` frees memory; sudo systemctl stop ollama", program=r"^ollama"
-    ),
-    ModelServer("llama-swap", "stop llama-swap, which restarts models", program=r"^llama-swap"),
-    ModelServer("llama.cpp", "stop llama-server", program=r"^llama-server"),
-)
-"""The first that matches a container counts: sparkrun also runs spark-vllm-docker's images."""
 
 
 def check_other_servers(
@@ -300,11 +239,11 @@ def _running(
     neighbours: Sequence[NeighbourFact], programs: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     for item in neighbours:
-        server = next((it for it in SERVERS if it.is_container(item)), None)
+        server = next((it for it in model_servers() if it.is_container(item)), None)
         if server is not None:
             stop = server.stop.format(name=item.name)
             yield server.title, f"{server.title} (container {item.name})", stop
     for program in programs:
-        server = next((it for it in SERVERS if re.search(it.program, program)), None)
+        server = next((it for it in model_servers() if re.search(it.program, program)), None)
         if server is not None:
             yield server.title, f"{server.title} (process {program})", server.stop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from dataclasses import replace
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from sparkdeploy.checks import docker, report
-from sparkdeploy.checks import machine as machine_checks
 from sparkdeploy.checks.finding import fail, not_seen
-from sparkdeploy.checks.host_facts import (
-    HostTargets,
+from sparkdeploy.checks.host import (
+    CheckedHost,
     NeededHost,
     TimeLimitedMachine,
+    booting,
+    host_findings,
     own_folders,
-    read_host_facts,
+    processor,
 )
 from sparkdeploy.checks.survey import survey
 from sparkdeploy.checks.symptoms import check_other_servers, gpu_symptoms, machine_symptoms
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.checks.host_facts import HostFacts, TargetName
+    from sparkdeploy.checks.host import TargetName
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.host import DockerHost
@@ -120,26 +120,26 @@ def examine(
     restarts = _Task(host.endless_gpu_containers if host is not None else tuple)
     neighbours = _Task(host.neighbours if host is not None else tuple)
     symptom_task = _Task(lambda: look_for_symptoms(limited))
-    seen = read_host_facts(limited, _host_targets(resolved, settings))
+    looked_at = _host(limited, resolved, settings)
+    kind, units = _Task(lambda: processor(looked_at)), _Task(lambda: booting(looked_at))
+    of_host = host_findings(looked_at)
     seen_plan = draft.wait(started_s + DEADLINE_S)
     endless = restarts.wait(started_s + DEADLINE_S)
     beside = neighbours.wait(started_s + DEADLINE_S)
     symptoms = symptom_task.wait(started_s + DEADLINE_S) or SymptomFact()
+    booted = units.wait(started_s + DEADLINE_S) or frozenset()
     findings = (
-        machine_checks.check_architecture(seen.architecture),
-        machine_checks.check_system(seen.system),
-        machine_checks.check_oom_kills(seen.vmstat),
         _engine_finding(connection.error, draft.error, seen_plan),
-        *_architecture_findings(seen_plan, seen),
+        *_architecture_findings(seen_plan, kind.wait(started_s + DEADLINE_S)),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
-        *_plan_findings(draft, seen_plan, seen, settings),
+        *_plan_findings(draft, seen_plan, booted, settings),
         *machine_symptoms(symptoms),
         *(
             (*gpu_symptoms(symptoms), check_other_servers(beside, symptoms.programs))
             if resolved.engine.runs_on != "cpu"
             else ()
         ),
-        *_host_findings(seen),
+        *of_host,
         *recipe_findings(resolved.recipe, resolved.engine),
     )
     if host is not None and seen_plan is not None and endless is not None:
@@ -173,22 +173,21 @@ def _engine_finding(
     return docker.check_engine(info, late, "sudo systemctl restart docker")
 
 
-def _architecture_findings(plan: Plan | None, seen: HostFacts) -> Iterator[Finding]:
+def _architecture_findings(plan: Plan | None, kind: str | None) -> Iterator[Finding]:
     node = plan.observed.head.facts if plan is not None else None
     if node is not None and node.docker is not None:
-        processor = spelled(seen.architecture or "") or seen.architecture
-        yield docker.check_architecture(node.architecture, processor)
+        yield docker.check_architecture(node.architecture, spelled(kind or "") or kind)
 
 
 def _plan_findings(
-    draft: _Task[Plan], plan: Plan | None, seen: HostFacts, settings: Settings
+    draft: _Task[Plan], plan: Plan | None, booted: frozenset[str], settings: Settings
 ) -> Iterator[Finding]:
     if plan is not None:
         yield from doctor_findings(plan)
         head = plan.observed.head
         yield from docker.deployment_findings(
             head.containers,
-            booting=seen.booting,
+            booting=booted,
             attended=_attended(head.containers, settings),
         )
     elif draft.error is not None:
@@ -204,19 +203,11 @@ def _attended(containers: Sequence[ListedContainer], settings: Settings) -> dict
     return {name: attendant.describe() for name, attendant in found if attendant is not None}
 
 
-def _host_findings(seen: HostFacts) -> Iterator[Finding]:
-    yield from machine_checks.folder_findings(seen.folders, caller_uid=os.geteuid())
-    hub_cache = next((item.path for item in seen.folders if item.role == "hub_cache"), "")
-    yield machine_checks.check_duplicates(seen.duplicates, hub_cache)
-    yield machine_checks.check_open_ports(seen.open_ports)
-    yield from machine_checks.reach_findings(seen.reached)
-    yield machine_checks.check_localhost(seen.localhost)
-
-
-def _host_targets(resolved: Resolved, settings: Settings) -> HostTargets:
+def _host(machine: TimeLimitedMachine, resolved: Resolved, settings: Settings) -> CheckedHost:
     usual = [Path("~/.cache/huggingface/hub").expanduser(), Path("/root/.cache/huggingface/hub")]
     others = dict.fromkeys(str(item) for item in usual if item != settings.hub_cache)
-    return HostTargets(
+    return CheckedHost(
+        machine,
         folders=own_folders(settings),
         other_hub_caches=tuple(others),
         model_folder="models--" + resolved.recipe.model.known_as.replace("/", "--"),

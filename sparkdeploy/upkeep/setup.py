@@ -18,7 +18,7 @@ from sparkdeploy import shell
 from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.checks import docker, machine
 from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
-from sparkdeploy.checks.host_facts import HostTargets, own_folders, read_host_facts
+from sparkdeploy.checks.host import CheckedHost, folder_findings, own_folders
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.base import missing_packages
@@ -102,7 +102,6 @@ def find_needs(settings: Settings, *, rehearsal: bool) -> tuple[Need, ...]:
     )
     # Whoever calls through sudo will work without it.
     base = missing_packages(int(os.environ.get("SUDO_UID", uid)))
-    seen = read_host_facts(THIS_MACHINE, HostTargets(own_folders(settings)))
     lock_entry = facts.read_or_none(THIS_MACHINE, LOCK_ENTRY) or ""
     needs = (
         Need(check_gpu(gpu)),
@@ -110,7 +109,7 @@ def find_needs(settings: Settings, *, rehearsal: bool) -> tuple[Need, ...]:
         *([Need(docker.check_nvidia_runtime(has_runtime=has_runtime))] if gpu.gpus else []),
         Need(check_disk(images, facts.free_bytes(images), serves=bool(gpu.gpus))),
         check_base(base, system, has_registry=bool(base) and _registry_answers(settings)),
-        *map(Need, machine.folder_findings(seen.folders, caller_uid=uid)),
+        *map(Need, folder_findings(CheckedHost(THIS_MACHINE, own_folders(settings)))),
         check_lock(str(settings.lock_dir), lock_entry),
     )
     return tuple(_without_sudo(need) if uid == ROOT_UID else need for need in needs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.chat import answer
-from sparkdeploy.checks import symptoms
+from sparkdeploy.checks.known import model_servers
 from sparkdeploy.cli import main
 from sparkdeploy.estimate import model
 from sparkdeploy.image import failures
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 SEARCH, WHOLE = frozenset({"search"}), frozenset({"fullmatch"})
 IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
-    "checks/symptoms.py:_running": (lambda: (it.program for it in symptoms.SERVERS), SEARCH),
-    "checks/symptoms.py:is_container": (
-        lambda: (text for it in symptoms.SERVERS for text in (it.name, it.image)),
+    "checks/symptoms.py:_running": (lambda: (it.program for it in model_servers()), SEARCH),
+    "checks/known.py:is_container": (
+        lambda: (text for it in model_servers() for text in (it.name, it.image)),
         SEARCH,
     ),
     "cli/main.py:_show_misuse": (lambda: main._MISUSES, frozenset({"sub"})),

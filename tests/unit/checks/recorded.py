@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sparkdeploy import labels
-from sparkdeploy.checks.host_facts import TCP_CONNECT
+from sparkdeploy.checks.host import TCP_CONNECT
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, NeighbourFact
 from sparkdeploy.node.reports import EngineInfo, read_engine_info

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checks import docker, host_facts, machine, report
+from sparkdeploy.checks import docker, host, report
 from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
-from sparkdeploy.checks.host_facts import READ_TIMEOUT_S, TimeLimitedMachine, read_host_facts
+from sparkdeploy.checks.host import READ_TIMEOUT_S, TimeLimitedMachine
 from sparkdeploy.deploy import doctor as room
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.facts import parse_gpu_processes, parse_gpus
+from sparkdeploy.node.facts import THIS_MACHINE, parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan import preflight
@@ -344,10 +344,10 @@ def test_no_output_of_a_command_is_too_strange(first: str, second: str) -> None:
         def run(self, argv: Sequence[str], *, timeout_s: float) -> Any:
             return type("Done", (), {"exit_code": 0, "stdout": second, "stderr": first})()
 
-    targets = host_facts.HostTargets(
-        {"state": "/x"}, targets=(host_facts.NeededHost("hub", "h", 1),)
-    )
-    read_host_facts(TimeLimitedMachine(Strange()), targets)
+    folders, targets = {"hub_cache": "/x", "lock": "/y"}, (host.NeededHost("hub", "h", 1),)
+    machine = TimeLimitedMachine(Strange())
+    assert host.host_findings(host.CheckedHost(machine, folders, ("/z",), "models--a--b", targets))
+    assert host.booting(host.CheckedHost(machine, folders)) is not None
     parse_gpus(second)
     parse_gpu_processes(second)
 
@@ -446,10 +446,17 @@ def test_speeds_of_the_122b_are_told_of_no_other_model(shipped: Library) -> None
     ],
 )
 def test_a_lock_folder_of_another_user_fails_with_what_mends_it(
-    owner_uid: int, is_writable: bool, verdict: Verdict, place: str, fix: str
+    monkeypatch: pytest.MonkeyPatch,
+    owner_uid: int,
+    is_writable: bool,
+    verdict: Verdict,
+    place: str,
+    fix: str,
 ) -> None:
-    shared = host_facts.Folder("lock", place, owner_uid, is_writable)
-    found = list(machine.folder_findings([shared], caller_uid=1000))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    answers = {"stat": f"{owner_uid}\n", "test": "" if is_writable else None}
+    monkeypatch.setattr(host.CheckedHost, "output", lambda _self, program, *_: answers[program])
+    found = list(host.folder_findings(host.CheckedHost(THIS_MACHINE, {"lock": place})))
     assert [item.verdict for item in found] == [verdict]
     assert found[0].fix == (None if verdict is Verdict.OK else fix)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checks import machine, symptoms
 from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.checks.machine import KnownBad
+from sparkdeploy.checks.known import KnownBad, failing
 from sparkdeploy.node.container import NeighbourFact
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.node.symptoms import (
@@ -263,7 +263,7 @@ def test_the_drivers_complaints_are_told_and_its_greeting_is_none() -> None:
     ],
 )
 def test_known_bad_versions(part: str, version: str, options: str, is_bad: bool) -> None:
-    row = machine.failing(part, version, frozenset(options.split()))
+    row = failing(part, version, frozenset(options.split()))
     assert (row is not None) == is_bad
 
 
