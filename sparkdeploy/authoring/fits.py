@@ -6,8 +6,7 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sparkdeploy.authoring.machine import HERE
-from sparkdeploy.authoring.outlook import VERDICT_INKS, WhenMissing, facts_folder, ground_for
+from sparkdeploy.authoring.outlook import HERE, VERDICT_INKS, WhenMissing, facts_folder, ground_for
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits, Tenant, Together

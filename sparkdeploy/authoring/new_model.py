@@ -1,12 +1,16 @@
-"""What is known of a model that `new` writes a recipe for, and the first engine that serves it."""
+"""What is known of a model that `new` writes a recipe for: the first engine that serves it, and
+what it cannot have of another recipe's conversion."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.conversion import Conversion
+from sparkdeploy.plan.missing import unfit_for
+from sparkdeploy.plan.observe import conversion_of
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.recipe.releases import (
@@ -25,19 +29,15 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.published import PublishedConfig
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.releases import Family
-    from sparkdeploy.recipe.schema import Weights
+    from sparkdeploy.recipe.schema import Recipe, Weights
     from sparkdeploy.settings import Settings
 
 USUAL, NEWEST, COMPILED = "cuda-0.25", "cuda-0.33", "cuda-0.19"
 """In the order in which they are tried."""
 USUAL_WHY = "the usual one"
 CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_target_positions",
-    "seq_length",
-    "max_seq_len",
-    "model_max_length",
+    *("max_position_embeddings", "n_positions", "max_target_positions", "seq_length"),
+    *("max_seq_len", "model_max_length"),
 )
 """Where configurations say how long a request may be; vLLM reads the same."""
 CONTEXT_LIMIT = 1 << 24
@@ -54,6 +54,17 @@ _POOLING = re.compile(
 )
 """Architectures that vLLM's registry has for embeddings, scores and classes."""
 _SPEECH = re.compile(r"Whisper|ASR|Asr[A-Z]|Transcrib|FireRedLID|VoxtralRealtime")
+UNCONVERTED = Conversion()
+PARTS = {
+    # Whole, for a mapping is laid over the one of the recipe that is extended.
+    "fp8_mode": ("fp8_dense", '{mode: "off", source: null, from: source}'),
+    "shared_experts": ("shared_experts", "bf16"),
+    "lm_head": ("lm_head", "bf16"),
+    "draft_rows": ("draft_lm_head", "null"),
+    "mtp_weights": ("mtp_weights", "bf16"),
+    "mtp": ("mtp", '"off"'),
+}
+"""Each part of a conversion: its setting under `checkpoint`, and what switches it off, as YAML."""
 _POOLING_NAME = re.compile(r"embedding|rerank")
 _POOLING_FILES = frozenset(
     {"modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"}
@@ -82,11 +93,10 @@ class NewModel:
     @property
     def architectures(self) -> list[str]:
         named = self.published.config.get("architectures")
-        found = named[:MOST_ARCHITECTURES] if isinstance(named, list) else []
-        return [str(item) for item in found]
+        return [str(it) for it in named[:MOST_ARCHITECTURES]] if isinstance(named, list) else []
 
-    def told(self) -> str:
-        """Return its architectures as a note may say them."""
+    def describe(self) -> str:
+        """Return its architectures as a note may name them."""
         names = self.architectures
         if names:
             more = ", ..." if names[SHOWN_ARCHITECTURES:] else ""
@@ -96,9 +106,6 @@ class NewModel:
 
     def family(self) -> Family | None:
         return family_among(self.name, self.architectures)
-
-    def has_own_code(self) -> bool:
-        return bool(self.published.config.get("auto_map"))
 
     def use(self) -> Use:
         if any(map(_POOLING.search, self.architectures)):
@@ -116,15 +123,11 @@ class NewModel:
         """
         config = self.published.config
         text = config.get("text_config")
-        parts = (text if isinstance(text, dict) else {}, config)
-        return next((min(found) for part in parts if (found := list(_contexts(part)))), 0)
-
-
-def _contexts(part: Mapping[str, Any]) -> Iterator[int]:
-    for key in CONTEXT_KEYS:
-        value = part.get(key)
-        if type(value) is int and 0 < value < CONTEXT_LIMIT:
-            yield value
+        for part in (text if isinstance(text, dict) else {}, config):
+            values = (part.get(key) for key in CONTEXT_KEYS)
+            if found := [it for it in values if type(it) is int and 0 < it < CONTEXT_LIMIT]:
+                return min(found)
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +189,43 @@ def _unknown(model: NewModel, engines: Iterable[Engine]) -> Iterator[str]:
     """Yield what the user has to know of a model that no engine of ours serves."""
     releases = ", ".join(sorted((it.vllm for it in engines), key=parse_version))
     yield f"None of our engines knows its architecture: they have vLLM {releases}."
-    if model.has_own_code():
+    if model.published.config.get("auto_map"):
         yield (
             "It brings code of its own (auto_map in config.json): that needs "
             "serve.trust_remote_code: true, and your consent."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """One setting of a recipe that a model cannot have."""
+
+    setting: str
+    """By its path in the recipe."""
+    reason: str
+    off: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What switches it off, as YAML: by section and key."""
+
+
+def misfits(recipe: Recipe, config: Mapping[str, Any], settings: Settings) -> Iterator[Misfit]:
+    """Yield what `plan` would refuse of a recipe's conversion for a model of this config.json."""
+    wanted = conversion_of(recipe, settings)
+    for part, (setting, off) in PARTS.items():
+        value = getattr(wanted, part)
+        if value == getattr(UNCONVERTED, part):
+            continue
+        reasons = unfit_for(config, replace(UNCONVERTED, **{part: value}))
+        if reasons:
+            drafts = _undrafted(recipe) if part == "mtp" else {}
+            switched = {"checkpoint": {setting: off}, **drafts}
+            yield Misfit(f"checkpoint.{setting}", "; ".join(reasons), switched)
+
+
+def _undrafted(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Return what ends drafting by MTP, which needs the weights that are not there."""
+    drafting = {"serve": recipe.serve.speculative, "cluster": recipe.cluster.speculative}
+    return {
+        section: {"speculative": "null"}
+        for section, item in drafting.items()
+        if item is not None and item != "off" and item.is_mtp
+    }

@@ -9,16 +9,14 @@ import shlex
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from sparkdeploy import atomic_files
-from sparkdeploy.authoring.machine import HERE
-from sparkdeploy.authoring.new_conversion import misfits
-from sparkdeploy.authoring.new_model import NewModel, Use, engine_for
+from sparkdeploy.authoring.new_model import NewModel, Use, engine_for, misfits
 from sparkdeploy.authoring.new_text import DraftRecipe, Guess, changing_text
-from sparkdeploy.authoring.outlook import WhenMissing, ground_for
+from sparkdeploy.authoring.outlook import HERE, WhenMissing, ground_for
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.errors import (
     Mistakes,
@@ -66,10 +64,9 @@ class NewRecipe:
     """Whether it fits, and how much at once; or why nobody knows. Empty where nothing of it was
     chosen."""
     nodes: int
-    """How many machines it is for."""
-    cannot_have: tuple[str, ...]
+    cannot_have: tuple[str, ...] = ()
     """Which settings of its base this model cannot have, and why."""
-    next_step: str
+    next_step: str = ""
     """The command that says what `up` would do about it; empty where no file was written."""
 
 
@@ -97,7 +94,9 @@ def new_recipe(
     if path is None:
         return made
     _write(path, made.text)
-    called = name if destination is None else _typed(path)
+    # As it is taken for a path: neither a recipe's name nor SOURCE/RECIPE.
+    typed = str(path) if path.is_absolute() else f"./{path}"
+    called = name if destination is None else typed
     return replace(made, path=path, next_step=_next_step(called, made.nodes, settings))
 
 
@@ -110,7 +109,7 @@ def _changing(name: str, base: str | None, settings: Settings) -> NewRecipe:
     # Nothing is run: what it asks for is judged when the new one is.
     recipe = load_recipe(library(settings), base, ("allow_unsafe=true",)).recipe
     text = changing_text(name, _findable(base), recipe)
-    return NewRecipe(None, text, "", recipe.cluster.least_nodes, (), "")
+    return NewRecipe(None, text, "", recipe.cluster.least_nodes)
 
 
 def _made(name: str, model: str, base: str | None, settings: Settings) -> NewRecipe:
@@ -124,12 +123,7 @@ def _made(name: str, model: str, base: str | None, settings: Settings) -> NewRec
         draft = replace(draft, misfits=tuple(misfits(recipe, published.config, settings)))
     draft, verdict = _fitted(draft, published, settings)
     cannot_have = tuple(f"{base}'s {it.setting}: {it.reason}" for it in draft.misfits)
-    return NewRecipe(None, draft.text(), verdict, draft.nodes, cannot_have, "")
-
-
-def _typed(path: Path) -> str:
-    """Return a path as it is taken for one: neither a recipe's name nor SOURCE/RECIPE."""
-    return str(path) if path.is_absolute() else f"./{path}"
+    return NewRecipe(None, draft.text(), verdict, draft.nodes, cannot_have)
 
 
 def _next_step(called: str, nodes: int, settings: Settings) -> str:
@@ -207,7 +201,7 @@ def _described(draft: DraftRecipe, published: PublishedConfig, settings: Setting
     model = NewModel(draft.model, published)
     engine, family = engine_for(model, settings), model.family()
     least = engine.least_vllm()
-    notes = [f"{model.told()}; config.json {published.origin}.", *_sampling(published)]
+    notes = [f"{model.describe()}; config.json {published.origin}.", *_sampling(published)]
     if draft.base is not None:
         return replace(draft, least=least, notes=(*notes, f"All else is {shown(draft.base)}'s."))
     serve = {"gpu_memory_utilization": Guess(f"{UTILIZATION}", "as the shipped recipes have it")}
@@ -218,7 +212,11 @@ def _described(draft: DraftRecipe, published: PublishedConfig, settings: Setting
         notes += _parser_notes(family if parsers else None, engine)
     elif model.use() is Use.POOLING:
         serve["runner"] = Guess("pooling", f"it answers with {Use.POOLING.value}")
-        notes += _pooling_notes(model)
+        if "rerank" in model.name.lower():
+            notes.append(
+                "A reranker may need serve.hf_overrides and a chat template: `sparkdeploy show "
+                "qwen3-vl-reranker` has both."
+            )
     guess = Guess(in_line(engine.engine.name), engine.why)
     return replace(draft, engine=guess, least=least, serve=serve, notes=tuple(notes))
 
@@ -243,26 +241,18 @@ def _parser_notes(family: Family | None, engine: ChosenEngine) -> Iterator[str]:
     )
 
 
-def _pooling_notes(model: NewModel) -> Iterator[str]:
-    if "rerank" in model.name.lower():
-        yield (
-            "A reranker may need serve.hf_overrides and a chat template: `sparkdeploy show "
-            "qwen3-vl-reranker` has both."
-        )
-
-
 def _sampling(published: PublishedConfig) -> Iterator[str]:
     values = ((name, published.generation.get(name)) for name in SAMPLING)
-    told = [f"{name} {value:g}" for name, value in values if _is_sane(value)]
-    if told:
-        yield f"Its own sampling, which vLLM takes by itself: {', '.join(told)}."
-
-
-def _is_sane(value: object) -> TypeGuard[float]:
-    """Say whether a number may be one of sampling; JSON has numbers that are no float."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return -LARGEST_SAMPLING <= value <= LARGEST_SAMPLING
+    # JSON has numbers that are no float.
+    named = [
+        f"{name} {value:g}"
+        for name, value in values
+        if isinstance(value, int | float)
+        and type(value) is not bool
+        and abs(value) <= LARGEST_SAMPLING
+    ]
+    if named:
+        yield f"Its own sampling, which vLLM takes by itself: {', '.join(named)}."
 
 
 def _fitted(
@@ -326,7 +316,11 @@ def _resolved(draft: DraftRecipe, settings: Settings) -> Resolved:
             # Nothing is run: what the recipe that it extends asks for is judged when it is.
             return load_recipe(library(settings), str(path), ("allow_unsafe=true",))
         except RecipeError as error:
-            raise _renamed(error, str(path), path.name) from error
+            # The file is named as the user knows it, not as it was tried.
+            message = error.message.replace(str(path), path.name)
+            detail = (error.detail or "").replace(str(path), path.name)
+            mistakes = Mistakes(detail) if detail else None
+            raise RecipeError(message, hint=error.hint, detail=mistakes) from error
 
 
 def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitVerdict | None, str]:
@@ -338,9 +332,3 @@ def _judge(draft: DraftRecipe, ground: Ground, settings: Settings) -> tuple[FitV
     except SparkdeployError as error:
         return None, error.message
     return outlook.verdict, outlook.verdict_line()
-
-
-def _renamed(error: RecipeError, old: str, new: str) -> RecipeError:
-    """Return an error that names the file as the user knows it, not as it was tried."""
-    detail = Mistakes(error.detail.replace(old, new)) if error.detail else None
-    return RecipeError(error.message.replace(old, new), hint=error.hint, detail=detail)

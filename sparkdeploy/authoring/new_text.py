@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-    from sparkdeploy.authoring.new_conversion import Misfit
+    from sparkdeploy.authoring.new_model import Misfit
     from sparkdeploy.recipe.schema import Recipe, Weights
 
 COMMENT_COLUMN = 56
@@ -103,11 +103,9 @@ class DraftRecipe:
 
     def _cluster(self) -> Iterator[str]:
         size = {"tensor_parallel": self.nodes, "min_nodes": self.nodes} if self.nodes > 1 else {}
-        guesses = {key: Guess(str(value), _NODES) for key, value in size.items()}
+        why = "its weights fit no fewer machines"
+        guesses = {key: Guess(str(value), why) for key, value in size.items()}
         yield from self._section("cluster", guesses)
-
-
-_NODES = "its weights fit no fewer machines"
 
 
 def _line(name: str, guess: Guess, indent: str) -> str:
@@ -118,26 +116,21 @@ def _line(name: str, guess: Guess, indent: str) -> str:
 
 def changing_text(name: str, base: str, recipe: Recipe) -> str:
     """Return a recipe that is what its base is, until somebody takes a `#` away."""
-    return "\n".join([*_changing_head(name, base, recipe), *_knobs(recipe), ""])
-
-
-def _changing_head(name: str, base: str, recipe: Recipe) -> Iterator[str]:
-    yield schema_line("recipe")
-    yield f"# Made by `sparkdeploy new`: {shown(base)}, to be changed. Take the # from a line that"
-    yield "# you change; what stands there is what it says today. docs/recipes.md has every field."
-    yield "schema: 1"
-    yield f"name: {in_line(name)}"
-    yield f"title: {in_line(f'{recipe.name}, changed')}"
-    yield f"extends: {in_line(base)}"
-    yield f"# engine: {in_line(recipe.engine)}"
-
-
-def _knobs(recipe: Recipe) -> Iterator[str]:
+    lines = [
+        schema_line("recipe"),
+        f"# Made by `sparkdeploy new`: {shown(base)}, to be changed. Take the # from a line that",
+        "# you change; what stands there is what it says today. docs/recipes.md has every field.",
+        "schema: 1",
+        f"name: {in_line(name)}",
+        f"title: {in_line(f'{recipe.name}, changed')}",
+        f"extends: {in_line(base)}",
+        f"# engine: {in_line(recipe.engine)}",
+    ]
     for section, names in KNOBS.items():
         values = getattr(recipe, section)
-        yield f"{section}:"
-        for name in names:
-            yield _knob(name, getattr(values, name), type(values).model_fields[name])
+        fields = type(values).model_fields
+        lines += [f"{section}:", *(_knob(it, getattr(values, it), fields[it]) for it in names)]
+    return "\n".join([*lines, ""])
 
 
 def _knob(name: str, value: Any, field: FieldInfo) -> str:  # noqa: ANN401 - of any field

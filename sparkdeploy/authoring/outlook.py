@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import statistics
+import time
+import timeit
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.authoring.machine import machine_wanted, measured_on
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import limits, memory, model, report
-from sparkdeploy.estimate.hardware import read_hardware
+from sparkdeploy.estimate.hardware import (
+    MeasuredSpeed,
+    hardware_named,
+    hardware_seen,
+    read_hardware,
+)
 from sparkdeploy.estimate.model import facts_of_rank, facts_of_step
 from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
+from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.recipe.words import shown
@@ -24,14 +33,18 @@ from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import Piece, Style
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.speed import Acceptance, Speed
     from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.tables import Block
 
+HERE = "here"
+COPIED_BYTES = 128 * 2**20
+COPIES = 3
 VERDICT_INKS = {Fits.YES: Style.GOOD, Fits.NO: Style.BAD, Fits.UNKNOWN: Style.CAUTION}
 
 
@@ -142,17 +155,13 @@ def outlook_for(
     wanted = recipe or ground.settings.default_recipe
     resolved = load_recipe(ground.shelf, wanted, tuple(assignments or ()))
     outlook = ground.outlook(resolved, when_missing, cluster=cluster)
-    _refuse_unserved(outlook)
+    judged = outlook.resolved.recipe
+    serve, source = judged.serve, shown(judged.model.source)
+    for words in limits.unserved(serve, limits.needs_of(outlook.facts.config)):
+        raise RecipeError(f"{source} has {words}", hint=limits.FORMAT_FIX)
+    if beyond := limits.beyond_context(serve, outlook.facts.architecture):
+        raise RecipeError(f"{source} has {beyond}", hint=limits.CONTEXT_FIX)
     return outlook
-
-
-def _refuse_unserved(outlook: Outlook) -> None:
-    """Raise RecipeError where the cache's format does not go with the model's attention."""
-    recipe = outlook.resolved.recipe
-    for words in limits.unserved(recipe.serve, limits.needs_of(outlook.facts.config)):
-        raise RecipeError(f"{shown(recipe.model.source)} has {words}", hint=limits.FORMAT_FIX)
-    if beyond := limits.beyond_context(recipe.serve, outlook.facts.architecture):
-        raise RecipeError(f"{shown(recipe.model.source)} has {beyond}", hint=limits.CONTEXT_FIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,58 @@ class Ground:
         budget = memory.make_budget(resolved, facts, self.reached.hardware)
         whole = Outlook(resolved, facts, facts, budget, self.acceptance, self.reached)
         return _of_one_node(whole) if cluster else whole
+
+
+def copy_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:
+    """Measure how many bytes a second one core moves when it copies memory, read and written."""
+    block, target = bytearray(COPIED_BYTES), memoryview(bytearray(COPIED_BYTES))
+
+    def copy() -> None:
+        target[:] = block
+
+    best_s = min(timeit.repeat(copy, number=1, repeat=COPIES, timer=clock))
+    return 2 * COPIED_BYTES / best_s
+
+
+def machine_wanted(wanted: str, table: Mapping[str, Hardware]) -> Hardware:
+    """Return a machine of the table, or the one at hand; UsageError for a name that is neither."""
+    if wanted != HERE:
+        return hardware_named(wanted, table)
+    return hardware_seen(
+        next(iter(node_facts.read_gpus().gpus), None),
+        table,
+        memory_bytes=node_facts.read_meminfo().get("MemTotal", 0),
+        copy_bytes_s=copy_bandwidth(),
+    )
+
+
+def measured_on(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
+    """Return what kept records say of such a machine: whole suites, one stream, end to end."""
+    folder = settings.state_dir / "bench"
+    if machine.gpu is None or not folder.is_dir():
+        return []
+    # It imports pydantic's models of a record, which no other estimate needs.
+    from sparkdeploy.bench.files import Shelf  # noqa: PLC0415
+
+    found: list[MeasuredSpeed] = []
+    for item in Shelf(folder).runs()[0]:
+        origin = item.run.origin
+        seen = origin.machine.gpu if origin.machine is not None else None
+        if origin.recipe is None or machine.gpu not in (seen or ""):
+            continue
+        speeds = [
+            it.end_to_end_tok_s
+            for suite in item.run.suites
+            if suite.is_complete
+            for cell in suite.cells
+            if cell.concurrency == 1 and cell.context_tokens is None
+            for it in cell.rounds
+            if it.end_to_end_tok_s
+        ]
+        if speeds:
+            mean = statistics.fmean(speeds)
+            found.append(MeasuredSpeed(origin.recipe.name, mean, item.run.run_id))
+    return found
 
 
 def facts_folder() -> Path:
@@ -284,8 +345,6 @@ def _recipes(shelf: Library) -> Mapping[str, Resolved]:
     """Every recipe that loads; a broken one is `list`'s to report."""
     found: dict[str, Resolved] = {}
     for name in shelf.recipe_files():
-        try:
+        with contextlib.suppress(RecipeError):
             found[name] = load_recipe(shelf, name)
-        except RecipeError:
-            continue
     return found

@@ -15,11 +15,11 @@ from sparkdeploy.recipe.load import look_into
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from sparkdeploy.recipe.foreign.report import Translation
-    from sparkdeploy.recipe.load import Library, Loaded
+    from sparkdeploy.recipe.load import Library
     from sparkdeploy.settings import Settings
 
 SUFFIXES = (".yaml", ".yml")
@@ -38,11 +38,6 @@ class Imported:
     refusal: str | None = None
     """Why nothing could be read of it."""
     written: Path | None = None
-
-    @property
-    def name(self) -> str:
-        assert self.translation is not None  # noqa: S101 - asked of translated ones alone
-        return str(self.translation.document.content["name"])
 
     @property
     def text(self) -> str | None:
@@ -80,27 +75,29 @@ def import_recipes(
     Raises UsageError where there is nothing to read, RecipeError where a file of another content
     stands in the way, or where what needs consent would be written into a trusted folder.
     """
-    shelf = library(settings)
-    source = of_source(shelf, str(source)) or source
-    found = tuple(_read(shelf, file, assignments) for file in _files(source))
+    known = library(settings)
+    source = of_source(known, str(source)) or source
+    found = tuple(_read(known, file, assignments) for file in _files(source))
     if destination is None:
         return found
-    root = source if source.is_dir() else source.parent
-    places = _places(found, root, destination)
+    places = _places(found, source if source.is_dir() else source.parent, destination)
     try:
-        _refuse_without_consent(
-            item for item in found if _is_trusted(places.get(item.file), settings)
-        )
-        _refuse_other_files(found, places)
+        # Before anything is written.
+        for item in found:
+            path = places.get(item.file)
+            if path is not None and _is_trusted(path, settings):
+                _refuse_without_consent(item)
+        for item in found:
+            path = places.get(item.file)
+            if path and path.exists() and path.read_text(encoding="utf-8") != item.text:
+                raise _other_file(path)
         return tuple(_written(item, places.get(item.file), settings) for item in found)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{destination} cannot be written to: {error}") from error
 
 
-def _is_trusted(path: Path | None, settings: Settings) -> bool:
+def _is_trusted(path: Path, settings: Settings) -> bool:
     """Return whether a file written there is one of the user's own recipes, links resolved."""
-    if path is None:
-        return False
     place = path.resolve()
     return any(place.is_relative_to(folder.resolve()) for folder in recipe_folders(settings))
 
@@ -114,7 +111,7 @@ def _places(found: Sequence[Imported], root: Path, destination: Path) -> dict[Pa
     for item in found:
         if item.translation is not None:
             folder = destination / item.file.relative_to(root).parent
-            path = folder / f"{item.name}.yaml"
+            path = folder / f"{item.translation.content['name']}.yaml"
             is_taken = path in places.values()
             places[item.file] = folder / f"{slug(item.file.stem)}.yaml" if is_taken else path
     return places
@@ -133,44 +130,30 @@ def _files(source: Path) -> list[Path]:
     return found
 
 
-def _read(shelf: Library, file: Path, assignments: Sequence[str]) -> Imported:
+def _read(known: Library, file: Path, assignments: Sequence[str]) -> Imported:
     try:
-        loaded = look_into(shelf, os.path.join(".", file), assignments)  # noqa: PTH118 - a path, not a name
+        loaded = look_into(known, os.path.join(".", file), assignments)  # noqa: PTH118 - a path, not a name
     except RecipeError as error:
         details = f" ({error.detail.strip()})" if error.detail else ""
         return Imported(file, refusal=f"{error.message}{details}")
     if loaded.translation is None:
         return Imported(file, refusal="it is a recipe of ours already")
-    return _imported(file, loaded, loaded.translation)
-
-
-def _imported(file: Path, loaded: Loaded, translation: Translation) -> Imported:
     mistakes, consents = loaded.lines(loaded.mistakes), loaded.lines(loaded.consents)
-    return Imported(file, translation, (*mistakes,), (*consents,), loaded.warnings)
+    return Imported(file, loaded.translation, (*mistakes,), (*consents,), loaded.warnings)
 
 
-def _refuse_without_consent(found: Iterable[Imported]) -> None:
+def _refuse_without_consent(item: Imported) -> None:
     """A recipe in a folder of the user's own is the user's word: nobody is asked again.
 
     What has mistakes was not asked about to the end.
     """
-    for item in found:
-        asked = (*item.consents, *item.mistakes)
-        if asked:
-            raise RecipeError(
-                f"{item.file} has {len(item.mistakes)} mistakes and asks for {len(item.consents)} "
-                "things that need your consent, and recipes of that folder are trusted",
-                detail=Mistakes("\n".join(asked)),
-                hint="write it elsewhere with -o; --allow-unsafe takes what needs consent",
-            )
-
-
-def _refuse_other_files(found: Sequence[Imported], places: Mapping[Path, Path]) -> None:
-    """Refuse before anything is written."""
-    for item in found:
-        path = places.get(item.file)
-        if path is not None and path.exists() and path.read_text(encoding="utf-8") != item.text:
-            raise _other_file(path)
+    if asked := (*item.consents, *item.mistakes):
+        raise RecipeError(
+            f"{item.file} has {len(item.mistakes)} mistakes and asks for {len(item.consents)} "
+            "things that need your consent, and recipes of that folder are trusted",
+            detail=Mistakes("\n".join(asked)),
+            hint="write it elsewhere with -o; --allow-unsafe takes what needs consent",
+        )
 
 
 def _other_file(path: Path) -> RecipeError:
@@ -186,7 +169,7 @@ def _written(item: Imported, path: Path | None, settings: Settings) -> Imported:
     # A link may have been put there since the first look: the folder is judged that is written to.
     with atomic_files.opened_folder(path.parent) as folder:
         if _is_trusted(folder.real_path / path.name, settings):
-            _refuse_without_consent([item])
+            _refuse_without_consent(item)
         try:
             folder.create(path.name, content)
         except FileExistsError:

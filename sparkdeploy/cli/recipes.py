@@ -56,7 +56,7 @@ def list_recipes(
 ) -> None:
     """List the recipes by model, and the engines. With --fits, how fast on another machine."""
     from sparkdeploy.authoring.fits import fit_words, fitting_lines, fitting_rows
-    from sparkdeploy.authoring.machine import HERE
+    from sparkdeploy.authoring.outlook import HERE
     from sparkdeploy.recipe import report
     from sparkdeploy.recipe.load import library
 
@@ -82,7 +82,7 @@ def fits(
 ) -> None:
     """Say whether recipes fit one machine at the same time. Exit code 1 where they may not."""
     from sparkdeploy.authoring.fits import together, together_as_dict, together_lines
-    from sparkdeploy.authoring.machine import HERE
+    from sparkdeploy.authoring.outlook import HERE
     from sparkdeploy.estimate.verdict import Fits
 
     found = together(recipes, hardware or HERE)
@@ -155,8 +155,7 @@ def show_recipe(
         )
     assignments = with_consent(assignments, unsafe=unsafe)
     if capacity:
-        from sparkdeploy.authoring.machine import HERE
-        from sparkdeploy.authoring.outlook import outlook_for
+        from sparkdeploy.authoring.outlook import HERE, outlook_for
 
         outlook = outlook_for(recipe, assignments, hardware=HERE, cluster=cluster)
         answer(outlook.capacity_lines(), outlook.as_dict(), as_json=as_json)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.authoring import machine
+from sparkdeploy.authoring import outlook
 from sparkdeploy.cli import main as cli
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Run:
         self._monkeypatch.setattr(sys, "argv", ["sparkdeploy", *map(str, arguments)])
         self._monkeypatch.setattr(cli, "program", lambda loaded: _program(*loaded))
         # How fast this machine copies memory is no matter here.
-        self._monkeypatch.setattr(machine, "COPIED_BYTES", 1 << 20)
+        self._monkeypatch.setattr(outlook, "COPIED_BYTES", 1 << 20)
         code = 0
         try:
             cli.main()
