@@ -14,7 +14,7 @@ from sparkdeploy.cli.options import (
     UnsafeOption,
     YesOption,
     current_settings,
-    with_consent,
+    overrides,
 )
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import BenchError, UsageError
@@ -60,7 +60,7 @@ def campaign(
 
     settings = current_settings()
     consent = (lambda _question: True) if yes else console.confirm
-    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    assignments = overrides(assignments, known_bad=known_bad, unsafe=unsafe)
     if resume or stop:
         if recipes or assignments or quick or (resume and stop):
             raise UsageError("--resume and --stop take the campaign as it was begun, one of them")

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import (
-    JsonOption,
-    RecipeArgument,
-    SetOption,
-    UnsafeOption,
-    YesOption,
-    current_settings,
-    requested,
-    with_consent,
-)
+from sparkdeploy.cli import options
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
@@ -47,23 +38,25 @@ def pull(
     all_files: Annotated[
         bool, typer.Option("--all-files", help="Also fetch what vLLM does not read.")
     ] = False,
-    unsafe: UnsafeOption = False,
-    as_json: JsonOption = False,
+    unsafe: options.UnsafeOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Download a model or what a recipe needs; verify every file."""
     from sparkdeploy.upkeep.checkpoints import pull_repositories
 
-    values = with_consent(None, unsafe=unsafe)
-    pulled = pull_repositories(name, current_settings(), values, anew=update, all_files=all_files)
+    values = options.overrides(None, unsafe=unsafe)
+    pulled = pull_repositories(
+        name, options.current_settings(), values, anew=update, all_files=all_files
+    )
     answer((str(item.path) for item in pulled), [asdict(item) for item in pulled], as_json=as_json)
 
 
 @group.command("ls")
-def list_stored(as_json: JsonOption = False) -> None:
+def list_stored(as_json: options.JsonOption = False) -> None:
     """List downloads and prepared checkpoints."""
     from sparkdeploy.checkpoint.store import stored
 
-    found = tuple(stored(current_settings()))
+    found = tuple(stored(options.current_settings()))
     if not found and not as_json:
         console.info("nothing is stored; `sparkdeploy checkpoint pull RECIPE` downloads a model")
     answer([_stored_table(found)], [asdict(item) for item in found], as_json=as_json)
@@ -93,13 +86,13 @@ def _stored_table(found: Sequence[Stored]) -> TextTable:
 @group.command("rm")
 def remove(
     name: Annotated[str, typer.Argument(help="A name that `checkpoint ls` shows.")],
-    yes: YesOption = False,
+    yes: options.YesOption = False,
 ) -> None:
     """Delete a checkpoint that no deployment runs from."""
     from sparkdeploy.upkeep.checkpoints import remove_stored
 
     consent = (lambda _question: True) if yes else console.confirm
-    item = remove_stored(name, current_settings(), consent)
+    item = remove_stored(name, options.current_settings(), consent)
     console.answer(f"deleted {item.path}, {format_bytes(item.freed_bytes)} freed")
 
 
@@ -108,8 +101,8 @@ def build(
     standalone: Annotated[
         Path, typer.Option("--standalone", help="The folder of the complete checkpoint to write.")
     ],
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
+    recipe: options.RecipeArgument = None,
+    assignments: options.SetOption = None,
     allow_mismatch: Annotated[
         bool, typer.Option("--allow-mismatch", help="Leave modules in BF16 whose FP8 does not fit.")
     ] = False,
@@ -120,9 +113,9 @@ def build(
     """Write a recipe's model with FP8 layers as a checkpoint."""
     from sparkdeploy.upkeep.checkpoints import write_standalone
 
-    settings = current_settings()
+    settings = options.current_settings()
     manifest = write_standalone(
-        requested(recipe, assignments, settings),
+        options.requested(recipe, assignments, settings),
         standalone,
         settings,
         leave_unfit=allow_mismatch,
@@ -138,13 +131,13 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of files whose hash is known.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Check a checkpoint's index, headers and configuration."""
     from sparkdeploy.checkpoint.store import find_folder
     from sparkdeploy.upkeep import checkpoints as work
 
-    settings = current_settings()
+    settings = options.current_settings()
     folder = find_folder(name, settings)
     found = work.verify_deep(folder, settings) if deep else work.verify_stored(folder)
     for warning in found.warnings:
@@ -171,14 +164,14 @@ def _verified_lines(found: Verified) -> Iterator[str]:
 def draft_vocabulary(
     recipe: Annotated[str, typer.Argument(help="A recipe whose model is here.")],
     texts: Annotated[list[Path], typer.Argument(help="Text files, or folders of them.")],
-    assignments: SetOption = None,
-    as_json: JsonOption = False,
+    assignments: options.SetOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Count a model's tokens in text of yours, for a draft head."""
     from sparkdeploy.upkeep.checkpoints import count_for
 
-    settings = current_settings()
-    found = count_for(requested(recipe, assignments, settings), texts, settings)
+    settings = options.current_settings()
+    found = count_for(options.requested(recipe, assignments, settings), texts, settings)
     line = (
         f"{found.counted:,} tokens counted, {found.distinct:,} different ones of "
         f"{len(found.tokens):,}; the next `up` of a recipe with a draft head uses them"

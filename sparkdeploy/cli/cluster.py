@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import (
-    JsonOption,
-    KnownBadOption,
-    RecipeArgument,
-    SetOption,
-    UnsafeOption,
-    current_settings,
-    requested,
-    with_consent,
-)
+from sparkdeploy.cli import options
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
@@ -37,7 +28,7 @@ group = typer.Typer(help="Two or more nodes: who they are, and whether they fit.
 
 
 @group.command()
-def show(as_json: JsonOption = False) -> None:
+def show(as_json: options.JsonOption = False) -> None:
     """Show the configured nodes and what each says of itself."""
     from sparkdeploy.upkeep.cluster import survey_of_all
 
@@ -49,11 +40,11 @@ def show(as_json: JsonOption = False) -> None:
 
 @group.command()
 def check(
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
-    known_bad: KnownBadOption = False,
-    unsafe: UnsafeOption = False,
-    as_json: JsonOption = False,
+    recipe: options.RecipeArgument = None,
+    assignments: options.SetOption = None,
+    known_bad: options.KnownBadOption = False,
+    unsafe: options.UnsafeOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Say what stands in the way of `up RECIPE --cluster`.
 
@@ -64,9 +55,9 @@ def check(
     from sparkdeploy.checks.report import SIGNS, as_dict, failures, legend, signed
     from sparkdeploy.upkeep.cluster import check_all
 
-    settings = current_settings()
-    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
-    checks = check_all(requested(recipe, assignments, settings, cluster=True), settings)
+    settings = options.current_settings()
+    assignments = options.overrides(assignments, known_bad=known_bad, unsafe=unsafe)
+    checks = check_all(options.requested(recipe, assignments, settings, cluster=True), settings)
     lines: list[Block] = []
     for item in checks:
         ink = Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN
@@ -85,13 +76,13 @@ def discover(
     subnet: Annotated[str | None, typer.Option(help="Look in here: 192.168.177.0/24.")] = None,
     hosts: Annotated[str, typer.Option(help="Ask these: A,B.")] = "",
     user: Annotated[str | None, typer.Option(help="Whom ssh logs in as.")] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Print the `cluster:` section for config.yaml. A host needs ssh, Docker and a GPU to count."""
     from sparkdeploy.upkeep import cluster
 
     named = [item for item in hosts.split(",") if item]
-    found = cluster.discover(cluster.addresses_of(subnet, named), user, current_settings())
+    found = cluster.discover(cluster.addresses_of(subnet, named), user, options.current_settings())
     if as_json:
         console.answer_json([asdict(item) for item in found])
         return

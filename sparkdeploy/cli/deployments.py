@@ -9,28 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.names import completing, nodes, recipes
-from sparkdeploy.cli.options import (
-    ClusterOption,
-    JsonOption,
-    KnownBadOption,
-    MaxLenOption,
-    NameArgument,
-    NameOption,
-    PageCacheOption,
-    PortOption,
-    PublicOption,
-    RecipeArgument,
-    SetOption,
-    UnsafeOption,
-    YesOption,
-    current_settings,
-    requested,
-    with_consent,
-    with_knobs,
-)
+from sparkdeploy.cli import options
+from sparkdeploy.cli.names import completing, deployments, nodes, recipes
 from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
-from sparkdeploy.cli.watching import WatchedArgument, WatchOption, show_watch
 from sparkdeploy.errors import NodeError, UsageError, joined
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
@@ -59,13 +40,13 @@ UpdateImageOption = Annotated[
 
 
 def up(
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
-    port: PortOption = None,
-    max_len: MaxLenOption = None,
-    name: NameOption = "main",
-    public: PublicOption = False,
-    cluster: ClusterOption = False,
+    recipe: options.RecipeArgument = None,
+    assignments: options.SetOption = None,
+    port: options.PortOption = None,
+    max_len: options.MaxLenOption = None,
+    name: options.NameOption = "main",
+    public: options.PublicOption = False,
+    cluster: options.ClusterOption = False,
     solo: SoloOption = False,
     dry_run: DryRunOption = False,
     prepare: Annotated[bool, typer.Option("--prepare", help="Do all but the start.")] = False,
@@ -73,12 +54,12 @@ def up(
     stay: Annotated[
         bool, typer.Option("--stay", help="Go on until it ends, as units of systemd do.")
     ] = False,
-    known_bad: KnownBadOption = False,
-    unsafe: UnsafeOption = False,
+    known_bad: options.KnownBadOption = False,
+    unsafe: options.UnsafeOption = False,
     update_image: UpdateImageOption = False,
-    drop_page_cache: PageCacheOption = False,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+    drop_page_cache: options.PageCacheOption = False,
+    yes: options.YesOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Deploy a recipe, and wait for the model's first answer."""
     from sparkdeploy.deploy.up import Extent, UpOptions
@@ -89,17 +70,19 @@ def up(
         raise UsageError("--solo and --cluster exclude each other")
     if dry_run and update_image:
         raise UsageError("--update-image asks the registry, and --dry-run asks nobody")
-    settings = current_settings()
-    assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
+    settings = options.current_settings()
+    assignments = options.overrides(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
     if solo:
         assignments.append(ONE_MACHINE)
-    request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
+    request = options.requested(
+        recipe, assignments, settings, name=name, public=public, cluster=cluster
+    )
     if dry_run:
         _show_plan(request, settings, as_json=as_json)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
-    options = UpOptions(extent, drop_page_cache, update_image, stop_on_interrupt=stay)
-    _deploy(request, settings, options, yes=yes, as_json=as_json)
+    how = UpOptions(extent, drop_page_cache, update_image, stop_on_interrupt=stay)
+    _deploy(request, settings, how, yes=yes, as_json=as_json)
     if stay:
         from sparkdeploy.deploy.stay import stay_with
 
@@ -113,19 +96,19 @@ def switch(
             metavar="RECIPE", help="Its name or file.", autocompletion=completing(recipes)
         ),
     ],
-    assignments: SetOption = None,
+    assignments: options.SetOption = None,
     name: Annotated[
         str | None,
         typer.Option("--name", help="The deployment; may be left out where there is one alone."),
     ] = None,
-    cluster: ClusterOption = False,
+    cluster: options.ClusterOption = False,
     solo: SoloOption = False,
     dry_run: DryRunOption = False,
-    known_bad: KnownBadOption = False,
-    unsafe: UnsafeOption = False,
-    drop_page_cache: PageCacheOption = False,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+    known_bad: options.KnownBadOption = False,
+    unsafe: options.UnsafeOption = False,
+    drop_page_cache: options.PageCacheOption = False,
+    yes: options.YesOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Serve another recipe at the address of a deployment. Port, key and aliases stay."""
     from sparkdeploy.deploy import names
@@ -134,14 +117,14 @@ def switch(
 
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
-    settings = current_settings()
+    settings = options.current_settings()
     name = names.resolve_name_or_none(name, ("switch", recipe, "--name"))
     if name is None:
         raise NodeError("nothing is deployed", hint=shlex.join(["sparkdeploy", "up", recipe]))
     served = served_at(name, settings)
     is_cluster = cluster or (bool(served.nodes) and not solo)
-    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
-    request = requested(recipe, assignments, settings, name=name, cluster=is_cluster)
+    assignments = options.overrides(assignments, known_bad=known_bad, unsafe=unsafe)
+    request = options.requested(recipe, assignments, settings, name=name, cluster=is_cluster)
     request = at_address(request, served, settings)
     if dry_run:
         _show_plan(request, settings, as_json=as_json)
@@ -158,30 +141,41 @@ def _show_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
 
 
 def _deploy(
-    request: Request, settings: Settings, options: UpOptions, *, yes: bool, as_json: bool
+    request: Request, settings: Settings, how: UpOptions, *, yes: bool, as_json: bool
 ) -> None:
     from sparkdeploy.cli.outcome import print_outcome
     from sparkdeploy.deploy.request import resolve
     from sparkdeploy.deploy.up import up as deploy
 
     outcome = deploy(
-        resolve(request, settings, unpinned=options.update_image),
+        resolve(request, settings, unpinned=how.update_image),
         request,
         settings,
         confirm=(lambda _question: True) if yes else console.confirm,
-        options=options,
+        options=how,
     )
-    print_outcome(outcome, request, options.extent, as_json=as_json)
+    print_outcome(outcome, request, how.extent, as_json=as_json)
 
 
 def status(
-    names: WatchedArgument = None,
-    watch: WatchOption = False,
-    as_json: JsonOption = False,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Only these deployments; all when left out.",
+            autocompletion=completing(deployments),
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show speed, waiting and memory once a second.")
+    ] = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show the deployments of this machine. With --watch, what each does, once a second."""
     if watch:
-        show_watch(names, as_json=as_json)
+        from sparkdeploy.monitor.run import watch as show_live
+
+        show_live(tuple(names or ()), options.current_settings(), as_json=as_json)
         return
     from sparkdeploy.monitor.status import current_rows, rows_of
     from sparkdeploy.monitor.status_words import status_lines
@@ -191,7 +185,7 @@ def status(
 
 
 def logs(
-    name: NameArgument = None,
+    name: options.NameArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on reading.")] = False,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
     node: Annotated[
@@ -210,7 +204,7 @@ def logs(
 
 
 def down(
-    name: NameArgument = None,
+    name: options.NameArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
 ) -> None:
     """Stop and remove a deployment; images and checkpoints stay."""
@@ -234,9 +228,9 @@ def down(
 
 
 def rollback(
-    name: NameArgument = None,
-    drop_page_cache: PageCacheOption = False,
-    as_json: JsonOption = False,
+    name: options.NameArgument = None,
+    drop_page_cache: options.PageCacheOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Go back to what a deployment was before its last replacement.
 
@@ -266,7 +260,7 @@ def diagnose(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Pack a failure into a file for a bug report, without secrets."""
     from sparkdeploy.upkeep.diagnose import diagnose as pack
@@ -282,27 +276,27 @@ def diagnose(
 
 
 def rehearse(
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
-    port: PortOption = None,
-    max_len: MaxLenOption = None,
-    name: NameOption = "rehearsal",
+    recipe: options.RecipeArgument = None,
+    assignments: options.SetOption = None,
+    port: options.PortOption = None,
+    max_len: options.MaxLenOption = None,
+    name: options.NameOption = "rehearsal",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Make the text without speculation anew.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running.")] = False,
-    cluster: ClusterOption = False,
-    unsafe: UnsafeOption = False,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+    cluster: options.ClusterOption = False,
+    unsafe: options.UnsafeOption = False,
+    yes: options.YesOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Serve a recipe's miniature on this machine's CPU, and ask it."""
     from sparkdeploy.rehearsal import rehearse as stage
 
-    settings = current_settings()
-    assignments = with_knobs(assignments, port, max_len, unsafe=unsafe)
+    settings = options.current_settings()
+    assignments = options.overrides(assignments, port, max_len, unsafe=unsafe)
     report = stage.rehearse(
-        requested(recipe, assignments, settings, name=name, cluster=cluster),
+        options.requested(recipe, assignments, settings, name=name, cluster=cluster),
         settings,
         fresh=fresh,
         keep=keep,

@@ -19,8 +19,8 @@ from sparkdeploy.cli.options import (
     SetOption,
     UnsafeOption,
     current_settings,
+    overrides,
     requested,
-    with_consent,
 )
 from sparkdeploy.terminal.console import console
 
@@ -69,7 +69,7 @@ def systemd(
     from sparkdeploy.export.systemd_unit import unit_name
 
     settings = current_settings()
-    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    assignments = overrides(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public)
     if on_demand:
         _hand_over(export_socket(request, settings, os.environ), folder)
@@ -99,7 +99,7 @@ def compose(
     from sparkdeploy.export.deployment import export_compose
 
     settings = current_settings()
-    assignments = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
+    assignments = overrides(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public)
     console.answer_text(export_compose(request, settings))
 

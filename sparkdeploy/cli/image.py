@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from sparkdeploy.cli import options
 from sparkdeploy.cli.names import completing, engines, images
-from sparkdeploy.cli.options import (
-    JsonOption,
-    KnownBadOption,
-    SetOption,
-    UnsafeOption,
-    current_settings,
-    with_consent,
-)
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
@@ -36,7 +29,6 @@ ImageArgument = Annotated[
         autocompletion=completing(images),
     ),
 ]
-EngineArgument = Annotated[str, typer.Argument(help="An engine's name, as `list` shows it.")]
 
 
 @group.command()
@@ -51,16 +43,16 @@ def build(
         Literal["linux/arm64", "linux/amd64"] | None,
         typer.Option(help="For which machines; a Spark is linux/arm64. Docker's own if left out."),
     ] = None,
-    assignments: SetOption = None,
-    known_bad: KnownBadOption = False,
-    unsafe: UnsafeOption = False,
-    as_json: JsonOption = False,
+    assignments: options.SetOption = None,
+    known_bad: options.KnownBadOption = False,
+    unsafe: options.UnsafeOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Build all images of an engine or a recipe. It needs no model and no GPU."""
     from sparkdeploy.upkeep.images import build_engine
 
-    values = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
-    images = build_engine(name, values, platform, current_settings())
+    values = options.overrides(assignments, known_bad=known_bad, unsafe=unsafe)
+    images = build_engine(name, values, platform, options.current_settings())
     rows = (
         row_of(
             image.tag,
@@ -79,11 +71,11 @@ def build(
 
 
 @group.command("ls")
-def list_images(as_json: JsonOption = False) -> None:
+def list_images(as_json: options.JsonOption = False) -> None:
     """List sparkdeploy's images on this machine."""
     from sparkdeploy.upkeep.images import list_images
 
-    rows = list_images(current_settings())
+    rows = list_images(options.current_settings())
     if not rows and not as_json:
         console.info("no images of sparkdeploy's are here; `sparkdeploy up` builds what it needs")
     answer([_image_table(rows)], [asdict(row) for row in rows], as_json=as_json)
@@ -108,11 +100,11 @@ def _image_table(images: Sequence[ShelfImage]) -> TextTable:
 
 
 @group.command("show")
-def show_image(image: ImageArgument, as_json: JsonOption = False) -> None:
+def show_image(image: ImageArgument, as_json: options.JsonOption = False) -> None:
     """Show an image's versions, kernels, self-check and inputs."""
     from sparkdeploy.upkeep.images import show_image
 
-    facts = show_image(image, current_settings())
+    facts = show_image(image, options.current_settings())
     if as_json:
         console.answer_json(facts)
         return
@@ -137,5 +129,5 @@ def remove_images(
     """Remove images that sparkdeploy made, and no others."""
     from sparkdeploy.upkeep.images import remove_images
 
-    for tag in remove_images(images, current_settings()):
+    for tag in remove_images(images, options.current_settings()):
         console.answer(f"removed {tag}")

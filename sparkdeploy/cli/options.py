@@ -119,41 +119,36 @@ PageCacheOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def with_consent(
-    assignments: list[str] | None, *, known_bad: bool = False, unsafe: bool = False
-) -> list[str]:
-    """Return the overrides with what the user consents to among them."""
-    given = {"allow_known_bad=true": known_bad, "allow_unsafe=true": unsafe}
-    return [*(assignments or ()), *(consent for consent, is_given in given.items() if is_given)]
-
-
-def with_knobs(
+def overrides(
     assignments: list[str] | None,
-    port: int | None,
-    max_len: str | None,
+    port: int | None = None,
+    max_len: str | None = None,
     *,
     known_bad: bool = False,
     unsafe: bool = False,
 ) -> list[str]:
-    """Return the overrides with those that have an option of their own, consents too.
+    """Return what `--set` gives, with the values and consents that have an option of their own.
 
     Raises UsageError for a value that is given both ways.
     """
     from sparkdeploy.recipe.document import is_set
 
-    said = with_consent(assignments, known_bad=known_bad, unsafe=unsafe)
-    given = {"--port": ("serve.port", port), "--max-len": ("serve.max_model_len", max_len)}
-    for option, (path, value) in given.items():
+    given = {"allow_known_bad": known_bad, "allow_unsafe": unsafe}
+    found = [
+        *(assignments or ()),
+        *(f"{name}=true" for name, is_given in given.items() if is_given),
+    ]
+    values = {"--port": ("serve.port", port), "--max-len": ("serve.max_model_len", max_len)}
+    for option, (path, value) in values.items():
         if value is None:
             continue
-        for assignment in assignments or ():
-            if is_set(path, assignment):
-                raise UsageError(
-                    f"{option} and --set {assignment} are about the same value, {path}",
-                    hint="give one of the two",
-                )
-        said.append(f"{path}={value}")
-    return said
+        if twice := next((item for item in assignments or () if is_set(path, item)), None):
+            raise UsageError(
+                f"{option} and --set {twice} are about the same value, {path}",
+                hint="give one of the two",
+            )
+        found.append(f"{path}={value}")
+    return found
 
 
 def requested(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.cli.printing import answer
@@ -30,37 +31,31 @@ if TYPE_CHECKING:
 
 def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json: bool) -> None:
     """Print where the model answers, or what to do that it will."""
-    if extent is Extent.ANSWER:
-        _say_way_in(outcome)
+    plan = outcome.plan
+    if extent is Extent.ANSWER and plan.deployment.exposure is Exposure.LOOPBACK:
+        say_tunnel(int(plan.base_url.rpartition(":")[2]))
     if outcome.downtime_s is not None:
         console.info(f"downtime: {format_seconds(outcome.downtime_s)}")
     answer(_lines(outcome, extent, request), _as_dict(outcome, extent), as_json=as_json)
     if extent is Extent.ANSWER and not as_json:
-        say_next(outcome.plan.deployment.name)
+        say_next(plan.deployment.name)
 
 
 def print_started(started: Started, *, as_json: bool) -> None:
     """Print where what was started again answers."""
     state = "answers" if started.changed else "was up already and answers"
-    told = f"{started.deployment} {state} at {started.base_url}/v1 as {started.model}"
-    answer([told], started_as_dict(started), as_json=as_json)
+    line = f"{started.deployment} {state} at {started.base_url}/v1 as {started.model}"
+    content = asdict(replace(started, readiness=None))
+    del content["readiness"]
+    content["startup_s"] = started.readiness.startup_s if started.readiness else None
+    answer([line], content, as_json=as_json)
     if not as_json:
         say_next(started.deployment)
 
 
-def started_as_dict(started: Started) -> dict[str, Any]:
-    readiness = started.readiness
-    return {
-        "deployment": started.deployment,
-        "base_url": started.base_url,
-        "model": started.model,
-        "changed": started.changed,
-        "startup_s": readiness.startup_s if readiness else None,
-    }
-
-
 def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
-    name = outcome.plan.deployment.name
+    plan = outcome.plan
+    name = plan.deployment.name
     if extent is Extent.PREPARE:
         yield f"ready to start: {shlex.join(['sparkdeploy', *up_words(request)])}"
         return
@@ -68,12 +63,13 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
         state = "is starting" if outcome.changed else "was started before"
         yield f"{name} {state}; `sparkdeploy status` shows when it answers"
         return
-    model = outcome.plan.resolved.recipe.model.served_names[0]
+    model = plan.resolved.recipe.model.served_names[0]
     state = "answers" if outcome.changed else "was up already and answers"
-    yield f"{name} {state} at {outcome.plan.base_url}/v1 as {model}"
-    yield f"try: {_example(outcome)}"
-    if outcome.plan.deployment.exposure is Exposure.PUBLIC:
-        yield f"key: {outcome.plan.folders.key_file}"
+    key_file = plan.folders.key_file if plan.deployment.exposure is Exposure.PUBLIC else None
+    yield f"{name} {state} at {plan.base_url}/v1 as {model}"
+    yield f"try: {curl_line(plan.base_url, _route_of(outcome), model, key_file)}"
+    if key_file is not None:
+        yield f"key: {key_file}"
 
 
 def say_next(deployment: str) -> None:
@@ -85,24 +81,11 @@ def say_next(deployment: str) -> None:
     console.info("next: " + "   ".join(f"sparkdeploy {it}" for it in words))
 
 
-def _say_way_in(outcome: Outcome) -> None:
-    if outcome.plan.deployment.exposure is Exposure.LOOPBACK:
-        say_tunnel(int(outcome.plan.base_url.rpartition(":")[2]))
-
-
 def say_tunnel(port: int) -> None:
     """Say how the machine that this was typed on reaches a loopback server here."""
     if typed_as := os.environ.get(ON_VARIABLE):
         command = shlex.join(["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", typed_as])
         console.info(f"to reach it from where you are: {command}")
-
-
-def _example(outcome: Outcome) -> str:
-    plan = outcome.plan
-    is_public = plan.deployment.exposure is Exposure.PUBLIC
-    key_file = plan.folders.key_file if is_public else None
-    model = plan.resolved.recipe.model.served_names[0]
-    return curl_line(plan.base_url, _tried(outcome), model, key_file)
 
 
 def curl_line(base_url: str, path: str, model: str, key_file: Path | None = None) -> str:
@@ -112,7 +95,7 @@ def curl_line(base_url: str, path: str, model: str, key_file: Path | None = None
     return with_key(shlex.join(words), key_file)
 
 
-def _tried(outcome: Outcome) -> str:
+def _route_of(outcome: Outcome) -> str:
     """Return the route to try: a chat's, or the one of a model that writes no text."""
     readiness, serve = outcome.readiness, outcome.plan.resolved.recipe.serve
     if readiness is not None:
@@ -121,31 +104,27 @@ def _tried(outcome: Outcome) -> str:
 
 
 def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
-    readiness = outcome.readiness
-    return {
-        "deployment": outcome.plan.deployment.name,
-        "recipe": outcome.plan.resolved.recipe.name,
+    readiness, plan = outcome.readiness, outcome.plan
+    content: dict[str, Any] = {
+        "deployment": plan.deployment.name,
+        "recipe": plan.resolved.recipe.name,
         "extent": extent.name.lower(),
-        "base_url": outcome.plan.base_url,
+        "base_url": plan.base_url,
         "changed": outcome.changed,
-        "endpoint": _tried(outcome) if extent is Extent.ANSWER else None,
-        "startup_s": readiness.startup_s if readiness else None,
+        "endpoint": _route_of(outcome) if extent is Extent.ANSWER else None,
         "downtime_s": outcome.downtime_s,
-        "phases_s": dict(readiness.phases_s) if readiness else None,
-        "backends": _backends(outcome),
     }
-
-
-def _backends(outcome: Outcome) -> list[dict[str, str | None]] | None:
-    if outcome.readiness is None:
-        return None
-    planned = planned_backends(outcome.plan.resolved)
-    return [
+    if readiness is None:
+        return {**content, **dict.fromkeys(("startup_s", "phases_s", "backends"))}
+    checks = compare_backends(planned_backends(plan.resolved), readiness.facts)
+    backends = [
         {
-            "subject": finding.planned.subject,
-            "planned": finding.planned.wanted,
-            "seen": finding.seen,
-            "verdict": finding.match.value,
+            "subject": check.planned.subject,
+            "planned": check.planned.wanted,
+            "seen": check.seen,
+            "verdict": check.match.value,
         }
-        for finding in compare_backends(planned, outcome.readiness.facts)
+        for check in checks
     ]
+    took = {"startup_s": readiness.startup_s, "phases_s": dict(readiness.phases_s)}
+    return {**content, **took, "backends": backends}

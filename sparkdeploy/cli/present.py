@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sparkdeploy.cli import options
 from sparkdeploy.cli.names import completing, deployments
-from sparkdeploy.cli.options import JsonOption, NameArgument, PageCacheOption, current_settings
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.terminal.console import console
 
@@ -24,7 +24,7 @@ NoThinkOption = Annotated[
 ]
 
 
-def stop(name: NameArgument = None) -> None:
+def stop(name: options.NameArgument = None) -> None:
     """End a deployment's containers; `start` brings them back."""
     from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import stop as end
@@ -43,9 +43,9 @@ def stop(name: NameArgument = None) -> None:
 
 
 def start(
-    name: NameArgument = None,
-    drop_page_cache: PageCacheOption = False,
-    as_json: JsonOption = False,
+    name: options.NameArgument = None,
+    drop_page_cache: options.PageCacheOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Start a stopped deployment, and wait for its first answer."""
     from sparkdeploy.cli.outcome import print_started
@@ -57,9 +57,9 @@ def start(
 
 
 def restart(
-    name: NameArgument = None,
-    drop_page_cache: PageCacheOption = False,
-    as_json: JsonOption = False,
+    name: options.NameArgument = None,
+    drop_page_cache: options.PageCacheOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Stop a deployment, and start the same containers again."""
     from sparkdeploy.cli.outcome import print_started
@@ -83,7 +83,7 @@ def connect(
             "--host", metavar="HOST", help="What the client calls this machine.", show_default=False
         ),
     ] = "127.0.0.1",
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Print a client's own settings for a deployment. A key is named by its file."""
     from sparkdeploy.cli.outcome import say_tunnel
@@ -91,7 +91,7 @@ def connect(
     from sparkdeploy.export.compose_file import UNCHECKED_LISTENER
     from sparkdeploy.recipe.report import BESIDE_DRAFTS
 
-    made = connect_client(client, name, host, current_settings())
+    made = connect_client(client, name, host, options.current_settings())
     if as_json:
         console.answer_json(made.as_dict())
         return
@@ -122,7 +122,7 @@ def ask(
     system: SystemOption = None,
     max_tokens: MaxTokensOption = None,
     no_think: NoThinkOption = False,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Ask a deployment one question; the answer appears as it comes."""
     from sparkdeploy.chat import ask as talk
@@ -133,7 +133,7 @@ def ask(
     partner = reach_partner(
         name,
         "ask",
-        current_settings(),
+        options.current_settings(),
         behind=talk.ANY_QUESTION,
         max_tokens=max_tokens,
         thinks=not no_think,
@@ -160,5 +160,5 @@ def chat(
     from sparkdeploy.chat.chat import chat as talk
 
     thinks = not no_think
-    settings = current_settings()
+    settings = options.current_settings()
     talk(reach_partner(name, "chat", settings, max_tokens=max_tokens, thinks=thinks), system)

@@ -1,4 +1,4 @@
-"""How answers, plans and estimates are printed."""
+"""How answers and plans are printed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
-from sparkdeploy.terminal.style import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparkdeploy.authoring.outlook import Outlook
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.terminal.tables import Block
 
@@ -29,20 +27,20 @@ def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
     from sparkdeploy.plan import report
     from sparkdeploy.plan.steps import plan_as_dict
 
-    if shown is not None:
-        texts = {
-            "dockerfile": report.dockerfile_text,
-            "args": report.arguments_text,
-            "container": report.container_text,
-            "mods": report.mods_text,
-        }
-        text = texts[shown](plan)
-        if as_json:
-            console.answer_json({"show": shown, "text": text, "nodes": plan_as_dict(plan)["nodes"]})
-        else:
-            console.answer(text)
+    if shown is None:
+        answer(report.plan_lines(plan), plan_as_dict(plan), as_json=as_json)
         return
-    answer(report.plan_lines(plan), plan_as_dict(plan), as_json=as_json)
+    texts = {
+        "dockerfile": report.dockerfile_text,
+        "args": report.arguments_text,
+        "container": report.container_text,
+        "mods": report.mods_text,
+    }
+    text = texts[shown](plan)
+    if as_json:
+        console.answer_json({"show": shown, "text": text, "nodes": plan_as_dict(plan)["nodes"]})
+    else:
+        console.answer(text)
 
 
 def require_no_problems(plan: Plan) -> None:
@@ -51,10 +49,3 @@ def require_no_problems(plan: Plan) -> None:
         count = len(plan.problems)
         reasons = "1 reason" if count == 1 else f"{count} reasons"
         raise NodeError(f"`up` would refuse this, for {reasons}", hint="the lines with x say why")
-
-
-def print_outlook(outlook: Outlook, *, as_json: bool) -> None:
-    """Print what fits and how fast it would be."""
-    verdict = line_of(outlook.verdict_piece())
-    lines = (verdict, *outlook.capacity_lines(), *outlook.speed_lines())
-    answer(lines, outlook.as_dict(), as_json=as_json)

@@ -7,22 +7,14 @@ from typing import Annotated
 
 import typer
 
-from sparkdeploy.cli import recipe_source
-from sparkdeploy.cli.options import (
-    FitsHereByDefault,
-    JsonOption,
-    SetOption,
-    UnsafeOption,
-    current_settings,
-    with_consent,
-)
+from sparkdeploy.cli import options, recipe_source
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.terminal.console import console
 
 group = typer.Typer(help="Recipes of others: import, search, sources.", no_args_is_help=True)
 group.add_typer(recipe_source.group, name="source")
-group.command("search", cls=FitsHereByDefault)(recipe_source.search_recipes)
+group.command("search", cls=options.FitsHereByDefault)(recipe_source.search_recipes)
 
 
 @group.command("import")
@@ -35,9 +27,9 @@ def import_recipe(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="Write recipes of ours into it."),
     ] = None,
-    assignments: SetOption = None,
-    unsafe: UnsafeOption = False,
-    as_json: JsonOption = False,
+    assignments: options.SetOption = None,
+    unsafe: options.UnsafeOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Translate recipes of others, and say what is left out. Each line with its reason.
 
@@ -45,8 +37,8 @@ def import_recipe(
     """
     from sparkdeploy.authoring.recipe_import import import_recipes
 
-    values = with_consent(assignments, unsafe=unsafe)
-    found = import_recipes(source, destination, values, current_settings())
+    values = options.overrides(assignments, unsafe=unsafe)
+    found = import_recipes(source, destination, values, options.current_settings())
     only = found[0] if len(found) == 1 else None
     if as_json:
         console.answer_json({"schema": 1, "files": [item.as_dict() for item in found]})

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkdeploy.cli import options
 from sparkdeploy.cli.names import completing, sources
-from sparkdeploy.cli.options import FitsOption, JsonOption, YesOption, current_settings
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import ChangesPendingError
 from sparkdeploy.secret_shapes import masked_address
@@ -37,12 +37,12 @@ def add(
     ref: Annotated[
         str | None, typer.Option("--at", metavar="REF", help="A branch, a tag or a commit.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Take a repository of recipes, or a folder of them, as it is now."""
     from sparkdeploy.authoring.source.change import add_source
 
-    snapshot = add_source(name, origin, ref, current_settings())
+    snapshot = add_source(name, origin, ref, options.current_settings())
     answer(_added_lines(snapshot), _as_dict(snapshot), as_json=as_json)
 
 
@@ -51,8 +51,8 @@ def update(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Sources; all when left out.")
     ] = None,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+    yes: options.YesOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Fetch sources anew, and take what changed once you agree.
 
@@ -65,7 +65,7 @@ def update(
             console.info(line)
         return yes or console.confirm(f"Take {change.after.name} as it is now?")
 
-    done = update_all(names or (), agrees, current_settings())
+    done = update_all(names or (), agrees, options.current_settings())
     content = [asdict(change) for change in done.changes]
     answer(_updated_lines(done.changes), content, as_json=as_json)
     if done.failure is not None:
@@ -79,11 +79,11 @@ def update(
 
 
 @group.command("ls")
-def list_sources(as_json: JsonOption = False) -> None:
+def list_sources(as_json: options.JsonOption = False) -> None:
     """List the sources, with their commit and recipes."""
     from sparkdeploy.recipe.sources import Sources
 
-    sources = Sources.below(current_settings().state_dir)
+    sources = Sources.below(options.current_settings().state_dir)
     found = list(sources.readable())
     answer([_listed(found)], [_as_dict(item) for item in found], as_json=as_json)
 
@@ -93,17 +93,17 @@ def remove(name: SourceName) -> None:
     """Forget a source with its files; deployments go on running."""
     from sparkdeploy.authoring.source.change import remove_source
 
-    remove_source(name, current_settings())
+    remove_source(name, options.current_settings())
     console.info(f"removed source {name}")
 
 
 def search_recipes(
     words: Annotated[list[str], typer.Argument(metavar="WORD", help="All have to be in it.")],
-    fits: FitsOption = None,
+    fits: options.FitsOption = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, metavar="N", help="For that many machines.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Find recipes by words: ours, yours and those of sources.
 
@@ -111,7 +111,7 @@ def search_recipes(
     """
     from sparkdeploy.authoring.source.search import search, table_of, with_fits
 
-    hits = search(words, nodes, current_settings())
+    hits = search(words, nodes, options.current_settings())
     if fits is not None:
         hits = with_fits(hits, fits)
     found = list(hits)

@@ -7,35 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sparkdeploy.cli.options import (
-    ClusterOption,
-    FitsOption,
-    JsonOption,
-    KnownBadOption,
-    MaxLenOption,
-    NameOption,
-    OfflineOption,
-    PortOption,
-    PublicOption,
-    RecipeArgument,
-    SetOption,
-    UnsafeOption,
-    current_settings,
-    requested,
-    with_consent,
-    with_knobs,
-)
+from sparkdeploy.cli import options
 from sparkdeploy.cli.printing import (
     answer,
-    print_outlook,
     print_plan,
     require_no_problems,
 )
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.style import line_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.authoring.outlook import Outlook
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.terminal.tables import Block
 
 HardwareOption = Annotated[
     str | None,
@@ -51,8 +38,8 @@ HeadersOption = Annotated[
 
 
 def list_recipes(
-    fits: FitsOption = None,
-    as_json: JsonOption = False,
+    fits: options.FitsOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """List the recipes by model, and the engines. With --fits, how fast on another machine."""
     from sparkdeploy.authoring.fits import fit_words, fitting_lines, fitting_rows
@@ -64,7 +51,7 @@ def list_recipes(
     if fits is not None:
         answer(fitting_lines(rows, fits), rows, as_json=as_json)
         return
-    settings = current_settings()
+    settings = options.current_settings()
     shelf, words = library(settings), fit_words(rows)
     recipes, engines = report.recipe_rows(shelf), report.engine_rows(shelf)
     default = settings.default_recipe
@@ -78,7 +65,7 @@ def fits(
         list[str], typer.Argument(metavar="RECIPE", help="Recipes, or files of recipes.")
     ],
     hardware: HardwareOption = None,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Say whether recipes fit one machine at the same time. Exit code 1 where they may not."""
     from sparkdeploy.authoring.fits import together, together_as_dict, together_lines
@@ -111,13 +98,13 @@ def new(
             help="Write the recipe there, your recipes folder otherwise; `-` prints it alone.",
         ),
     ] = None,
-    _offline: OfflineOption = False,
-    as_json: JsonOption = False,
+    _offline: options.OfflineOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Write a recipe for a model, or one that changes another."""
     from sparkdeploy.authoring.new_recipe import new_recipe
 
-    made = new_recipe(name, model, base, destination, current_settings())
+    made = new_recipe(name, model, base, destination, options.current_settings())
     told = {**asdict(made), "path": made.path and str(made.path)}
     if made.path is None:
         if made.verdict:
@@ -135,17 +122,17 @@ def new(
 
 
 def show_recipe(
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
+    recipe: options.RecipeArgument = None,
+    assignments: options.SetOption = None,
     capacity: Annotated[
         bool, typer.Option("--capacity", help="Memory and KV cache on this machine instead.")
     ] = False,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="With --capacity: of one of the recipe's nodes.")
     ] = False,
-    unsafe: UnsafeOption = False,
-    _offline: OfflineOption = False,
-    as_json: JsonOption = False,
+    unsafe: options.UnsafeOption = False,
+    _offline: options.OfflineOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show a recipe with all that it inherits, and from where."""
     if cluster and not capacity:
@@ -153,7 +140,7 @@ def show_recipe(
             "`show --cluster` is about --capacity",
             hint="a recipe is the same on one node and on several: `sparkdeploy show`",
         )
-    assignments = with_consent(assignments, unsafe=unsafe)
+    assignments = options.overrides(assignments, unsafe=unsafe)
     if capacity:
         from sparkdeploy.authoring.outlook import HERE, outlook_for
 
@@ -163,20 +150,20 @@ def show_recipe(
     from sparkdeploy.deploy.request import resolve
     from sparkdeploy.recipe import report
 
-    settings = current_settings()
-    resolved = resolve(requested(recipe, assignments, settings), settings)
+    settings = options.current_settings()
+    resolved = resolve(options.requested(recipe, assignments, settings), settings)
     content = resolved.recipe.model_dump(by_alias=True, mode="json")
     answer(report.origin_lines(resolved), content, as_json=as_json)
 
 
 def plan_recipe(
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
-    port: PortOption = None,
-    max_len: MaxLenOption = None,
-    name: NameOption = "main",
-    public: PublicOption = False,
-    cluster: ClusterOption = False,
+    recipe: options.RecipeArgument = None,
+    assignments: options.SetOption = None,
+    port: options.PortOption = None,
+    max_len: options.MaxLenOption = None,
+    name: options.NameOption = "main",
+    public: options.PublicOption = False,
+    cluster: options.ClusterOption = False,
     show: Annotated[
         Literal["dockerfile", "args", "container", "mods"] | None,
         typer.Option(help="Print Dockerfiles, vLLM's or docker's command, or mods, in full."),
@@ -186,13 +173,13 @@ def plan_recipe(
     ] = False,
     hardware: HardwareOption = None,
     headers: HeadersOption = False,
-    _offline: OfflineOption = False,
-    known_bad: KnownBadOption = False,
-    unsafe: UnsafeOption = False,
-    as_json: JsonOption = False,
+    _offline: options.OfflineOption = False,
+    known_bad: options.KnownBadOption = False,
+    unsafe: options.UnsafeOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Say what `up` would do, and do nothing. With --hardware, what would fit and how fast."""
-    assignments = with_knobs(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
+    assignments = options.overrides(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
     if hardware is not None or headers:
         # An estimate has no steps to show or to check.
         if show is not None or check:
@@ -211,12 +198,14 @@ def plan_recipe(
             when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
             cluster=cluster,
         )
-        print_outlook(outlook, as_json=as_json)
+        answer(_outlook_lines(outlook), outlook.as_dict(), as_json=as_json)
         return
     from sparkdeploy.deploy.request import plan_for, with_expected_paths
 
-    settings = current_settings()
-    request = requested(recipe, assignments, settings, name=name, public=public, cluster=cluster)
+    settings = options.current_settings()
+    request = options.requested(
+        recipe, assignments, settings, name=name, public=public, cluster=cluster
+    )
     plan = plan_for(request, settings)
     if show in {"args", "container"}:
         plan = with_expected_paths(plan, settings)
@@ -226,6 +215,12 @@ def plan_recipe(
         require_no_problems(plan)
     if check:
         _require_nothing_to_do(plan)
+
+
+def _outlook_lines(outlook: Outlook) -> Iterator[Block]:
+    yield line_of(outlook.verdict_piece())
+    yield from outlook.capacity_lines()
+    yield from outlook.speed_lines()
 
 
 def _require_nothing_to_do(plan: Plan) -> None:
@@ -238,18 +233,18 @@ def _require_nothing_to_do(plan: Plan) -> None:
 
 
 def doctor(
-    recipe: RecipeArgument = None,
-    assignments: SetOption = None,
-    unsafe: UnsafeOption = False,
-    as_json: JsonOption = False,
+    recipe: options.RecipeArgument = None,
+    assignments: options.SetOption = None,
+    unsafe: options.UnsafeOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Check this machine for a recipe: GPU, memory, Docker, network."""
     from sparkdeploy.checks import report
     from sparkdeploy.deploy.doctor import examine
     from sparkdeploy.deploy.request import resolve
 
-    settings = current_settings()
-    request = requested(recipe, with_consent(assignments, unsafe=unsafe), settings)
+    settings = options.current_settings()
+    request = options.requested(recipe, options.overrides(assignments, unsafe=unsafe), settings)
     findings = examine(resolve(request, settings), settings)
     answer(report.lines(findings), report.as_dict(findings), as_json=as_json)
     failed = report.failures(findings)

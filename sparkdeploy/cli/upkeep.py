@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.options import JsonOption, YesOption, current_settings
+from sparkdeploy.cli import options
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
@@ -26,7 +26,7 @@ def setup(
     rehearsal: Annotated[
         bool, typer.Option("--rehearsal", help="For rehearsals alone: no GPU, and less disk.")
     ] = False,
-    yes: YesOption = False,
+    yes: options.YesOption = False,
 ) -> None:
     """Name what this machine lacks; as root, install it. It asks before."""
     from sparkdeploy.checks import report
@@ -36,7 +36,7 @@ def setup(
         commands = "; ".join(commands_of([need for need in needs if need.is_fixable]))
         return yes or console.confirm(f"Run all of this: {commands}")
 
-    needs = set_up(current_settings(), rehearsal=rehearsal, agrees=agrees)
+    needs = set_up(options.current_settings(), rehearsal=rehearsal, agrees=agrees)
     findings = [need.finding for need in needs]
     console.answer_blocks([*report.lines(findings), *_to_type(list(commands_of(needs)))])
     if failed := report.failures(findings):
@@ -51,11 +51,11 @@ def _to_type(commands: Sequence[str]) -> Iterator[str]:
         yield from (f"  {command}" for command in commands)
 
 
-def config(as_json: JsonOption = False) -> None:
+def config(as_json: options.JsonOption = False) -> None:
     """Show every setting, its value and where it comes from."""
     from sparkdeploy.settings import describe
 
-    rows = describe(current_settings())
+    rows = describe(options.current_settings())
     columns = (TextColumn("setting"), TextColumn("value", Fill.WORDS), TextColumn("from"))
     table = TextTable(
         columns, tuple(row_of(name, value or "-", told) for name, value, told in rows)
@@ -66,8 +66,8 @@ def config(as_json: JsonOption = False) -> None:
 
 def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, remove nothing.")] = False,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+    yes: options.YesOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Remove old images, crash folders and caches, after a question. Only sparkdeploy's own."""
     import time
@@ -79,7 +79,7 @@ def clean(
         _show(found)
         return yes or console.confirm("Remove them?")
 
-    settings = current_settings()
+    settings = options.current_settings()
     with connect(settings) as host:
         if dry_run:
             found = cleaning.find_leftovers(settings, host, now_s=time.time())

@@ -43,6 +43,7 @@ from sparkdeploy.rehearsal.requests import ANSWERED, Asked, ask_conversation, as
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.facts import EngineFacts
+from sparkdeploy.server.metrics import read_metrics
 from sparkdeploy.server.pooling import CHAT, route_to_try
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
@@ -308,13 +309,15 @@ def _serve(resolved: Resolved, request: Request, settings: Settings) -> _Run:
             done = model.pool(PROMPTS[0])
             pooled = Asked(f"a text to {done.path}", ANSWERED)
             return _Run(outcome, (), None, (pooled,))
-        before = model.speculation()
+        before = read_metrics(model.exposition())
         with console.drawn_step(f"{len(PROMPTS)} texts"):
             answers = tuple(_ask(model, prompt) for prompt in PROMPTS)
-        after = model.speculation()
+        after = read_metrics(model.exposition())
         with console.step(QUESTIONS):
             asked = (*ask_sampled(model), *ask_conversation(model, recipe))
-    drafted = after.since(before) if after is not None and before is not None else after
+    drafted = after.drafted if after is not None else None
+    if drafted is not None and before is not None and before.drafted is not None:
+        drafted = drafted.since(before.drafted)
     return _Run(outcome, answers, drafted, asked)
 
 

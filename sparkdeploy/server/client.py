@@ -11,8 +11,7 @@ import requests
 
 from sparkdeploy.bounded_http import AnswerTooLargeError, BoundedSession, chunks, read_whole
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.metrics import Speculation, read_metrics
-from sparkdeploy.server.pooling import CHAT, COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
+from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
 from sparkdeploy.server.streaming import error_message
 from sparkdeploy.server.trust import CA_HINT, connection_error, is_untrusted
 
@@ -32,6 +31,11 @@ STREAM_LIMIT_S = 24 * 3600.0
 MAX_STREAM_BYTES = 1 << 30
 GREEDY = {"temperature": 0.0}
 _SHOWN_CHARACTERS = 500
+_REFUSAL_HINTS = {
+    401: "the server requires its API key as a Bearer token",
+    403: "the server requires its API key as a Bearer token",
+    503: "the server is still starting; try again when it is ready",
+}
 _NO_ROUTE = '{"detail":"Not Found"}'
 """FastAPI's own message; a missing model has another one."""
 
@@ -122,19 +126,17 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         extra: Mapping[str, Any] | None = None,
     ) -> Completion:
         """Continue a text with /v1/completions, greedily."""
-        body = {"prompt": prompt, "max_tokens": max_tokens, **GREEDY, **(extra or {})}
-        return self._generate(COMPLETIONS, body, timeout_s)
+        body = {"prompt": prompt, "max_tokens": max_tokens, **(extra or {})}
+        return self.generate(COMPLETIONS, body, timeout_s=timeout_s)
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        max_tokens: int,
-        *,
-        extra: Mapping[str, Any] | None = None,
+    def generate(
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> Completion:
-        """Answer a conversation with /v1/chat/completions, greedily."""
-        body = {"messages": messages, "max_tokens": max_tokens, **GREEDY, **(extra or {})}
-        return self._generate(CHAT, body, ANSWER_TIMEOUT_S)
+        """Continue a text or answer a conversation, greedily."""
+        _ = self.name  # may take a request of its own, which does not count
+        started_s = time.perf_counter()
+        answer = self.ask(path, {**GREEDY, **body}, timeout_s=timeout_s)
+        return _completion(path, answer, time.perf_counter() - started_s)
 
     def ask(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S
@@ -156,16 +158,11 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         """Ask a model that writes no text, on the first of its routes that is there."""
         for endpoint in POOLING_ENDPOINTS:
             with contextlib.suppress(NoSuchRouteError):
-                return self.post(endpoint.path, endpoint.body([text]), timeout_s=timeout_s)
+                body = {**endpoint.body([text]), "model": self.name}
+                started_s = time.perf_counter()
+                answer = self._call_json(endpoint.path, timeout_s=timeout_s, body=body)
+                return _completion(endpoint.path, answer, time.perf_counter() - started_s)
         raise UnhealthyError(f"{self.base_url} has no route for texts, embeddings or scores")
-
-    def post(
-        self, path: str, body: Mapping[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S
-    ) -> Completion:
-        """Post to a route that writes no text; what it took is what counts."""
-        started_s = time.perf_counter()
-        answer = self._call_json(path, timeout_s=timeout_s, body={**body, "model": self.name})
-        return _completion(path, answer, time.perf_counter() - started_s)
 
     @contextlib.contextmanager
     def streamed(
@@ -184,16 +181,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     def exposition(self, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
         return self._call("/metrics", timeout_s=timeout_s).text
-
-    def speculation(self, *, timeout_s: float = CALL_TIMEOUT_S) -> Speculation | None:
-        metrics = read_metrics(self.exposition(timeout_s=timeout_s))
-        return metrics.drafted if metrics is not None else None
-
-    def _generate(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Completion:
-        _ = self.name  # may take a request of its own, which does not count
-        started_s = time.perf_counter()
-        answer = self.ask(path, body, timeout_s=timeout_s)
-        return _completion(path, answer, time.perf_counter() - started_s)
 
     @property
     def name(self) -> str:
@@ -309,11 +296,6 @@ def _no_connection(url: str, error: requests.RequestException) -> UnhealthyError
 
 
 def _refusal(url: str, response: requests.Response) -> UnhealthyError:
-    hint = None
-    if response.status_code in {requests.codes.unauthorized, requests.codes.forbidden}:
-        hint = "the server requires its API key as a Bearer token"
-    if response.status_code == requests.codes.service_unavailable:
-        hint = "the server is still starting; try again when it is ready"
     if response.is_redirect:
         location = response.headers["Location"][:_SHOWN_CHARACTERS]
         return UnhealthyError(
@@ -325,4 +307,5 @@ def _refusal(url: str, response: requests.Response) -> UnhealthyError:
     message = error_message(text)[:_SHOWN_CHARACTERS]
     is_no_route = response.status_code == requests.codes.not_found and text == _NO_ROUTE
     kind = NoSuchRouteError if is_no_route else UnhealthyError
+    hint = _REFUSAL_HINTS.get(response.status_code)
     return kind(f"{url} answered {response.status_code}: {message or response.reason}", hint=hint)

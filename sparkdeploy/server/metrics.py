@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'(?<!\w)([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -41,13 +39,6 @@ _LOW_ACCEPTANCE_CAUSES: Final = (
     "(`--set serve.enable_prefix_caching=false`), or more drafts than the text allows "
     "(`--set serve.speculative.tokens=4`); `--set serve.speculative=null` serves without"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    name: str
-    labels: Mapping[str, str]
-    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +146,9 @@ class Metrics:
         return self.finished / counted_s * 60 if counted_s >= LEAST_COUNTED_S else None
 
 
-def parse_samples(text: str) -> Iterator[Sample]:
-    """Yield the samples of a Prometheus exposition; comments and broken lines are left out."""
-    for line in text.splitlines():
-        match = _SAMPLE.match(line)
-        if match is None:
-            continue
-        try:
-            value = float(match["value"])
-        except ValueError:
-            continue
-        yield Sample(match["name"], dict(_LABEL.findall(match["labels"] or "")), value)
-
-
 def read_metrics(exposition: str) -> Metrics | None:
     """Read /metrics; None where nothing in it is vLLM's."""
-    families = _Families(parse_samples(exposition))
+    families = _Families(exposition)
     if not any(name.startswith("vllm:") for name in families.by_name):
         return None
     return Metrics(
@@ -201,30 +179,35 @@ def low_acceptance_warning(drafted: Speculation | None) -> str:
 
 
 class _Families:
-    """Samples by vLLM's own names: Prometheus' text has `_total` behind a counter's, or not."""
+    """Labels and values by vLLM's own names; comments and broken lines are left out.
 
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self.by_name: defaultdict[str, list[Sample]] = defaultdict(list)
-        for sample in samples:
-            self.by_name[sample.name.removesuffix("_total")].append(sample)
+    Prometheus' text has `_total` behind a counter's name, or not.
+    """
+
+    def __init__(self, exposition: str) -> None:
+        self.by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+        for match in filter(None, map(_SAMPLE.match, exposition.splitlines())):
+            with contextlib.suppress(ValueError):
+                labels, value = dict(_LABEL.findall(match["labels"] or "")), float(match["value"])
+                self.by_name[match["name"].removesuffix("_total")].append((labels, value))
 
     def sum(self, *names: str) -> float | None:
         """Sum the first name that is there over engines and labels; None for no count."""
         found = next((self.by_name[name] for name in names if name in self.by_name), None)
-        summed = math.nan if found is None else sum(sample.value for sample in found)
+        summed = math.nan if found is None else sum(value for _, value in found)
         return summed if 0 <= summed < math.inf else None
 
     def highest(self, *names: str) -> float | None:
-        values = (sample.value for name in names for sample in self.by_name.get(name, ()))
+        values = (value for name in names for _, value in self.by_name.get(name, ()))
         return max(filter(math.isfinite, values), default=None)
 
     def histogram(self, *names: str) -> Histogram:
         buckets = (self.by_name.get(f"{name}_bucket") for name in names)
         summed: defaultdict[float, float] = defaultdict(float)
-        for sample in next((found for found in buckets if found), ()):
-            edge_s = _edge(sample.labels.get("le", ""))
-            if not math.isnan(edge_s) and math.isfinite(sample.value):
-                summed[edge_s] += sample.value
+        for labels, value in next((found for found in buckets if found), ()):
+            edge_s = _edge(labels.get("le", ""))
+            if not math.isnan(edge_s) and math.isfinite(value):
+                summed[edge_s] += value
         edges_s = tuple(sorted(summed))
         return Histogram(edges_s, tuple(summed[edge_s] for edge_s in edges_s))
 
@@ -233,9 +216,9 @@ class _Families:
         if drafts is None:
             return None
         positions: defaultdict[int, float] = defaultdict(float)
-        for sample in self.by_name.get(f"{_SPEC}accepted_tokens_per_pos", ()):
-            if math.isfinite(sample.value):
-                positions[int(sample.labels.get("position", "0"))] += sample.value
+        for labels, value in self.by_name.get(f"{_SPEC}accepted_tokens_per_pos", ()):
+            if math.isfinite(value):
+                positions[int(labels.get("position", "0"))] += value
         return Speculation(
             drafts=int(drafts),
             draft_tokens=int(self.sum(f"{_SPEC}draft_tokens") or 0),

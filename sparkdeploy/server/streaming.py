@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdeploy.errors import UnhealthyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
+T = TypeVar("T")
 DATA = b"data:"
 DONE = b"[DONE]"
 LOGS_HINT = "`sparkdeploy status` and `sparkdeploy logs` show what the server does"
@@ -138,28 +139,25 @@ def _piece(data: bytes) -> AnswerPiece:
             f"the server ended its answer early: {error_message(json.dumps(content))}",
             hint="`sparkdeploy logs` shows why, `sparkdeploy diagnose` packs it",
         )
-    choice = _first(content.get("choices"))
-    delta = choice.get("delta")
-    delta = delta if isinstance(delta, dict) else {}
-    usage = content.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
+    choices = content.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else {}
+    nothing: dict[str, Any] = {}
+    delta, usage = _value(choice, "delta", nothing), _value(content, "usage", nothing)
     return AnswerPiece(
-        text=_text(delta.get("content")),
-        thought=_text(delta.get("reasoning")) or _text(delta.get("reasoning_content")),
-        finish_reason=_text(choice.get("finish_reason")),
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        completion_tokens=_count(usage.get("completion_tokens")),
+        text=_value(delta, "content", ""),
+        thought=_value(delta, "reasoning", "") or _value(delta, "reasoning_content", ""),
+        finish_reason=_value(choice, "finish_reason", ""),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens"),
     )
 
 
-def _first(choices: object) -> Mapping[str, Any]:
-    found = choices[0] if isinstance(choices, list) and choices else {}
-    return found if isinstance(found, dict) else {}
+def _value(mapping: object, key: str, otherwise: T) -> T:
+    """Return a value where it is of the kind wanted: any server may answer anything."""
+    value = mapping.get(key) if isinstance(mapping, dict) else None
+    return value if isinstance(value, type(otherwise)) else otherwise
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+def _count(mapping: object, key: str) -> int | None:
+    count = mapping.get(key) if isinstance(mapping, dict) else None
+    return count if isinstance(count, int) else None

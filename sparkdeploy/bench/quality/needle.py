@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.files import shipped
+from sparkdeploy.server.pooling import CHAT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -117,9 +118,7 @@ def _measure_prompts(model: ServedModel) -> tuple[float, float]:
 
 
 def _ask(model: ServedModel, text: str, max_tokens: int) -> Completion:
-    return model.chat(
-        [{"role": "user", "content": f"{text}\n\n{shipped(TEXTS)['question']}"}],
-        max_tokens,
-        # What matters is whether it finds the number, not how long it thinks about that.
-        extra={"chat_template_kwargs": {"enable_thinking": False}},
-    )
+    question = {"role": "user", "content": f"{text}\n\n{shipped(TEXTS)['question']}"}
+    # What matters is whether it finds the number, not how long it thinks about that.
+    silent = {"chat_template_kwargs": {"enable_thinking": False}}
+    return model.generate(CHAT, {"messages": [question], "max_tokens": max_tokens, **silent})

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
-from sparkdeploy.server.metrics import Speculation, parse_samples, read_metrics
+from sparkdeploy.server.metrics import Speculation, read_metrics
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS
 from tests.fakes.http_server import Handler, HttpServer, TableServer, serving
 
@@ -33,7 +33,7 @@ vllm:spec_decode_num_accepted_tokens_created{engine="0"} 1.7e+09
 vllm:generation_tokens_total{engine="0"} 7.0
 vllm:generation_tokens_total{engine="1"} 8.0
 broken line
-python_info{version="3.11",quoted="a \\" } b"} 1.0
+vllm:num_requests_running{quoted="a \\" } b"} 3.0
 """
 
 
@@ -108,7 +108,7 @@ def test_no_redirect_is_followed(server: TableServer) -> None:
 
 
 def test_a_chat_answer_of_reasoning_alone_is_an_answer(model: ServedModel) -> None:
-    completion = model.chat([{"role": "user", "content": "hi"}], 3)
+    completion = model.generate("/v1/chat/completions", {"messages": [], "max_tokens": 3})
 
     assert (completion.text, completion.reasoning) == ("", "hm")
 
@@ -170,15 +170,19 @@ def test_metrics_are_summed_over_their_labels(model: ServedModel) -> None:
 
 
 def test_speculation_is_counted(model: ServedModel) -> None:
-    counted = model.speculation()
+    metrics = read_metrics(model.exposition())
 
-    assert counted == Speculation(10, 20, 15, (9, 6))
-    assert counted.acceptance == pytest.approx(0.75)
-    assert counted.tokens_a_draft == pytest.approx(2)
+    assert metrics is not None
+    assert metrics.drafted == Speculation(10, 20, 15, (9, 6))
+    assert metrics.drafted.acceptance == pytest.approx(0.75)
+    assert metrics.drafted.tokens_a_draft == pytest.approx(2)
 
 
-def test_a_quoted_label_may_hold_anything() -> None:
-    assert [it.value for it in parse_samples(METRICS) if it.name == "python_info"] == [1]
+def test_a_quoted_label_may_hold_anything(model: ServedModel) -> None:
+    metrics = read_metrics(model.exposition())
+
+    assert metrics is not None
+    assert metrics.running == 3
 
 
 NO_ROUTE = (404, '{"detail":"Not Found"}')
