@@ -34,7 +34,6 @@ class Exchange:
     failure: Failure | None = None
     """What the connection did wrong; what the bytes say is read later."""
     connect_s: float = 0.0
-    """Connecting, before `sent_s`."""
 
 
 @dataclass(frozen=True, slots=True)

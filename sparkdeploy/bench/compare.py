@@ -121,7 +121,6 @@ class FigureDifference:
     deviation: float | None
     """Between runs of the same, as a share; None when nothing is known of it."""
     asked: str = ""
-    """How requests came, for an open loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,6 @@ class RunComparison:
     base: str
     other: str
     base_runs: tuple[str, ...]
-    """Ids."""
     other_runs: tuple[str, ...]
     variation_from: tuple[str, ...]
     """Labels whose repeated runs say how much runs of the same differ; empty if none does."""

@@ -70,6 +70,13 @@ class Endpoint:
     ca_file: Path | None = None
     require_listener: Callable[[], None] | None = None
 
+    @property
+    def label(self) -> str:
+        """What a person calls it: the deployment with its recipe, or the address."""
+        recipe = self.origin.recipe.name if self.origin.recipe else "no recipe"
+        deployment = self.origin.deployment
+        return self.origin.url if deployment is None else f"{deployment} ({recipe})"
+
     def opened(self) -> ServedModel:
         """Return a client of its own; a session is for one thread."""
         return ServedModel(
@@ -133,27 +140,6 @@ def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -
         ca_file=model.ca_file,
         require_listener=model.require_listener,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ServedSide:
-    model: ServedModel
-    label: str
-    """What a person calls it."""
-    recipe: RecipeOrigin | None = None
-    """As it was deployed; None for an address."""
-
-
-def served_side(side: str, settings: Settings, access: Access) -> ServedSide:
-    if "://" in side:
-        return ServedSide(server_at(side, access), side)
-    with connect(settings) as host:
-        fact = require_deployment(host, side).current
-        recipe = recipe_origin(fact)
-    model = model_of(fact, settings)
-    require_answers(fact, model)
-    label = f"{side} ({fact.labels.get(labels.RECIPE, 'no recipe')})"
-    return ServedSide(model, label, recipe)
 
 
 MAX_RECIPE_CHARACTERS = 1 << 20

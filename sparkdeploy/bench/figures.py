@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.suites import Condition
 
 WARM_UP = 0
-"""The number of the round that counts nowhere."""
 _Z95 = 1.959963984540054
 _T95 = (
     *(12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004),

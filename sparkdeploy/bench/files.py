@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from sparkdeploy import atomic_files, yaml_text
 from sparkdeploy.bench.record import SCHEMA_VERSION, Run
 from sparkdeploy.errors import BenchError, UsageError
-from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.node.private_folder import make_private, write_private
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.safe_text import visible_json
 
@@ -92,9 +92,21 @@ def checked(content: Any, kind: type, path: Path) -> Any:  # noqa: ANN401 - JSON
         raise BenchError(f"{path} is damaged: {place}: {first['msg']}") from error
 
 
+def json_text(value: object, form: Any) -> str:  # noqa: ANN401 - a type
+    """Return a value as it is written; control characters in it are escaped as JSON has it."""
+    return visible_json(adapter_of(form).dump_json(value, indent=1).decode()) + "\n"
+
+
+def write_private_json(path: Path, value: object, form: Any, *, is_durable: bool = False) -> None:  # noqa: ANN401 - a type
+    """Write a file of the user's own, whole or not at all; BenchError when it cannot be written."""
+    try:
+        write_private(path, json_text(value, form), is_durable=is_durable)
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error.strerror}", hint="make room") from error
+
+
 def record_text(run: Run) -> str:
-    """Return the record as it is written; control characters in it are escaped as JSON has it."""
-    return visible_json(adapter_of(Run).dump_json(run, indent=1).decode()) + "\n"
+    return json_text(run, Run)
 
 
 def write_record(run: Run, path: Path) -> None:

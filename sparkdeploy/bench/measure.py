@@ -39,7 +39,6 @@ SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02
 GONE = "the server no longer answers"
 INTERRUPTED = "interrupted"
-"""The note of a suite that a person ended."""
 NO_ROUTE = "404: Not Found"
 """FastAPI's answer for a route that is not there; a model that is not has another."""
 _GREETING = Prompt("hello", ({"role": "user", "content": "Hello"},), 2, is_exact=True)
@@ -51,7 +50,6 @@ class MeasuredServer:
     model: str
     dialect: Dialect
     exposition: Callable[[], str] | None = None
-    """Returns /metrics; None where there are none."""
 
     def counters(self) -> Metrics | None:
         if self.exposition is None:

@@ -19,12 +19,10 @@ class FailureKind(StrEnum):
     """Why a request has no figures."""
 
     UNREACHABLE = "unreachable"
-    """No connection, or it ended before the answer began."""
     REFUSED = "refused"
     BROKEN_OFF = "broken off"
     """The stream ended before it said that it was done."""
     SERVER_ERROR = "server error"
-    """An error event in the middle of the stream."""
     MALFORMED = "malformed"
     UNCOUNTED = "uncounted"
     """The server said neither `usage` nor token ids, and chunks are not tokens."""
@@ -45,7 +43,6 @@ class Latency:
     """Waiting as a reader feels it, in seconds; None where nothing was measured."""
 
     ttft_s: Quantiles | None = None
-    """From sending the request to the first token."""
     tpot_s: Quantiles | None = None
     """Time per output token of a request after its first arrival, one value a request."""
     gap_s: Quantiles | None = None
@@ -99,7 +96,6 @@ class RequestSample:
     sent_s: float
     """Since the suite began: when the connection stood and the request went out."""
     duration_s: float
-    """From sending to the last token."""
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     """Of the prompt, found in the prefix cache; None where the server does not say it."""
@@ -156,7 +152,6 @@ class ServerDelta:
     prefix_queries: int | None = None
     prefix_hits: int | None = None
     kv_usage_before: float | None = None
-    """Fraction of the KV cache in use, 0 to 1."""
     kv_usage_after: float | None = None
     kv_usage_peak: float | None = None
     """The highest value seen while it ran, looked at once a second."""
@@ -210,7 +205,6 @@ class Cell:
     context_tokens: int | None = None
     """Prompt length aimed at, in the model's tokens; None for a prompt taken as it is."""
     samples: tuple[RequestSample, ...] = ()
-    """Warm-ups too: round 0."""
     rounds: tuple[RoundResult, ...] = ()
     latency: Latency = Latency()
     statistics: Mapping[str, Summary] = field(default_factory=dict)
@@ -273,12 +267,9 @@ class SuiteResult:
     cells: tuple[Cell, ...] = ()
     tools: tuple[ToolResult, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was left out and why, such as contexts beyond the model's length."""
     asking: Asking = Asking.CLOSED_LOOP
     body: Mapping[str, object] = field(default_factory=dict)
     """What a person added to each request's body."""
-    headers: tuple[str, ...] = ()
-    """Names of the headers a person added; never their values."""
     sustained: SustainedRate | None = None
 
     @property

@@ -64,7 +64,6 @@ class WantedRun:
     prompts: int | None = None
     """Of `five` and `decode` the first so many prompts; None for all."""
     load: LoadPlan | None = None
-    """For suite load, which is taken alone."""
 
     @property
     def file(self) -> Path | None:

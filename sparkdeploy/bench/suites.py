@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 WARMUPS = 1
 SWEEP_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 SWEEP_CONTEXT = tuple(1024 * 2**power for power in range(9))
-"""1K to 256K."""
 SWEEP_TOKENS = 128
 SWEEP_CLASS = "context"
 
@@ -37,7 +36,6 @@ class Prompt:
     messages: tuple[Mapping[str, Any], ...]
     max_tokens: int
     tools: tuple[Mapping[str, Any], ...] = ()
-    """What the model may call, as OpenAI has it."""
     is_exact: bool = False
     """Whether the answer has max_tokens tokens; else the model may end it earlier."""
     context_tokens: int | None = None
@@ -178,21 +176,18 @@ class Condition:
     max_tokens: int
     concurrency: int = 1
     context_tokens: int | None = None
-    """Prompt and answer together, for a prompt that is made to measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     condition: Condition
     round: int
-    """0 is the warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
     name: SuiteName
     prompts: str
-    """Hash of what is asked."""
     rounds: int
     turns: tuple[Turn, ...]
     notes: tuple[str, ...] = ()

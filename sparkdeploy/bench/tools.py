@@ -35,7 +35,6 @@ PROMPT_TOKENS = 2048
 ANSWER_TOKENS = 128
 PROMPTS_A_ROUND = 4
 TEMPLATE_TOKENS = 64
-"""Room for what a chat template adds."""
 CHECKPOINT_MOUNT = "/m/ck/"
 MODEL_MOUNT = "/m/hub/"
 """Where `plan.container` mounts prepared checkpoints and downloads."""

@@ -39,7 +39,6 @@ _COUNTED = {
     "prefix_queries": "prefix_queries",
     "prefix_hits": "prefix_hits",
 }
-"""Of a record, and of `Metrics`."""
 _DRAFTED = ("drafts", "draft_tokens", "accepted_tokens")
 _KV_USAGE = re.compile(
     r"^vllm:(?:gpu|kv)_cache_usage_perc(?:\{.*?\})? (\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?:\s|$)",

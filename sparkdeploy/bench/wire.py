@@ -33,7 +33,6 @@ class Response:
     """Decompressed where the server compressed it although it was asked not to."""
     is_whole: bool = False
     problem: str = ""
-    """What is wrong with the bytes, in h11's words."""
 
     @property
     def text(self) -> bytes:

@@ -37,7 +37,6 @@ for: a quarter of the context is left to answers."""
 class ClientSettings:
     text: str
     place: str
-    """Where the client reads it."""
 
 
 @dataclass(frozen=True, slots=True)

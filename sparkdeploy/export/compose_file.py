@@ -123,7 +123,6 @@ UNCHECKED_LISTENER = (
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
     path: str
-    """Below the folder that it is written into."""
     text: str
     is_program: bool = False
 
@@ -134,13 +133,10 @@ class Export:
 
     files: tuple[ExportedFile, ...]
     folders: tuple[str, ...] = ()
-    """What the containers write into."""
     user: str = ""
     """UID:GID whose these folders are; empty where there is none."""
     next_step: str = ""
-    """What to type in the folder."""
     notes: tuple[str, ...] = ()
-    """What is to be known before it is used."""
 
 
 def shipped_file(path: str, *, is_program: bool = False) -> ExportedFile:

@@ -43,7 +43,6 @@ class Unit:
     stop: Sequence[str]
     user: str
     folder: str
-    """Where relative paths of the command are meant from."""
     env: Mapping[str, str]
     startup_timeout_s: float
     is_woken: bool = False

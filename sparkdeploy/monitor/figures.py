@@ -32,7 +32,6 @@ class MetricsHistory:
     seen: tuple[TimedMetrics, ...] = ()
     """Oldest first; all of one server process."""
     rates: tuple[float, ...] = ()
-    """Tokens a second, newest last."""
 
     def after(self, latest: TimedMetrics) -> MetricsHistory:
         """Return the history with one more reading; a server that started anew has no past."""
@@ -72,7 +71,6 @@ class ServerFigures:
     """None: the server does not count it, or nothing happened that it could be told from."""
 
     tokens_per_s: float | None = None
-    """Over the last second."""
     rates: tuple[float, ...] = ()
     running: int | None = None
     waiting: int | None = None
@@ -85,7 +83,6 @@ class ServerFigures:
     """Of the last minute's prompt tokens that were looked for; 0 to 1."""
     kv_usage: float | None = None
     preemptions: int | None = None
-    """Since the server started."""
     preempted_lately: int | None = None
     generated_tokens: int | None = None
     prompt_tokens: int | None = None

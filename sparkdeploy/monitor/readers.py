@@ -160,7 +160,6 @@ class EngineReader(Reader):
         super().__init__("engine")
         self.look = EngineLook()
         self.servers: Mapping[str, ServerReader] = {}
-        """By the name of the deployment."""
         self._host = host
         self._names = names
         self._settings = settings

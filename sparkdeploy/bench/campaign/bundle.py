@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkdeploy.bench.campaign.privacy import Private
-from sparkdeploy.bench.files import adapter_of, checked, read_content
+from sparkdeploy.bench.files import adapter_of, checked, json_text, read_content
 from sparkdeploy.bench.quality.comparison import (
     QualityFigures,
     QualityResult,
@@ -15,7 +15,6 @@ from sparkdeploy.bench.quality.comparison import (
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.record import MachineOrigin, Run
-from sparkdeploy.terminal.safe_text import visible_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
@@ -46,21 +45,18 @@ class SharedRecipe:
     needles: tuple[NeedleResult, ...] = ()
     tools: tuple[CaseResult, ...] = ()
     tuning: str = ""
-    """The end of what the tuning of kernels printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CampaignBundle:
     campaign_id: str
     started_at: str
-    """ISO 8601, UTC."""
     made_at: str
     sparkdeploy: str
     is_quick: bool
     machine: MachineOrigin | None
     recipes: tuple[SharedRecipe, ...]
     notes: tuple[str, ...] = ()
-    """What was left out, and why."""
     kind: str = KIND
     schema: int = SCHEMA_VERSION
 
@@ -96,7 +92,7 @@ def shareable(bundle: CampaignBundle, private: Private) -> CampaignBundle:
 
 
 def bundle_text(bundle: CampaignBundle) -> str:
-    return visible_json(adapter_of(CampaignBundle).dump_json(bundle, indent=1).decode()) + "\n"
+    return json_text(bundle, CampaignBundle)
 
 
 def read_bundle(path: Path) -> CampaignBundle:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy.bench.campaign.bundle import SharedStep
-from sparkdeploy.bench.files import adapter_of, checked, read_content, read_versioned
-from sparkdeploy.errors import BenchError
-from sparkdeploy.node.private_folder import write_private
+from sparkdeploy.bench.files import checked, read_content, read_versioned, write_private_json
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
@@ -39,7 +37,6 @@ LOADS = (StepKind.LOAD, StepKind.AGENTS)
 SUITES = (StepKind.FIVE, StepKind.DECODE, *LOADS)
 """Steps that are suites of `bench`; others than loads under the same names."""
 SERVED = (*SUITES, StepKind.QUALITY, StepKind.NEEDLE, StepKind.TOOLS, StepKind.TUNE)
-"""Steps that ask the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +57,9 @@ class Before:
     """
 
     wanted: str
-    """The name under which it was deployed."""
     values: Mapping[str, object]
     """The whole recipe; of `serve.env` the names alone."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """The values of the variables that the recipe sets."""
     exposure: str = "loopback"
 
 
@@ -72,7 +67,6 @@ class Before:
 class CampaignPlan:
     started_at: str
     deployment: str
-    """The one name under which every recipe is served."""
     recipes: tuple[PlannedRecipe, ...]
     assignments: tuple[str, ...] = ()
     """What `--set` and the options of consent override in each recipe."""
@@ -97,8 +91,8 @@ class Campaign:
 
     def begin(self, before: Before | None) -> None:
         """Write the plan, then what served before: from then on the campaign is not over."""
-        _write(self.path / PLAN, self.plan, CampaignPlan, is_durable=True)
-        _write(self.path / BEFORE, before, Before | None, is_durable=True)
+        write_private_json(self.path / PLAN, self.plan, CampaignPlan, is_durable=True)
+        write_private_json(self.path / BEFORE, before, Before | None, is_durable=True)
 
     @property
     def before(self) -> Before | None:
@@ -115,7 +109,7 @@ class Campaign:
         (self.path / BEFORE).unlink()
 
     def mark(self, name: str) -> None:
-        _write(self.path / name, True, bool, is_durable=True)
+        write_private_json(self.path / name, True, bool, is_durable=True)
 
     def is_marked(self, name: str) -> bool:
         return (self.path / name).exists()
@@ -143,14 +137,14 @@ class Campaign:
     def end(self, recipe: int, step: SharedStep) -> None:
         """Write how a step ended, whole or not at all, also through a power cut."""
         path = self._ending(recipe, StepKind(step.step))
-        _write(path, step, SharedStep, is_durable=True)
+        write_private_json(path, step, SharedStep, is_durable=True)
 
     def result(self, recipe: int, kind: StepKind) -> Path:
         """Return where a step leaves what it brought."""
         return self.path / f"{recipe + 1:02}-{kind.value}.json"
 
     def write_result(self, recipe: int, kind: StepKind, value: object, form: Any) -> None:  # noqa: ANN401 - a type
-        _write(self.result(recipe, kind), value, form, is_durable=False)
+        write_private_json(self.result(recipe, kind), value, form)
 
     def read_result(self, recipe: int, kind: StepKind, form: Any) -> Any:  # noqa: ANN401 - `form`
         """Return what a step brought, None where it brought nothing."""
@@ -175,11 +169,3 @@ def unfinished(state_dir: Path) -> Campaign | None:
 
 def _read(path: Path, form: Any) -> Any:  # noqa: ANN401 - `form`
     return checked(read_content(path, "file of a campaign"), form, path)
-
-
-def _write(path: Path, value: object, form: Any, *, is_durable: bool) -> None:  # noqa: ANN401 - a type
-    text = adapter_of(form).dump_json(value, indent=1).decode() + "\n"
-    try:
-        write_private(path, text, is_durable=is_durable)
-    except OSError as error:
-        raise BenchError(f"{path} cannot be written: {error.strerror}", hint="make room") from error

@@ -62,7 +62,6 @@ class Private:
     secrets: tuple[str, ...] = ()
     """Keys, and what the environment holds: eight characters or more."""
     names: tuple[str, ...] = ()
-    """Of machines and users."""
     folders: tuple[str, ...] = ()
     """The home folder and others of this machine; a path below one is taken out whole."""
 

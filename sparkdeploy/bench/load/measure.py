@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 LATE_S = 0.02
 STEADY = 1
-"""The number of the round that counts."""
 MOST_FILES = 65536
 
 

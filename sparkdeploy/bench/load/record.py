@@ -35,7 +35,6 @@ class TurnResult:
     """All requests of one turn of conversations, in the steady state."""
 
     turn: int
-    """From 1."""
     requests: int
     failures: int
     prompt_tokens: float | None
@@ -51,7 +50,6 @@ class LoadResult:
     """Requests at one rate. All figures are of the steady state: the ramp is in none of them."""
 
     arrivals: str
-    """`poisson` or `constant`."""
     rate_per_s: float
     """As asked, in requests (or conversations) a second."""
     seed: int
@@ -67,18 +65,14 @@ class LoadResult:
     prompt_tok_s: float
     """Of the requests that succeeded / `window_s`."""
     most_in_flight: int
-    """Requests at once, ramp included."""
     limits_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by name: ttft, tpot, e2e."""
     held: int = 0
     """Requests that held all limits; a failed one holds none."""
     goodput_per_s: float | None = None
-    """`held` / `window_s`; None without limits."""
     late_requests: int = 0
     """Those that the client itself began more than LATE_S after their moment, ramp included."""
     latest_s: float = 0.0
     turns: tuple[TurnResult, ...] = ()
-    """Of conversations."""
     unsent: int = 0
     """Turns that were not sent because one before had failed, ramp included."""
 

@@ -66,7 +66,6 @@ class CaptureOrigin:
     """What a capture was taken of, so that it is found beside a run of the same."""
 
     name: str
-    """The recipe's, else the served model's."""
     fingerprint: str
     """Of the recipe as it was deployed, else of address and served name."""
 
@@ -77,7 +76,6 @@ class Capture:
     """What a person calls it: the deployment and its recipe, or the address."""
     model: str
     taken_at: str
-    """ISO 8601, UTC."""
     sparkdeploy: str
     top_count: int
     """How many of the likeliest tokens were asked for at each position."""

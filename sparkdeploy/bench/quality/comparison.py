@@ -10,12 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparkdeploy.bench.files import adapter_of, read_versioned
+from sparkdeploy.bench.files import json_text, read_versioned, write_private_json
 from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin, TextCapture
 from sparkdeploy.bench.record import Estimate, RecipeOrigin, Run
 from sparkdeploy.errors import BenchError
-from sparkdeploy.node.private_folder import write_private
-from sparkdeploy.terminal.safe_text import visible_json
 
 LEAST_REST = 1e-9
 """A remainder below this is rounding: told log-probabilities add up to 1 only roughly."""
@@ -134,7 +132,6 @@ class GreedyText:
     text: str
     tokens: int
     first_difference: int | None
-    """Where the continuations part; None when they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,14 +313,12 @@ class QualityResult:
     """One side beside another, and what the gate says of it."""
 
     taken_at: str
-    """When the later side was asked. ISO 8601, UTC."""
     reference: CaptureOrigin
     candidate: CaptureOrigin
     figures: QualityFigures
     failures: tuple[str, ...]
     """What is worse than `limits` allow, one sentence each; none when the gate is passed."""
     limits: Mapping[str, float] = field(default_factory=dict)
-    """By the name of a threshold; what is not judged is not there."""
     kind: str = KIND
     schema: int = SCHEMA_VERSION
 
@@ -362,13 +357,10 @@ def keep(result: QualityResult, folder: Path) -> Path:
 
     The same result has the same name: what is kept twice is there once.
     """
-    text = adapter_of(QualityResult).dump_json(result, indent=1).decode() + "\n"
+    digest = hashlib.sha256(json_text(result, QualityResult).encode()).hexdigest()[:12]
     moment = re.sub(r"[^0-9T]", "", result.taken_at.partition("+")[0])[:15]
-    path = folder / f"{moment}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
-    try:
-        write_private(path, visible_json(text))
-    except OSError as error:
-        raise BenchError(f"{path} cannot be written: {error.strerror}", hint="make room") from error
+    path = folder / f"{moment}-{digest}.json"
+    write_private_json(path, result, QualityResult)
     return path
 
 

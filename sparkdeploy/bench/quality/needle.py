@@ -39,7 +39,6 @@ class NeedleResult:
     prompt_tokens: int
     is_found: bool
     answer: str
-    """Its beginning."""
 
 
 def haystack(line_count: int, depth: float, code: int, *, seed: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
-from sparkdeploy.bench.endpoint import served_side
+from sparkdeploy.bench.endpoint import reach
 from sparkdeploy.bench.quality import needle, tool_calls
 from sparkdeploy.bench.quality.capture import (
     TOP_COUNT,
@@ -35,8 +35,8 @@ def capture_of(
     if "://" not in side and (side.endswith(".json") or "/" in side):
         saved = read_capture(Path(side))
         return replace(saved, label=f"{Path(side).stem} ({saved.label})")
-    found = served_side(side, settings, access)
-    with found.model as model, console.step(f"quality of {found.label}") as step:
+    found = reach(side, settings, access)
+    with found.opened() as model, console.step(f"quality of {found.label}") as step:
         texts = take_texts(
             model,
             first_texts(count),
@@ -51,20 +51,20 @@ def capture_of(
             top_count=TOP_COUNT,
             max_tokens=tokens,
             texts=texts,
-            served=served_of(found.recipe, url=model.base_url, model=model.name),
+            served=served_of(found.origin.recipe, url=model.base_url, model=model.name),
         )
 
 
 def search_needles(
     side: str, lengths: Sequence[int], settings: Settings, access: Access
 ) -> tuple[needle.NeedleResult, ...]:
-    found = served_side(side, settings, access)
-    with found.model as model, console.step(f"needles in {found.label}") as step:
-        fitting = needle.fitting(lengths, model.max_model_len())
+    found = reach(side, settings, access)
+    with found.opened() as model, console.step(f"needles in {found.label}") as step:
+        fitting = needle.fitting(lengths, found.max_model_len)
         return tuple(needle.search(model, fitting, on_progress=step.say))
 
 
 def try_tools(side: str, settings: Settings, access: Access) -> tuple[tool_calls.CaseResult, ...]:
-    found = served_side(side, settings, access)
-    with found.model as model, console.step(f"tool calls of {found.label}") as step:
+    found = reach(side, settings, access)
+    with found.opened() as model, console.step(f"tool calls of {found.label}") as step:
         return tuple(tool_calls.run_cases(model, on_progress=step.say))

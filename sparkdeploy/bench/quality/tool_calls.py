@@ -43,7 +43,6 @@ class CaseResult:
     name: str
     problem: str
     said: str
-    """The call as it came, or the beginning of the text."""
 
 
 def run_cases(

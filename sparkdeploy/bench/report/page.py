@@ -16,19 +16,26 @@ from sparkdeploy.bench.report.sections import (
     speed_section,
 )
 from sparkdeploy.bench.report.shown import LOAD, ShownRun, with_names
-from sparkdeploy.bench.report.summary import summary_section
-from sparkdeploy.bench.tables import machine_facts, origin_facts
+from sparkdeploy.bench.report.summary import cache_hits, summary_section
+from sparkdeploy.bench.tables import figure, machine_facts, origin_facts
 from sparkdeploy.image.templates import render_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.bench.compare import Side
     from sparkdeploy.bench.quality.comparison import QualityResult
     from sparkdeploy.bench.record import Run, SuiteResult
     from sparkdeploy.bench.report.published import Field
+    from sparkdeploy.bench.report.shown import Section
 
 SPARK = "DGX Spark"
+_LIMITS = {
+    "min_top1_agreement": "top-1 agreement at least {:.1%}",
+    "max_mean_kl_nats": "mean KL at most {:g} nats",
+    "max_perplexity_rise": "perplexity up by at most {:.1%}",
+    "max_drift_nats": "drift at most {:g} nats",
+}
 SERIES: tuple[tuple[str, str], ...] = (
     ("#0072b2", "#4aa3df"),
     ("#d55e00", "#f08a3c"),
@@ -58,15 +65,6 @@ def report_page(
     `known` has further runs, by which differences are judged; `quality` what is known of each run.
     """
     shown = tuple(_named(runs, known, quality or [None] * len(runs)))
-    sections = (
-        speed_section(shown, field, "five"),
-        speed_section(shown, field, "decode"),
-        load_section(shown, Asking.OPEN_LOOP),
-        load_section(shown, Asking.CONVERSATIONS),
-        concurrency_section(shown),
-        context_section(shown),
-        acceptance_section(shown),
-    )
     facts = [dict(_facts(run)) for run in runs]
     # What several runs have in common is shown once.
     shared = {
@@ -75,7 +73,6 @@ def report_page(
         if len(facts) > 1 and all(own.get(name) == value for own in facts)
     }
     own_facts = [{name: own[name] for name in own if name not in shared} for own in facts]
-    machines = [(item.name, item.run.origin.machine) for item in shown]
     return render_page(
         Path(__file__).parent,
         "report.html.j2",
@@ -83,16 +80,54 @@ def report_page(
         shared=shared,
         runs=list(zip(shown, own_facts, strict=True)),
         summary=summary_section(shown, known),
-        sections=[section for section in sections if section is not None],
+        **_beside_summary(shown),
+        figure=figure,
+        sections=list(filter(None, _sections(shown, field))),
         texts=shipped("report/sections.yaml"),
         published=list(beside_published(shown, field)),
         others=field.others,
-        elsewhere=[name for name, it in machines if it is None or SPARK not in it.product],
+        elsewhere=list(_not_on_a_spark(shown)),
         warnings=tuple(_warnings(shown)),
         made_at=made_at,
         version=version,
         series=SERIES,
     )
+
+
+def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section | None]:
+    yield speed_section(shown, field, "five")
+    yield speed_section(shown, field, "decode")
+    yield load_section(shown, Asking.OPEN_LOOP)
+    yield load_section(shown, Asking.CONVERSATIONS)
+    yield concurrency_section(shown)
+    yield context_section(shown)
+    yield acceptance_section(shown)
+
+
+def _not_on_a_spark(shown: Sequence[ShownRun]) -> Iterator[str]:
+    for item in shown:
+        machine = item.run.origin.machine
+        if machine is None or SPARK not in machine.product:
+            yield item.name
+
+
+def _beside_summary(shown: Sequence[ShownRun]) -> dict[str, object]:
+    """Return what the first table says of quality, cache and memory."""
+    measured = [item for item in shown if item.quality]
+    reference = shown[:1] if len(shown) > 1 else ()
+    hits, engines = map(cache_hits, shown), (item.run.origin.engine for item in shown)
+    return {
+        "judged": [(item.name, item.quality) for item in measured],
+        "gates": dict.fromkeys(_limits(item.quality.limits) for item in measured if item.quality),
+        "unmeasured": [it.name for it in shown if it not in (*measured, *reference)],
+        "cache_hits": [figure(100 * share if share is not None else None) for share in hits],
+        "cache_tokens": [figure(it.kv_cache_tokens if it else None, 0) for it in engines],
+        "free_gib": [figure(item.free_gib) for item in shown],
+    }
+
+
+def _limits(limits: Mapping[str, float]) -> str:
+    return ", ".join(_LIMITS[name].format(limits[name]) for name in _LIMITS if name in limits)
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     CellsOfRuns = Sequence[tuple[ShownRun, Sequence[Cell]]]
 
 SPEEDS = {"five": "end_to_end_tok_s", "decode": "stream_decode_tok_s"}
-"""By suite: the figure that is shown."""
 
 
 def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section | None:

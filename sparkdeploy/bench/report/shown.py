@@ -38,6 +38,13 @@ class ShownRun:
         """The recipe's name; empty for a bare URL."""
         return self.run.origin.recipe.name if self.run.origin.recipe is not None else ""
 
+    @property
+    def free_gib(self) -> float | None:
+        """The least memory that was free while anything was measured."""
+        machines = (cell.machine for suite in self.run.suites for cell in suite.cells)
+        floors = [it.memory_floor_bytes for it in machines if it and it.memory_floor_bytes]
+        return min(floors) / 2**30 if floors else None
+
     def cells(self, suite: str) -> tuple[Cell, ...]:
         """Return the cells of a suite in a closed loop."""
         found = self.run.suite(suite, Asking.CLOSED_LOOP)
@@ -68,7 +75,6 @@ class Section(NamedTuple):
 
     name: str
     corner: str
-    """The heading of the table's first column."""
     runs: Sequence[ShownRun]
     groups: Groups
     plots: Sequence[Plot] = ()

@@ -20,24 +20,17 @@ from sparkdeploy.bench.compare import (
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.loads import alike, asked_of, common_rate
-from sparkdeploy.bench.report.shown import LOAD, NOTHING, Section, in_thousands
+from sparkdeploy.bench.report.shown import LOAD, Section, in_thousands
 from sparkdeploy.bench.tables import change, figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.bench.record import Cell, Estimate, Run, SuiteResult
-    from sparkdeploy.bench.report.shown import Row, ShownRun
+    from sparkdeploy.bench.report.shown import ShownRun
 
 AGENT = "agent"
 COUNTED = {Asking.OPEN_LOOP: "requests", Asking.CONVERSATIONS: "conversations"}
-NOT_MEASURED = "not measured"
-_LIMITS = {
-    "min_top1_agreement": "top-1 agreement at least {:.1%}",
-    "max_mean_kl_nats": "mean KL at most {:g} nats",
-    "max_perplexity_rise": "perplexity up by at most {:.1%}",
-    "max_drift_nats": "drift at most {:g} nats",
-}
 
 
 class Decision(NamedTuple):
@@ -62,9 +55,8 @@ def summary_section(runs: Sequence[ShownRun], known: Sequence[Side]) -> Section 
     sides = [Side(shown.name, (*shown.others, shown.run)) for shown in runs]
     repeated = repeated_sides([*sides, *known], sides[0])
     rows = [(item.title, tuple(_answers(item, sides, repeated))) for item in decisions]
-    groups = (("", rows), ("", [*_quality_rows(runs), *_machine_rows(runs)]))
-    notes = (*_notes(sides, repeated), *_load_notes(decisions), *_quality_notes(runs))
-    return Section("summary", "decision", runs, groups, notes=notes)
+    notes = (*_notes(sides, repeated), *_load_notes(decisions))
+    return Section("summary", "decision", runs, (("", rows),), notes=notes)
 
 
 def _decisions(runs: Sequence[ShownRun]) -> Iterator[Decision]:
@@ -200,84 +192,6 @@ def _judged(ratio: Estimate, item: Decision) -> str:
             return "slower" if is_higher == item.lower_is_better else "faster"
 
 
-def _quality_rows(runs: Sequence[ShownRun]) -> Iterator[Row]:
-    """Yield the verdict always, and figures where one of the runs has them."""
-    yield "Quality", tuple(_quality(runs, shown) for shown in runs)
-    if any(shown.quality for shown in runs):
-        found = [shown.quality.figures if shown.quality else None for shown in runs]
-        agreed = (it.top1_agreement.text(".1f", 100) if it else NOTHING for it in found)
-        yield "Top-1 agreement, %", tuple(agreed)
-        ends = ((it.mean_kl_nats.value, it.most_mean_kl_nats) if it else None for it in found)
-        kl = (" and ".join(figure(end, 4) for end in both) if both else NOTHING for both in ends)
-        yield "Mean KL, nats: at least and at most", tuple(kl)
-
-
-def _quality(runs: Sequence[ShownRun], shown: ShownRun) -> str:
-    """Return what the gate says beside which reference, or that nobody measured it."""
-    found = shown.quality
-    if found is None:
-        return "is the reference" if len(runs) > 1 and shown is runs[0] else NOT_MEASURED
-    verdict = "fails the gate" if found.failures else "passes the gate"
-    return f"{verdict} beside {found.figures.against}"
-
-
-def _quality_notes(runs: Sequence[ShownRun]) -> Iterator[str]:
-    results = [(shown.name, shown.quality) for shown in runs if shown.quality is not None]
-    for limits in {str(found.limits): found.limits for _, found in results}.values():
-        told = (text.format(limits[name]) for name, text in _LIMITS.items() if name in limits)
-        yield f"The gate of quality: {', '.join(told)}."
-    for name, found in results:
-        words = (f"{found.figures.positions:,} positions, {found.taken_at[:10]}", *found.failures)
-        yield f"Quality of {name}: {'; '.join(words)}."
-    missing = [shown.name for shown in runs if _quality(runs, shown) == NOT_MEASURED]
-    if missing:
-        names = ", ".join(missing)
-        yield f"Quality of {names}: not measured; `sparkdeploy bench quality A B` measures it."
-
-
-def _machine_rows(runs: Sequence[ShownRun]) -> Iterator[Row]:
-    for head, cells in (
-        ("Agents, % of prompts found in the prefix cache", tuple(map(_cache_hits, runs))),
-        ("KV cache, tokens", tuple(map(_cache_tokens, runs))),
-        ("Least free memory, GiB", tuple(map(_free_memory, runs))),
-    ):
-        if set(cells) != {NOTHING}:
-            yield head, cells
-
-
-def _cache_hits(shown: ShownRun) -> str:
-    """Return per cent of conversations' prompt tokens, at all rates; `-` where it is unknown.
-
-    The server's answers count where they say it; else its counters, in which the ramp and other
-    clients are, too.
-    """
-    suite = shown.load(Asking.CONVERSATIONS)
-    turns = [turn for load in (suite.loads if suite else ()) for turn in load.turns]
-    counts: list[tuple[float, float]] = [
-        (answered * turn.cached_tokens, answered * turn.prompt_tokens)
-        for turn in turns
-        if (answered := turn.requests - turn.failures)
-        and turn.cached_tokens is not None
-        and turn.prompt_tokens is not None
-    ]
-    if suite is not None and not counts:
-        servers = (cell.server for cell in suite.cells if cell.server is not None)
-        counts = [(it.prefix_hits or 0, it.prefix_queries or 0) for it in servers]
-    hits, asked = sum(hits for hits, _ in counts), sum(asked for _, asked in counts)
-    return figure(100 * hits / asked) if asked else NOTHING
-
-
-def _cache_tokens(shown: ShownRun) -> str:
-    engine = shown.run.origin.engine
-    return figure(engine.kv_cache_tokens if engine is not None else None, 0)
-
-
-def _free_memory(shown: ShownRun) -> str:
-    watches = (cell.machine for suite in shown.run.suites for cell in suite.cells)
-    floors = [it.memory_floor_bytes for it in watches if it is not None and it.memory_floor_bytes]
-    return figure(min(floors) / 2**30) if floors else NOTHING
-
-
 def _notes(sides: Sequence[Side], repeated: Sequence[Side]) -> Iterator[str]:
     yield f"Runs of each: {', '.join(f'{side.label} {len(side.runs)}' for side in sides)}."
     if len(sides) > 1 and repeated:
@@ -298,3 +212,25 @@ def _load_notes(asked: Sequence[Decision]) -> Iterator[str]:
         )
     if not all(item.is_judged for item in asked):
         yield "A highest rate lies between two that were tried, so no difference is judged."
+
+
+def cache_hits(shown: ShownRun) -> float | None:
+    """Return the share of conversations' prompt tokens in the prefix cache, at all rates.
+
+    The server's answers count where they say it; else its counters, in which the ramp and other
+    clients are, too.
+    """
+    suite = shown.load(Asking.CONVERSATIONS)
+    turns = [turn for load in (suite.loads if suite else ()) for turn in load.turns]
+    counts: list[tuple[float, float]] = [
+        (answered * turn.cached_tokens, answered * turn.prompt_tokens)
+        for turn in turns
+        if (answered := turn.requests - turn.failures)
+        and turn.cached_tokens is not None
+        and turn.prompt_tokens is not None
+    ]
+    if suite is not None and not counts:
+        servers = (cell.server for cell in suite.cells if cell.server is not None)
+        counts = [(it.prefix_hits or 0, it.prefix_queries or 0) for it in servers]
+    hits, asked = sum(hits for hits, _ in counts), sum(asked for _, asked in counts)
+    return hits / asked if asked else None

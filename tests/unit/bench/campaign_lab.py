@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import labels
 from sparkdeploy.bench import before
 from sparkdeploy.bench.campaign import steps as campaign_steps
-from sparkdeploy.bench.endpoint import Access, ServedSide, reach_url, server_at
+from sparkdeploy.bench.endpoint import Access, reach_url
 from sparkdeploy.bench.quality import run as quality
 from sparkdeploy.bench.record import RecipeOrigin
 from sparkdeploy.checks.finding import fail, ok
@@ -120,10 +120,7 @@ def install() -> None:
         examine=lambda *_args, **_more: findings,
         reach_deployment=lambda _name, _settings: reached(url),
     )
-    play(
-        quality,
-        served_side=lambda name, _, access: ServedSide(server_at(url, access), name),
-    )
+    play(quality, reach=lambda _name, _settings, _access: reached(url))
 
 
 def play(module: Any, **parts: object) -> None:
