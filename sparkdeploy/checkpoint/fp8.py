@@ -157,6 +157,11 @@ def _related_tensors(headers: Mapping[str, Header]) -> dict[str, FoundTensor]:
     return found
 
 
+def scale_of(own_name: str) -> str:
+    """The name of a weight's scales, beside the untouched download."""
+    return own_name.removesuffix(OWN_SUFFIXES[WEIGHT_SUFFIX]) + OWN_SUFFIXES[SCALE_SUFFIX]
+
+
 def e4m3_values() -> list[float]:
     """The 127 values of e4m3 that are not negative, by their code; code 127 is not a number."""
     small = [mantissa * 2.0**-9 for mantissa in range(8)]
@@ -194,7 +199,7 @@ def unlike(shard: Path, model: Path) -> tuple[str, ...]:
             if exact is None or (exact.info.dtype, exact.info.shape) != ("BF16", info.shape):
                 # Nothing to compare with; whoever uses the shard says what is wrong with the model.
                 continue
-            stored = header.tensors[stem + OWN_SUFFIXES[SCALE_SUFFIX]]
+            stored = header.tensors[scale_of(name)]
             content = _read_at(file, header.data_offset + stored.begin, stored.size_bytes)
             if stored.dtype == "BF16":
                 scales = decode_bf16(content)

@@ -1,4 +1,4 @@
-"""One shard with the FP8 shared experts, fetched by range and kept beside the downloads."""
+"""One shard with the FP8 shared experts of a recipe, fetched by range and kept for all overlays."""
 
 from __future__ import annotations
 
@@ -8,31 +8,38 @@ import shutil
 import threading
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint import durable, fp8, safetensors
-from sparkdeploy.checkpoint.contents import ModelSizes, summary
-from sparkdeploy.checkpoint.durable import only_one
-from sparkdeploy.checkpoint.ranges import Meter, RangeSource, Span, coalesced, index_of
-from sparkdeploy.checkpoint.repo_files import printable
+from sparkdeploy.checkpoint import durable, fp8, pull, safetensors
+from sparkdeploy.checkpoint.contents import model_sizes, read_config, summary
+from sparkdeploy.checkpoint.hub import open_hub
+from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, Meter, index_of
+from sparkdeploy.checkpoint.repo_files import printable, repo_and_revision
+from sparkdeploy.checkpoint.source import open_folder, source_identity
 from sparkdeploy.checkpoint.threads import work_through
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.stored_json import open_regular, read_json
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
+    from sparkdeploy.checkpoint.contents import ModelSizes
     from sparkdeploy.checkpoint.durable import Progress
+    from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.safetensors import Header
+    from sparkdeploy.checkpoint.source import CheckpointSource
+    from sparkdeploy.recipe.schema import Checkpoint
+    from sparkdeploy.settings import Settings
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
 DONE_FILE = "sparkdeploy-fp8.json"
 PARTS_FOLDER = "parts"
 """Has each tensor as a file until all are there."""
 CONNECTIONS = 8
-REQUEST_BYTES = 4 << 20
-"""What one request brings at least, where so much lies together."""
 _VERSION = 1
 
 
@@ -57,6 +64,84 @@ class Order:
 
 
 Matches = tuple[tuple[fp8.ExpectedTensor, fp8.FoundTensor], ...]
+
+
+def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
+    """Name the recipe's FP8 tensors to the commit, or to the state of a folder; no network.
+
+    Empty when the recipe takes none; a repository that was not resolved yet is named as asked for.
+    """
+    source = _source_of(checkpoint)
+    if not source:
+        return ""
+    if is_folder(source):
+        return f"folder {source} {source_identity(open_folder(Path(source)))}"
+    repo, revision = repo_and_revision(source)
+    return f"{repo}@{HubLock(settings.state_dir).commit(repo, revision)}"
+
+
+def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
+    """Pin the FP8 repository's commit if it is not pinned; say whether that changed anything."""
+    source = _source_of(checkpoint)
+    if not source or is_folder(source):
+        return False
+    repo, revision = repo_and_revision(source)
+    lock = HubLock(settings.state_dir)
+    if lock.pin(repo, revision) is not None:
+        return False
+    pull.resolve(open_hub(settings), lock, repo, revision, anew=False)
+    return True
+
+
+def bring_fp8(
+    checkpoint: Checkpoint,
+    source: CheckpointSource,
+    settings: Settings,
+    *,
+    leave_unfit: bool = False,
+) -> Fp8Shard | None:
+    """Fetch the shard for a model by range, or find it; None when the recipe takes none."""
+    resolve_fp8(checkpoint, settings)
+    origin = fp8_origin(checkpoint, settings)
+    if not origin:
+        return None
+    sizes = model_sizes(read_config(source.files_dir))
+    order = Order(sizes, origin, leave_unfit, source.files_dir)
+    folder = shard_folder(shard_store(settings), order)
+    done = read_shard(folder)
+    if done is not None:
+        return done
+    ranges = _open_ranges(_source_of(checkpoint), settings)
+    with console.step(f"FP8 tensors of {ranges.name}") as step:
+        return fetch_shard(ranges, order, folder, step.progress)
+
+
+def fp8_bytes(checkpoint: Checkpoint, source: CheckpointSource, settings: Settings) -> int:
+    """Bytes of FP8 tensors to download for a model; 0 when they are here."""
+    origin = fp8_origin(checkpoint, settings)
+    if not origin:
+        return 0
+    sizes = model_sizes(read_config(source.files_dir))
+    folder = shard_folder(shard_store(settings), Order(sizes, origin))
+    return fp8.expected_bytes(sizes) if read_shard(folder) is None else 0
+
+
+def shard_store(settings: Settings) -> Path:
+    return settings.data_dir / "m" / "fp8"
+
+
+def _open_ranges(source: str, settings: Settings) -> RangeSource:
+    if is_folder(source):
+        return FolderRanges(open_folder(Path(source)).files_dir)
+    hub, lock = open_hub(settings), HubLock(settings.state_dir)
+    facts = pull.resolve(hub, lock, *repo_and_revision(source), anew=False)
+    return HubRanges(hub, facts, hint="use mode online, which needs no FP8 repository")
+
+
+def _source_of(checkpoint: Checkpoint) -> str:
+    """A folder, or ORG/NAME[@REVISION]; empty when the recipe takes no prebuilt tensors."""
+    dense = checkpoint.fp8_dense
+    return dense.source or "" if dense.mode == "prebuilt" else ""
 
 
 def shard_folder(store: Path, order: Order) -> Path:
@@ -90,34 +175,43 @@ def fetch_shard(source: RangeSource, order: Order, folder: Path, on_progress: Pr
     is fetched once more. Raises CheckpointError when that does not help, and when the source does
     not hold exactly the expected tensors.
     """
-    parts = folder / PARTS_FOLDER
+    lock = folder.with_name(f".{folder.name}.lock")
     with (
-        only_one(folder.with_name(f".{folder.name}.lock"), f"FP8 tensors of {source.name}"),
+        durable.only_one(lock, f"FP8 tensors of {source.name}"),
         durable.disk_errors(str(folder)),
     ):
-        shard = read_shard(folder)
-        if shard is None:
-            indexed = index_of(source)
-            matches = fp8.find_fp8(source, order.sizes, indexed, leave_unfit=order.leave_unfit)
-            parts.mkdir(parents=True, exist_ok=True)
-            _fetch(source, matches, parts, on_progress)
-            digests = _join(matches, parts, folder / SHARD_FILE)
-            if _remove_unlike(folder, order.model):
-                _fetch(source, matches, parts, on_progress)
-                digests = _join(matches, parts, folder / SHARD_FILE)
-                if wrong := _remove_unlike(folder, order.model):
-                    raise _unlike(source.name, wrong)
-            shard = _finish(folder, order.origin, digests)
+        shard = read_shard(folder) or _make(source, order, folder, on_progress)
         # Also what a builder has left that was killed after its last step but this one.
-        shutil.rmtree(parts, ignore_errors=True)
+        shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
         durable.tidy_beside(folder / SHARD_FILE)
         durable.tidy_beside(folder / DONE_FILE)
     return shard
 
 
-def _unlike(source: str, wrong: Sequence[str]) -> CheckpointError:
-    return CheckpointError(
-        f"{source}: what came as {summary(wrong)} is not the model's own weight in FP8.",
+def _make(source: RangeSource, order: Order, folder: Path, on_progress: Progress) -> Fp8Shard:
+    parts, path = folder / PARTS_FOLDER, folder / SHARD_FILE
+    matches = fp8.find_fp8(source, order.sizes, index_of(source), leave_unfit=order.leave_unfit)
+    parts.mkdir(parents=True, exist_ok=True)
+    wrong: tuple[str, ...] = ()
+    for _ in range(2):
+        _fetch(source, matches, parts, on_progress)
+        digests = _join(matches, parts, path)
+        wrong = () if order.model is None else fp8.unlike(path, order.model)
+        if not wrong:
+            content = {
+                "version": _VERSION,
+                "origin": order.origin,
+                "size_bytes": path.stat().st_size,
+                "digests": dict(sorted(digests.items())),
+            }
+            text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+            durable.write_text(folder / DONE_FILE, text)
+            return Fp8Shard(path, order.origin, digests)
+        for name in wrong:
+            (parts / name).unlink()
+            (parts / fp8.scale_of(name)).unlink()
+    raise CheckpointError(
+        f"{source.name}: what came as {summary(wrong)} is not the model's own weight in FP8.",
         detail="\n".join(wrong),
         hint="use the FP8 repository of the same model, or mode online; if it is that one, the "
         "network or the disk changes bytes",
@@ -125,47 +219,25 @@ def _unlike(source: str, wrong: Sequence[str]) -> CheckpointError:
 
 
 def _fetch(source: RangeSource, matches: Matches, parts: Path, on_progress: Progress) -> None:
+    """Fetch the tensors whose parts are not there, a request for each."""
     meter = Meter(sum(found.info.size_bytes for _, found in matches), on_progress)
-    missing = []
-    for expected, found in matches:
-        part = parts / expected.own_name
-        if part.is_file() and part.stat().st_size == found.info.size_bytes:
-            meter.add(found.info.size_bytes)
-        else:
-            missing.append((expected.own_name, found.span))
 
-    def fetch(group: Sequence[tuple[str, Span]]) -> None:
-        begin, end = group[0][1].begin, group[-1][1].end
-        content = b"".join(source.read(group[0][1].file, begin, end))
-        for name, span in group:
-            with durable.staged_file(parts / name) as file:
-                file.write(content[span.begin - begin : span.end - begin])
-            meter.add(span.size_bytes)
+    def fetch(match: tuple[fp8.ExpectedTensor, fp8.FoundTensor]) -> None:
+        expected, span = match[0], match[1].span
+        part = parts / expected.own_name
+        if not (part.is_file() and part.stat().st_size == span.size_bytes):
+            content = b"".join(source.read(span.file, span.begin, span.end))
+            with durable.staged_file(part) as file:
+                file.write(content)
+        meter.add(span.size_bytes)
 
     work_through(
-        tuple(_groups(missing)),
+        matches,
         fetch,
         threads=CONNECTIONS,
         stop=threading.Event(),
         watch=lambda: meter.require_progress(source.name),
     )
-
-
-def _groups(missing: Sequence[tuple[str, Span]]) -> Iterator[list[tuple[str, Span]]]:
-    """What one request brings: neighbours, with the little that lies between them.
-
-    A long row of neighbours is cut between tensors, so that several connections share it.
-    """
-    ordered = sorted(missing, key=lambda item: (item[1].file, item[1].begin))
-    for joined in coalesced([span for _, span in ordered]):
-        group: list[tuple[str, Span]] = []
-        while ordered and ordered[0][1].is_within(joined):
-            group.append(ordered.pop(0))
-            if group[-1][1].end - group[0][1].begin >= REQUEST_BYTES:
-                yield group
-                group = []
-        if group:
-            yield group
 
 
 def _join(matches: Matches, parts: Path, shard: Path) -> dict[str, str]:
@@ -186,30 +258,11 @@ def _join(matches: Matches, parts: Path, shard: Path) -> dict[str, str]:
     return digests
 
 
-def _remove_unlike(folder: Path, model: Path | None) -> tuple[str, ...]:
-    """Remove the parts that are not the model's weights, with their scales; return their names."""
-    wrong = () if model is None else fp8.unlike(folder / SHARD_FILE, model)
-    weight, scale = fp8.OWN_SUFFIXES[fp8.WEIGHT_SUFFIX], fp8.OWN_SUFFIXES[fp8.SCALE_SUFFIX]
-    for name in wrong:
-        (folder / PARTS_FOLDER / name).unlink()
-        (folder / PARTS_FOLDER / (name.removesuffix(weight) + scale)).unlink()
-    return wrong
+def check_shard(folder: Path, on_progress: Progress | None = None) -> Header:
+    """Return the header of a shard; CheckpointError unless it is finished and whole.
 
-
-def _finish(folder: Path, origin: str, digests: Mapping[str, str]) -> Fp8Shard:
-    shard = folder / SHARD_FILE
-    content = {
-        "version": _VERSION,
-        "origin": origin,
-        "size_bytes": shard.stat().st_size,
-        "digests": dict(sorted(digests.items())),
-    }
-    durable.write_text(folder / DONE_FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
-    return Fp8Shard(shard, origin, digests)
-
-
-def check_shard(folder: Path) -> Header:
-    """Return the header of a shard; CheckpointError unless it is finished and whole."""
+    With `on_progress` every tensor is read too, and held against the hash it came with.
+    """
     shard = read_shard(folder)
     if shard is None:
         raise _unsound(folder, "it is not finished")
@@ -217,23 +270,17 @@ def check_shard(folder: Path) -> Header:
     unlike = sorted(header.tensors.keys() ^ shard.digests.keys())
     if unlike:
         raise _unsound(folder, f"{summary(unlike)} is not what was fetched", unlike)
-    return header
-
-
-def check_shard_bytes(folder: Path, on_progress: Progress) -> Header:
-    """Compare every tensor with the hash it came with; CheckpointError names those that changed."""
-    header = check_shard(folder)
-    shard = read_shard(folder)
-    wrong = []
-    with open_regular(folder / SHARD_FILE) as file:
-        for name, info in header.tensors.items():
-            file.seek(header.data_offset + info.begin)
-            digest = hashlib.sha256(file.read(info.size_bytes)).hexdigest()
-            if shard is None or digest != shard.digests[name]:
-                wrong.append(name)
-            on_progress(header.data_offset + info.end, header.file_size_bytes)
-    if wrong:
-        raise _unsound(folder, f"the content of {summary(wrong)} has changed", wrong)
+    if on_progress is not None:
+        wrong = []
+        with open_regular(shard.path) as file:
+            for name, info in header.tensors.items():
+                file.seek(header.data_offset + info.begin)
+                digest = hashlib.sha256(file.read(info.size_bytes)).hexdigest()
+                if digest != shard.digests[name]:
+                    wrong.append(name)
+                on_progress(header.data_offset + info.end, header.file_size_bytes)
+        if wrong:
+            raise _unsound(folder, f"the content of {summary(wrong)} has changed", wrong)
     return header
 
 

@@ -1,7 +1,7 @@
 """sparkdeploy.json: written last into a prepared checkpoint, so its presence means "done"."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.conversion import DraftWeights
-from sparkdeploy.checkpoint.durable import content_hash, write_text
 from sparkdeploy.checkpoint.model_files import plain_files
 from sparkdeploy.checkpoint.repo_files import PART_LIMIT_BYTES
 from sparkdeploy.checkpoint.source import CheckpointSource
+from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_json
 
 MANIFEST_FILE = "sparkdeploy.json"
@@ -36,8 +37,7 @@ class Manifest:
     """Gate, up and down count each: three for a layer."""
     mtp_tensor_count: int
     digests: dict[str, str]
-    """The hash of every file that is no link, but for the manifest: sha256, or `xxh3:` for large
-    files that were written here."""
+    """The sha256 of every file that is no link, but for the manifest."""
     shared_int4_count: int = 0
     """Modules of shared experts that become INT4 while the checkpoint is loaded."""
     draft_layer: DraftWeights | None = None
@@ -55,7 +55,29 @@ def read_manifest(path: Path) -> Manifest | None:
         manifest = _reader().validate_python(read_json(path / MANIFEST_FILE))
     except (OSError, ValueError):
         return None
-    return manifest if are_digests(manifest.digests) else None
+    return manifest if all(map(_is_below, manifest.digests)) else None
+
+
+def prepare(target: Path, fingerprint: str, make: Callable[[Path], Manifest]) -> Manifest:
+    """Let `make` fill a folder beside `target`, which then takes its name all at once.
+
+    Nothing is done where `target` has that fingerprint already; an interrupted build leaves a
+    hidden folder that the next one removes. Raises CheckpointError where anything but a checkpoint
+    of ours is, and when something cannot be written.
+    """
+    lock = target.with_name(f".{target.name}.lock")
+    with durable.disk_errors(str(target)), durable.only_one(lock, str(target)):
+        durable.tidy_beside(target)
+        known = read_manifest(target)
+        if known is not None and known.fingerprint == fingerprint:
+            return known
+        if not durable.is_replaceable(target, MANIFEST_FILE):
+            raise CheckpointError(
+                f"{target} is no checkpoint of ours, and is left alone.",
+                hint="move that folder away, or name another one",
+            )
+        with durable.staged_folder(target) as staging:
+            return make(staging)
 
 
 def write_manifest(
@@ -68,7 +90,7 @@ def write_manifest(
     # A build that was killed right before the end has left its manifest, which is made anew.
     known = {*hashed, MANIFEST_FILE}
     small = {
-        name: content_hash(folder / name, "sha256")
+        name: durable.content_hash(folder / name)
         for name in plain_files(folder)
         if name.rpartition("/")[2] not in known and not (folder / name).is_symlink()
     }
@@ -81,20 +103,14 @@ def write_manifest(
         digests={**hashed, **small},
         **stated,
     )
-    write_text(
+    durable.write_text(
         folder / MANIFEST_FILE, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
     )
     return manifest
 
 
-def are_digests(digests: object) -> bool:
-    """Whether it is hashes of files that lie in the checkpoint; a download may bring a manifest."""
-    return isinstance(digests, dict) and all(
-        isinstance(digest, str) and _is_below(name) for name, digest in digests.items()
-    )
-
-
 def _is_below(name: str) -> bool:
+    """Whether a name lies in the checkpoint; a download may bring a manifest."""
     # A folder of the user's own may have names that no hub may list, such as with a backslash.
     parts = name.split("/")
     longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)

@@ -10,9 +10,9 @@ from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.conversion import GROUP, PLAIN, Conversion, SourceFacts, check_source
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
-from sparkdeploy.checkpoint.durable import hidden_beside, only_one, tidy_beside
+from sparkdeploy.checkpoint.durable import hidden_beside, tidy_beside
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
-from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, prepare, write_manifest
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.errors import CheckpointError
@@ -52,35 +52,27 @@ def build_overlay(
     does, and when a folder cannot be written.
     """
     fingerprint = overlay_fingerprint(source, conversion)
-    try:
-        with only_one(target.with_name(f".{target.name}.lock"), str(target)):
-            tidy_beside(target)
-            _link_source(source, target.parent.parent / "hub")
-            known = read_manifest(target)
-            if known is None or known.fingerprint != fingerprint:
-                _check_extras(conversion, shard, draft)
-                facts = check_source(source, conversion)
-                if not durable.is_replaceable(target, MANIFEST_FILE):
-                    raise CheckpointError(
-                        f"{target} is no overlay of ours, and is left alone.",
-                        hint="Move that folder away, or choose another name.",
-                    )
-                stated = {
-                    "version": OVERLAY_VERSION,
-                    "fingerprint": fingerprint,
-                    "source_files": str(_place_in_mount(source)),
-                    "conversion": asdict(conversion),
-                    "fp8_layer_count": facts.fp8_layer_count,
-                    "mtp_tensor_count": facts.mtp_tensor_count,
-                    "shared_int4_count": facts.shared_int4_count,
-                    "draft_layer": facts.draft_layer,
-                }
-                with durable.staged_folder(target) as staging:
-                    _fill(source, conversion, facts, staging, shard, draft)
-                    known = write_manifest(staging, source, {}, stated)
-    except OSError as error:
-        raise CheckpointError(f"{target}: the overlay cannot be written: {error}") from error
-    return known
+    hub = target.parent.parent / "hub"
+    with durable.disk_errors(str(hub)):
+        _link_source(source, hub)
+
+    def make(staging: Path) -> Manifest:
+        _check_extras(conversion, shard, draft)
+        facts = check_source(source, conversion)
+        _fill(source, conversion, facts, staging, shard, draft)
+        stated = {
+            "version": OVERLAY_VERSION,
+            "fingerprint": fingerprint,
+            "source_files": str(_place_in_mount(source)),
+            "conversion": asdict(conversion),
+            "fp8_layer_count": facts.fp8_layer_count,
+            "mtp_tensor_count": facts.mtp_tensor_count,
+            "shared_int4_count": facts.shared_int4_count,
+            "draft_layer": facts.draft_layer,
+        }
+        return write_manifest(staging, source, {}, stated)
+
+    return prepare(target, fingerprint, make)
 
 
 def overlay_config(facts: SourceFacts, conversion: Conversion) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import stat
 import threading
@@ -26,7 +25,7 @@ from sparkdeploy.stored_json import open_regular
 from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from httpx2 import Headers, Response
@@ -69,9 +68,6 @@ class Span:
     @property
     def size_bytes(self) -> int:
         return self.end - self.begin
-
-    def is_within(self, outer: Span) -> bool:
-        return self.file == outer.file and outer.begin <= self.begin < outer.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,29 +268,6 @@ def _read_whole(source: RangeSource, file: str, limit_bytes: int) -> bytes:
             hint="look at it on the hub; nothing of it was read",
         )
     return b"".join(source.read(file, 0, size_bytes))
-
-
-def coalesced(spans: Sequence[Span], *, waste: float = 0.02) -> tuple[Span, ...]:
-    """Join neighbours in one file, narrowest gaps first, while all gaps stay under `waste`.
-
-    `waste` is a part of the bytes that are needed; a request costs about as much as many bytes.
-    """
-    ordered = sorted(spans, key=lambda span: (span.file, span.begin))
-    allowance = int(sum(span.size_bytes for span in ordered) * waste)
-    gaps = sorted(
-        (after.begin - before.end, index)
-        for index, (before, after) in enumerate(itertools.pairwise(ordered))
-        if before.file == after.file
-    )
-    wasted = itertools.accumulate(gap_bytes for gap_bytes, _ in gaps)
-    joined = {index for (_, index), total in zip(gaps, wasted, strict=True) if total <= allowance}
-    merged: list[Span] = []
-    for index, span in enumerate(ordered):
-        if index - 1 in joined:
-            merged[-1] = Span(span.file, merged[-1].begin, span.end)
-        else:
-            merged.append(span)
-    return tuple(merged)
 
 
 @dataclass(slots=True)

@@ -17,9 +17,8 @@ from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
 from sparkdeploy.checkpoint.conversion import HYBRID_NOTE
-from sparkdeploy.checkpoint.durable import only_one
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
-from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest, write_manifest
+from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, prepare, write_manifest
 from sparkdeploy.checkpoint.ranges import Span
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, placed, read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.durable import Progress
     from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 
-STANDALONE_VERSION = 2
+STANDALONE_VERSION = 3
 _REWRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE})
 
 
@@ -47,35 +46,23 @@ def build_standalone(
 ) -> Manifest:
     """Write the complete checkpoint to `out`; nothing is done when it is there already.
 
-    It appears all at once, manifest last; an interrupted build leaves nothing but a hidden folder
-    that the next one removes. `replaces` is asked before another checkpoint is replaced. Raises
-    CheckpointError when `out` holds anything else, and when something cannot be written.
+    `replaces` is asked before another checkpoint is replaced. Raises CheckpointError as `prepare`
+    does.
     """
     inputs = [STANDALONE_VERSION, source_identity(source), shard.origin, dict(shard.digests)]
     fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     out = out.absolute()
-    with durable.disk_errors(str(out)), only_one(out.with_name(f".{out.name}.lock"), str(out)):
-        durable.tidy_beside(out)
-        known = read_manifest(out)
-        if known is None or known.fingerprint != fingerprint:
-            _check_target(out, replaces)
-            with durable.staged_folder(out) as staging:
-                hashes = _write_shards(source, shard, staging, on_progress)
-                _copy_others(source, staging)
-                known = _write_last(source, shard, staging, hashes, fingerprint)
-    return known
 
+    def make(staging: Path) -> Manifest:
+        if (out / MANIFEST_FILE).is_file() and not replaces(out):
+            raise CheckpointError(
+                f"{out} holds another checkpoint.", hint="name a new folder, or pass --overwrite"
+            )
+        hashes = _write_shards(source, shard, staging, on_progress)
+        _copy_others(source, staging)
+        return _write_last(source, shard, staging, hashes, fingerprint)
 
-def _check_target(out: Path, replaces: Callable[[Path], bool]) -> None:
-    if not durable.is_replaceable(out, MANIFEST_FILE):
-        raise CheckpointError(
-            f"{out} holds something that is no checkpoint of ours, and is left alone.",
-            hint="name a new folder",
-        )
-    if (out / MANIFEST_FILE).is_file() and not replaces(out):
-        raise CheckpointError(
-            f"{out} holds another checkpoint.", hint="name a new folder, or pass --overwrite"
-        )
+    return prepare(out, fingerprint, make)
 
 
 def _write_shards(
@@ -92,7 +79,7 @@ def _write_shards(
     for name in files:
         _copy_shard(source.files_dir / name, tensors, fp8, shard.path, staging / name)
         # Out of the page cache.
-        hashes[name] = durable.content_hash(staging / name, "xxh3")
+        hashes[name] = durable.content_hash(staging / name)
         done_bytes += sizes[name]
         on_progress(done_bytes, sum(sizes.values()))
     return hashes

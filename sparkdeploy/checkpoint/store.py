@@ -11,11 +11,10 @@ from typing import Literal
 
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_of, snapshot_folder
 from sparkdeploy.checkpoint.contents import CONFIG_FILE
-from sparkdeploy.checkpoint.fp8_shard import DONE_FILE, read_shard
+from sparkdeploy.checkpoint.fp8_shard import DONE_FILE, read_shard, shard_store
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.model_files import real_path, shared_files
-from sparkdeploy.checkpoint.prebuilt import shard_store
 from sparkdeploy.checkpoint.repo_files import printable, repo_and_revision, shown
 from sparkdeploy.checkpoint.source import fetch_command, find_in_hub_cache, readable
 from sparkdeploy.errors import CheckpointError, UsageError

@@ -11,7 +11,7 @@ from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.cache import BLOBS
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
-from sparkdeploy.checkpoint.durable import XXH3_PREFIX, Algorithm, Progress, content_hash
+from sparkdeploy.checkpoint.durable import Progress, content_hash
 from sparkdeploy.checkpoint.expected_tensors import expectation_problems, expected_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
@@ -178,13 +178,8 @@ def _blob_name(path: Path) -> str | None:
 
 def _hash_like(path: Path, stated: str) -> str:
     """A file's hash of the kind that `stated` is; CheckpointError when it cannot be read."""
-    algorithm: Algorithm = "sha256"
-    if stated.startswith(XXH3_PREFIX):
-        algorithm = "xxh3"
-    elif len(stated) == 40:
-        algorithm = "git"
     try:
-        return content_hash(path, algorithm)
+        return content_hash(path, is_git=len(stated) == 40)
     except OSError as error:
         raise CheckpointError(
             f"{printable(str(path))} cannot be read: {error.strerror or error}"

@@ -9,8 +9,8 @@ import stat
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.draft_vocabulary import bring_vocabulary
+from sparkdeploy.checkpoint.fp8_shard import bring_fp8
 from sparkdeploy.checkpoint.overlay import build_overlay
-from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.deploy.lock import announced_lock
 from sparkdeploy.deploy.sync import send_images, send_weights
 from sparkdeploy.errors import CheckpointError, NodeError

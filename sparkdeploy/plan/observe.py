@@ -13,9 +13,9 @@ from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder
 from sparkdeploy.checkpoint.conversion import Conversion, check_untouched
 from sparkdeploy.checkpoint.draft_vocabulary import draft_origin
+from sparkdeploy.checkpoint.fp8_shard import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.checkpoint.prebuilt import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.checks.survey import compare, survey
 from sparkdeploy.errors import RecipeError

@@ -16,11 +16,10 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     vocabulary_file,
     write_vocabulary,
 )
-from sparkdeploy.checkpoint.fp8_shard import check_shard, check_shard_bytes, is_shard_folder
+from sparkdeploy.checkpoint.fp8_shard import bring_fp8, check_shard, is_shard_folder
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.model_files import real_path
-from sparkdeploy.checkpoint.prebuilt import bring_fp8
 from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, awaited_downloads, fetch
 from sparkdeploy.checkpoint.repo_files import is_commit, printable, repo_and_revision
 from sparkdeploy.checkpoint.source import fetch_command
@@ -101,7 +100,7 @@ def verify_deep(folder: Path, settings: Settings) -> Verified:
     with console.step(f"every byte of {folder}") as step:
         if not is_shard_folder(folder):
             return verify_bytes(folder, _pinned(folder, settings), step.progress)
-        header = check_shard_bytes(folder, step.progress)
+        header = check_shard(folder, step.progress)
         return replace(_of_shard(header), hashed_files=1, hashed_bytes=header.file_size_bytes)
 
 

@@ -33,7 +33,7 @@ git archive --format=tar HEAD sparkdeploy tests/gpu/stand > .gpu/code.tar
 # What makes the twins, before the site is there.
 rm -rf .gpu/lite
 "$UV" pip install -q --target .gpu/lite "${TARGET[@]}" \
-  filelock jinja2 platformdirs pydantic pyyaml requests xxhash
+  filelock jinja2 platformdirs pydantic pyyaml requests
 mkdir -p .gpu/zstd
 cp "$(command -v zstd)" .gpu/zstd/
 ldd "$(command -v zstd)" | grep -Eo "/[^ ]*lib(z|zstd|lzma|lz4)[.][^ ]*" | xargs -I{} cp -L {} .gpu/zstd/

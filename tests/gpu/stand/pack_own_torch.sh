@@ -59,7 +59,7 @@ first() {
   ldd "$(command -v zstd)" | grep -Eo "/[^ ]*lib(z|zstd|lzma|lz4)[.][^ ]*" |
     xargs -I{} cp -L {} .gpu/033/first/zstd/
   "$UV" pip install -q --target .gpu/033/first/lite "${TARGET[@]}" \
-    filelock jinja2 platformdirs pydantic pyyaml requests xxhash
+    filelock jinja2 platformdirs pydantic pyyaml requests
   # fastsafetensors opens it, and a bare machine may lack it.
   mkdir -p .gpu/033/first/lib
   cp -L /usr/lib/x86_64-linux-gnu/libnuma.so.1 .gpu/033/first/lib/

@@ -10,9 +10,8 @@ import pytest
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
 from sparkdeploy.checkpoint.conversion import Conversion
-from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder
+from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder, shard_store
 from sparkdeploy.checkpoint.overlay import build_overlay
-from sparkdeploy.checkpoint.prebuilt import shard_store
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.settings import load_settings

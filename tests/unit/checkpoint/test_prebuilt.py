@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, read_tensors
 from sparkdeploy.checkpoint.conversion import Conversion
@@ -29,7 +27,7 @@ from sparkdeploy.checkpoint.fp8_shard import (
 )
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.overlay import build_overlay
-from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource, Span, coalesced
+from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, RangeSource
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.errors import CheckpointError
@@ -223,24 +221,6 @@ def test_an_overlay_shows_the_shard_beside_the_download(
     assert set(read_tensors(target)) == set(read_tensors(small_twin)) | set(shard.digests)
     block = json.loads((target / "config.json").read_text())["quantization_config"]["spark_hybrid"]
     assert block["fp8"] == {"mode": "prebuilt", "layers": "shared_expert", "block": [128, 128]}
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=30),
-    st.sampled_from(["a", "b"]),
-)
-def test_coalescing_covers_every_span_and_wastes_little(
-    gaps_and_sizes: list[tuple[int, int]], file: str
-) -> None:
-    spans, position = [], 0
-    for gap_bytes, size_bytes in gaps_and_sizes:
-        spans.append(Span(file, position + gap_bytes, position + gap_bytes + size_bytes))
-        position += gap_bytes + size_bytes
-    joined = coalesced(spans, waste=0.1)
-    needed = sum(span.size_bytes for span in spans)
-    assert sum(span.size_bytes for span in joined) <= needed * 1.1
-    for span in spans:
-        assert any(one.begin <= span.begin and span.end <= one.end for one in joined)
 
 
 @pytest.mark.parametrize(
