@@ -71,10 +71,7 @@ class ConfigSizes:
         return found
 
     def optional(self, *names: str, least: int = 0) -> int | None:
-        """Return the first of these keys that is there and no null.
-
-        Raises CheckpointError for what is no number from `least` to a limit that no model has.
-        """
+        """Return the first of these keys that is no null; CheckpointError for no number."""
         for name in names:
             value = self.text.get(name)
             if value is not None:

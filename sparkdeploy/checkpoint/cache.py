@@ -82,10 +82,7 @@ def has_blob(root: Path, file: RepoFile) -> bool:
 
 
 def link_blob(file: RepoFile, snapshot: Path) -> None:
-    """Let a name of `snapshot`, <cache>/models--ORG--NAME/snapshots/COMMIT, lead to its blob.
-
-    Raises CheckpointError when a folder on the way is a link.
-    """
+    """Let a name of a snapshot lead to its blob; CheckpointError for a folder that is a link."""
     root, place = snapshot.parent.parent, snapshot / file.name
     with open_folder(root, _folders(snapshot, file)) as folder:
         remove(folder, place.name)
@@ -94,10 +91,9 @@ def link_blob(file: RepoFile, snapshot: Path) -> None:
 
 
 def discard_file(file: RepoFile, snapshot: Path) -> None:
-    """Remove a file of a snapshot, and the blob of this repository that it leads to.
+    """Remove a file of a snapshot, and the blob that it leads to.
 
-    Where blobs are links into the store that repositories share, the link is removed: what lies in
-    the store belongs to others as well.
+    Where that is a link into the store, the link goes: its content belongs to others as well.
     """
     root = snapshot.parent.parent
     place = snapshot / file.name
@@ -137,10 +133,7 @@ def part_name(file: RepoFile) -> str:
 
 
 def tidy_blob(file: RepoFile, blobs: int) -> None:
-    """Remove what tries that were killed have left beside a blob, also those of the library.
-
-    Only for the holder of the library's lock of that blob: nobody else writes to it then.
-    """
+    """Remove what killed tries have left beside a blob, for the holder of its lock alone."""
     of_library = re.compile(rf"{file.blob_name}\.\w+\.incomplete|\.{file.blob_name}\.\w+\.shared")
     for name in os.listdir(blobs):
         if name == part_name(file) or of_library.fullmatch(name):
@@ -169,8 +162,7 @@ def _has_size(path: Path, file: RepoFile) -> bool:
 def open_folder(root: Path, parts: Sequence[str]) -> Iterator[int]:
     """Yield a descriptor of the folder below `root` that `parts` lead to; what lacks is made.
 
-    `root` itself may be a link, as users make one to another disk. Raises CheckpointError when a
-    part is a link or no folder, wherever it leads.
+    `root` may be a link to another disk. Raises CheckpointError when a part is a link.
     """
     root.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(root, _FOLDER)

@@ -86,11 +86,9 @@ def read_headers(folder: Path) -> Mapping[str, Header]:
 def read_tensors(
     folder: Path, headers: Mapping[str, Header] | None = None
 ) -> Mapping[str, Located]:
-    """Every tensor of the safetensors files directly in `folder`, from their own headers.
+    """Every tensor of the safetensors files directly in `folder`; of two, the index decides.
 
-    `headers` are those of `read_headers` when they have been read already. When two files hold a
-    tensor of the same name, the folder's index decides. Raises CheckpointError when there is no
-    file, one is damaged, nothing decides, or the index lists tensors that are nowhere.
+    `headers` are those of `read_headers` when they have been read already.
     """
     preferred = (read_index(folder) or {}).get("weight_map", {})
     tensors: dict[str, Located] = {}
@@ -170,6 +168,15 @@ def _check_nesting(content: object) -> None:
         if not level:
             return
     raise ValueError("it is nested too deep")
+
+
+def method_of(config: Mapping[str, Any]) -> str | None:
+    """Return the `quant_method`; None for a checkpoint of plain floats."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict):
+        return None
+    method = stated.get("quant_method")
+    return method if isinstance(method, str) else ""
 
 
 def model_sizes(config: Mapping[str, Any]) -> ModelSizes:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparkdeploy.checkpoint import contents, fp8
-from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, summary
-from sparkdeploy.checkpoint.quantised import method_of
+from sparkdeploy.checkpoint.contents import Located, ModelSizes, method_of, model_sizes, summary
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.source import CheckpointSource
@@ -85,11 +84,7 @@ class SourceFacts:
 
 
 def unfit(config: Mapping[str, Any], conversion: Conversion) -> Iterator[str]:
-    """Yield why a conversion does not apply to a model with this config.json.
-
-    A family says by its configuration which conversions it has: shared experts as Qwen's, a head of
-    its own, a draft layer. Raises CheckpointError for numbers that no model has.
-    """
+    """Yield why a conversion does not apply to a model with this config.json."""
     if conversion.is_none and conversion.mtp == "off":
         return
     sizes = model_sizes(config)
@@ -234,11 +229,7 @@ def _check_tensor(source: CheckpointSource, found: Located, shape: tuple[int, ..
 
 
 def draft_layer_of(name: str, tensors: Mapping[str, Located]) -> DraftWeights:
-    """Count what the checkpoint called `name` has of a draft layer at 16 bits.
-
-    Raises CheckpointError where there is none, where it is quantised already, and where groups
-    of 128 do not divide an expert.
-    """
+    """Count what a checkpoint has of a draft layer whose 16 bits can be converted."""
     layers, dense = set(), 0
     for tensor, located in tensors.items():
         if not tensor.startswith("mtp."):

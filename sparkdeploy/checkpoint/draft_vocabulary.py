@@ -93,10 +93,9 @@ def _expected_counts(counts: Mapping[int, int], scripts: Sequence[str]) -> list[
     """Tell how often each token would stand in as much text again: its count, if it has one.
 
     Of a script's tokens that were not seen, those that were seen once tell how many there would be
-    (I. J. Good, "The population frequencies of species", Biometrika 40, 1953). Byte-pair merges are
-    numbered as they were learnt, so among them a low number is the best guess; the guess falls as
-    Zipf's law has it, by one over the rank. By number alone a vocabulary that was extended for a
-    script would have its letters last.
+    (I. J. Good, Biometrika 40, 1953). Byte-pair merges are numbered as they were learnt, so among
+    them a low number is the best guess, which falls by one over the rank (Zipf). By number alone a
+    vocabulary that was extended for a script would have its letters last.
     """
     seen = Counter(scripts[token] for token, count in counts.items() if count)
     # One more: a script of which there was nothing is not impossible.
@@ -113,10 +112,7 @@ def _expected_counts(counts: Mapping[int, int], scripts: Sequence[str]) -> list[
 
 
 def scripts_of(tokenizer: "Tokenizer") -> list[str]:
-    """Name the script of each token's first letter, by number: LATIN, CJK; empty without one.
-
-    The names are the first words of Unicode's. A token that is a part of a letter has none.
-    """
+    """Name the script of each token's first letter, in Unicode's first word: LATIN, CJK."""
     numbers = range(tokenizer.get_vocab_size(with_added_tokens=True))
     texts = tokenizer.decode_batch([[number] for number in numbers], skip_special_tokens=False)
     letters = (next(filter(str.isalpha, text), "") for text in texts)
@@ -195,11 +191,7 @@ def sample_texts() -> list[Path]:
 
 
 def draft_origin(recipe: Recipe, settings: Settings, files: Path) -> str:
-    """The hash of the draft vocabulary that a recipe gets for the model in folder `files`.
-
-    Empty for a recipe without a draft head, and where neither a count of the user's nor a tokenizer
-    is.
-    """
+    """Return the hash of a recipe's draft vocabulary; empty without a draft head or tokenizer."""
     if recipe.checkpoint.draft_lm_head is None:
         return ""
     counted = known_vocabulary(recipe.model, settings)
@@ -207,21 +199,14 @@ def draft_origin(recipe: Recipe, settings: Settings, files: Path) -> str:
 
 
 def bring_vocabulary(recipe: Recipe, settings: Settings, files: Path) -> DraftVocabulary | None:
-    """Return the user's count, or that of the sample, which is made if it was not yet.
-
-    None for a recipe without a draft head. CheckpointError where the model's tokenizer cannot be
-    read. Nothing is written before the count is whole.
-    """
+    """Return the user's count, else that of the sample; None for a recipe without a draft head."""
     if recipe.checkpoint.draft_lm_head is None:
         return None
     return known_vocabulary(recipe.model, settings) or _sample_vocabulary(settings, files)
 
 
 def sample_inputs(files: Path) -> str:
-    """A sha256 in hex over a model's tokenizer and the sample; empty where no tokenizer is.
-
-    Raises PermissionError for one that this user may not read.
-    """
+    """A sha256 in hex over a model's tokenizer and the sample; empty where no tokenizer is."""
     try:
         found = hashlib.sha256(read_bytes(files / TOKENIZER_FILE, TOKENIZER_LIMIT_BYTES))
     except PermissionError:

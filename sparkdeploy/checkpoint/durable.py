@@ -52,9 +52,8 @@ def only_one(
 ) -> Iterator[None]:
     """Hold the lock at `path` inside the block; CheckpointError when it does not come free.
 
-    A cache of models may be a folder that other users write to: a link or a FIFO that one of them
-    has put in the lock's place raises CheckpointError. The file stays: removing it would let two
-    builders lock two files of one name.
+    Other users may write to the folder: a link or a FIFO in the lock's place is an error. The file
+    stays, or two builders could lock two files of one name.
     """
     waiting = f"waiting for another process that does the same: {work}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,8 +172,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def copy_range(source: int, target: int, begin: int, size_bytes: int) -> None:
     """Append a part of one open file to another; CheckpointError when the source ends early.
 
-    The kernel copies, or only links, on file systems that share blocks; where it cannot, blocks
-    are read and written.
+    The kernel copies, or only links; where it cannot, blocks are read and written.
     """
     copied = 0
     while copied < size_bytes:
@@ -230,21 +228,17 @@ def disk_errors(what: str) -> Iterator[None]:
 
 
 def hidden_beside(target: Path, purpose: Purpose = "staging") -> Path:
-    """Return a hidden name for `target` that nothing has; it ends in this machine and our number.
-
-    What killed processes have left beside it is removed.
-    """
+    """Return a new hidden name for `target`; what killed processes have left is removed."""
     tidy_beside(target)
     unique = f"{secrets.token_hex(8)}-{_machine()}-{os.getpid()}"
     return target.with_name(f".{target.name}.{purpose}-{unique}")
 
 
 def tidy_beside(target: Path) -> None:
-    """Remove what processes that were killed have left under hidden names of `target`.
+    """Remove what killed processes have left under hidden names of `target`.
 
-    They cannot do it themselves, so that the next builder does. Names end in a process's number,
-    and those of living processes are spared; so are names that another machine has made in a
-    folder that both share, for a week.
+    Names end in a machine and a process's number: living ones are spared, those of another machine
+    that shares the folder for a week.
     """
     prefixes = tuple(f".{target.name}.{purpose}-" for purpose in _PURPOSES)
     beside = list(target.parent.iterdir()) if target.parent.is_dir() else []

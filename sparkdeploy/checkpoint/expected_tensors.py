@@ -32,11 +32,7 @@ _NAMED = 3
 
 
 def expected_tensors(config: Mapping[str, Any]) -> dict[str, Shape] | None:
-    """Return what a checkpoint of the language model has; None for a type not known so far.
-
-    Raises CheckpointError for numbers that are missing or that no model has, and
-    UnknownArchitectureError as `architecture_of` does.
-    """
+    """Return what a checkpoint of the language model has; None for a type not known so far."""
     architecture, sizes = architecture_of(config), config_sizes(config)
     model_type, table = architecture.model_type, _table()
     if model_type not in table["model_types"]:

@@ -94,8 +94,7 @@ def find_fp8(
 ) -> tuple[tuple[ExpectedTensor, FoundTensor], ...]:
     """Find every expected tensor by the headers of the files that `indexed` (name to file) names.
 
-    Raises CheckpointError naming what is missing, extra or unlike; with `leave_unfit` only the
-    modules that fit are taken, and the others stay at 16 bits.
+    With `leave_unfit` only the modules that fit are taken, and the others stay at 16 bits.
     """
     expected = expected_fp8(sizes)
     files = sorted({file for name, file in indexed.items() if is_related(name)})
@@ -184,10 +183,9 @@ def decode_bf16(content: bytes) -> tuple[float, ...]:
 def unlike(shard: Path, model: Path) -> tuple[str, ...]:
     """Names of the shard's weights that are not those of the checkpoint in `model` in FP8.
 
-    A look at some elements of every stretch. The hub states no hash of a part of a file, but the
-    model has the same weights at 16 bits, and rounding to e4m3 moves none by more than the distance
-    to the next value. Whole stretches of wrong bytes are found so; a single wrong bit is not. The
-    plugin compares all elements, block by block, while loading.
+    The hub states no hash of a part of a file, but rounding to e4m3 moves no 16-bit weight by more
+    than the distance to the next value. Some elements of every stretch are looked at: wrong bytes
+    are found, a single wrong bit is not. The plugin compares all elements while loading.
     """
     header = read_header(shard)
     originals = read_tensors(model)

@@ -170,10 +170,8 @@ def is_shard_folder(folder: Path) -> bool:
 def fetch_shard(source: RangeSource, order: Order, folder: Path, on_progress: Progress) -> Fp8Shard:
     """Make the shard in `folder`, or go on with one that was interrupted.
 
-    Only headers and the tensors that are needed are read; each is synced under a name of its own,
-    and what an earlier try has fetched is not fetched again. What is not like the model's weights
-    is fetched once more. Raises CheckpointError when that does not help, and when the source does
-    not hold exactly the expected tensors.
+    Each tensor is synced under a name of its own, and fetched once. What is not like the model's
+    weights is fetched once more, then refused.
     """
     lock = folder.with_name(f".{folder.name}.lock")
     with (

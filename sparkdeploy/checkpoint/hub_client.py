@@ -137,10 +137,7 @@ def listing_of(hub: Hub, repo: str, revision: str) -> RepoFacts:
 def open_file(
     hub: Hub, repo: str, file: str, url: str, byte_range: tuple[int, int] | None
 ) -> Iterator[httpx2.Response]:
-    """Ask for a file at an address, or for a range of it, and close the answer at the end.
-
-    Raises RetryError for what may pass, CheckpointError for the rest.
-    """
+    """Ask for a file or a range of it; RetryError for what may pass."""
     prepare_client()
     headers = authorization(url, hub.endpoint, hub.token)
     if byte_range is not None:

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,6 @@ class RevisionPin:
     """
 
     commit: str
-    resolved_at: str = field(
-        default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")
-    )
     license: str | None = None
     is_verified: bool = False
     files: tuple[RepoFile, ...] = ()
@@ -58,8 +54,7 @@ class RevisionPin:
 class HubLock:
     """The pins of a state folder; reading needs no lock, writing takes one.
 
-    Every method raises CheckpointError, which names the file, when something in it is not what
-    this release would write: older ones have kept what a hub said as it was.
+    Every method raises CheckpointError for a file that this release would not have written.
     """
 
     state_dir: Path

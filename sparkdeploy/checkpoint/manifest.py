@@ -11,9 +11,8 @@ from pydantic import TypeAdapter
 
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.conversion import DraftWeights
-from sparkdeploy.checkpoint.model_files import plain_files
 from sparkdeploy.checkpoint.repo_files import PART_LIMIT_BYTES
-from sparkdeploy.checkpoint.source import CheckpointSource
+from sparkdeploy.checkpoint.source import CheckpointSource, plain_files
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_json
 
@@ -83,10 +82,7 @@ def prepare(target: Path, fingerprint: str, make: Callable[[Path], Manifest]) ->
 def write_manifest(
     folder: Path, source: CheckpointSource, hashed: Mapping[str, str], stated: Mapping[str, Any]
 ) -> Manifest:
-    """Hash the files of a checkpoint, but for those in `hashed`, and write its manifest.
-
-    `stated` are the fields that neither the source nor the files give.
-    """
+    """Hash the files of a checkpoint, but for those in `hashed`, and write its manifest."""
     # A build that was killed right before the end has left its manifest, which is made anew.
     known = {*hashed, MANIFEST_FILE}
     small = {

@@ -44,12 +44,9 @@ def build_overlay(
 ) -> Manifest:
     """Make `target`, which is <data>/m/ck/NAME, an overlay of `source`; reuse it when it is one.
 
-    `shard` holds the tensors of mode prebuilt; it gets a second name in the overlay, not a copy.
-    `draft` ranks the tokens of the draft head, of which the overlay lists the first.
-    The links are relative and lead to ../../hub/<mount_name>, in the container as well as here,
-    where <data>/m/hub/<mount_name> is made a link to the source's root. An older overlay is
-    replaced at once, and never a folder that is none. Raises CheckpointError as `check_source`
-    does, and when a folder cannot be written.
+    `shard` holds the tensors of mode prebuilt, `draft` ranks the tokens of the draft head. Links
+    are relative and lead to ../../hub/<mount_name>, in the container as well as here, where that is
+    made a link to the source's root.
     """
     fingerprint = overlay_fingerprint(source, conversion)
     hub = target.parent.parent / "hub"

@@ -74,9 +74,8 @@ def published_config(
 ) -> PublishedConfig:
     """Look on this machine, in what is shipped, and on the hub, which has a minute.
 
-    What is shipped as others quote it counts where the hub tells nothing. Raises CheckpointError
-    when it is nowhere, and for what is no model with a config.json; `instead` is how a user names a
-    folder.
+    What is shipped as others quote it counts where the hub tells nothing. `instead` is how a user
+    names a folder.
     """
     if weights.path is not None:
         _refuse_other_kinds(weights.path, _names_in(Path(weights.path)))
@@ -207,10 +206,7 @@ def _fill(answer: Remote, revision: str, settings: Settings, *, headers: bool) -
 
 
 def remote_tensors(source: ranges.RangeSource) -> Mapping[str, TensorInfo]:
-    """Every tensor once: where two files hold one, the index says which counts.
-
-    Raises CheckpointError for a repository without safetensors files and for damaged headers.
-    """
+    """Return every tensor once: where two files hold one, the index says which counts."""
     files = [name for name in source.files() if name.endswith(".safetensors") and "/" not in name]
     if not files:
         raise CheckpointError(f"{source.name} holds no .safetensors files.")

@@ -159,11 +159,9 @@ def download_bytes(hub_cache: Path, facts: RepoFacts) -> int:
 
 
 def pull(hub: Hub, lock: HubLock, download: Download, on_progress: Progress) -> Path:
-    """Bring everything that is missing, check every file, and return the snapshot's folder.
+    """Fetch what is missing, check every file, and return the snapshot's folder.
 
-    Files come side by side and are hashed meanwhile. What was interrupted is resumed; a file that
-    is not what the hub says is fetched once more. Raises CheckpointError when that does not help,
-    and at once when the disk is too small.
+    Raises CheckpointError at once when the disk is too small.
     """
     facts = download.facts
     snapshot = cache.snapshot_folder(hub.cache, facts.repo, facts.commit)

@@ -106,9 +106,8 @@ class FolderRanges:
 class HubRanges:
     """Files of one commit on a hub, over connections that are kept; any thread may read.
 
-    A broken transfer goes on at the byte where it broke. An answer counts only when it says that
-    it is exactly the range that was asked for, of a file as long as the hub states, at the commit
-    that was resolved.
+    A broken transfer goes on at its byte. An answer counts only when it is exactly the range that
+    was asked for, of a file as long as the hub states, at the commit that was resolved.
     """
 
     hub: Hub

@@ -58,8 +58,7 @@ def hostile(message: str) -> CheckpointError:
 class RepoFile:
     """A file as the hub describes it; a large one has a sha256, a small one git's own sha1.
 
-    Raises CheckpointError for a name that could lead out of a folder or cannot be shown, a hash
-    that is none, and a size that no file has.
+    Raises CheckpointError for a name, a hash or a size that no file has.
     """
 
     name: str
@@ -103,11 +102,7 @@ def git_blob_hash(size_bytes: int) -> hashlib._Hash:
 
 @dataclass(frozen=True, slots=True)
 class RepoFacts:
-    """A repository at one commit.
-
-    Raises CheckpointError for a commit that is none, a revision that no file could be called, too
-    many files, and names that cannot stand beside each other.
-    """
+    """A repository at one commit; CheckpointError for what no cache can hold."""
 
     repo: str
     revision: str
@@ -149,10 +144,9 @@ class RepoFacts:
 def unread_weights(names: Iterable[str]) -> frozenset[str]:
     """Return the files of a repository that vLLM does not read when it loads a model's folder.
 
-    It takes one format of the weights: safetensors, else Mistral's `consolidated` ones, else what
-    PyTorch has saved. Of folders, such as `original/` and `metal/`, it reads no weights, but for
-    those of sentence-transformers' modules, which are called `2_Dense` and the like. Nothing is
-    left out where no weights lie outside of folders.
+    It takes one format: safetensors, else Mistral's `consolidated` ones, else what PyTorch has
+    saved; of folders only sentence-transformers' modules, such as `2_Dense`. Nothing is left out
+    where no weights lie outside of folders.
     """
     names = list(names)
     weights = [name for name in names if name.endswith(WEIGHTS) and not _MODULE.match(name)]
@@ -224,8 +218,7 @@ def check_commit(place: str, commit: object) -> None:
 def name_problem(name: object) -> str | None:
     """Say why something cannot be the name of a file, or None when it can.
 
-    What passes stays below the folder by its letters alone, can be stored by Linux' file systems
-    and printed on a terminal.
+    What passes stays below its folder by its letters alone, can be stored and printed.
     """
     if not isinstance(name, str):
         return "is no text"

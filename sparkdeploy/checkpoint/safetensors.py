@@ -119,10 +119,7 @@ def parse_header(name: str, text: bytes, *, file_size_bytes: int) -> Header:
 def within_limits(
     place: str, headers: Iterable[tuple[str, Header]]
 ) -> Iterator[tuple[str, Header]]:
-    """Hand on the headers of one checkpoint, each with its file's name, while memory holds them.
-
-    Raises CheckpointError, which begins with `place`, for more than any model has.
-    """
+    """Hand on the headers of one checkpoint, by file, while memory holds them."""
     tensors = size_bytes = 0
     for file, header in headers:
         tensors += len(header.tensors)
@@ -166,9 +163,8 @@ def write_file(
     """Write a safetensors file of mode 0644, durable and all at once.
 
     A payload is the tensor's little-endian bytes, or a function that makes them; functions are
-    called one at a time, so that at most one tensor is in memory. `format: pt` is always in the
-    metadata. Tensors lie by falling element size, then by name, which keeps each one aligned.
-    Raises CheckpointError when a payload is not as long as its dtype and shape say.
+    called one at a time. Tensors lie by falling element size, then by name, which keeps each one
+    aligned.
     """
     order = sorted(tensors, key=lambda name: (-DTYPE_BITS.get(tensors[name][0], 0), name))
     infos = placed((name, *tensors[name][:2], _size_bytes(name, tensors[name])) for name in order)

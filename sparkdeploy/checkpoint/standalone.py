@@ -44,11 +44,7 @@ def build_standalone(
     replaces: Callable[[Path], bool],
     on_progress: Progress,
 ) -> Manifest:
-    """Write the complete checkpoint to `out`; nothing is done when it is there already.
-
-    `replaces` is asked before another checkpoint is replaced. Raises CheckpointError as `prepare`
-    does.
-    """
+    """Write the complete checkpoint to `out`; `replaces` is asked before another one goes."""
     inputs = [STANDALONE_VERSION, source_identity(source), shard.origin, dict(shard.digests)]
     fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     out = out.absolute()

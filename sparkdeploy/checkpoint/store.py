@@ -14,9 +14,14 @@ from sparkdeploy.checkpoint.contents import CONFIG_FILE
 from sparkdeploy.checkpoint.fp8_shard import DONE_FILE, read_shard, shard_store
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.checkpoint.model_files import real_path, shared_files
 from sparkdeploy.checkpoint.repo_files import printable, repo_and_revision, shown
-from sparkdeploy.checkpoint.source import fetch_command, find_in_hub_cache, readable
+from sparkdeploy.checkpoint.source import (
+    fetch_command,
+    find_in_hub_cache,
+    readable,
+    real_path,
+    shared_files,
+)
 from sparkdeploy.errors import CheckpointError, UsageError
 from sparkdeploy.settings import Settings
 
@@ -87,9 +92,7 @@ def find_stored(name: str, settings: Settings) -> Stored:
 
 @readable()
 def find_folder(name: str, settings: Settings) -> Path:
-    """A folder itself, or what a name of `stored` means; CheckpointError for no such.
-
-    Raises UsageError for a path where no folder is.
+    """A folder itself, or what a name of `stored` means; UsageError for a path where none is.
 
     Of a download that is the pinned commit, else the branch main, else the only snapshot there is.
     """

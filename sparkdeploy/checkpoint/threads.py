@@ -34,8 +34,7 @@ def work_through(
 ) -> None:
     """Call `work` for each item, on so many threads; raise the first error of any of them.
 
-    `watch` is called about once a second, and may raise as well. Whatever ends the work sets
-    `stop`, by which calls that go on learn of it.
+    `watch` is called about once a second, and may raise. Whatever ends the work sets `stop`.
     """
     waiting, ended = queue.SimpleQueue[T](), Ended()
     for item in items:

@@ -142,11 +142,7 @@ class Transfer:
         self._root = cache.repo_folder(self.hub.cache, self.facts.repo)
 
     def bring(self, file: RepoFile) -> None:
-        """Let a file's name in the snapshot have its content; wrong content is fetched once more.
-
-        Raises CheckpointError when it stays wrong or does not come, and when a folder on the way
-        is a link.
-        """
+        """Give a file's name in the snapshot its content; fetch a wrong one once more."""
         progress = FileProgress(file, self.stop, self.count)
         try:
             self._bring(progress)

@@ -5,28 +5,25 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.cache import BLOBS
-from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, summary
+from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, method_of, summary
 from sparkdeploy.checkpoint.durable import Progress, content_hash
 from sparkdeploy.checkpoint.expected_tensors import expectation_problems, expected_tensors
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
-from sparkdeploy.checkpoint.model_files import LINKS_LIMIT, plain_files, real_path
-from sparkdeploy.checkpoint.quantised import (
-    KNOWN_METHODS,
-    method_of,
-    quantisation_problems,
-)
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo
-from sparkdeploy.checkpoint.source import readable
+from sparkdeploy.checkpoint.source import LINKS_LIMIT, plain_files, readable, real_path
 from sparkdeploy.errors import CheckpointError, Mistakes
 
 CHANGED_HINT = "a download: `sparkdeploy checkpoint rm` and `pull` it; else make it again"
+KNOWN_METHODS: Final = frozenset(
+    {"fp8", "gptq", "auto-round", "awq", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4"}
+)
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ORIGINAL_SUFFIX = {own: original for original, own in OWN_SUFFIXES.items()}
 
@@ -96,7 +93,7 @@ def _family_problems(
         yield from _fp8_problems(folder, config, sizes, tensors)
         yield from _draft_problems(sizes, tensors)
     else:
-        yield from quantisation_problems(config, infos)
+        yield from _scale_problems(config, infos)
     yield from expectation_problems(expected, infos)
 
 
@@ -107,7 +104,7 @@ def _expected(
     not_known = []
     method = method_of(config)
     if not is_qwen35_moe(config) and method is not None and method not in KNOWN_METHODS:
-        not_known.append(f"how {shown(method)} packs weights: dtypes and scales were not checked")
+        not_known.append(f"how {shown(method)} packs weights: scales were not looked for")
     expected = None
     try:
         expected = expected_tensors(config)
@@ -118,6 +115,39 @@ def _expected(
     except UnknownArchitectureError as error:
         not_known.append(f"{error}: its tensors were not held against config.json")
     return expected or {}, tuple(not_known)
+
+
+def _scale_problems(config: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> Iterator[str]:
+    """Yield packed weights that have no scale, which engines read as garbage.
+
+    Scales of another shape need no check: an engine refuses them while it loads.
+    """
+    method = method_of(config)
+    packed = {name: found for name, info in infos.items() if (found := _scales_of(name, info))}
+    if method is None and packed:
+        yield (
+            f"{len(packed)} matrices are packed, {printable(min(packed))} among them, and "
+            "config.json has no quantization_config"
+        )
+    elif method in KNOWN_METHODS:
+        for name, scales in packed.items():
+            if infos.keys().isdisjoint(scales):
+                yield f"{printable(name)}: its packed weight has no scale"
+
+
+def _scales_of(name: str, info: TensorInfo) -> tuple[str, ...]:
+    """Return the names of which one is a packed weight's scale; none for other tensors."""
+    stem, _, last = name.rpartition(".")
+    is_matrix_of_bytes = info.dtype == "U8" and len(info.shape) == 2
+    if last == "qweight":
+        return (f"{stem}.scales",)
+    if last == "weight_packed":
+        return (f"{stem}.weight_scale",)
+    if last == "weight" and (info.dtype.startswith("F8_E") or is_matrix_of_bytes):
+        return (f"{stem}.weight_scale_inv", f"{stem}.weight_scale")
+    if last.endswith("_blocks") and info.dtype == "U8":
+        return (name.removesuffix("_blocks") + "_scales",)
+    return ()
 
 
 def is_qwen35_moe(config: Mapping[str, Any]) -> bool:
@@ -131,10 +161,7 @@ def is_qwen35_moe(config: Mapping[str, Any]) -> bool:
 
 
 def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress) -> Verified:
-    """Check headers, then every file whose hash `stated`, a blob's name or the manifest gives.
-
-    The first of them counts. Raises CheckpointError for files that have changed or are gone.
-    """
+    """Check headers, then every file whose hash `stated`, a blob's name or the manifest gives."""
     found = verify_headers(folder)
     manifest = read_manifest(folder)
     names = plain_files(folder)
@@ -163,8 +190,7 @@ def _blob_hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
 def _blob_name(path: Path) -> str | None:
     """What the first link into a repository's blobs is called: sha256, or git's hash if small.
 
-    A blob may be a link again, into the store that repositories share, where files are called by
-    another hash.
+    A blob may be a link again, into the store, where files are called by another hash.
     """
     for _ in range(LINKS_LIMIT):
         if not path.is_symlink():

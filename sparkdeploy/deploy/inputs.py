@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint.fp8_shard import resolve_fp8
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
-from sparkdeploy.checkpoint.fp8_shard import resolve_fp8
 from sparkdeploy.checkpoint.pull import WantedRepository, announce, awaited_downloads, fetch
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BuildError, CheckpointError

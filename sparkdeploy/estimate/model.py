@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint.architecture import UnknownArchitectureError, architecture_of
+from sparkdeploy.checkpoint.contents import method_of
 from sparkdeploy.checkpoint.layers import Attention, Latent
-from sparkdeploy.checkpoint.quantised import method_of
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
 from sparkdeploy.checkpoint.fp8_shard import bring_fp8, check_shard, is_shard_folder
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.model_files import real_path
 from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, awaited_downloads, fetch
 from sparkdeploy.checkpoint.repo_files import is_commit, printable, repo_and_revision
-from sparkdeploy.checkpoint.source import fetch_command
+from sparkdeploy.checkpoint.source import fetch_command, real_path
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes, verify_headers

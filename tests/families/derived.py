@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sparkdeploy.checkpoint.contents import method_of
 from sparkdeploy.checkpoint.expected_tensors import expected_tensors
-from sparkdeploy.checkpoint.quantised import method_of
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.estimate.model import ModelFacts, facts_from
 from tests.families.checkpoints import is_matrix

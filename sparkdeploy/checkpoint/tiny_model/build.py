@@ -32,10 +32,7 @@ def build_tiny_model(out: Path, shape: TinyShape, *, seed: int) -> None:
 
 
 def write_once(out: Path, identity: object, write: Callable[[Path], None]) -> None:
-    """Let `write` fill the folder `out` unless it did so for the same identity; all at once.
-
-    Raises CheckpointError when it cannot be written.
-    """
+    """Let `write` fill the folder `out`, all at once, unless it did so for the same identity."""
     with contextlib.suppress(OSError, ValueError):
         if read_json(out / IDENTITY_FILE) == identity:
             return
