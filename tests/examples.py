@@ -7,10 +7,11 @@ from hypothesis import settings
 DEFAULT_EXAMPLES = 30
 THOROUGH_EXAMPLES = 2500
 QUICK_PART = 10
+DEFAULT_PART = 3
 
 
 def examples(count: int) -> int:
-    """The count itself in the default run; a tenth of it if quick, never less than if thorough.
+    """A third of it in the default run; a tenth if quick, never less than the rest if thorough.
 
     It is asked while test modules are imported: pytest has loaded the profile by then.
     """
@@ -19,4 +20,4 @@ def examples(count: int) -> int:
             return max(count // QUICK_PART, 1)
         case "thorough":
             return max(count, THOROUGH_EXAMPLES)
-    return count
+    return max(count // DEFAULT_PART, 1)

@@ -24,6 +24,7 @@ from tests.cluster.lending import lend
 from tests.cluster.machines import HOME, Machine, cluster_section, two_machines
 from tests.cluster.stand_in.image import build_stand_in_engine, fetch_ray
 from tests.engine.conftest import DEADLINE_S, WITHOUT_DOCKER, interrupts_are_heard, until
+from tests.engine.forks import fork_server
 from tests.engine.shipped_stages import REHEARSAL, build_all, shipped_stages
 from tests.engine.turns import vllm_turn
 from tests.unit.conftest import REPOSITORY
@@ -92,8 +93,11 @@ class Program:
         )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
-        return self.finish(self.start(*arguments))
+        """Run it to its end, in a fork of a process that has imported it there."""
+        if self.package != REPOSITORY:
+            return self.finish(self.start(*arguments))
+        server = fork_server(*self.machine.command())
+        return server.run(arguments, {**os.environ, **self.env}, RUN_TIMEOUT_S)
 
     def finish(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
         """Wait for its end."""

@@ -14,9 +14,9 @@ from sparkdeploy.deploy.deployments import Inspected, find_deployment
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.lock import lock_holder, watch_name
 from tests.engine.conftest import model_at, until
+from tests.engine.forks import Running, WarmCli
 from tests.engine.small_engine import SmallEngine, small_engine
 from tests.engine.stand_in.engine import build_image, copy_image, install
-from tests.engine.stand_in.warm_cli import Running, WarmCli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -10,6 +11,9 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import docker
+import docker.errors
 
 from tests.engine.conftest import until
 
@@ -58,6 +62,17 @@ class LabRegistry:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+        self._remove_its_images()
+
+    def _remove_its_images(self) -> None:
+        """Remove what this machine's engine pulled from it: no later listing is longer for it."""
+        with contextlib.closing(docker.from_env()) as client:
+            for image in client.images.list():
+                for name in (*image.attrs["RepoTags"], *image.attrs["RepoDigests"]):
+                    # With the last tag of a repository Docker removes its digests, too.
+                    if name.startswith(f"{self.address}/"):
+                        with contextlib.suppress(docker.errors.ImageNotFound):
+                            client.images.remove(name)
 
     def _answers(self) -> bool:
         try:

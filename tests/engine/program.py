@@ -9,12 +9,16 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tests.engine.forks import fork_server
 from tests.engine.processor import hides_avx512
 from tests.engine.shipped_stages import REHEARSAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+SHIPPED_COMMAND = (sys.executable, "-m", "sparkdeploy")
+NARROW_COMMAND = (sys.executable, "-m", "tests.engine.narrow_cli")
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,7 @@ class Program:
 
     root: Path
     more_env: Mapping[str, str] = field(default_factory=dict)
-    command: tuple[str, ...] = (
-        *(sys.executable, "-m"),
-        "tests.engine.narrow_cli" if hides_avx512() else "sparkdeploy",
-    )
+    command: tuple[str, ...] = NARROW_COMMAND if hides_avx512() else SHIPPED_COMMAND
     longest_run_s: float = 1500
 
     @property
@@ -51,7 +52,9 @@ class Program:
         )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
+        """Run it to its end: in a fork of what has imported it, unless that would import more."""
+        if self.command == SHIPPED_COMMAND and "PYTHONPATH" not in self.more_env:
+            return fork_server().run(arguments, self.env, self.longest_run_s)
         process = self.start(*arguments)
         try:
             stdout, stderr = process.communicate(timeout=self.longest_run_s)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.engine.conftest import free_port
 from tests.engine.counting_proxy import Requests, counting_proxy
+from tests.engine.forks import WarmCli
 from tests.engine.ground import Ground, ground
-from tests.engine.stand_in.warm_cli import WarmCli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from tests.engine.conftest import until
 from tests.engine.ground import LONGEST_KILL_S, NEVER, Ground, seeds
 
 if TYPE_CHECKING:
-    from tests.engine.stand_in.warm_cli import Running
+    from tests.engine.forks import Running
 
 pytestmark = [
     pytest.mark.docker,

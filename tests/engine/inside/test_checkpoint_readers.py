@@ -67,6 +67,8 @@ print("opened", config.text_config.num_hidden_layers, "layers,", len(fp8), "FP8 
 """
 
 
+# What the readers are changes with an engine.
+@pytest.mark.slow
 def test_transformers_and_safetensors_open_the_standalone_checkpoint(
     host: DockerHost, mark: str, tmp_path: Path
 ) -> None:

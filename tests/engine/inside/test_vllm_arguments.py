@@ -21,6 +21,8 @@ ENGINE = "cpu-0.32"
 PROGRAM = Path(__file__).parents[3] / "sparkdeploy" / "image" / "inside" / "arguments.py"
 
 
+# Both change with an engine's release.
+@pytest.mark.slow
 def test_the_engine_says_of_itself_what_is_committed(host: DockerHost) -> None:
     _, image = build_all(host, shipped_stages(ENGINE))[-1]
     said = python_in(image.image_id, PROGRAM.parent, "arguments", [f"/lab/{PROGRAM.name}"])

@@ -100,6 +100,8 @@ def argv_of(*typed: str) -> list[str]:
     return list(serve_argv(resolved.recipe, "/m", Exposure.LOOPBACK))
 
 
+# The golden argument lists hold what we say; what vLLM makes of it changes with an engine.
+@pytest.mark.slow
 def test_vllm_fetches_nothing_for_a_client_by_our_launch(inside: Callable[..., Any]) -> None:
     resolved = load_recipe(Library((resources() / "recipes",)), "v2")
     redirects = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
