@@ -9,8 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.conversion import Conversion
-from sparkdeploy.plan.missing import unfit_for
-from sparkdeploy.plan.observe import conversion_of
+from sparkdeploy.plan.models import conversion_of, unfit_for
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.recipe.releases import (

@@ -14,7 +14,7 @@ from sparkdeploy.checkpoint.pull import WantedRepository, announce, awaited_down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BuildError, CheckpointError
 from sparkdeploy.plan.images import stages_for
-from sparkdeploy.plan.observe import conversion_of
+from sparkdeploy.plan.models import conversion_of
 from sparkdeploy.plan.observed import MissingModel
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import ImageLock, InspectedEngine

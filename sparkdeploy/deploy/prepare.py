@@ -20,7 +20,7 @@ from sparkdeploy.image.pins import pull_below
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.folders import write_template
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.plan.observe import conversion_for, locate_model
+from sparkdeploy.plan.models import conversion_for, locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.terminal.console import console

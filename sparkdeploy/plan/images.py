@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.image.mods import read_mod
-from sparkdeploy.image.stages import Additions, stages_of
+from sparkdeploy.image.network import registry_reference
+from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, Additions, stages_of
 from sparkdeploy.plan.steps import Action, ImageStep
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
+    from pathlib import Path
 
     from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.image.stages import BaseSource, Stage, Top
     from sparkdeploy.node.container import ImageFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.settings import Settings
 
 
 NOT_NEEDED = "not needed: a later stage is here"
@@ -42,6 +47,49 @@ def stages_for(
     if is_tag(resolved.image) and not first.unpinned:
         first = replace(first, pinned_tag=resolved.image or "")
     return (first, *above)
+
+
+def choose_base_source(
+    engine: Engine,
+    architecture: Architecture,
+    tags: Container[str],
+    settings: Settings,
+    asked: DockerHost | None,
+) -> BaseSource:
+    """Keep to the base of the images with these tags; otherwise the registry's, if it answers.
+
+    `asked` is the Docker Engine that asks it; without one it is assumed to answer.
+    """
+    known = source_already_here(engine, architecture, resources(), tags)
+    if known is not None:
+        return known
+    if engine.base is None or asked is None:
+        return "registry"
+    reference = registry_reference(engine.base.image, settings.hosts.container_registry)
+    return "registry" if asked.registry_digest(reference) else "debian"
+
+
+def source_already_here(
+    engine: Engine, architecture: Architecture, resources: Path, tags: Container[str]
+) -> BaseSource | None:
+    """Return the base source that the images with these tags were made with; None without any.
+
+    The plugin's image decides before the engine's, and that before the base's. An engine without
+    a base, or whose base has no Debian counterpart, knows the registry alone. Raises BuildError
+    like `stages_of`.
+    """
+    if engine.base is None or engine.base.debian is None:
+        return "registry"
+    made = [
+        stage
+        for source in BASE_SOURCES
+        for stage in stages_of(
+            engine, base_source=source, architecture=architecture, resources=resources
+        )
+        if stage.tag in tags
+    ]
+    uppermost = min(made, key=lambda stage: UPPERMOST_FIRST[stage.name], default=None)
+    return uppermost.base_source if uppermost is not None else None
 
 
 def mods_of(resolved: Resolved) -> list[ModFiles]:

@@ -22,7 +22,7 @@ from sparkdeploy.plan.topology import alone, make_topology
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.image.stages import Stage
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 OVERLAY_WRITE_BYTES = 16 * 10**6
 """An overlay is links, one config and one index; the 122B's index is the largest of them."""
-STARTING = "starting, and as the recipe says"
-SAME = "stopped; the same container"
+STARTS_AGAIN = "stopped; the same container starts again"
+Decision = tuple[Literal[Action.REUSE, Action.START, Action.REPLACE], str, ContainerFact | None]
+"""What a node does and why, and the stopped container that starts again."""
 
 
 def draft_plan(
@@ -115,7 +116,7 @@ def make_plan(
 
     Without a topology the one node that was seen serves alone.
     """
-    plan = Plan(
+    draft = Plan(
         resolved=resolved,
         deployment=deployment,
         topology=topology or alone(observed.head.facts.name),
@@ -124,7 +125,7 @@ def make_plan(
         images=image_steps(stages, observed.head.images),
         checkpoint=_checkpoint_step(observed),
     )
-    plan = replace(plan, parts=_together(plan, [_part(plan, seat) for seat in plan.topology.seats]))
+    plan = replace(draft, parts=tuple(_parts(draft)))
     return replace(plan, findings=tuple(preflight(plan)))
 
 
@@ -145,32 +146,40 @@ def _checkpoint_step(observed: Observed) -> CheckpointStep:
     return CheckpointStep(Action.PREPARE, reason, OVERLAY_WRITE_BYTES + model.fp8_bytes)
 
 
-def _part(plan: Plan, seat: Seat) -> Part:
-    seen = plan.observed.node(seat.node)
-    if seen is None:
-        unknown = Needs(None, None, None, sent_bytes=None)
-        return Part(seat, Action.START, "the node does not answer", None, None, None, unknown)
-    claim = memory_claim(plan.resolved.recipe, plan.resolved.engine, seen.facts)
-    place = place_of(plan.observed, plan.folders, seat.node)
-    spec = _spec(plan, seat, place, claim) if place is not None else None
-    action, reason = _done_about(spec, seen.container(plan.deployment.name))
-    if action is Action.REUSE and _is_starting(plan):
-        reason = STARTING
-    needs = _head_needs(plan) if seat.is_head else _worker_needs(plan, seen)
-    needs = replace(
-        needs,
-        memory_bytes=claim.needed_bytes if claim is not None else None,
-        weights_bytes=_weights_bytes(plan),
-    )
-    return Part(seat, action, reason, spec, place.folders if place else None, claim, needs)
+def _parts(plan: Plan) -> Iterator[Part]:
+    """Yield what each node does, by rank."""
+    seats = plan.topology.seats
+    claims, places, specs = {}, {}, {}
+    for seat in seats:
+        seen = plan.observed.node(seat.node)
+        claim = place = None
+        if seen is not None:
+            claim = memory_claim(plan.resolved.recipe, plan.resolved.engine, seen.facts)
+            place = place_of(plan.observed, plan.folders, seat.node)
+        claims[seat], places[seat] = claim, place
+        specs[seat] = _spec(plan, seat, place, claim) if place is not None else None
+    for seat, (action, reason, stopped) in zip(seats, _actions(plan, specs), strict=True):
+        place = places[seat]
+        yield Part(
+            seat=seat,
+            action=action,
+            reason=reason,
+            spec=specs[seat],
+            folders=place.folders if place is not None else None,
+            claim=claims[seat],
+            needs=_needs(plan, seat, claims[seat]),
+            stopped=stopped,
+        )
 
 
 def _spec(plan: Plan, seat: Seat, place: Place, claim: MemoryClaim | None) -> ContainerSpec:
+    # The uppermost stage's tag; the tag of an unresolved tag is not known yet.
+    top, tag = plan.images[-1].stage, unresolved_tag([step.stage for step in plan.images])
     spec = part_spec(
         plan.resolved,
         plan.topology,
         seat,
-        image=_image_name(plan),
+        image=top.tag if tag is None else f"<{top.name} on {tag}>",
         deployment=plan.deployment,
         place=place,
     )
@@ -179,88 +188,71 @@ def _spec(plan: Plan, seat: Seat, place: Place, claim: MemoryClaim | None) -> Co
     return replace(spec, labels={**spec.labels, labels.MEMORY: str(claim.needed_bytes)})
 
 
-def _image_name(plan: Plan) -> str:
-    """Return the uppermost stage's tag; the tag of an unresolved tag is not known yet."""
-    top = plan.images[-1].stage
-    tag = unresolved_tag([step.stage for step in plan.images])
-    return top.tag if tag is None else f"<{top.name} on {tag}>"
-
-
-def _together(plan: Plan, parts: Sequence[Part]) -> tuple[Part, ...]:
+def _actions(plan: Plan, specs: Mapping[Seat, ContainerSpec | None]) -> list[Decision]:
     """A rank that still runs cannot join those that start anew: all start, or none."""
-    if not any(part.action.is_work for part in parts):
-        return tuple(parts)
-    stopped = _stopped_whole(plan, parts)
-    if stopped is not None:
-        return tuple(
-            replace(part, action=Action.START, reason=f"{SAME} starts again", stopped=fact)
-            for part, fact in zip(parts, stopped, strict=True)
-        )
-    return tuple(
-        part
-        if part.action.is_work
-        else replace(part, action=Action.REPLACE, reason="starts together with the others")
-        for part in parts
-    )
+    nodes = {seat: plan.observed.node(seat.node) for seat in specs}
+    name = plan.deployment.name
+    existing = {seat: seen.container(name) if seen else None for seat, seen in nodes.items()}
+    decisions = [
+        _action(plan, specs[seat], existing[seat])
+        if seen is not None
+        else (Action.START, "the node does not answer", None)
+        for seat, seen in nodes.items()
+    ]
+    if not any(action.is_work for action, _, _ in decisions):
+        return decisions
+    stopped = [it for seat in specs if (it := _stopped(specs[seat], existing[seat])) is not None]
+    # What starts together was made together.
+    if len(stopped) == len(specs) and len({fact.launch for fact in stopped}) == 1:
+        return [(Action.START, STARTS_AGAIN, fact) for fact in stopped]
+    joins: Decision = (Action.REPLACE, "starts together with the others", None)
+    return [decision if decision[0].is_work else joins for decision in decisions]
 
 
-def _stopped_whole(plan: Plan, parts: Sequence[Part]) -> list[ContainerFact] | None:
-    """Return the containers of one launch that is what is asked for, and that was stopped.
-
-    None where one is missing, is another, or died: what starts together was made together.
-    """
-    found = []
-    for part in parts:
-        seen = plan.observed.node(part.node)
-        fact = seen.container(plan.deployment.name) if seen is not None else None
-        # A head that runs was not inspected.
-        if not isinstance(fact, ContainerFact) or part.spec is None:
-            return None
-        if fact.fingerprint != part.spec.fingerprint():
-            return None
-        # The head decides: others may still run, or have died before it stopped them.
-        if not (fact.is_stopped or fact.rank):
-            return None
-        found.append(fact)
-    return found if len({fact.launch for fact in found}) == 1 else None
-
-
-def _done_about(
-    spec: ContainerSpec | None, existing: ListedContainer | None
-) -> tuple[Literal[Action.REUSE, Action.START, Action.REPLACE], str]:
-    if existing is None:
-        return Action.START, "no such deployment"
-    if spec is None or existing.fingerprint != spec.fingerprint():
-        return Action.REPLACE, "settings or image changed"
-    if not existing.is_running:
-        return Action.REPLACE, f"the container is {existing.state}"
-    return Action.REUSE, "running as the recipe says"
-
-
-def _is_starting(plan: Plan) -> bool:
-    """Say whether the deployment runs and nobody listens on its port yet."""
+def _action(plan: Plan, spec: ContainerSpec | None, existing: ListedContainer | None) -> Decision:
     owner = plan.observed.port
-    return owner is not None and owner.deployment == plan.deployment.name and not owner.is_listening
+    if existing is None:
+        return Action.START, "no such deployment", None
+    if spec is None or existing.fingerprint != spec.fingerprint():
+        return Action.REPLACE, "settings or image changed", None
+    if not existing.is_running:
+        return Action.REPLACE, f"the container is {existing.state}", None
+    if owner is not None and owner.deployment == plan.deployment.name and not owner.is_listening:
+        return Action.REUSE, "starting, and as the recipe says", None
+    return Action.REUSE, "running as the recipe says", None
 
 
-def _head_needs(plan: Plan) -> Needs:
-    whole = ("base", "engine")
-    heavy = any(step.action.is_work and step.stage.name in whole for step in plan.images)
+def _stopped(spec: ContainerSpec | None, fact: ListedContainer | None) -> ContainerFact | None:
+    """Return a container that is what is asked for, and that was stopped; not one that died."""
+    # A head that runs was not inspected.
+    if not isinstance(fact, ContainerFact) or spec is None:
+        return None
+    if fact.fingerprint != spec.fingerprint():
+        return None
+    # The head decides: others may still run, or have died before it stopped them.
+    return fact if fact.is_stopped or fact.rank else None
+
+
+def _needs(plan: Plan, seat: Seat, claim: MemoryClaim | None) -> Needs:
+    seen = plan.observed.node(seat.node)
+    if seen is None:
+        return Needs(None, None, None, sent_bytes=None)
+    memory_bytes = claim.needed_bytes if claim is not None else None
+    weights_bytes = _weights_bytes(plan)
+    if not seat.is_head:
+        image_bytes, missing_bytes = _engine_bytes(plan, seen), seen.missing_bytes
+        known = image_bytes is not None and missing_bytes is not None
+        sent_bytes = (image_bytes or 0) + (missing_bytes or 0) if known else None
+        return Needs(image_bytes, 0, missing_bytes, memory_bytes, sent_bytes, weights_bytes)
+    heavy = {step.stage.name for step in plan.images if step.action.is_work} & {"base", "engine"}
     image_bytes = plan.resolved.engine.build_bytes if heavy else 0
     sizes = [item.missing_bytes for item in plan.observed.missing]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes):
-        return Needs(image_bytes, None, None)
-    model = plan.observed.model
-    fp8_bytes = model.fp8_bytes if isinstance(model, ModelFact) else 0
-    return Needs(image_bytes, sum(known) + fp8_bytes, sum(known) + plan.checkpoint.write_bytes)
-
-
-def _worker_needs(plan: Plan, seen: ObservedNode) -> Needs:
-    image_bytes, missing_bytes = _engine_bytes(plan, seen), seen.missing_bytes
-    if image_bytes is None or missing_bytes is None:
-        return Needs(image_bytes, 0, missing_bytes, sent_bytes=None)
-    return Needs(image_bytes, 0, missing_bytes, sent_bytes=missing_bytes + image_bytes)
+    if None in sizes:
+        return Needs(image_bytes, None, None, memory_bytes, 0, weights_bytes)
+    missing, model = sum(size or 0 for size in sizes), plan.observed.model
+    download_bytes = missing + (model.fp8_bytes if isinstance(model, ModelFact) else 0)
+    write_bytes = missing + plan.checkpoint.write_bytes
+    return Needs(image_bytes, download_bytes, write_bytes, memory_bytes, 0, weights_bytes)
 
 
 def _engine_bytes(plan: Plan, seen: ObservedNode) -> int | None:

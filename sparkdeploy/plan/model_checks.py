@@ -135,7 +135,7 @@ def conversion(plan: Plan) -> Iterator[Finding]:
 def cache_format(plan: Plan) -> Iterator[Finding]:
     """Compare the cache's format with the attention of the model, and of what drafts for it."""
     for weights, fact in _models(plan):
-        for words in limits.unserved(plan.resolved.recipe.serve, fact.demands):
+        for words in limits.unserved(plan.resolved.recipe.serve, fact.needs):
             seen = f"{shown(weights.source)} has {words}"
             yield fail_early("model.kv_cache", seen, limits.FORMAT_FIX)
 

@@ -57,7 +57,7 @@ class ModelFact:
     """What an engine loads of its files; None for all of them."""
     has_weights: bool = True
     unknown: str = ""
-    demands: AttentionNeeds = NO_NEEDS
+    needs: AttentionNeeds = NO_NEEDS
     unfit: tuple[str, ...] = ()
     """Why the recipe's conversion does not apply to it."""
     has_draft_vocabulary: bool = True
@@ -80,7 +80,7 @@ class MissingModel:
     layers: Architecture | None = None
     unknown: str = ""
     """Why its size or its layers are not known."""
-    demands: AttentionNeeds = NO_NEEDS
+    needs: AttentionNeeds = NO_NEEDS
     unfit: tuple[str, ...] = ()
 
     @property

@@ -32,7 +32,7 @@ from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, SparkdeployError
 from sparkdeploy.node import facts
-from sparkdeploy.plan.observe import locate_model
+from sparkdeploy.plan.models import locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.terminal.console import console

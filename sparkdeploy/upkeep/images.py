@@ -17,8 +17,7 @@ from sparkdeploy.image.pins import ImageInspector
 from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import own_tags
-from sparkdeploy.plan.images import image_steps, stages_for
-from sparkdeploy.plan.observe import choose_base_source
+from sparkdeploy.plan.images import choose_base_source, image_steps, stages_for
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe

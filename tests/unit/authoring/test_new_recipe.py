@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import yaml_text
-from sparkdeploy.plan.observe import locate_model
+from sparkdeploy.plan.models import locate_model
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
 from tests.unit.authoring.new_models import folder_of, made

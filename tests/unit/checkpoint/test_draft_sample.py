@@ -19,7 +19,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     write_vocabulary,
 )
 from sparkdeploy.checkpoint.overlay import build_overlay
-from sparkdeploy.plan.observe import LocatedModel, conversion_for, locate_model
+from sparkdeploy.plan.models import LocatedModel, conversion_for, locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Recipe

@@ -27,7 +27,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.verify import verify_bytes, verify_headers
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.plan.observe import locate_model
+from sparkdeploy.plan.models import locate_model
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.fakes.checkpoints import ignore, standalone

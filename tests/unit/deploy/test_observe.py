@@ -13,6 +13,7 @@ from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan import observe as room
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import draft_plan
+from sparkdeploy.plan.models import locate_model
 from sparkdeploy.plan.observed import MissingModel, ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.paths import DRAFTERS, FP8_SOURCE, MODEL_PATH
@@ -70,10 +71,10 @@ def test_a_cache_this_user_may_not_enter_is_named(
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", closed)
 
-    monkeypatch.setattr("sparkdeploy.plan.observe._find_source", refuse)
+    monkeypatch.setattr("sparkdeploy.plan.models._find_source", refuse)
     settings = replace(load_settings(), hub_cache=tmp_path / "hub")
     with pytest.raises(NodeError, match=closed):
-        room.locate_model(load_recipe(shipped, "v2").recipe, settings)
+        locate_model(load_recipe(shipped, "v2").recipe, settings)
 
 
 def test_a_container_of_somebody_else_with_the_name_is_a_problem_from_the_start(

@@ -127,7 +127,7 @@ def test_shipped_recipes_ask_nothing_that_their_cache_lacks(shipped: Library) ->
 
 def test_a_drafter_is_looked_at_too(shipped: Library) -> None:
     drafter = replace(
-        drafter_fact(), demands=AttentionNeeds(ignored=("sliding windows of 4,096 tokens",))
+        drafter_fact(), needs=AttentionNeeds(ignored=("sliding windows of 4,096 tokens",))
     )
     facts = observed(companions=(drafter,))
     settings = ("serve.attention_backend=null", "serve.kv_cache_dtype=turboquant_4bit_nc")

@@ -10,8 +10,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ImageFact
-from sparkdeploy.plan.images import NOT_NEEDED, image_steps
-from sparkdeploy.plan.observe import source_already_here
+from sparkdeploy.plan.images import NOT_NEEDED, image_steps, source_already_here
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.load import Library, load_engine
 from sparkdeploy.settings import resources

@@ -1,0 +1,229 @@
+"""What a plan knows of a model and of its companions, on this machine or not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.checkpoint import contents
+from sparkdeploy.checkpoint import overlay as overlays
+from sparkdeploy.checkpoint import source as sources
+from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder
+from sparkdeploy.checkpoint.conversion import Conversion, check_untouched, unfit
+from sparkdeploy.checkpoint.draft_vocabulary import draft_origin
+from sparkdeploy.checkpoint.fp8_shard import fp8_bytes, fp8_origin
+from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
+from sparkdeploy.checkpoint.manifest import read_manifest
+from sparkdeploy.checkpoint.published import ask_in_time, shipped_entry
+from sparkdeploy.checkpoint.pull import download_bytes
+from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
+from sparkdeploy.errors import CheckpointError, RecipeError
+from sparkdeploy.estimate.limits import needs_of
+from sparkdeploy.estimate.model import known_layers
+from sparkdeploy.plan.container import container_user
+from sparkdeploy.plan.observed import MissingModel, ModelFact, OverlayFact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkdeploy.checkpoint.layers import Architecture
+    from sparkdeploy.checkpoint.source import CheckpointSource
+    from sparkdeploy.recipe.schema import Recipe, Weights
+    from sparkdeploy.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedModel:
+    """The facts a plan is made on, and the source they were read from."""
+
+    fact: ModelFact | MissingModel
+    source: CheckpointSource | None = None
+
+
+def conversion_of(recipe: Recipe, settings: Settings) -> Conversion:
+    """Return a recipe's conversion of a model that nobody has looked at yet."""
+    checkpoint = recipe.checkpoint
+    fp8, draft = checkpoint.fp8_dense, checkpoint.draft_lm_head
+    return Conversion(
+        fp8_mode="finished" if fp8.is_finished else fp8.mode,
+        fp8_layers=fp8.layers,
+        lm_head=checkpoint.lm_head,
+        mtp=checkpoint.mtp or "off",
+        mtp_weights=checkpoint.mtp_weights,
+        shared_experts=checkpoint.shared_experts,
+        fp8_origin=fp8_origin(checkpoint, settings),
+        draft_rows=draft.rows if draft is not None else 0,
+    )
+
+
+def conversion_for(source: CheckpointSource, recipe: Recipe, settings: Settings) -> Conversion:
+    """Return a recipe's conversion of the model that is here, with whose tokenizer drafts count."""
+    origin = draft_origin(recipe, settings, source.files_dir)
+    return replace(conversion_of(recipe, settings), draft_origin=origin)
+
+
+def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
+    """Find the recipe's model in its folder or the hub's cache, with its overlay."""
+    model = recipe.model
+    with sources.readable():
+        source = _find_source(model, settings)
+        if source is None:
+            wanted = conversion_of(recipe, settings)
+            return LocatedModel(missing_model(model.source, model.revision, settings, wanted))
+        conversion = conversion_for(source, recipe, settings)
+        if conversion.is_none:
+            check_untouched(source)
+        fact = _model_fact(source, None if conversion.is_none else conversion, settings)
+        known = replace(
+            fact,
+            fp8_bytes=fp8_bytes(recipe.checkpoint, source, settings),
+            has_draft_vocabulary=bool(conversion.draft_origin) or not conversion.draft_rows,
+            unfit=unfit_for(contents.read_config(source.files_dir), conversion),
+        )
+        return LocatedModel(known, source)
+
+
+def locate_companion(weights: Weights, settings: Settings) -> ModelFact | MissingModel:
+    """Find a drafter or an adapter."""
+    with sources.readable():
+        source = _find_source(weights, settings)
+        if source is None:
+            return missing_model(weights.source, weights.revision, settings)
+        return _model_fact(source, None, settings)
+
+
+def _find_source(weights: Weights, settings: Settings) -> CheckpointSource | None:
+    """Open the folder that a recipe names, or find a repository; RecipeError for no folder."""
+    named, lock = weights.path, HubLock(settings.state_dir)
+    if named is None:
+        return find_pinned(weights.source, weights.revision, settings.hub_cache, lock)
+    path = Path(os.path.expanduser(named))  # noqa: PTH111 - a home of nobody is no bug
+    if not os.path.lexists(path):
+        raise RecipeError(f"the folder {named} does not exist", hint="name the folder of a model")
+    return sources.open_folder(path)
+
+
+def _model_fact(
+    source: CheckpointSource, conversion: Conversion | None, settings: Settings
+) -> ModelFact:
+    status = source.root.stat()
+    # An adapter has none.
+    has_config = (source.files_dir / contents.CONFIG_FILE).is_file()
+    config = contents.read_config(source.files_dir) if has_config else {}
+    sizes = {str(name): (source.files_dir / name).stat().st_size for name in source.files()}
+    layers, unknown = layers_of(config) if has_config else (None, "")
+    named = config.get("architectures")
+    fact = ModelFact(
+        name=source.mount_name,
+        root=source.root,
+        shared=source.shared,
+        files=str(source.files_dir.relative_to(source.root)).removeprefix("."),
+        revision=source.revision,
+        size_bytes=sum(sizes.values()),
+        owner_uid=status.st_uid,
+        owner_gid=status.st_gid,
+        overlay=None if conversion is None else _overlay_fact(source, conversion, settings),
+        architectures=tuple(map(str, named)) if isinstance(named, list) else (),
+        weights_bytes=weights_bytes(sizes),
+        has_weights=has_weights(sizes),
+        layers=layers,
+        unknown=unknown,
+        needs=needs_of(config),
+    )
+    return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
+
+
+def _overlay_fact(
+    source: CheckpointSource, conversion: Conversion, settings: Settings
+) -> OverlayFact:
+    fingerprint = overlays.overlay_fingerprint(source, conversion)
+    path = overlay_path(source.name, fingerprint[:12], settings)
+    manifest = read_manifest(path)
+    return OverlayFact(path, manifest is not None and manifest.fingerprint == fingerprint)
+
+
+def overlay_path(model: str, fingerprint: str, settings: Settings) -> Path:
+    short_name = model.rpartition("/")[2].lower()
+    return settings.data_dir / "m" / "ck" / f"{short_name}-{fingerprint}"
+
+
+def missing_model(
+    repo: str, revision: str, settings: Settings, conversion: Conversion | None = None
+) -> MissingModel:
+    """Ask the pin, then shipped facts, then the hub, which has some seconds."""
+    pin, shipped = HubLock(settings.state_dir).pin(repo, revision), shipped_entry(repo)
+    config, unknown, here_bytes = shipped["config"] if shipped else None, "", 0
+    sizes: tuple[int | None, int | None] = (shipped["size_bytes"],) * 2 if shipped else (None, None)
+    if pin is not None and pin.files:
+        found = pin.facts(repo, revision)
+        sizes = found.size_bytes, found.weights_bytes
+        here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
+    elif not shipped:
+        answer = ask_in_time(repo, revision, settings)
+        config, unknown = answer.config, answer.failure
+        if answer.listing is not None:
+            sizes = answer.listing.size_bytes, answer.listing.weights_bytes
+    layers, unknown = layers_of(config) if config is not None else (None, unknown)
+    return MissingModel(
+        repo=repo,
+        fetch_command=sources.fetch_command(repo, revision),
+        size_bytes=sizes[0],
+        revision=revision,
+        here_bytes=here_bytes,
+        weights_bytes=sizes[1],
+        layers=layers,
+        unknown=unknown,
+        needs=needs_of(config or {}),
+        unfit=unfit_for(config, conversion) if config is not None and conversion else (),
+    )
+
+
+def unfit_for(config: Mapping[str, Any], conversion: Conversion) -> tuple[str, ...]:
+    """Return why a conversion does not apply; what is wrong with numbers the download says."""
+    try:
+        return tuple(unfit(config, conversion))
+    except CheckpointError as error:
+        return () if conversion.is_none else (error.message,)
+
+
+def layers_of(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:
+    """Return the layers, or None and what is not known.
+
+    Numbers that no model has are for the download to refuse.
+    """
+    try:
+        return known_layers(config)
+    except CheckpointError as error:
+        return None, error.message
+
+
+def expected_model(
+    model: ModelFact | MissingModel,
+    conversion: Conversion | None,
+    caller_uid: int,
+    settings: Settings,
+) -> ModelFact:
+    """Return a model as if nothing of it were to be downloaded.
+
+    What is not known before stands in angle brackets: the commit of a branch that was never
+    resolved, and the hash of its files, in which an overlay's name ends.
+    """
+    if not isinstance(model, MissingModel):
+        return model
+    root = repo_folder(settings.hub_cache, model.repo)
+    pin = HubLock(settings.state_dir).pin(model.repo, model.revision)
+    commit = pin.commit if pin is not None else f"<commit of {model.revision}>"
+    is_converted = conversion is not None and not conversion.is_none
+    path = overlay_path(model.repo, "<fingerprint>", settings)
+    return ModelFact(
+        name=root.name,
+        root=root,
+        files=f"{SNAPSHOTS}/{commit}",
+        revision=commit,
+        size_bytes=model.size_bytes or 0,
+        owner_uid=caller_uid,
+        owner_gid=os.getegid(),
+        overlay=OverlayFact(path, is_complete=False) if is_converted else None,
+    )
