@@ -29,7 +29,7 @@ from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -54,7 +54,7 @@ class Rank:
     """What starts on one node: a new container, or one that was made before."""
 
     node: Node
-    part: ContainerSpec | ListedContainer
+    container: ContainerSpec | ListedContainer
     claim: MemoryClaim | None = None
 
 
@@ -126,9 +126,10 @@ class Launch:
         # Kept ones have the mark of their own launch.
         mark = {labels.LAUNCH: uuid4().hex} if len(ranks) > 1 else {}
         for rank in ranks:
-            if isinstance(part := rank.part, ContainerSpec):
-                part = replace(part, labels={**part.labels, **mark})
-            self._begin(rank.node, replace(rank, part=part))
+            if isinstance(spec := rank.container, ContainerSpec):
+                spec = replace(spec, labels={**spec.labels, **mark})
+                rank = replace(rank, container=spec)  # noqa: PLW2901
+            self._begin(rank.node, rank)
 
     def _leaving(self, needed: Container[str]) -> list[Node]:
         """Return the nodes that run a part of a deployment of this head, and are needed no more."""
@@ -150,13 +151,13 @@ class Launch:
         try:
             with named(node):
                 found = deployments_in(node.listing).get(self.deployment)
-                replacement.set_aside(found, rank.part if rank is not None else None)
+                replacement.set_aside(found, rank.container if rank is not None else None)
                 if rank is None:
                     return
                 require_memory(
                     node, self.deployment, rank.claim, drop_page_cache=self.drop_page_cache
                 )
-                replacement.bring(rank.part)
+                replacement.bring(rank.container)
             if node.is_here:
                 self.record.mark_unverified(self.deployment, replacement.container_id)
         except BaseException:
@@ -203,14 +204,6 @@ class Launch:
             folders = self.revert(report)
         fate = "; the previous deployment is starting again" if self.replaces else ""
         error.message += fate + "".join(f"; evidence: {folder}" for folder in folders)
-
-    def recover_after(self, error: SparkdeployError, recover: Callable[[], object]) -> None:
-        """Recover a failed start under the lock; the error stays the one that the user reads."""
-        try:
-            with defer_signals(), self.lock():
-                recover()
-        except SparkdeployError as failure:
-            error.message += f"; what was there before is not back yet: {failure.message}"
 
     def undo(self, watch: Watch | None = None) -> None:
         """Bring the old ones back after an interruption; new ones without old ones go on."""
@@ -290,7 +283,7 @@ def _refuse_foreign(ranks: Sequence[Rank], deployment: str) -> None:
     here = {rank.node.name for rank in ranks if rank.node.is_here}
     for rank in ranks:
         # config.yaml may have called this machine otherwise when a kept container was made.
-        heads = here | {rank.part.labels.get(labels.NODES, "").partition(",")[0]}
+        heads = here | {rank.container.labels.get(labels.NODES, "").partition(",")[0]}
         node, of_several = rank.node.name, len(ranks) > 1
         own = [fact for fact in rank.node.listing if fact.is_own]
         for fact in in_the_way(own, node, deployment, heads, of_several=of_several):

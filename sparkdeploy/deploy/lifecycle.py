@@ -216,13 +216,17 @@ def wait_for_running(launch: Launch, head: ListedContainer) -> Readiness:
     watch = _watch(launch, parts, launch.nodes.here.docker)
     try:
         readiness = watch.wait()
-    except ContainerDiedError as error:
-        # The guard may have started it again, and it would seem to serve.
-        reason = error.message
-        launch.recover_after(error, lambda: abandon(launch, reason=reason))
-        raise
     except SparkdeployError as error:
-        launch.recover_after(error, lambda: recover(launch, launch.find_here()))
+        try:
+            with defer_signals(), launch.lock():
+                if isinstance(error, ContainerDiedError):
+                    # The guard may have started it again, and it would seem to serve.
+                    abandon(launch, reason=error.message)
+                else:
+                    recover(launch, launch.find_here())
+        except SparkdeployError as failure:
+            # Why it failed is what the user has to know.
+            error.message += f"; what was there before is not back yet: {failure.message}"
         raise
     with defer_signals(), launch.lock():
         recover(launch, launch.find_here())

@@ -23,7 +23,6 @@ from sparkdeploy.plan.preflight import owner_of
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from sparkdeploy.deploy.deployments import Inspected
@@ -74,13 +73,7 @@ def recover(launch: Launch, found: Inspected | None) -> Recovery:
     not answer is named, and keeps its note; NodeError where its part would decide.
     """
     with defer_signals():
-        done = recover_here(
-            launch.nodes.here,
-            found,
-            crashes_dir=launch.settings.crashes_dir,
-            is_answering=answers,
-            verify=lambda fact: _verify_ranks(launch.nodes, fact),
-        )
+        done = _recover_here(launch, found)
         if done.action == "nothing":
             done = _verify_first_start(launch, found)
         if done.action in {"finished", "reverted", "verified"}:
@@ -211,18 +204,11 @@ def _follow(
     return _reverted(half_done, "its head has no container of the same start")
 
 
-def recover_here(
-    node: Node,
-    found: Inspected | None,
-    *,
-    crashes_dir: Path,
-    is_answering: Callable[[ContainerFact], bool],
-    verify: Callable[[ContainerFact], None] = lambda _fact: None,
-) -> Recovery:
-    """Finish or revert what a CLI that died or detached left half done, under the node's lock.
+def _recover_here(launch: Launch, found: Inspected | None) -> Recovery:
+    """Finish or revert what a CLI that died or detached left half done on this node.
 
-    A new container that still has time to start is left alone; one that answers and for which
-    `verify` raises UnhealthyError is not what was asked for.
+    A new container that still has time to start is left alone; one that answers and is not what
+    was planned is not kept.
     """
     if found is None or found.is_of_another_head:
         return Recovery()
@@ -230,12 +216,12 @@ def recover_here(
     if found.replaced is None:
         # What a command that died after its last rename did not come to.
         for fact in found.kept[1:] if new is not None else ():
-            node.docker.remove(fact)
+            launch.nodes.here.docker.remove(fact)
         return Recovery()
-    half_done = _half_done(node, found, crashes_dir)
-    if new is not None and new.is_running and is_answering(new):
+    half_done = _half_done(launch.nodes.here, found, launch.settings.crashes_dir)
+    if new is not None and new.is_running and answers(new):
         try:
-            verify(new)
+            _verify_ranks(launch.nodes, new)
         except UnhealthyError as error:
             return _reverted(half_done, error.message)
         half_done.commit()

@@ -77,11 +77,16 @@ def require_listener(fact: ContainerFact, host: DockerHost | None = None) -> Non
         )
 
 
+def _key_file(fact: ListedContainer, settings: Settings) -> Path | None:
+    is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
+    return settings.state_dir / "keys" / fact.deployment if is_public else None
+
+
 def read_key(fact: ContainerFact, settings: Settings) -> str | None:
     """Return the deployment's key, None for a loopback deployment; NodeError if unreadable."""
-    if fact.labels.get(labels.EXPOSURE) != Exposure.PUBLIC.value:
+    path = _key_file(fact, settings)
+    if path is None:
         return None
-    path = settings.state_dir / "keys" / fact.deployment
     try:
         return path.read_text().strip()
     except OSError as error:
@@ -167,7 +172,6 @@ def served_by(fact: ListedContainer, settings: Settings) -> ServedDeployment:
             f"the labels of {fact.name} tell no port, or no name for requests",
             hint=f"`sparkdeploy up --name {fact.deployment}` makes it anew",
         )
-    is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
     serve = values.get("serve", {})
     tokens = serve.get("max_model_len")
     aliases = values.get("model", {}).get("served_name")
@@ -176,7 +180,7 @@ def served_by(fact: ListedContainer, settings: Settings) -> ServedDeployment:
         recipe=fact.labels.get(labels.RECIPE, ""),
         port=fact.port,
         models=tuple(dict.fromkeys((named, *(aliases if isinstance(aliases, list) else ())))),
-        key_file=settings.state_dir / "keys" / fact.deployment if is_public else None,
+        key_file=_key_file(fact, settings),
         context_tokens=tokens if isinstance(tokens, int) else None,
         writes_text=serve.get("runner") != "pooling",
         drafts=bool(serve.get("speculative")),

@@ -12,11 +12,10 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import find_deployment
-from sparkdeploy.deploy.recovery import Recovery, recover_here
+from sparkdeploy.deploy.recovery import Recovery, recover
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.container import ContainerFact, ContainerSpec
+from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.host import DockerHost
-from sparkdeploy.node.node import node_behind
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import (
     DEADLINE_S,
@@ -29,7 +28,7 @@ from tests.engine.conftest import (
     until,
 )
 from tests.engine.stand_in.replacing import put_in_place
-from tests.launching import begin
+from tests.launching import begin, launch_on
 
 pytestmark = pytest.mark.docker
 
@@ -50,18 +49,8 @@ def up(host: DockerHost, spec: ContainerSpec, crashes_dir: Path) -> Readiness:
     )
 
 
-def is_answering(fact: ContainerFact) -> bool:
-    with model_at(int(fact.labels[labels.PORT])) as model:
-        return model.is_healthy()
-
-
 def recovered(host: DockerHost, deployment: str, crashes_dir: Path) -> Recovery:
-    return recover_here(
-        node_behind("here", host),
-        find_deployment(host, deployment),
-        crashes_dir=crashes_dir,
-        is_answering=is_answering,
-    )
+    return recover(launch_on(host, deployment, crashes_dir), find_deployment(host, deployment))
 
 
 def text_served_at(port: int) -> str:

@@ -12,9 +12,8 @@ from sparkdeploy.deploy.deployments import (
     find_deployment,
     remove_containers,
 )
-from sparkdeploy.deploy.recovery import abandon, recover_here
+from sparkdeploy.deploy.recovery import abandon, recover
 from sparkdeploy.deploy.replace import TakenAwayError
-from sparkdeploy.node.node import node_behind
 from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, SpecMaker, free_port, model_at, start_serving, until
 from tests.engine.stand_in.replacing import put_in_place
@@ -125,12 +124,8 @@ def test_what_finishes_a_replacement_keeps_the_old_one_too(place: Place) -> None
     begin(place.host, place.spec("new"), place.name, crashes_dir=place.crashes_dir)
     assert place.text() == "new"
 
-    done = recover_here(
-        node_behind("here", place.host),
-        find_deployment(place.host, place.name),
-        crashes_dir=place.crashes_dir,
-        is_answering=lambda _: True,
-    )
+    launch = launch_on(place.host, place.name, place.crashes_dir)
+    done = recover(launch, find_deployment(place.host, place.name))
 
     assert (done.action, place.running(), len(place.kept())) == ("finished", 1, 1)
 
