@@ -8,11 +8,11 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
 from sparkdeploy.deploy.names import resolve_name
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import model_of, require_answers
-from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError
 from sparkdeploy.server.pooling import CHAT, PoolingEndpoint, example_body
 from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces
@@ -77,12 +77,9 @@ def reach_partner(
     """
     chosen = resolve_name(name, command.split(), behind)
     with connect(settings) as host:
-        fact = require_deployment(host, chosen).current
-    if fact.rank and fact.nodes:
-        raise NodeError(
-            f"this machine is only a worker of {fact.deployment}, which {fact.nodes[0]} heads",
-            hint=f"run the same command there: --on {fact.nodes[0]}",
-        )
+        found = require_deployment(host, chosen)
+    refuse_as_worker(found)
+    fact = found.current
     model = model_of(fact, settings)
     require_answers(fact, model)
     return Partner(fact.deployment, model, max_tokens, thinks)

@@ -7,7 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
-from sparkdeploy.deploy.deployments import require_deployment
+from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
 from sparkdeploy.deploy.names import resolve_names
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.serving import served_by
@@ -42,12 +42,7 @@ def served_deployments(
     with connect(settings) as host:
         found = [require_deployment(host, name) for name in resolve_names(names, command.split())]
     for item in found:
-        if item.is_of_another_head:
-            head = item.current.nodes[0]
-            raise NodeError(
-                f"this machine is only a worker of {item.name}, which {head} heads",
-                hint=f"run the same command there: --on {head}",
-            )
+        refuse_as_worker(item)
     return tuple(served_by(item.current, settings) for item in found)
 
 
