@@ -101,8 +101,7 @@ def refuse_unreadable_logins() -> None:
         try:
             docker.auth.AuthConfig.parse_auth({registry: entry}, raise_on_error=True)
         except (ValueError, TypeError, docker.errors.DockerException) as error:
-            cause = "it is no base64 of USER:PASSWORD"
-            subject = f"the login for {registry}"
+            subject, cause = f"the login for {registry}", "it is no base64 of USER:PASSWORD"
             raise _unreadable_login(subject, shlex.quote(registry), cause) from error
 
 

@@ -186,7 +186,7 @@ class ImageFact:
     layers: tuple[str, ...] = field(default=(), compare=False)
     """sha256 of each as it is unpacked, lowest first; empty in lists, which do not tell."""
     configuration: str = field(default="", compare=False)
-    """What it runs and how, as `run_configuration` writes it; empty in lists."""
+    """What it runs and how, equal for equal images; empty in lists, which do not tell."""
 
     @property
     def stage(self) -> str:
@@ -218,12 +218,6 @@ class ImageFact:
         except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
-
-
-def run_configuration(config: Mapping[str, Any]) -> str:
-    """Return what an image's configuration says of its processes; equal for equal images."""
-    names = ("Entrypoint", "Cmd", "Env", "User", "WorkingDir", "Volumes", "Shell", "Healthcheck")
-    return json.dumps({name: config.get(name) or None for name in names}, sort_keys=True)
 
 
 def is_ours(name: str, marks: Mapping[str, str]) -> bool:

@@ -111,10 +111,10 @@ class Containers(DockerConnection):
 
     def mounted_from(self, container_id: str) -> tuple[str, ...]:
         """Return the host's paths that a container mounts; none when it has gone meanwhile."""
+        mounts = []
         with suppress(NotInDockerError):
             mounts = self.inspect(container_id)["Mounts"]
-            return tuple(str(mount["Source"]) for mount in mounts if mount.get("Source"))
-        return ()
+        return tuple(str(mount["Source"]) for mount in mounts if mount.get("Source"))
 
     def images_in_use(self) -> set[str]:
         """Return the ids of the images of all containers, ours or not, running or not."""
@@ -126,17 +126,16 @@ class Containers(DockerConnection):
         return tuple(
             str(record["Name"]).lstrip("/")
             for record in records
-            if reports.restarts_for_ever(record) and reports.uses_gpu(record)
+            if reports.keeps_gpu_for_ever(record)
         )
 
     def neighbours(self) -> tuple[NeighbourFact, ...]:
         """Return what runs beside our own containers."""
-        running = self._listed({"status": "running"})
-        listed = ((read_listed_container(item), item) for item in running)
+        listed = ((read_listed_container(it), it) for it in self._listed({"status": "running"}))
         return tuple(
-            NeighbourFact(it.name, str(item.get("Image") or ""))
-            for it, item in listed
-            if not it.is_own
+            NeighbourFact(fact.name, str(item.get("Image") or ""))
+            for fact, item in listed
+            if not fact.is_own
         )
 
     def create(self, spec: ContainerSpec) -> str:

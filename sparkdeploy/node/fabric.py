@@ -3,7 +3,6 @@ take two nodes (does a full-size packet get across, and a connection?)."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import json
@@ -174,11 +173,12 @@ def read_interfaces(text: str) -> tuple[Interface, ...]:
 
 
 def _rdma(lines: list[str]) -> Iterator[RdmaDevice]:
-    gids: dict[str, list[tuple[int, str, str]]] = {}
+    roce_v2: dict[str, list[int]] = {}
     for line in lines:
         word, name, *rest = line.split(maxsplit=4)
-        if word == "gid" and len(rest) == 3:
-            gids.setdefault(name, []).append((int(rest[0]), rest[1], rest[2]))
+        is_roce_v2 = word == "gid" and len(rest) == 3 and rest[2].strip() == "RoCE v2"
+        if is_roce_v2 and ipaddress.IPv6Address(rest[1]).ipv4_mapped is not None:
+            roce_v2.setdefault(name, []).append(int(rest[0]))
     for line in lines:
         words = line.split()
         if words[0] == "device" and len(words) > 2:
@@ -186,15 +186,8 @@ def _rdma(lines: list[str]) -> Iterator[RdmaDevice]:
                 name=words[1],
                 interface=words[2],
                 is_active=words[-1] == RDMA_ACTIVE,
-                gid_index=_roce_v2(gids.get(words[1], [])),
+                gid_index=min(roce_v2.get(words[1], ()), default=None),
             )
-
-
-def _roce_v2(gids: list[tuple[int, str, str]]) -> int | None:
-    for index, gid, kind in sorted(gids):
-        if kind.strip() == "RoCE v2" and ipaddress.IPv6Address(gid).ipv4_mapped is not None:
-            return index
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +218,9 @@ def send_full_size(node: Node, peer: Node, port: int, mtu: int) -> Packet:
     ours, theirs = node.entry.fabric[port], peer.entry.fabric[port]
     size = mtu - IP_AND_ICMP_BYTES
     script = f"ping -M do -c 2 -i 0.2 -W 1 -s {size} -I {ours.ip} {theirs.ip}"
-    exit_code = node.script(script).exit_code
+    code = node.script(script).exit_code
     # 126 and 127 are the shell's own: it may not start the program, or finds none.
-    arrived = None if exit_code in {126, 127} else exit_code == 0
+    arrived = None if code in {126, 127} else code == 0
     return Packet(node.name, peer.name, ours.interface, mtu, arrived)
 
 
@@ -264,21 +257,16 @@ def connect_to_here(here: Node, workers: Sequence[Node], port: int) -> list[Conn
 def connect_to_worker(here: Node, worker: Node) -> Connection:
     """Have a worker listen on any port of its fabric address, and connect from here."""
     address = worker.entry.ip
-    with _listening(worker, address) as port:
-        if port is None:
-            return Connection(here.name, worker.name, address, 0, "python3 there could not listen")
-        try:
-            socket.create_connection((address, port), CONNECT_TIMEOUT_S).close()
-        except OSError as error:
-            return Connection(here.name, worker.name, address, 0, str(error))
-    return Connection(here.name, worker.name, address, 0)
-
-
-@contextlib.contextmanager
-def _listening(machine: Node, address: str) -> Iterator[int | None]:
-    with machine.start(f"exec python3 -I -c {shlex.quote(LISTEN)} {address}") as program:
-        said = program.read_until("\n", timeout_s=LISTEN_TIMEOUT_S)
-        yield int(said) if said and said.strip().isdigit() else None
+    error = "python3 there could not listen"
+    with worker.start(f"exec python3 -I -c {shlex.quote(LISTEN)} {address}") as program:
+        port = (program.read_until("\n", timeout_s=LISTEN_TIMEOUT_S) or "").strip()
+        if port.isdigit():
+            try:
+                socket.create_connection((address, int(port)), CONNECT_TIMEOUT_S).close()
+                error = ""
+            except OSError as refused:
+                error = str(refused)
+    return Connection(here.name, worker.name, address, 0, error)
 
 
 def _connect_from(machine: Node, address: str, port: int) -> str:

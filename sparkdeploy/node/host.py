@@ -181,17 +181,11 @@ class DockerHost(Containers):
                 if image is None or image.tags or image.labels.get(labels.KIND) != "leftover":
                     continue
                 # An engine that died in the middle left all that its instruction had written.
-                self._remove_ended_containers(image.image_id)
+                label = f"{labels.KIND}=leftover"
+                ended = {"ancestor": image.image_id, "label": label, "status": ["exited", "dead"]}
+                for container in self._api.containers(all=True, filters=ended):
+                    self._api.remove_container(container["Id"], v=True)
                 self._api.remove_image(image.image_id)
-
-    def _remove_ended_containers(self, image_id: str) -> None:
-        ended = {
-            "ancestor": image_id,
-            "label": f"{labels.KIND}=leftover",
-            "status": ["exited", "dead"],
-        }
-        for container in self._api.containers(all=True, filters=ended):
-            self._api.remove_container(container["Id"], v=True)
 
     def save_images(self, references: Sequence[str]) -> Iterator[bytes]:
         """Yield a tar of these images with their tags; layers that they share stand in it once."""

@@ -36,15 +36,11 @@ def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
     if is_durable:
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def keep_private(folder: Path) -> None:
@@ -52,15 +48,10 @@ def keep_private(folder: Path) -> None:
     make_private(folder)
     # Left as they are: a folder of another user, one that is set up for several, a mounted disk and
     # the home folder, which are more than a folder of ours whatever a variable says.
-    status = folder.stat()
+    status, place = folder.stat(), folder.resolve()
     is_own = status.st_uid == os.geteuid() and not status.st_mode & _ARRANGED
-    if not is_own or not status.st_mode & _OTHERS or _is_more(folder):
-        return
-    # A disk that takes no modes, such as a share of another system's, is no reason to stop.
-    with contextlib.suppress(OSError):
-        folder.chmod(PRIVATE_MODE)
-
-
-def _is_more(folder: Path) -> bool:
-    place = folder.resolve()
-    return place == Path("~").expanduser().resolve() or place == Path("/") or place.is_mount()
+    is_more = place in (Path("~").expanduser().resolve(), Path("/")) or place.is_mount()
+    if is_own and status.st_mode & _OTHERS and not is_more:
+        # A disk that takes no modes, such as a share of another system's, is no reason to stop.
+        with contextlib.suppress(OSError):
+            folder.chmod(PRIVATE_MODE)

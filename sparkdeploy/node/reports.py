@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.node.container import (
-    ContainerFact,
-    ImageFact,
-    ListedContainer,
-    run_configuration,
-)
+from sparkdeploy.node.container import ContainerFact, ImageFact, ListedContainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,30 +117,27 @@ def read_registry_image(item: Mapping[str, Any]) -> RegistryImage | None:
 
 def read_image(item: Mapping[str, Any]) -> ImageFact:
     """Read an image of a list, or one that was inspected and has its labels further down."""
-    tags = tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>")
     config = item.get("Config") or item
-    marks = config.get("Labels") or {}
-    architecture = item.get("Architecture") or ""
-    digests = tuple(name for name in item.get("RepoDigests") or () if "<none>" not in name)
-    size_bytes = int(item.get("Size") or 0)
-    volumes = tuple(sorted(config.get("Volumes") or {}))
-    layers = tuple((item.get("RootFS") or {}).get("Layers") or ())
-    configuration = run_configuration(config) if "Config" in item else ""
     return ImageFact(
-        item["Id"],
-        tags,
-        marks,
-        size_bytes,
-        architecture,
-        digests,
-        volumes,
-        layers,
-        configuration,
+        image_id=item["Id"],
+        tags=tuple(tag for tag in item.get("RepoTags") or () if tag != "<none>:<none>"),
+        labels=config.get("Labels") or {},
+        size_bytes=int(item.get("Size") or 0),
+        architecture=item.get("Architecture") or "",
+        digests=tuple(name for name in item.get("RepoDigests") or () if "<none>" not in name),
+        volumes=tuple(sorted(config.get("Volumes") or {})),
+        layers=tuple((item.get("RootFS") or {}).get("Layers") or ()),
+        configuration=_run_configuration(config) if "Config" in item else "",
     )
 
 
+def _run_configuration(config: Mapping[str, Any]) -> str:
+    names = ("Entrypoint", "Cmd", "Env", "User", "WorkingDir", "Volumes", "Shell", "Healthcheck")
+    return json.dumps({name: config.get(name) or None for name in names}, sort_keys=True)
+
+
 def read_container(item: Mapping[str, Any]) -> ContainerFact:
-    state = item["State"]
+    state, user = item["State"], (item["Config"].get("User") or "").partition(":")[0]
     return ContainerFact(
         container_id=item["Id"],
         name=str(item["Name"]).lstrip("/"),
@@ -158,12 +151,12 @@ def read_container(item: Mapping[str, Any]) -> ContainerFact:
         started_at=state.get("StartedAt") or "",
         finished_at=state.get("FinishedAt") or "",
         pid=state.get("Pid") or None,
-        uid=_uid(item["Config"].get("User") or ""),
+        uid=int(user) if re.fullmatch("[0-9]{1,10}", user) else None,
     )
 
 
 def read_listed_container(item: Mapping[str, Any]) -> ListedContainer:
-    names = [str(name).lstrip("/") for name in item.get("Names") or ()]
+    names = (str(name).lstrip("/") for name in item.get("Names") or ())
     # Behind its own name stand those that linked containers know it by: OTHER/ALIAS.
     own = (name for name in names if "/" not in name)
     return ListedContainer(
@@ -183,20 +176,11 @@ def last_end_s(fact: ContainerFact) -> float | None:
     return ended.timestamp() if ended and started and started >= ended else None
 
 
-def _uid(user: str) -> int | None:
-    number = user.partition(":")[0]
-    return int(number) if re.fullmatch("[0-9]{1,10}", number) else None
-
-
-def restarts_for_ever(item: Mapping[str, Any]) -> bool:
-    policy = (item.get("HostConfig") or {}).get("RestartPolicy") or {}
-    return policy.get("Name") in {"always", "unless-stopped"}
-
-
-def uses_gpu(item: Mapping[str, Any]) -> bool:
-    """Say whether a container was given GPUs, by request or by the nvidia runtime."""
+def keeps_gpu_for_ever(item: Mapping[str, Any]) -> bool:
+    """Say whether Docker restarts a container always that has GPUs, by request or by runtime."""
     settings = item.get("HostConfig") or {}
-    requests = settings.get("DeviceRequests") or ()
-    return settings.get("Runtime") == "nvidia" or any(
+    policy, requests = settings.get("RestartPolicy") or {}, settings.get("DeviceRequests") or ()
+    uses_gpu = settings.get("Runtime") == "nvidia" or any(
         "gpu" in group for request in requests for group in request.get("Capabilities") or ()
     )
+    return uses_gpu and policy.get("Name") in {"always", "unless-stopped"}

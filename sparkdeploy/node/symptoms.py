@@ -94,10 +94,10 @@ def read_symptoms(text: str) -> SymptomFact:
 
 def read_free_blocks(text: str) -> tuple[int, ...]:
     """Read a /proc/buddyinfo: `Node 0, zone Normal 5 3 ...`, a column for each size of block."""
-    zones = [line.partition("zone")[2].split()[1:] for line in text.splitlines()]
-    counts = [list(map(int, zone)) for zone in zones if zone and all(map(_is_number, zone))]
+    zones = re.findall(r"^.*?zone[ \t]+\S+((?:[ \t]+[0-9]+)+)[ \t]*$", text, re.MULTILINE)
     # A zone without any page of the larger sizes has its columns all the same.
-    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
+    columns = zip_longest(*(map(int, zone.split()) for zone in zones), fillvalue=0)
+    return tuple(map(sum, columns))
 
 
 def _glances(bodies: Iterator[str]) -> Iterator[Glance]:
@@ -128,12 +128,8 @@ def _pairs(text: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in pairs if value.strip()}
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
-
-
 def _number(text: str) -> int | None:
-    return int(text) if _is_number(text) else None
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def _measure(text: str) -> float | None:
