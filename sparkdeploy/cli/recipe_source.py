@@ -65,12 +65,12 @@ def update(
             console.info(line)
         return yes or console.confirm(f"Take {change.after.name} as it is now?")
 
-    done = update_all(names or (), agrees, options.current_settings())
-    content = [asdict(change) for change in done.changes]
-    answer(_updated_lines(done.changes), content, as_json=as_json)
-    if done.failure is not None:
-        raise done.failure
-    pending = [change.after.name for change in done.changes if change.state == "pending"]
+    changes, failure = update_all(names or (), agrees, options.current_settings())
+    content = [asdict(change) for change in changes]
+    answer(_updated_lines(changes), content, as_json=as_json)
+    if failure is not None:
+        raise failure
+    pending = [change.after.name for change in changes if change.state == "pending"]
     if pending and not console.can_ask:
         raise ChangesPendingError(
             f"changes were not taken: {', '.join(pending)}",

@@ -87,19 +87,15 @@ class Resolved:
 class Loaded:
     """A recipe as far as it could be read: what it is, and what stands in its way."""
 
-    wanted: str
     document: Document
-    recipe: Recipe | None
-    engine: Engine | None
     mistakes: tuple[Mistake, ...]
-    consents: tuple[Mistake, ...]
+    translation: Translation | None
+    recipe: Recipe | None = None
+    resolved: Resolved | None = None
+    """None where the recipe or its engine could not be read."""
+    consents: tuple[Mistake, ...] = ()
     """What the user has to agree to."""
     warnings: tuple[str, ...] = ()
-    translation: Translation | None = None
-    mods: tuple[FoundMod, ...] = ()
-    image: str | None = None
-    allowed: tuple[Mistake, ...] = ()
-    """What the user has agreed to."""
     consent_record: Path | None = None
     """The file by which they would agree."""
 
@@ -114,24 +110,13 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
     A recipe in a format of others is translated; what is set may be one of its own parameters.
     """
     loaded = look_into(library, wanted, settings)
-    mistakes, consents = loaded.mistakes, loaded.consents
-    if mistakes or consents or loaded.recipe is None or loaded.engine is None:
-        what, hint = f"recipe {wanted}", consent_hint(wanted, consents)
-        error = _report(what, loaded.document, list(mistakes), consents, hint=hint)
-        if isinstance(error, ConsentNeededError) and loaded.consent_record is not None:
-            error.record = loaded.consent_record
-        raise error
-    return Resolved(
-        loaded.recipe,
-        loaded.engine,
-        loaded.document.origins,
-        loaded.warnings,
-        loaded.translation,
-        wanted,
-        loaded.mods,
-        loaded.image,
-        loaded.allowed,
-    )
+    if not loaded.mistakes and not loaded.consents and loaded.resolved is not None:
+        return loaded.resolved
+    what, hint = f"recipe {wanted}", consent_hint(wanted, loaded.consents)
+    error = _report(what, loaded.document, list(loaded.mistakes), loaded.consents, hint=hint)
+    if isinstance(error, ConsentNeededError) and loaded.consent_record is not None:
+        error.record = loaded.consent_record
+    raise error
 
 
 def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Loaded:
@@ -147,7 +132,7 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
     engine, engine_mistakes = _engine_of(library, document)
     mistakes += engine_mistakes
     if recipe is None:
-        return Loaded(wanted, document, None, engine, (*mistakes,), (), (), translation)
+        return Loaded(document, (*mistakes,), translation)
     image = recipe.image or (engine.image if engine is not None else None)
     if engine is not None:
         engine = pinned_engine(_with_image(engine, recipe.image), library.images)
@@ -166,20 +151,15 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
         template = recipe.serve.chat_template
         record = library.consents / digest(needed, document.origins, mods, template)
     is_allowed = recipe.allow_unsafe or (record is not None and record.is_file())
-    return Loaded(
-        wanted,
-        document,
-        recipe,
-        engine,
-        (*mistakes,),
-        () if is_allowed else needed,
-        tuple(_line(document, warning) for warning in warnings),
-        translation,
-        mods,
-        image,
-        needed if is_allowed else (),
-        record,
-    )
+    lines = tuple(_line(document, warning) for warning in warnings)
+    resolved = None
+    if engine is not None:
+        allowed = needed if is_allowed else ()
+        resolved = Resolved(
+            recipe, engine, document.origins, lines, translation, wanted, mods, image, allowed
+        )
+    consents = () if is_allowed else needed
+    return Loaded(document, (*mistakes,), translation, recipe, resolved, consents, lines, record)
 
 
 def _read_whole(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MODEL_PATH: KeyPath = ("model", "path")
 FP8_SOURCE: KeyPath = ("checkpoint", "fp8_dense", "source")
 CHAT_TEMPLATE: KeyPath = ("serve", "chat_template")
+EACH = -1
+"""In a path: each item of a list."""
+ADAPTERS: KeyPath = ("serve", "lora", EACH, "path")
 DRAFTERS: tuple[KeyPath, ...] = (
     ("serve", "speculative", "model"),
     ("cluster", "speculative", "model"),
@@ -45,9 +48,8 @@ def anchored(document: Document, folder: Path) -> Document:
         return os.path.normpath(folder.absolute() / os.path.expanduser(text))  # noqa: PTH111
 
     content = document.content
-    for path in (MODEL_PATH, CHAT_TEMPLATE):
+    for path in (MODEL_PATH, CHAT_TEMPLATE, ADAPTERS):
         content = _changed(content, path, absolute)
-    content = _changed_adapters(content, absolute)
     # What does not begin like a path is a repository on the hub.
     for path in (FP8_SOURCE, *DRAFTERS):
         content = _changed(
@@ -63,22 +65,12 @@ def _changed(
 ) -> Any:  # noqa: ANN401 - YAML content
     if not path:
         return change(content) if isinstance(content, str) and content else content
+    if path[0] == EACH:
+        is_list = isinstance(content, list)
+        return [_changed(it, path[1:], change) for it in content] if is_list else content
     if not isinstance(content, dict) or path[0] not in content:
         return content
     return {**content, path[0]: _changed(content[path[0]], path[1:], change)}
-
-
-def _changed_adapters(content: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - YAML
-    """Change the folder of each adapter that has one."""
-    adapters = content.get("serve", {}).get("lora") if _is_mapping(content, "serve") else None
-    if not isinstance(adapters, list):
-        return content
-    changed = [_changed(adapter, ("path",), change) for adapter in adapters]
-    return {**content, "serve": {**content["serve"], "lora": changed}}
-
-
-def _is_mapping(content: Any, key: str) -> bool:  # noqa: ANN401 - YAML content
-    return isinstance(content, dict) and isinstance(content.get(key), dict)
 
 
 def named_paths(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:

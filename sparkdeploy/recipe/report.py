@@ -95,26 +95,25 @@ def list_lines(
         "tok/s are others', ~ without prefill; `list --fits spark` for a Spark)"
     )
     rows: list[TextRow | Line] = []
-    for model, found in _by_model([row for row in recipes if "error" not in row]):
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for row in (row for row in recipes if "error" not in row):
+        by_model.setdefault(row["model"], []).append(row)
+    for model in sorted(by_model, key=str.lower):
         rows.append(line_of(Piece(model, Style.STRONG)))
-        rows += (_recipe_row(row, fits.get(row["name"], "?"), default) for row in found)
+        rows += (_recipe_row(row, fits.get(row["name"], "?"), default) for row in by_model[model])
     yield TextTable(
         (TextColumn(), TextColumn(), TextColumn("", Fill.FIGURE), TextColumn("", Fill.WORDS)),
         tuple(rows),
         indent=2,
     )
-    for row in recipes:
-        if "error" in row:
-            yield _broken_line(row)
+    yield from _broken_lines(recipes)
     yield line_of(Piece("engines:", Style.STRONG))
     engine_rows = (
         row_of(row["name"], row["vllm"], row["title"]) for row in engines if "error" not in row
     )
     columns = (TextColumn(), TextColumn(), TextColumn("", Fill.WORDS))
     yield TextTable(columns, tuple(engine_rows), indent=4)
-    for row in engines:
-        if "error" in row:
-            yield _broken_line(row)
+    yield from _broken_lines(engines)
 
 
 def _recipe_row(row: Mapping[str, Any], fits: str, default: str) -> TextRow:
@@ -122,28 +121,16 @@ def _recipe_row(row: Mapping[str, Any], fits: str, default: str) -> TextRow:
     mark = f"{'*' if is_default else ' '} {row['name']}"
     name = Piece(mark, Style.STRONG if is_default else Style.PLAIN)
     verdict = Piece(fits, FIT_INKS.get(fits.split(maxsplit=1)[0], Style.CAUTION))
-    return row_of(name, verdict, _figure(row), f"{row['title']}{_remarks(row)}")
-
-
-def _broken_line(row: Mapping[str, Any]) -> Line:
-    return line_of("  ", Piece(f"broken: {row['name']}: {row['error']}", Style.BAD))
-
-
-def _figure(row: Mapping[str, Any]) -> str:
     sign = "~" if row["reported_figure"] == "decode" else ""
-    return f"{sign}{row['reported_tok_s']:g}" if row["reported_tok_s"] else "-"
+    figure = f"{sign}{row['reported_tok_s']:g}" if row["reported_tok_s"] else "-"
+    title = f"{row['title']}{' (needs a fork: `plan` names it)' if row['preview'] else ''}"
+    title += " (yours, instead of the shipped one)" if row["replaces_shipped"] else ""
+    return row_of(name, verdict, figure, title)
 
 
-def _by_model(rows: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    by_model: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_model.setdefault(row["model"], []).append(row)
-    return sorted(by_model.items(), key=lambda item: item[0].lower())
-
-
-def _remarks(row: Mapping[str, Any]) -> str:
-    fork = " (needs a fork: `plan` names it)" if row["preview"] else ""
-    return fork + (" (yours, instead of the shipped one)" if row["replaces_shipped"] else "")
+def _broken_lines(rows: list[dict[str, Any]]) -> Iterator[Line]:
+    for row in (row for row in rows if "error" in row):
+        yield line_of("  ", Piece(f"broken: {row['name']}: {row['error']}", Style.BAD))
 
 
 def origin_lines(resolved: Resolved) -> Iterator[Block]:

@@ -79,16 +79,15 @@ def outcome(loaded: Loaded) -> list[str]:
 
 
 def what_it_brings(loaded: Loaded) -> list[str]:
-    """Return what `up` settles, builds, lacks or asks for, and what the plan warns of."""
-    assert loaded.recipe is not None
-    assert loaded.engine is not None
-    by_tag = is_tag(loaded.engine.image)
+    """Return what `up` pins, builds, lacks or asks for, and what the plan warns of."""
+    assert loaded.resolved is not None
+    by_tag, mods = is_tag(loaded.resolved.engine.image), loaded.resolved.mods
     fields = {".".join(map(str, finding.path[:2])) for finding in loaded.consents}
     return [
-        *([] if by_tag or loaded.mods else ["neither tag nor mods"]),
+        *([] if by_tag or mods else ["neither tag nor mods"]),
         *(["image by its tag"] if by_tag else []),
-        *(["mods"] if loaded.mods else []),
-        *(["mods that are not here"] if any(mod.is_missing for mod in loaded.mods) else []),
+        *(["mods"] if mods else []),
+        *(["mods that are not here"] if any(mod.is_missing for mod in mods) else []),
         *(["warned of arguments"] if loaded.warnings else []),
         *sorted({f"consent to {re.sub('[.][0-9].*', '', name)}" for name in fields}),
     ]

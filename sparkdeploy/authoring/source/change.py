@@ -71,13 +71,6 @@ class SourceChange:
     state: State = State.PENDING
 
 
-@dataclass(frozen=True, slots=True)
-class Updates:
-    changes: tuple[SourceChange, ...]
-    failure: SparkdeployError | None
-    """The first of those that were told."""
-
-
 def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> Snapshot:
     """Take a source for the first time.
 
@@ -101,7 +94,10 @@ def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> S
         _refuse_taken(name, sources)  # by another process, while this one waited
         with _staged(record, settings) as staged:
             if not staged.snapshot.rows:
-                raise RecipeError(f"{masked_address(origin)} holds no recipe", hint=_held(staged))
+                mods = sum(file.endswith("/run.sh") for file in staged.taken.files)
+                held = f"it holds {mods} mod{'s' * (mods > 1)}, for recipes in the same source"
+                hint = f"{held} to name" if mods else None
+                raise RecipeError(f"{masked_address(origin)} holds no recipe", hint=hint)
             staged.keep()
     return staged.snapshot
 
@@ -158,13 +154,6 @@ class _Staged:
 
     def keep(self) -> None:
         durable.replace_folder(self.folder, self.target)
-
-
-def _held(staged: _Staged) -> str | None:
-    """Say what was found instead: a repository may hold mods alone."""
-    mods = sum(file.endswith("/run.sh") for file in staged.taken.files)
-    count = "1 mod" if mods == 1 else f"{mods} mods"
-    return f"it holds {count}, for recipes in the same source to name" if mods else None
 
 
 @contextlib.contextmanager
@@ -254,12 +243,14 @@ def _has_git(folder: Path) -> bool:
 
 def update_all(
     names: Sequence[str], agrees: Callable[[SourceChange], bool], settings: Settings
-) -> Updates:
-    """Update these sources, or all; one that fails is told and keeps no other from being taken.
+) -> tuple[list[SourceChange], SparkdeployError | None]:
+    """Update these sources, or all; return what became of them, and the first failure.
 
-    Raises as `update_source` does where it is the only one that was named.
+    One that fails keeps no other from being taken. Raises as `update_source` does where it is the
+    only one that was named.
     """
-    changes, failures = [], []
+    changes: list[SourceChange] = []
+    failures: list[SparkdeployError] = []
     for name in names or Sources.below(settings.state_dir).names():
         try:
             changes.append(update_source(name, agrees, settings))
@@ -268,7 +259,7 @@ def update_all(
                 raise
             console.warn(f"{name}: {error.message}")
             failures.append(error)
-    return Updates(tuple(changes), next(iter(failures), None))
+    return changes, next(iter(failures), None)
 
 
 def _differences(old: Path, new: Path, shelf: Library) -> Iterator[str]:

@@ -116,14 +116,11 @@ def _reason_against(path: str, blob: Blob, limit_bytes: int) -> str | None:
         return "a name that is too long"
     if any(part.lower().startswith(OUR_NAMES) for part in parts):
         return "a name of ours"
-    if path.endswith((*RECIPE_SUFFIXES, TEMPLATE_SUFFIX)) and _may_be_obeyed(path):
+    # A recipe's name is printed in commands, for people to copy.
+    is_typed = path.endswith((*RECIPE_SUFFIXES, TEMPLATE_SUFFIX))
+    if is_typed and (_NAMES_IN_COMMANDS.fullmatch(path) is None or "/-" in f"/{path}"):
         return "a name with signs that a shell may obey"
     return "too large" if blob.size_bytes > limit_bytes else None
-
-
-def _may_be_obeyed(path: str) -> bool:
-    """A recipe's name is printed in commands, for people to copy."""
-    return _NAMES_IN_COMMANDS.fullmatch(path) is None or "/-" in f"/{path}"
 
 
 def _refuse_too_much(blobs: Iterable[Blob]) -> None:

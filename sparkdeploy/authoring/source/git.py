@@ -6,6 +6,7 @@ submodule, and no link that is followed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -126,15 +127,16 @@ class Repository:
         """
         self._make("sha1", origin)
         done = self._fetch(origin, ref or "HEAD", "--depth=1")
-        if done.exit_code == 0:
-            return Fetched(self._commit("FETCH_HEAD", origin), ref)
         # Servers need not give away a commit by its hash, and know no abbreviation of one.
-        if ref is not None:
+        if done.exit_code != 0 and ref is not None:
             return self._fetch_all(origin, ref)
-        if "dumb http" in done.stderr:
+        if done.exit_code != 0 and "dumb http" in done.stderr:
             done = self._fetch(origin, "HEAD")
         _checked(done, origin)
-        return Fetched(self._commit("FETCH_HEAD", origin), None)
+        commit = self._known("FETCH_HEAD")
+        if _COMMIT.fullmatch(commit) is None:
+            raise NodeError(f"{masked_address(origin)} gave no commit")
+        return Fetched(commit, ref)
 
     def _make(self, algorithm: str, origin: str) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -166,53 +168,44 @@ class Repository:
         done = self._git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
         return done.stdout.strip() if done.exit_code == 0 else ""
 
-    def _commit(self, name: str, origin: str) -> str:
-        found = self._known(name)
-        if _COMMIT.fullmatch(found) is None:
-            raise NodeError(f"{masked_address(origin)} gave no commit")
-        return found
-
     def blobs(self, commit: str) -> Iterator[Blob]:
         """Yield everything of a commit; names are as they are stored, and not yet to be trusted.
 
         Raises RecipeError for more than a source may hold.
         """
-        argv = _argv(f"--git-dir={self.folder}", "ls-tree", "-r", "-l", "-z", commit)
-        with tempfile.TemporaryFile() as file:
-            try:
-                done = shell.run(
-                    argv,
-                    into=file,
-                    timeout_s=TIMEOUT_S,
-                    env=_environment(),
-                    max_bytes=MAX_LIST_BYTES,
-                )
-            except shell.EndlessOutputError as error:
-                raise _too_many() from error
-            _checked(done, str(self.folder))
-            file.seek(0)
-            for row in _entries(file):
-                told, _, path = row.decode(errors="surrogateescape").partition("\t")
-                mode, _kind, object_id, size = told.split()
-                yield Blob(path, mode, object_id, int(size) if size.isdigit() else 0)
+        try:
+            with self._output(
+                "ls-tree", "-r", "-l", "-z", commit, max_bytes=MAX_LIST_BYTES
+            ) as file:
+                for row in _entries(file):
+                    facts, _, path = row.decode(errors="surrogateescape").partition("\t")
+                    mode, _kind, object_id, size = facts.split()
+                    yield Blob(path, mode, object_id, int(size) if size.isdigit() else 0)
+        except shell.EndlessOutputError as error:
+            raise _too_many() from error
 
     def contents(self, blobs: Sequence[Blob]) -> Iterator[tuple[Blob, bytes]]:
         """Yield the content of each, as it is stored."""
+        ids = "".join(f"{blob.object_id}\n" for blob in blobs)
+        with self._output("cat-file", "--batch", max_bytes=MAX_PACK_BYTES, stdin=ids) as file:
+            for blob in blobs:
+                yield blob, _next_object(file, blob)
+
+    @contextlib.contextmanager
+    def _output(self, *words: str, max_bytes: int, stdin: str = "") -> Iterator[IO[bytes]]:
+        """Yield a file with what git printed."""
         with tempfile.TemporaryFile() as file:
-            names = "".join(f"{blob.object_id}\n" for blob in blobs)
-            argv = _argv(f"--git-dir={self.folder}", "cat-file", "--batch")
             done = shell.run(
-                argv,
+                _argv(f"--git-dir={self.folder}", *words),
                 into=file,
                 timeout_s=TIMEOUT_S,
-                stdin=names,
+                stdin=stdin,
                 env=_environment(),
-                max_bytes=MAX_PACK_BYTES,
+                max_bytes=max_bytes,
             )
             _checked(done, str(self.folder))
             file.seek(0)
-            for blob in blobs:
-                yield blob, _next_object(file, blob)
+            yield file
 
     def _git(self, *words: str) -> Completed:
         # So that `safe.bareRepository` has nothing to say.
@@ -258,18 +251,10 @@ def diff_stat(before: Path, after: Path, *, without: str) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-diff-") as place:
         _checked(_run("init", "--quiet", "--bare", place), place)
         trees = [_tree(place, folder, without) for folder in (before, after)]
-        words = (
-            "--no-ext-diff",
-            "--no-textconv",
-            "--no-renames",
-            "--stat=140,100",
-            "--summary",
-            *trees,
-        )
-        told = _checked(
-            _run(f"--git-dir={place}", "-c", "core.quotePath=false", "diff", *words), place
-        )
-    return [visible_line(line.strip()) for line in told.splitlines()]
+        words = ["-c", "core.quotePath=false", "diff", "--no-ext-diff", "--no-textconv"]
+        words += ["--no-renames", "--stat=140,100", "--summary", *trees]
+        output = _checked(_run(f"--git-dir={place}", *words), place)
+    return [visible_line(line.strip()) for line in output.splitlines()]
 
 
 def _tree(repository: str, folder: Path, without: str) -> str:
@@ -298,12 +283,8 @@ def _run(*words: str, stdin: str = "") -> Completed:
 
 def _argv(*words: str) -> list[str]:
     settings = [word for setting in _QUIET for word in ("-c", setting)]
-    limit = (
-        ["prlimit", f"--fsize={MAX_PACK_BYTES}", f"--data={MAX_MEMORY_BYTES}"]
-        if shell.which("prlimit")
-        else []
-    )
-    return [*limit, "git", *settings, *words]
+    limits = ["prlimit", f"--fsize={MAX_PACK_BYTES}", f"--data={MAX_MEMORY_BYTES}"]
+    return [*(limits if shell.which("prlimit") else ()), "git", *settings, *words]
 
 
 def _environment() -> dict[str, str]:
