@@ -1,19 +1,23 @@
-"""One machine: its GPU and driver, its memory, its kernel and firmware."""
+"""One machine: its GPU and driver, its memory, its kernel and firmware, and who else is there."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
-from sparkdeploy.checks.known import failing
-from sparkdeploy.units import format_gib
+from sparkdeploy.checks.known import failing, known, model_servers
+from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.checks.known import KnownBad
+    from sparkdeploy.node.container import NeighbourFact
     from sparkdeploy.node.facts import GpuFact, GpuProcess
+    from sparkdeploy.node.symptoms import GpuStrain, SymptomFact
 
 SPARK_CAPABILITY = "12.1"
 OLDEST_CAPABILITY = (8, 0)
@@ -27,7 +31,23 @@ UNSTICK = "sudo nvidia-smi -rgc; if it stays, switch the machine off and unplug 
 SWAPPED_BYTES = 2**30
 REVIVE_DRIVER = "sudo reboot, after an update of the driver; else `sudo dmesg | grep -i nvrm`"
 DROP_CACHES = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
-_FOLDER = "`sparkdeploy config` shows its folder"
+STRAY_CMA_BYTES = 2**26
+"""The two are counted at different times; KHO's part was 900 MiB and more."""
+JUDGED_FREE_BYTES = 8 * 2**30
+"""With less free, few large blocks are normal."""
+LARGE_SHARE = 0.05
+"""Of free memory in the two largest sizes of block: 0.4 % where starts failed, 40 % after a reboot
+of the same machines (FujitsuPolycom/sparkring#173)."""
+SWAP_BYTES_S = 2**20
+STALLED_PERCENT = 5.0
+IDLE_POWER_W = 30.0
+"""A GB10 that serves takes 45 W and more, one that spins or hangs under 30 W at 95 % utilisation
+(eugr/spark-vllm-docker#260)."""
+COOL_DOWN = "give it air and its own power supply; nvidia-smi -q -d PERFORMANCE shows more"
+WATCH_TOKENS = "sparkdeploy status --watch shows tokens/s; if there are none: sparkdeploy diagnose"
+XID = re.compile(r"NVRM: Xid \([^)]*\): ([0-9]+)", re.ASCII)
+NO_MEMORY = "NV_ERR_NO_MEMORY"
+_COMPLAINT = re.compile(r"\bNV_ERR_|\bfail(?:ed|ure)\b|\berror\b", re.IGNORECASE)
 
 
 def check_gpu(
@@ -103,11 +123,11 @@ def check_other_users(processes: tuple[GpuProcess, ...], own_containers: frozens
     foreign = [item for item in processes if item.container_id not in own_containers]
     if not foreign:
         return ok(check, "no other program computes on the GPU")
-    seen = f"also on the GPU: {', '.join(map(_describe, foreign))}; memory is shared with them"
+    seen = f"also on the GPU: {', '.join(map(_user, foreign))}; memory is shared with them"
     return warn(check, seen, f"stop them, for example: kill {foreign[0].pid}")
 
 
-def _describe(process: GpuProcess) -> str:
+def _user(process: GpuProcess) -> str:
     name = process.name.rpartition("/")[2] or "a process"
     memory = f", {format_gib(process.memory_bytes)}" if process.memory_bytes is not None else ""
     place = f" in container {process.container_id[:12]}" if process.container_id else ""
@@ -169,3 +189,208 @@ def check_firmware(
         if row is not None:
             return warn(check, f"{seen}: {part} {version}: {row.describe()}", row.fix)
     return ok(check, seen)
+
+
+def machine_symptoms(seen: SymptomFact) -> Iterator[Finding]:
+    yield check_kernel(seen.kernel, seen.kernel_options)
+    yield check_firmware(seen.firmware)
+    yield check_fragmentation(seen.free_blocks, seen.page_bytes)
+    yield check_swapping(seen)
+
+
+def gpu_symptoms(seen: SymptomFact) -> Iterator[Finding]:
+    yield check_strain([glance.gpu for glance in seen.glances])
+    yield check_xids(seen.driver_log)
+    yield check_driver_log(seen.driver_log)
+
+
+def check_kho(meminfo: Mapping[str, int]) -> Finding:
+    """Check that KHO, which hands memory over to a next kernel, keeps none from being pinned.
+
+    Its blocks count as free CMA memory and belong to no CMA area (NVIDIA/NV-Kernels#590).
+    """
+    check = "machine.kho"
+    if not meminfo:
+        return not_seen(check, "/proc/meminfo cannot be read")
+    total_bytes, free_bytes = meminfo.get("CmaTotal", 0), meminfo.get("CmaFree", 0)
+    if free_bytes - total_bytes <= STRAY_CMA_BYTES:
+        return ok(check, "no memory is kept for a next kernel")
+    return warn(
+        check,
+        f"the kernel keeps memory for a next one (KHO): CmaFree {format_gib(free_bytes)}, CmaTotal "
+        f"{format_gib(total_bytes)}; RDMA cannot register it and fails with ENOMEM",
+        "start it with kho=off (GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub, reboot)",
+    )
+
+
+def check_fragmentation(free_blocks: Sequence[int], page_bytes: int | None) -> Finding:
+    """Check that not only small blocks of memory are free."""
+    check = "machine.fragmentation"
+    if not free_blocks or not page_bytes:
+        return not_seen(check, "/proc/buddyinfo cannot be read")
+    sizes = [count * page_bytes << order for order, count in enumerate(free_blocks)]
+    free_bytes, large_bytes = sum(sizes), sum(sizes[-2:])
+    block_mib = (page_bytes << max(len(sizes) - 2, 0)) / 2**20
+    if free_bytes < JUDGED_FREE_BYTES:
+        return not_seen(check, f"{format_gib(free_bytes)} are free, too few to judge")
+    seen = f"{format_gib(large_bytes)} of {format_gib(free_bytes)} free are in blocks of "
+    seen += f"{block_mib:g} MiB"
+    if large_bytes >= LARGE_SHARE * free_bytes:
+        return ok(check, f"{seen} and more")
+    return warn(
+        check,
+        f"{seen} and more: memory is in pieces, starts crawl or end with {NO_MEMORY}",
+        f"{DROP_CACHES}; echo 1 | sudo tee /proc/sys/vm/compact_memory; if it stays: sudo reboot",
+    )
+
+
+def check_swapping(seen: SymptomFact) -> Finding:
+    """Check that memory is not swapped right now, and that no program waits for it."""
+    check = "machine.swapping"
+    rates = _swap_rates(seen)
+    stalled = seen.stalled_percent
+    if rates is None and stalled is None:
+        return not_seen(check, "the kernel reports neither swapping nor waiting for memory")
+    seen_rates = []
+    if rates is not None:
+        from_swap, to_swap = (f"{format_bytes(int(rate))}/s" for rate in rates)
+        seen_rates.append(f"{from_swap} from swap, {to_swap} to it")
+    if stalled is not None:
+        seen_rates.append(f"all programs waited for memory {stalled:g} % of the last 10 s")
+    is_thrashing = rates is not None and min(rates) > SWAP_BYTES_S
+    if not is_thrashing and (stalled or 0.0) < STALLED_PERCENT:
+        return ok(check, ", ".join(seen_rates))
+    return warn(
+        check,
+        f"{', '.join(seen_rates)}: the machine is about to freeze",
+        "stop what is large now (`sparkdeploy down NAME`, or `ps aux --sort=-rss | head`)",
+    )
+
+
+def _swap_rates(seen: SymptomFact) -> tuple[float, float] | None:
+    """Return bytes a second from swap and to it, between the two readings."""
+    if len(seen.glances) != 2 or not seen.page_bytes:
+        return None
+    first, last = seen.glances
+    if last.at_s <= first.at_s:
+        return None
+    a_page_s = seen.page_bytes / (last.at_s - first.at_s)
+    read = _grown(first.swapped_in_pages, last.swapped_in_pages)
+    written = _grown(first.swapped_out_pages, last.swapped_out_pages)
+    return None if read is None or written is None else (read * a_page_s, written * a_page_s)
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else max(after - before, 0)
+
+
+def check_strain(strains: Sequence[GpuStrain | None]) -> Finding:
+    """Check that a GPU that reports load works, by two readings: one alone may be a pause."""
+    check = "gpu.strain"
+    read = [item for item in strains if item is not None and item.utilization_percent is not None]
+    if len(read) < 2:
+        return not_seen(check, "nvidia-smi did not report the GPU's load twice")
+    last = read[-1]
+    power = "" if last.power_w is None else f", {last.power_w:g} W"
+    clock = "" if last.sm_clock_mhz is None else f" at {last.sm_clock_mhz:g} MHz"
+    seen = f"{last.utilization_percent:g} % busy{clock}{power}"
+    if any((item.utilization_percent or 0.0) < BUSY_PERCENT for item in read):
+        return ok(check, seen)
+    bits = read[0].slowdown_bits & last.slowdown_bits
+    slowed = [word for bit, word in known()["slowdowns"].items() if bits & bit]
+    if slowed:
+        return warn(check, f"{seen}, slowed down: {', '.join(slowed)}", COOL_DOWN)
+    if all(map(_is_stuck, read)):
+        return warn(check, f"{seen}, of {last.max_sm_clock_mhz:g} MHz: stuck low", UNSTICK)
+    if all(map(_draws_idle_power, read)):
+        return warn(
+            check, f"{seen}: a GB10 that works takes more, an engine may hang", WATCH_TOKENS
+        )
+    return ok(check, seen)
+
+
+def _is_stuck(strain: GpuStrain) -> bool:
+    clock, highest = strain.sm_clock_mhz, strain.max_sm_clock_mhz
+    return clock is not None and highest is not None and clock < STUCK_SHARE * highest
+
+
+def _draws_idle_power(strain: GpuStrain) -> bool:
+    is_gb10, power = "GB10" in strain.name, strain.power_w
+    return is_gb10 and power is not None and power < IDLE_POWER_W
+
+
+def check_xids(log: Sequence[str] | None) -> Finding:
+    check = "gpu.xids"
+    if log is None:
+        return not_seen(check, "this user may not read the kernel's log: sudo dmesg | grep Xid")
+    counts = Counter(int(match[1]) for line in log for match in XID.finditer(line))
+    if not counts:
+        return ok(check, "the driver reported no error of the GPU since the start")
+    errors = ", ".join(_xid(number, count) for number, count in counts.most_common())
+    is_mild = counts.keys() <= set(known()["xids_of_programs"])
+    fix = "sparkdeploy diagnose: the engine made it" if is_mild else "sudo reboot"
+    return warn(check, f"since the start: {errors}", fix)
+
+
+def _xid(number: int, count: int) -> str:
+    meanings = known()["xids"]
+    meaning = f" ({meanings[number]})" if number in meanings else ""
+    return f"Xid {number}{meaning}" + (f" {count} times" if count > 1 else "")
+
+
+def check_driver_log(log: Sequence[str] | None) -> Finding:
+    """Report the driver's errors beside Xids: failed allocations first."""
+    check = "gpu.driver_log"
+    if log is None:
+        return not_seen(check, "this user may not read the kernel's log: sudo dmesg | grep NVRM")
+    complaints = [line for line in log if _COMPLAINT.search(line) and not XID.search(line)]
+    starved = sum(NO_MEMORY in line for line in complaints)
+    if starved:
+        return warn(
+            check,
+            f"{starved} allocations of the driver failed since the start ({NO_MEMORY}): a Spark "
+            "froze soon after",
+            "leave more free (serve.gpu_memory_utilization, limits); then: sudo reboot",
+        )
+    if complaints:
+        last = complaints[-1].partition("NVRM:")[2].strip()
+        seen = f"{len(complaints)} errors since the start, the last: {last[:160]}"
+        return warn(check, seen, "sudo dmesg | grep NVRM; if it goes on: sudo reboot")
+    return ok(check, "the driver reported no other error since the start")
+
+
+def check_other_servers(
+    neighbours: Sequence[NeighbourFact] | None, programs: Iterable[str]
+) -> Finding:
+    """Name those that run; idle ones take memory with the next request, so they count too.
+
+    `neighbours` is None where Docker did not answer in time; no program at all means that the
+    process list could not be read.
+    """
+    check = "gpu.other_servers"
+    # Containers first: their processes are in the process list, too.
+    found: dict[str, tuple[str, str]] = {}
+    running = sorted(programs)
+    for title, seen, stop in _running(neighbours or (), running):
+        found.setdefault(title, (seen, stop))
+    if not found and (neighbours is None or not running):
+        return not_seen(check, "the containers or the processes could not be listed")
+    if not found:
+        return ok(check, "no other program that serves models was found")
+    names = ", ".join(seen for seen, _ in found.values())
+    first = next(iter(found.values()))[1]
+    return warn(check, f"also here: {names}; memory is shared with them", first)
+
+
+def _running(
+    neighbours: Sequence[NeighbourFact], programs: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    for item in neighbours:
+        server = next((it for it in model_servers() if it.is_container(item)), None)
+        if server is not None:
+            stop = server.stop.format(name=item.name)
+            yield server.title, f"{server.title} (container {item.name})", stop
+    for program in programs:
+        server = next((it for it in model_servers() if re.search(it.program, program)), None)
+        if server is not None:
+            yield server.title, f"{server.title} (process {program})", server.stop

@@ -12,8 +12,7 @@ from sparkdeploy.cli.printing import answer
 from sparkdeploy.deploy.request import up_words
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.export.clients import with_key
-from sparkdeploy.plan.backends import planned_backends
-from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.launch import Exposure, planned_backends
 from sparkdeploy.server.backend_check import compare_backends
 from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
 from sparkdeploy.settings import ON_VARIABLE

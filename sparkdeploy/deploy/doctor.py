@@ -21,8 +21,8 @@ from sparkdeploy.checks.host import (
     own_folders,
     processor,
 )
+from sparkdeploy.checks.machine import check_other_servers, gpu_symptoms, machine_symptoms
 from sparkdeploy.checks.survey import survey
-from sparkdeploy.checks.symptoms import check_other_servers, gpu_symptoms, machine_symptoms
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact

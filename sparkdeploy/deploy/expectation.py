@@ -18,7 +18,7 @@ from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.errors import CheckpointError, UnhealthyError
 from sparkdeploy.estimate.memory import MemoryClaim  # noqa: TC001 - read from a label
 from sparkdeploy.node.node import named
-from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_transport
+from sparkdeploy.plan.launch import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.server.backend_check import Match, compare_backends
 from sparkdeploy.server.phases import read_whole

@@ -23,8 +23,8 @@ from sparkdeploy.node.container import NAME_START
 from sparkdeploy.node.host import DockerRefusedError
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.ports import free_port
-from sparkdeploy.plan.backends import allows_sockets, planned_transport
 from sparkdeploy.plan.container import probe_spec, wants_rdma
+from sparkdeploy.plan.launch import allows_sockets, planned_transport
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.preflight import refuse_to_start
 from sparkdeploy.server.backend_check import Match, compare_backends

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import __version__, labels
 from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
-from sparkdeploy.plan.backends import uses_sockets
-from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.launch import Exposure, uses_sockets
 from sparkdeploy.recipe.fallbacks import launched
 
 if TYPE_CHECKING:

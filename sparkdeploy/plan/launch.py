@@ -1,4 +1,4 @@
-"""vLLM's command and environment on one node, as a pure function of recipe and topology.
+"""vLLM's command and environment on one node, and the choices that its log has to show.
 
 The NCCL environment is that of NVIDIA's playbook for two Sparks and of the recipes that Spark
 owners publish; docs/cluster.md names them.
@@ -6,15 +6,19 @@ owners publish; docs/cluster.md names them.
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.plan.backends import allows_sockets, uses_sockets
+from sparkdeploy import yaml_text
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.releases import variables_of
+from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label, it is checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.plan.topology import Seat, Topology
     from sparkdeploy.recipe.engine import Engine
@@ -39,45 +43,10 @@ MEDIA_FLAG_START = "--allowed-med"
 """The least of it that argparse takes for the whole."""
 NO_DOMAIN = "none.invalid"
 """No host can have this name. vLLM takes an empty list for all domains."""
-CUDA_CACHE_BYTES = 4 * 2**30
-ENV = {
-    # Without HOME torch.compile writes to /.cache; a uid without passwd entry needs USER.
-    "HOME": CACHE_TARGET,
-    "USER": "sparkdeploy",
-    "XDG_CACHE_HOME": f"{CACHE_TARGET}/xdg",
-    "XDG_CONFIG_HOME": f"{CACHE_TARGET}/config",
-    "VLLM_CACHE_ROOT": f"{CACHE_TARGET}/vllm",
-    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_TARGET}/inductor",
-    "TRITON_CACHE_DIR": f"{CACHE_TARGET}/triton",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    # vLLM looks at the first address only: a domain that is allowed could send it anywhere.
-    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
-    # On machines with two networks a solo run otherwise waits for a second node's socket.
-    "VLLM_HOST_IP": "127.0.0.1",
-    "NCCL_IB_DISABLE": "1",
-}
-CUDA_ENV = {
-    "FLASHINFER_WORKSPACE_BASE": CACHE_TARGET,
-    "CUDA_CACHE_PATH": f"{CACHE_TARGET}/cuda",
-    # FlashAttention-2 is compiled by the driver at first use and must stay in its cache.
-    "CUDA_CACHE_MAXSIZE": str(CUDA_CACHE_BYTES),
-}
-CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-"""In GiB."""
-NCCL_TELLS = {
-    "NCCL_DEBUG": "INFO",
-    "NCCL_DEBUG_SUBSYS": "INIT,NET",
-    # To a file it writes line by line; to stdout in blocks that end within lines, the last unseen.
-    "NCCL_DEBUG_FILE": "/dev/stderr",
-}
-"""Its choice of transport stands in the log."""
 RENDEZVOUS_TIMEOUT_S = 180
 """torch waits 600 s by default, and then says only that it gives up."""
 RENDEZVOUS_FLAG = "--distributed-timeout-seconds"
 DATA_PARALLEL_RPC_PORT = 13345
-READY_TIMEOUT_S = 3600
 INTERFACE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
     "MN_IF_NAME",
@@ -87,6 +56,9 @@ INTERFACE_VARIABLES = (
     "UCX_NET_DEVICES",
 )
 """NCCL and gloo otherwise take the first interface they find: Wi-Fi, or Docker's bridge."""
+SOCKETS_COST = "every sum between the nodes then takes several times as long"
+SOCKETS_ALLOWED = "--set 'backends.warn_only=[transport]'"
+"""The override with which a recipe puts up with NCCL's own choice of transport."""
 RAY_OBJECT_STORE_BYTES = 2**30
 RAY_JOIN_TIMEOUT_S = 180
 RAY_HEAD = ("/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.ray_head")
@@ -130,9 +102,18 @@ def serve_argv(
 
 def serve_env(recipe: Recipe, engine: Engine) -> dict[str, str]:
     """Return the environment of the container; it never holds a secret."""
-    by_machine = CPU_ENV if engine.runs_on == "cpu" else CUDA_ENV
     by_family = variables_of(recipe.model.known_as, engine)
-    return dict(sorted({**ENV, **by_machine, **by_family, **recipe.serve.env}.items()))
+    env = environment()["every"] | environment()[engine.runs_on] | by_family | recipe.serve.env
+    return dict(sorted(env.items()))
+
+
+@functools.cache
+def environment() -> Mapping[str, dict[str, str]]:
+    """Return the variables of environment.yaml, by what they are for."""
+    content: dict[str, dict[str, str]] = yaml_text.load_file(
+        Path(__file__).with_name("environment.yaml")
+    )
+    return content
 
 
 def _media_arguments(recipe: Recipe) -> tuple[str, ...]:
@@ -173,12 +154,13 @@ def fabric_env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, 
     """Return what a node's container must know of the fabric: its own address and interfaces."""
     if topology.is_alone:
         return {}
-    env = {"VLLM_HOST_IP": seat.address, "VLLM_ENGINE_READY_TIMEOUT_S": str(READY_TIMEOUT_S)}
+    env = {"VLLM_HOST_IP": seat.address, **environment()["several"]}
     env |= dict.fromkeys(INTERFACE_VARIABLES, seat.interface)
     if resolved.engine.runs_on == "cuda":
         env |= _nccl_env(resolved, topology, seat)
     if topology.backend == "ray":
-        env |= _ray_env(seat)
+        names = ("RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
+        env |= dict.fromkeys(names, seat.address) | environment()["ray"]
     return env
 
 
@@ -216,8 +198,7 @@ def meeting_port(topology: Topology) -> int:
 
 
 def _nccl_env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, str]:
-    env = {"NCCL_IGNORE_CPU_AFFINITY": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    env |= NCCL_TELLS
+    env = dict(environment()["several_cuda"])
     if topology.backend == "ray":
         # Its workers have a file there, which NCCL would empty.
         del env["NCCL_DEBUG_FILE"]
@@ -237,19 +218,6 @@ def _nccl_env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, s
     else:
         env["NCCL_IB_DISABLE"] = "1"
     return env | choices
-
-
-def _ray_env(seat: Seat) -> dict[str, str]:
-    return {
-        "RAY_NODE_IP_ADDRESS": seat.address,
-        "RAY_OVERRIDE_NODE_IP_ADDRESS": seat.address,
-        # It counts unified memory as the host's and kills workers that do nothing wrong.
-        "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_num_prestart_python_workers": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # It shows one of several nodes' lines that differ in numbers alone: NCCL's, for one.
-        "RAY_DEDUP_LOGS": "0",
-    }
 
 
 def _sizes(topology: Topology) -> tuple[str, ...]:
@@ -305,3 +273,66 @@ def _ray_command(
 def _rendezvous_timeout(recipe: Recipe) -> tuple[str, ...]:
     is_named = flags.last_given(recipe.serve.extra_args, RENDEZVOUS_FLAG) is not None
     return () if is_named else (RENDEZVOUS_FLAG, str(RENDEZVOUS_TIMEOUT_S))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBackend:
+    """One choice of vLLM's or NCCL's, as it is wanted."""
+
+    subject: Subject
+    wanted: str
+    warns_only: bool
+
+
+def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
+    """Return what is compared with the log; on a CPU engine only what a CPU build logs.
+
+    Back ends, kernels and graphs of the recipe are those of a GPU.
+    """
+    serve, backends = resolved.recipe.serve, resolved.recipe.backends
+    drafts = serve.speculative
+    wanted: dict[Subject, str | None] = {
+        # Without a method vLLM tells it from the drafter.
+        "speculation": f"{drafts.method or ''} {drafts.tokens}".strip() if drafts else "off",
+        "kv_cache": serve.kv_cache_dtype if serve.kv_cache_dtype != "auto" else None,
+    }
+    if resolved.engine.runs_on != "cpu":
+        wanted |= {
+            "attention": serve.attention_backend,
+            "moe": backends.moe,
+            "linear": backends.linear,
+            "graphs": "off" if serve.enforce_eager else backends.graphs,
+        }
+    return tuple(
+        PlannedBackend(subject, value, subject in backends.warn_only)
+        for subject, value in wanted.items()
+        if value is not None
+    )
+
+
+def planned_transport(
+    resolved: Resolved, env: Mapping[str, str], adapters: Sequence[str]
+) -> tuple[PlannedBackend, ...]:
+    """Return how NCCL is to reach the other nodes, from a part's environment; sockets need none.
+
+    `adapters` are those that have to be among what it takes.
+    """
+    if uses_sockets(env) or not (adapters or env.get("NCCL_IB_HCA")):
+        return ()
+    return (PlannedBackend("transport", over("IB", adapters), allows_sockets(resolved)),)
+
+
+def over(network: str, names: Iterable[str]) -> str:
+    """Return what a plan, and a log, say of a transport: `NET/IB over rocep1s0f1, roceP2p1s0f1`."""
+    listed = ", ".join(names)
+    return f"NET/{network}{' over ' if listed else ''}{listed}"
+
+
+def uses_sockets(env: Mapping[str, str]) -> bool:
+    """Say whether the environment makes NCCL do without the adapters, or take another plugin."""
+    return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "IB").upper() != "IB"
+
+
+def allows_sockets(resolved: Resolved) -> bool:
+    """Say whether a recipe puts up with NCCL's own choice of transport."""
+    return "transport" in resolved.recipe.backends.warn_only

@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.docker import check_low_disk, check_nvidia_runtime
 from sparkdeploy.checks.finding import Verdict, fail, fail_early, not_seen, ok, warn
-from sparkdeploy.checks.machine import check_gpu, check_other_users, check_swap, gpu_findings
-from sparkdeploy.checks.symptoms import check_kho
+from sparkdeploy.checks.machine import (
+    check_gpu,
+    check_kho,
+    check_other_users,
+    check_swap,
+    gpu_findings,
+)
 from sparkdeploy.errors import Mistakes, NodeError
 from sparkdeploy.image.stages import RDMA_PACKAGES
 from sparkdeploy.plan import model_checks, recipe_checks
-from sparkdeploy.plan.backends import SOCKETS_ALLOWED, SOCKETS_COST, allows_sockets, uses_sockets
 from sparkdeploy.plan.container import container_name, has_adapters, wants_rdma
-from sparkdeploy.plan.launch import fabric_env, meeting_port
+from sparkdeploy.plan.launch import (
+    SOCKETS_ALLOWED,
+    SOCKETS_COST,
+    allows_sockets,
+    fabric_env,
+    meeting_port,
+    uses_sockets,
+)
 from sparkdeploy.plan.memory import memory
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action

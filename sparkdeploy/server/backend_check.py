@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sparkdeploy.plan.backends import PlannedBackend
+    from sparkdeploy.plan.launch import PlannedBackend
     from sparkdeploy.server.facts import EngineFacts
 
 _FORMATS = {"fp8": {"fp8", "fp8_e4m3", "fp8_ds_mla"}, "nvfp4": {"nvfp4", "nvfp4_ds_mla"}}

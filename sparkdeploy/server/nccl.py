@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.plan.backends import over
+from sparkdeploy.plan.launch import over
 from sparkdeploy.server.log_lines import message_of, without_codes
 
 if TYPE_CHECKING:

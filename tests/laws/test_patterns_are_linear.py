@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEARCH, WHOLE = frozenset({"search"}), frozenset({"fullmatch"})
 IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
-    "checks/symptoms.py:_running": (lambda: (it.program for it in model_servers()), SEARCH),
+    "checks/machine.py:_running": (lambda: (it.program for it in model_servers()), SEARCH),
     "checks/known.py:is_container": (
         lambda: (text for it in model_servers() for text in (it.name, it.image)),
         SEARCH,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checks import machine, symptoms
+from sparkdeploy.checks import machine
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.known import KnownBad, failing
 from sparkdeploy.node.container import NeighbourFact
@@ -43,7 +43,7 @@ def seen_on(name: str) -> SymptomFact:
 
 
 def all_of(seen: SymptomFact) -> list[Finding]:
-    return [*symptoms.machine_symptoms(seen), *symptoms.gpu_symptoms(seen)]
+    return [*machine.machine_symptoms(seen), *machine.gpu_symptoms(seen)]
 
 
 def told_of(name: str) -> dict[str, Finding]:
@@ -139,12 +139,12 @@ def test_words_say_what_was_seen() -> None:
     ],
 )
 def test_memory_kept_for_a_next_kernel(total_bytes: int, free_bytes: int, verdict: Verdict) -> None:
-    found = symptoms.check_kho({"CmaTotal": total_bytes, "CmaFree": free_bytes})
+    found = machine.check_kho({"CmaTotal": total_bytes, "CmaFree": free_bytes})
     assert found.verdict is verdict
 
 
 def test_a_kernel_without_such_memory_is_well() -> None:
-    assert symptoms.check_kho({"MemTotal": GIB}).verdict is Verdict.OK
+    assert machine.check_kho({"MemTotal": GIB}).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_kernel_without_such_memory_is_well() -> None:
 def test_memory_in_pieces(small_bytes: int, large_bytes: int, verdict: Verdict) -> None:
     largest_bytes = PAGE_BYTES << 13
     blocks = (small_bytes // PAGE_BYTES, *[0] * 12, large_bytes // largest_bytes)
-    assert symptoms.check_fragmentation(blocks, PAGE_BYTES).verdict is verdict
+    assert machine.check_fragmentation(blocks, PAGE_BYTES).verdict is verdict
 
 
 def swapping(
@@ -168,7 +168,7 @@ def swapping(
     start = None if in_pages is None else 100
     glances = (Glance(10.0, start, 100), Glance(11.0, in_pages, out_pages))
     fact = SymptomFact(glances, page_bytes=PAGE_BYTES, stalled_percent=stalled_percent)
-    return symptoms.check_swapping(fact)
+    return machine.check_swapping(fact)
 
 
 def test_swapping_both_ways_is_worth_a_look_and_one_way_is_not() -> None:
@@ -214,35 +214,35 @@ BUSY = GpuStrain("NVIDIA GB10", 96.0, 2418.0, 3003.0, 61.0, 0)
 def test_a_gpu_is_judged_by_two_looks(
     first: GpuStrain, last: GpuStrain, verdict: Verdict, words: str
 ) -> None:
-    found = symptoms.check_strain([first, last])
+    found = machine.check_strain([first, last])
     assert found.verdict is verdict
     assert words in found.seen
 
 
 def test_an_idle_gpu_and_another_card_may_take_little() -> None:
     idle = replace(BUSY, utilization_percent=3.0, sm_clock_mhz=208.0, power_w=4.0)
-    assert symptoms.check_strain([idle, idle]).verdict is Verdict.OK
+    assert machine.check_strain([idle, idle]).verdict is Verdict.OK
     other = replace(BUSY, name="NVIDIA T400", power_w=20.0)
-    assert symptoms.check_strain([other, other]).verdict is Verdict.OK
-    assert symptoms.check_strain([BUSY]).verdict is Verdict.NOT_SEEN
-    assert symptoms.check_strain([None, None]).verdict is Verdict.NOT_SEEN
+    assert machine.check_strain([other, other]).verdict is Verdict.OK
+    assert machine.check_strain([BUSY]).verdict is Verdict.NOT_SEEN
+    assert machine.check_strain([None, None]).verdict is Verdict.NOT_SEEN
 
 
 def test_what_a_program_did_wrong_needs_no_reboot() -> None:
     line = "spark kernel: NVRM: Xid (PCI:000f:01:00): {}, pid=4712, name=VLLM::EngineCor"
-    mild = symptoms.check_xids([LOADING, line.format(31)])
+    mild = machine.check_xids([LOADING, line.format(31)])
     assert "reboot" not in str(mild.fix)
-    grave = symptoms.check_xids([line.format(31), line.format(79), line.format(999)])
+    grave = machine.check_xids([line.format(31), line.format(79), line.format(999)])
     assert grave.fix == "sudo reboot"
     assert "Xid 999" in grave.seen
-    assert symptoms.check_xids([LOADING]).verdict is Verdict.OK
+    assert machine.check_xids([LOADING]).verdict is Verdict.OK
 
 
 def test_the_drivers_complaints_are_told_and_its_greeting_is_none() -> None:
-    assert symptoms.check_driver_log([LOADING]).verdict is Verdict.OK
-    starved = symptoms.check_driver_log([LOADING, NO_MEMORY, NO_MEMORY])
+    assert machine.check_driver_log([LOADING]).verdict is Verdict.OK
+    starved = machine.check_driver_log([LOADING, NO_MEMORY, NO_MEMORY])
     assert "2 allocations of the driver failed" in starved.seen
-    other = symptoms.check_driver_log(
+    other = machine.check_driver_log(
         ["kernel: NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62)"]
     )
     assert other.seen.endswith("the last: GPU 000f:01:00.0: RmInitAdapter failed! (0x62)")
@@ -291,13 +291,13 @@ def test_firmware_is_held_against_rows_of_its_own_part() -> None:
 def test_servers_of_others_are_known_by_name_or_image(
     name: str, image: str, title: str | None
 ) -> None:
-    found = symptoms.check_other_servers([NeighbourFact(name, image)], ["bash"])
+    found = machine.check_other_servers([NeighbourFact(name, image)], ["bash"])
     assert (found.verdict is Verdict.WARN) == (title is not None)
     assert title is None or f"{title} (container {name})" in found.seen
 
 
 def test_a_server_in_a_container_is_told_once_and_first() -> None:
-    found = symptoms.check_other_servers(
+    found = machine.check_other_servers(
         [NeighbourFact("chat", "ollama/ollama")], ["bash", "ollama", "llama-server"]
     )
     assert found.seen.count("Ollama") == 1

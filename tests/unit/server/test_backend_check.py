@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdeploy.checks.rdma import chosen_adapters
-from sparkdeploy.plan.backends import PlannedBackend, planned_backends, planned_transport
+from sparkdeploy.plan.launch import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from sparkdeploy.server.backend_check import BackendCheck, Match, compare_backends
 from sparkdeploy.server.facts import EngineFacts, read_facts

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.plan.backends import over
+from sparkdeploy.plan.launch import over
 from sparkdeploy.server.log_lines import lines_of
 from sparkdeploy.server.nccl import is_from_nccl, is_nccl_info, without_nccl_info
 from sparkdeploy.server.phases import read_whole
