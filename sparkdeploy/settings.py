@@ -85,7 +85,6 @@ class Settings:
 
     @property
     def crashes_dir(self) -> Path:
-        """Return where the evidence of failed starts is kept."""
         return self.state_dir / "crashes"
 
 

@@ -189,7 +189,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def is_at_terminal() -> bool:
-    """Say whether standard input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -220,7 +219,6 @@ def attached(
 
 @contextlib.contextmanager
 def list_file(lines: Sequence[str]) -> Iterator[Path]:
-    """Keep lines in a file for a program that wants them so."""
     with tempfile.NamedTemporaryFile("w", prefix="sparkdeploy-", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)
         file.flush()

@@ -64,7 +64,6 @@ for _kind in ("int", "float"):
 class Marked:
     content: dict[str, Any]
     lines: dict[KeyPath, int]
-    """The line of every value."""
     duplicates: tuple[tuple[KeyPath, int], ...] = ()
     """The keys that stand twice, with their second line."""
 

@@ -195,7 +195,6 @@ def _writes_no_text(partner: Partner) -> AnswerRefusedError:
 
 
 def took(so_far: AnswerSoFar) -> str:
-    """Return what an answer took, in one line."""
     parts = []
     if so_far.completion_tokens is not None:
         parts.append(f"{so_far.completion_tokens:,} tokens")

@@ -45,7 +45,6 @@ class Conversation:
 
 
 def chat(partner: Partner, system: str | None) -> None:
-    """Talk until the person leaves."""
     with partner.model, _stop_signals_end():
         conversation = Conversation(system)
         context_tokens = partner.model.max_model_len()

@@ -229,7 +229,6 @@ def _run_with_consent() -> int:
 
 
 def _run() -> int:
-    """Run the command that was typed."""
     if COMPLETE in os.environ:
         return _complete()
     node, words = split_on(sys.argv[1:])

@@ -35,8 +35,6 @@ FitsOption = Annotated[
 
 
 class FitsHereByDefault(TyperCommand):
-    """`--fits` without a value means this machine."""
-
     def parse_args(self, ctx, args: list[str]) -> list[str]:  # type: ignore[no-untyped-def]  # noqa: ANN001 - typer's own
         words = []
         for word, follower in itertools.pairwise([*args, "-"]):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json: bool) -> None:
-    """Print where the model answers, or what to do that it will."""
     plan = outcome.plan
     if extent is Extent.ANSWER and plan.deployment.exposure is Exposure.LOOPBACK:
         say_tunnel(int(plan.base_url.rpartition(":")[2]))
@@ -41,7 +40,6 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
 
 
 def print_started(started: Started, *, as_json: bool) -> None:
-    """Print where what was started again answers."""
     state = "answers" if started.changed else "was up already and answers"
     line = f"{started.deployment} {state} at {started.base_url}/v1 as {started.model}"
     content = asdict(replace(started, readiness=None))

@@ -23,7 +23,6 @@ def answer(blocks: Iterable[Block], content: object, *, as_json: bool) -> None:
 
 
 def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
-    """Print what `--show` names, or the plan."""
     from sparkdeploy.plan import report
     from sparkdeploy.plan.steps import plan_as_dict
 

@@ -113,7 +113,6 @@ def _is_at_hand(engine: Engine, docker: DockerHost, settings: Settings) -> bool:
 
 
 def _engine_stages(engine: Engine, docker: DockerHost) -> list[Stage]:
-    """Return its stage with vLLM, on either base."""
     architecture = facts.architecture_of(docker.info())
     return [
         stage

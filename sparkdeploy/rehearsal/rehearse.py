@@ -97,22 +97,18 @@ class Report:
     speculation: Speculation | None
     facts: EngineFacts
     reference: str
-    """Where the text without speculation came from."""
     base_url: str
     endpoint: str
     """The route that may be tried."""
     model: str
-    """As requests name it."""
     is_kept: bool
     deployment: str
     asked: tuple[Asked, ...]
-    """What it was asked beside greedy text."""
     proved: tuple[str, ...]
     not_proved: str
 
     @property
     def is_compared(self) -> bool:
-        """Return whether its text was compared with another one."""
         return self.reference in {RECORDED_EARLIER, SERVED_BEFORE}
 
     @property
@@ -184,7 +180,6 @@ def rehearse(
 def _refuse_to_replace(
     name: str, containers: Iterable[ListedContainer], consent: Callable[[str], bool]
 ) -> None:
-    """Somebody may use what an earlier rehearsal left running."""
     is_running = any(it.is_running for it in containers if it.deployment == name)
     if is_running and not consent(f"{name} is running; end it and rehearse anew?"):
         raise NodeError(

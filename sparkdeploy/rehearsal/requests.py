@@ -30,8 +30,6 @@ _REFUSED = " answered 400: "
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request and what came of it."""
-
     what: str
     outcome: str
     """`answered`, or the server's own words where it refused."""

@@ -28,7 +28,6 @@ _TOKEN_COUNTS: Final = ("vocab_size", "vocab_size_per_layer_input")
 class Shrunken:
     config: dict[str, Any]
     notes: tuple[str, ...]
-    """What became of it, in sentences."""
     is_hybrid: bool = False
     """Whether it keeps states beside its cache (Gated DeltaNet, Mamba)."""
 

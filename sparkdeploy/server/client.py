@@ -42,8 +42,6 @@ _NO_ROUTE = '{"detail":"Not Found"}'
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A text from the model, with its tokens and duration."""
-
     text: str
     prompt_tokens: int
     completion_tokens: int
@@ -51,7 +49,6 @@ class Completion:
     reasoning: str = ""
     """Split off by a reasoning parser; a chat answer may have nothing else."""
     path: str = COMPLETIONS
-    """The route of the request."""
 
 
 class NoSuchRouteError(UnhealthyError):
@@ -96,7 +93,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         self._session.close()
 
     def is_healthy(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
-        """Say whether /health answers 200 in time."""
         try:
             self._call(HEALTH_PATH, timeout_s=timeout_s)
         except UnhealthyError:

@@ -173,7 +173,6 @@ def _reports_of(log: str, event: str) -> list[dict[str, Any]]:
 
 
 def _describe_report(report: Mapping[str, Any]) -> str:
-    """Return the figures of a memory trip or a stall."""
     if report["event"] == "memory_floor":
         available, floor = _gib(report, "mem_available_bytes"), _gib(report, "floor_bytes")
         return f"{available} were available, the floor is {floor}"

@@ -45,8 +45,6 @@ FIRST_TOKENS = 4
 
 
 class Answering(Protocol):
-    """What the wait needs of a served model."""
-
     def is_healthy(self, *, timeout_s: float) -> bool: ...
     def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion: ...
     def pool(self, text: str, *, timeout_s: float) -> Completion: ...
@@ -109,15 +107,12 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
 
 @dataclass(slots=True)
 class _Wait:
-    """The state of a container that has not answered yet."""
-
     host: DockerHost
     container_id: str
     model: Answering
     tracker: PhaseTracker
     log_thread: threading.Thread
     refusal: str = ""
-    """The server's error for the first prompt."""
     restarts_before_refusal: int | None = None
 
     def ask(self, deadline_s: float, elapsed: Callable[[], float]) -> Completion | None:

@@ -27,8 +27,6 @@ _HEAD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line without its decoration."""
-
     text: str
     origin: str = ""
     """The process that wrote it as vLLM names it (`EngineCore`, `APIServer`), or nothing."""
@@ -65,7 +63,6 @@ class LineSplitter:
 
 
 def without_codes(text: str) -> str:
-    """Return a line without terminal codes, such as colours."""
     return _ANSI.sub("", text)
 
 

@@ -59,7 +59,6 @@ class PhaseTracker:
     count: tuple[int, int] | None = field(default=None, init=False)
     """Units of the current phase done, and in all, by its bar."""
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT_LINES), init=False)
-    """The log's last messages."""
     weight_loads: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
     """How often the guard has started the server again."""

@@ -25,9 +25,7 @@ class PoolingEndpoint:
 
     path: str
     key: str
-    """The field of the body with the text or texts."""
     constant: tuple[tuple[str, str], ...] = ()
-    """The other fields of the body."""
 
     def body(self, texts: Sequence[str]) -> dict[str, Any]:
         return {**dict(self.constant), self.key: list(texts)}

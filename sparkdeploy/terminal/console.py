@@ -53,7 +53,6 @@ class Console:
     has_no_reader: bool = field(default=False, init=False)
     """Whether who read the answers has gone, as `head` does."""
     _progress: Progress | None = field(default=None, init=False)
-    """What is drawn just now."""
 
     def answer(self, text: str) -> None:
         self.answer_text(text + "\n")
@@ -65,7 +64,6 @@ class Console:
             sys.stdout.flush()
 
     def answer_blocks(self, blocks: Iterable[Block]) -> None:
-        """Print paragraphs and tables, as wide as whatever reads them."""
         with self._while_read():
             for line in laid_out(blocks, columns_of(sys.stdout)):
                 if self._progress is not None and sys.stdout.isatty():

@@ -28,7 +28,6 @@ MAX_CELLS = 79
 """Of a drawn line: a terminal that is made narrower down to 80 columns wraps none of them."""
 MAX_ROWS = 16
 MAX_RECENT = 5
-"""Lines of what a running step said last, under `-v`."""
 LATE_SHARE = 1.25
 LATE_S = 3.0
 """A step is late that took a quarter longer than usual, and these seconds."""

@@ -42,7 +42,6 @@ class Step:
         self._seen: deque[tuple[float, int]] = deque()
 
     def say(self, text: str) -> None:
-        """Show what is done now."""
         now_s = self._clock()
         if now_s - self._written_s >= PLAIN_UPDATE_EVERY_S:
             self._written_s = now_s
@@ -95,6 +94,5 @@ class Step:
         """Draw what was said last, of which `-v` shows some lines."""
 
     def end(self, outcome: str) -> None:
-        """Show how it ended: done, failed or interrupted."""
         took = format_seconds(self._clock() - self.started_s)
         self._write(f"{self.title}: {outcome} ({took})")

@@ -42,7 +42,6 @@ def line_of(*parts: Piece | str) -> Line:
 
 
 def plain_text(line: Line) -> str:
-    """Return what a line says, for whatever shows no colours."""
     return "".join(piece.text for piece in line)
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 GAP = 2
 """Cells between two columns, and how much further right a line goes on."""
 MIN_WORDS_CELLS = 16
-"""A column of words is not made narrower than this."""
 MAX_PADDED_CELLS = 64
 """Without a width: what is wider pushes the next column aside in its own row alone."""
 BOUND = "\N{NO-BREAK SPACE}"

@@ -48,7 +48,6 @@ class Bundle:
     path: Path
     root_cause: str
     files: dict[str, int]
-    """Names in the archive, with their sizes in bytes."""
 
 
 def diagnose(subject: str | None, output: Path | None) -> Bundle:

@@ -171,8 +171,6 @@ def image_chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StageImage:
-    """An image of an engine's stage, built now or before."""
-
     stage: str
     tag: str
     image_id: str

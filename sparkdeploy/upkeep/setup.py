@@ -91,7 +91,6 @@ def set_up(
 
 
 def find_needs(settings: Settings, *, rehearsal: bool) -> tuple[Need, ...]:
-    """Return the result of every check, good and bad."""
     uid, system = os.geteuid(), _system()
     gpu = facts.GpuReading() if rehearsal else facts.read_gpus()
     engine, info = _engine(settings, system)
