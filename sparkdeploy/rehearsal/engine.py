@@ -25,7 +25,6 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Library, Resolved
@@ -44,21 +43,21 @@ def rehearsal_engine(
     torch nor the index that has it. That is said. Raises RecipeError for a setting that names no
     such engine.
     """
-    shelf = library(settings)
-    if resolved.engine.kind == "cpu":
-        return resolved.engine
+    own, shelf = resolved.engine, library(settings)
+    if own.kind == "cpu":
+        return own
     if settings.rehearsal_engine:
         return _named(shelf, settings)
-    engines = _engines(shelf)
-    first, *others = by_nearness(resolved.engine, engines) if nearest else newest_first(engines)
+    engines = list(_engines(shelf))
+    ranked = by_nearness(own, engines) if nearest else newest_first(engines)
     with connect(settings) as docker:
-        found = next((it for it in (first, *others) if _is_at_hand(it, docker, settings)), None)
+        found = next((it for it in ranked if _is_at_hand(it, docker, settings)), None)
     if found is None:
         # Its build will say what is missing.
-        return first
-    if found is not first:
+        return ranked[0]
+    if found is not ranked[0]:
         console.info(
-            f"{found.name} stands in for {first.name}, whose build of torch is out of reach: "
+            f"{found.name} stands in for {ranked[0].name}, whose build of torch is out of reach: "
             "`torch_cpu_index` in config.yaml names another index"
         )
     return found
@@ -73,8 +72,7 @@ def by_nearness(own: Engine, candidates: Iterable[Engine]) -> list[Engine]:
     engines = newest_first(candidates)
     if is_unknown(own):
         return engines
-    wanted = _number(own)
-    return sorted(engines, key=lambda engine: abs(_number(engine) - wanted))
+    return sorted(engines, key=lambda engine: abs(_number(engine) - _number(own)))
 
 
 def newest_first(candidates: Iterable[Engine]) -> list[Engine]:
@@ -105,16 +103,9 @@ def _engines(shelf: Library) -> Iterator[Engine]:
 
 
 def _is_at_hand(engine: Engine, docker: DockerHost, settings: Settings) -> bool:
-    stages = _engine_stages(engine, docker)
-    tags = {tag for image in docker.own_images() for tag in image.tags}
-    if any(stage.tag in tags for stage in stages):
-        return True
-    return has_torch_at_hand(stages[0], settings)
-
-
-def _engine_stages(engine: Engine, docker: DockerHost) -> list[Stage]:
+    """Say whether its image is here on either base, or what builds it."""
     architecture = facts.architecture_of(docker.info())
-    return [
+    stages = [
         stage
         for source in BASE_SOURCES
         for stage in stages_of(
@@ -122,3 +113,5 @@ def _engine_stages(engine: Engine, docker: DockerHost) -> list[Stage]:
         )
         if stage.name == "engine"
     ]
+    tags = {tag for image in docker.own_images() for tag in image.tags}
+    return any(stage.tag in tags for stage in stages) or has_torch_at_hand(stages[0], settings)

@@ -11,8 +11,7 @@ from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.published import PublishedConfig
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.rehearsal.miniature import miniature_of_stand_in
-from sparkdeploy.rehearsal.shrink import shrink
-from sparkdeploy.rehearsal.stand_in import make_stand_in
+from sparkdeploy.rehearsal.stand_in import make_stand_in, shrink
 from tests.families import config
 from tests.unit.estimate.random_configs import LAYER_LISTS, configs
 
