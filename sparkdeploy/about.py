@@ -1,4 +1,4 @@
-"""What people are told of a field: it stands beside the field, and pages and editors read it."""
+"""What a field of a file means, beside the field; pages and editors read it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def about(
     it is left out and has no default. `consent` is what it can do where a recipe from elsewhere
     sets it; without one nobody is asked.
     """
-    told = {UNIT: unit, FLAG: flag, UNSET: unset, CONSENT: consent}
-    extra: dict[str, JsonValue] = {key: value for key, value in told.items() if value}
+    keywords = {UNIT: unit, FLAG: flag, UNSET: unset, CONSENT: consent}
+    extra: dict[str, JsonValue] = {key: value for key, value in keywords.items() if value}
     return Field(description=meaning, examples=[example], json_schema_extra=extra or None)

@@ -64,5 +64,5 @@ def recipe_folders(config: Path) -> tuple[Path, ...]:
 
 def _of_user(variable: str, default: str, env: Mapping[str, str]) -> str:
     """Follow the XDG rule as platformdirs does, which takes longer to import than names to list."""
-    told = env.get(variable, "").strip()
-    return os.path.join(told or os.path.expanduser(f"~/{default}"), "sparkdeploy")  # noqa: PTH111, PTH118 - never raises
+    chosen = env.get(variable, "").strip()
+    return os.path.join(chosen or os.path.expanduser(f"~/{default}"), "sparkdeploy")  # noqa: PTH111, PTH118 - never raises

@@ -202,7 +202,7 @@ def _absolute(text: str, where: str) -> Path:
     # Commands from two folders would keep to two locks, and find each other's state nowhere.
     if not path.is_absolute():
         raise RecipeError(
-            f"{where} is no absolute path: {text!r}", hint=f"give an absolute path as {where}"
+            f"{where} is not an absolute path: {text!r}", hint=f"give an absolute path as {where}"
         )
     return path
 
@@ -241,15 +241,15 @@ def mistakes(error: ValidationError, file: Path, *above: str) -> Mistakes:
     # Without the file no line of it is known.
     with contextlib.suppress(RecipeError):
         lines = yaml_text.load_mapping(yaml_text.read_text(file), str(file)).lines
-    said = []
+    found = []
     for item in error.errors(include_url=False):
         # Items that are wrong themselves are not counted, and the list is not too short for that.
         if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
             continue
         key = (*above, *item["loc"])
         name = ".".join(map(str, key)) or "the file"
-        said.append(f"{_place(key, lines, file)}{name}: {in_words(item)}")
-    return Mistakes("\n".join(said))
+        found.append(f"{_place(key, lines, file)}{name}: {in_words(item)}")
+    return Mistakes("\n".join(found))
 
 
 def in_words(item: Mapping[str, Any]) -> str:
@@ -295,8 +295,8 @@ def _ca_bundle(chosen: str, env: Mapping[str, str], pip: Callable[[str], str]) -
     if chosen:
         return Path(chosen).expanduser()
     # What other programs were told counts where it is there.
-    told = [env[name] for name in CA_BUNDLE_VARIABLES if env.get(name)] or [pip("cert")]
-    return Path(told[0]) if told[0] and Path(told[0]).is_file() else None
+    paths = [env[name] for name in CA_BUNDLE_VARIABLES if env.get(name)] or [pip("cert")]
+    return Path(paths[0]) if paths[0] and Path(paths[0]).is_file() else None
 
 
 def _wheelhouse(chosen: str, env: Mapping[str, str], pip: Callable[[str], str]) -> tuple[Path, ...]:

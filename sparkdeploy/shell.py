@@ -268,24 +268,24 @@ class Running:
             selector.register(output, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 return ""
-        said = os.read(output.fileno(), _CHUNK_BYTES)
+        chunk = os.read(output.fileno(), _CHUNK_BYTES)
         # Its output closes a moment before it has ended: what it says of that may be on its way.
-        self._is_ending = not said
-        return said.decode(errors="replace")
+        self._is_ending = not chunk
+        return chunk.decode(errors="replace")
 
     def read_until(self, mark: str, *, timeout_s: float) -> str | None:
         """Return what it printed up to a mark; None when it ended, wrote much or took too long."""
         deadline_s = time.monotonic() + timeout_s
-        said = ""
-        while mark not in said:
+        output = ""
+        while mark not in output:
             left_s = deadline_s - time.monotonic()
             more = self.read_some(timeout_s=left_s) if left_s > 0 else ""
             if not more:
                 return None
-            said += more
-            if len(said) > MAX_ERROR_BYTES:
+            output += more
+            if len(output) > MAX_ERROR_BYTES:
                 return None
-        return said
+        return output
 
     def errors(self) -> str:
         """Return what it wrote to its error stream, up to a size."""

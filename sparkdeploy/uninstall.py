@@ -133,8 +133,8 @@ def _remove_folder(folder: Path) -> None:
         if not any(folder.iterdir()):
             _remove_empty(folder)
     except OSError as error:
-        told = f"{error.filename} cannot be removed: {error.strerror}"
-        raise NodeError(told, hint=f"sudo rm -r {shlex.quote(str(folder))}") from error
+        message = f"{error.filename} cannot be removed: {error.strerror}"
+        raise NodeError(message, hint=f"sudo rm -r {shlex.quote(str(folder))}") from error
 
 
 def _remove_empty(folder: Path) -> None:

@@ -49,8 +49,8 @@ class _Loader(_BaseLoader):  # type: ignore[misc]
 
 def _bounded_number(loader: Any, node: yaml.ScalarNode) -> int | float:  # noqa: ANN401 - untyped
     if len(node.value) > MAX_NUMBER_LENGTH:
-        said = f"a number of {len(node.value)} characters, and {MAX_NUMBER_LENGTH} are the most"
-        raise yaml.constructor.ConstructorError(problem=said, problem_mark=node.start_mark)
+        problem = f"a number of {len(node.value)} characters, and {MAX_NUMBER_LENGTH} are the most"
+        raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
     kind = node.tag.rpartition(":")[2]
     number: int | float = getattr(loader, f"construct_yaml_{kind}")(node)
     return number

@@ -89,9 +89,7 @@ def picture_url(path: Path) -> str:
         raise UsageError(f"the picture {path} cannot be read: {error.strerror}") from error
     kind = _kind(content)
     if kind is None:
-        raise UsageError(
-            f"{path} is no picture that models take", hint="PNG, JPEG, WebP, GIF or BMP"
-        )
+        raise UsageError(f"unsupported image format: {path}", hint="PNG, JPEG, WebP, GIF or BMP")
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 

@@ -36,12 +36,12 @@ OVERFLOW_HINT = "/clear forgets what was said"
 @dataclass(slots=True)
 class Conversation:
     system: str | None = None
-    said: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, str]] = field(default_factory=list)
     """By the person and the model in turns, without the system's words."""
 
     def messages(self) -> list[dict[str, str]]:
         first = [{"role": "system", "content": self.system}] if self.system else []
-        return [*first, *self.said]
+        return [*first, *self.turns]
 
 
 def chat(partner: Partner, system: str | None) -> None:
@@ -54,7 +54,7 @@ def chat(partner: Partner, system: str | None) -> None:
                 _run_command(line, conversation)
             elif line.strip():
                 question = line.removeprefix(MARK) if line.startswith(MARK) else line
-                conversation.said.append({"role": "user", "content": question})
+                conversation.turns.append({"role": "user", "content": question})
                 _answer(partner, conversation, context_tokens)
 
 
@@ -66,10 +66,10 @@ def _lines() -> Iterator[str]:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, PLC0415 - takes the terminal's settings when imported
     prompt = PROMPT if is_typed else ""
-    held = ""
+    unfinished = ""
     while True:
         try:
-            line = held + input(prompt)
+            line = unfinished + input(prompt)
         except EOFError:
             if is_typed:
                 console.info("")
@@ -77,10 +77,10 @@ def _lines() -> Iterator[str]:
         except KeyboardInterrupt:
             # As in a shell: the line is forgotten, and who types goes on.
             console.info("\n(Ctrl-D leaves)")
-            held = ""
+            unfinished = ""
             continue
-        held = line.removesuffix(GOING_ON) + "\n" if line.endswith(GOING_ON) else ""
-        if held:
+        unfinished = line.removesuffix(GOING_ON) + "\n" if line.endswith(GOING_ON) else ""
+        if unfinished:
             continue
         if line.strip() in QUIT:
             return
@@ -93,13 +93,13 @@ def _run_command(line: str, conversation: Conversation) -> None:
     if word == "/help":
         console.info(HELP)
     elif word == "/clear":
-        conversation.said.clear()
+        conversation.turns.clear()
         console.info("forgotten")
     elif word == "/system":
         conversation.system = rest.strip() or None
         console.info("noted" if conversation.system else "the model is told nothing first")
     else:
-        console.error(f"there is no {word}", hint="/help shows what there is")
+        console.error(f"unknown command {word}", hint="/help lists the commands")
 
 
 def _answer(partner: Partner, conversation: Conversation, context_tokens: int | None) -> None:
@@ -118,10 +118,10 @@ def _answer(partner: Partner, conversation: Conversation, context_tokens: int | 
         if amiss := remark(so_far):
             console.warn(amiss)
     if answer := so_far.text.strip():
-        conversation.said.append({"role": "assistant", "content": answer})
+        conversation.turns.append({"role": "assistant", "content": answer})
     else:
         # A template that wants its roles in turns would refuse what follows.
-        conversation.said.pop()
+        conversation.turns.pop()
 
 
 def _used(so_far: AnswerSoFar, context_tokens: int | None) -> str:

@@ -60,8 +60,8 @@ def check(
     checks = check_all(options.requested(recipe, assignments, settings, cluster=True), settings)
     lines: list[Block] = []
     for item in checks:
-        ink = Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN
-        lines.append(line_of(signed(SIGNS[item.verdict]), " ", Piece(item.seen, ink)))
+        style = Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN
+        lines.append(line_of(signed(SIGNS[item.verdict]), " ", Piece(item.seen, style)))
         if item.fix:
             lines.append(f"    fix: {item.fix}")
     lines.append(legend(SIGNS[item.verdict] for item in checks))
@@ -116,9 +116,9 @@ def _ports_of(entry: ClusterNode, fabric: FabricFact) -> TextTable:
     for port in entry.fabric:
         interface = fabric.interface(port.interface)
         state = "missing" if interface is None else "up" if interface.is_up else "down"
-        ink = Style.PLAIN if state == "up" else Style.BAD
+        style = Style.PLAIN if state == "up" else Style.BAD
         mtu, rdma = interface.mtu if interface else "-", port.rdma or "no RDMA"
         rows.append(
-            row_of(port.interface, str(port.address), Piece(state, ink), f"MTU {mtu}", rdma)
+            row_of(port.interface, str(port.address), Piece(state, style), f"MTU {mtu}", rdma)
         )
     return TextTable((TextColumn(),) * 5, tuple(rows), indent=2)

@@ -315,8 +315,8 @@ def _rehearsal_lines(report: Report) -> Iterator[str]:
     compared = ", and its text is the one without speculation" if report.is_compared else ""
     yield f"rehearsal of {report.recipe}: it answers{compared}"
     # What dummy weights say is noise.
-    for said in report.answers if report.is_compared else ():
-        yield f"  {said.prompt!r} -> {said.text!r}"
+    for answered in report.answers if report.is_compared else ():
+        yield f"  {answered.prompt!r} -> {answered.text!r}"
     if report.startup_s is not None:
         yield f"  start to first answer: {report.startup_s:.1f} s"
     if report.answers:

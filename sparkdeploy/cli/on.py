@@ -74,7 +74,7 @@ def target_of(node: str, settings: Settings) -> SshTarget:
                 return known.target
     if not DESTINATION.fullmatch(node):
         raise UsageError(
-            f"{node!r} is no node of config.yaml and no ssh destination",
+            f"unknown node {node!r}: not in config.yaml, and not an ssh destination",
             hint="a node's name, HOST, USER@HOST, a Host of ~/.ssh/config or ssh://USER@HOST:PORT",
         )
     if node.startswith("ssh://") or "@" not in node:

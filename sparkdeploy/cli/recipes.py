@@ -52,11 +52,11 @@ def list_recipes(
         answer(fitting_lines(rows, fits), rows, as_json=as_json)
         return
     settings = options.current_settings()
-    shelf, words = library(settings), fit_words(rows)
-    recipes, engines = report.recipe_rows(shelf), report.engine_rows(shelf)
+    known, words = library(settings), fit_words(rows)
+    recipes, engines = report.recipe_rows(known), report.engine_rows(known)
     default = settings.default_recipe
-    told = [{**row, "fits_here": words.get(row["name"], "?")} for row in recipes]
-    content = {"default": default, "recipes": told, "engines": engines}
+    fitting = [{**row, "fits_here": words.get(row["name"], "?")} for row in recipes]
+    content = {"default": default, "recipes": fitting, "engines": engines}
     answer(report.list_lines(recipes, engines, words, default), content, as_json=as_json)
 
 
@@ -105,11 +105,11 @@ def new(
     from sparkdeploy.authoring.new_recipe import new_recipe
 
     made = new_recipe(name, model, base, destination, options.current_settings())
-    told = {**asdict(made), "path": made.path and str(made.path)}
+    content = {**asdict(made), "path": made.path and str(made.path)}
     if made.path is None:
         if made.verdict:
             console.info(made.verdict)
-        answer([made.text.rstrip("\n")], told, as_json=as_json)
+        answer([made.text.rstrip("\n")], content, as_json=as_json)
         return
     lines = (
         made.text.rstrip("\n"),
@@ -118,7 +118,7 @@ def new(
         f"# written to {made.path}; `{made.next_step}` says what `up` would do",
     )
     # As one text: a comment that went on in a further row would be none.
-    answer(["\n".join(lines)], told, as_json=as_json)
+    answer(["\n".join(lines)], content, as_json=as_json)
 
 
 def show_recipe(

@@ -58,7 +58,7 @@ def config(as_json: options.JsonOption = False) -> None:
     rows = describe(options.current_settings())
     columns = (TextColumn("setting"), TextColumn("value", Fill.WORDS), TextColumn("from"))
     table = TextTable(
-        columns, tuple(row_of(name, value or "-", told) for name, value, told in rows)
+        columns, tuple(row_of(name, value or "-", source) for name, value, source in rows)
     )
     content = {name: {"value": value, "source": source} for name, value, source in rows}
     answer([table], content, as_json=as_json)

@@ -43,12 +43,12 @@ def rehearsal_engine(
     torch nor the index that has it. That is said. Raises RecipeError for a setting that names no
     such engine.
     """
-    own, shelf = resolved.engine, library(settings)
+    own, known = resolved.engine, library(settings)
     if own.kind == "cpu":
         return own
     if settings.rehearsal_engine:
-        return _named(shelf, settings)
-    engines = list(_engines(shelf))
+        return _named(known, settings)
+    engines = list(_engines(known))
     ranked = by_nearness(own, engines) if nearest else newest_first(engines)
     with connect(settings) as docker:
         found = next((it for it in ranked if _is_at_hand(it, docker, settings)), None)
@@ -85,8 +85,8 @@ def _number(engine: Engine) -> int:
     return (major * 1000 + minor) * 1000 + patch
 
 
-def _named(shelf: Library, settings: Settings) -> Engine:
-    engine = load_engine(shelf, settings.rehearsal_engine or "")
+def _named(known: Library, settings: Settings) -> Engine:
+    engine = load_engine(known, settings.rehearsal_engine or "")
     if engine.kind != "cpu":
         raise RecipeError(
             f"rehearsal_engine is {engine.name}, which is not for CPUs",
@@ -95,11 +95,11 @@ def _named(shelf: Library, settings: Settings) -> Engine:
     return engine
 
 
-def _engines(shelf: Library) -> Iterator[Engine]:
-    for name in shelf.engine_files():
+def _engines(known: Library) -> Iterator[Engine]:
+    for name in known.engine_files():
         # Somebody's broken file of another engine keeps nobody from rehearsing.
         with suppress(RecipeError):
-            yield load_engine(shelf, name)
+            yield load_engine(known, name)
 
 
 def _is_at_hand(engine: Engine, docker: DockerHost, settings: Settings) -> bool:

@@ -108,8 +108,8 @@ def _remove(item: Leftover, host: DockerHost) -> None:
     try:
         shutil.rmtree(item.name)
     except OSError as error:
-        told = f"{item.name} cannot be removed: {error.strerror}"
-        raise NodeError(told, hint=f"sudo rm -r {shlex.quote(item.name)}") from error
+        message = f"{item.name} cannot be removed: {error.strerror}"
+        raise NodeError(message, hint=f"sudo rm -r {shlex.quote(item.name)}") from error
 
 
 def old_images(
@@ -141,11 +141,11 @@ def wanted_by(settings: Settings, architecture: Architecture) -> WantedImages:
 
     An engine that cannot be built for `architecture` is opaque.
     """
-    shelf = library(settings)
+    known = library(settings)
     stages: list[Stage] = []
     opaque: set[str] = set()
-    for name in shelf.engine_files():
-        engine = load_engine(shelf, name)
+    for name in known.engine_files():
+        engine = load_engine(known, name)
         if engine.kind == "image":
             opaque.add(name)
             continue

@@ -115,7 +115,7 @@ def addresses_of(subnet: str | None, hosts: Sequence[str]) -> list[str]:
     try:
         network = ipaddress.IPv4Network(subnet, strict=False)
     except ValueError as error:
-        raise UsageError(f"{subnet} is no subnet: {error}") from error
+        raise UsageError(f"not a subnet: {error}") from error
     if network.num_addresses > MAX_ADDRESSES:
         raise UsageError(f"{subnet} has {network.num_addresses} addresses", hint="/22 at most")
     return [*hosts, *(str(address) for address in network.hosts())]

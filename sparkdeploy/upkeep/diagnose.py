@@ -65,7 +65,7 @@ def diagnose(subject: str | None, output: Path | None) -> Bundle:
         found = _collect(subject, Path(scratch), settings, keys)
         if not found:
             raise SparkdeployError(
-                f"nothing is known of {subject}: it is no deployment, no folder, and left no crash",
+                f"nothing to pack of {subject}: no deployment, no folder, and no crash is kept",
                 hint=f"`sparkdeploy status`, or a folder below {settings.crashes_dir}",
             )
         found |= dict(_surroundings(settings))

@@ -224,21 +224,21 @@ def build_engine(
 
 def what_is_meant(name: str, assignments: Sequence[str], settings: Settings) -> Engine | Resolved:
     """Return an engine by its name, or a recipe; UsageError for a changed engine."""
-    shelf = library(settings)
-    if name in shelf.engine_files():
+    known = library(settings)
+    if name in known.engine_files():
         if assignments:
             raise UsageError(
                 f"{name} is an engine: values of recipes say nothing to it",
                 hint="name a recipe, or leave out --set and --allow-...",
             )
-        return load_engine(shelf, name)
+        return load_engine(known, name)
     is_file = name.endswith((".yaml", ".yml")) or "/" in name
-    if not is_file and name not in shelf.recipe_files():
+    if not is_file and name not in known.recipe_files():
         raise RecipeError(
-            f"there is no engine and no recipe {shown(name)}",
-            hint=closest(name, {**shelf.engine_files(), **shelf.recipe_files()}),
+            f"unknown engine or recipe {shown(name)}",
+            hint=closest(name, {**known.engine_files(), **known.recipe_files()}),
         )
-    return load_recipe(shelf, name, assignments)
+    return load_recipe(known, name, assignments)
 
 
 def _refuse_foreign(engine: Engine, wanted: Architecture, own: Architecture) -> None:

@@ -137,8 +137,8 @@ def fix(needs: Sequence[Need], settings: Settings) -> None:
         with console.step(command):
             done = shell.run(("sh", "-c", command), env=env)
         if done.exit_code:
-            said = f"{done.stdout}{done.stderr}".strip()
-            raise SparkdeployError(f"this failed: {command}", detail=said)
+            output = f"{done.stdout}{done.stderr}".strip()
+            raise SparkdeployError(f"this failed: {command}", detail=output)
     if any(need.finding.check == "docker.engine" for need in fixable):
         _start_and_wait(settings)
 

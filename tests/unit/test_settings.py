@@ -64,7 +64,7 @@ def test_a_relative_folder_in_the_configuration_file_is_refused_alike(
     done = run("status")
 
     assert done.returncode == 3
-    assert f"{key} in {file} is no absolute path: 'models'" in done.stderr
+    assert f"{key} in {file} is not an absolute path: 'models'" in done.stderr
 
 
 WRONG = """\

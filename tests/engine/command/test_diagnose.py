@@ -84,5 +84,5 @@ def test_a_name_nobody_knows_is_refused(program: Program) -> None:
     done = program.run("diagnose", "nobody")
 
     assert done.returncode == 1
-    assert "nothing is known of nobody" in done.stderr
+    assert "nothing to pack of nobody" in done.stderr
     assert not list(program.root.glob("*.tar.gz"))

@@ -176,7 +176,7 @@ def test_what_is_no_picture_is_refused_before_anything_is_asked(
     run: Run, server: Talking, tmp_path: Path
 ) -> None:
     (tmp_path / "a.png").write_text("no picture")
-    for path, said in ((tmp_path / "a.png", "no picture that models take"), (tmp_path, "regular")):
+    for path, said in ((tmp_path / "a.png", "unsupported image format"), (tmp_path, "regular")):
         done = run("ask", "What?", "--image", str(path))
         assert done.returncode == 2
         assert said in done.stderr
@@ -265,7 +265,7 @@ def test_a_chat_remembers_and_is_steered(
         ["Be brief.", "New?"],
     ]
     assert done.stdout == "Paris.\n" * 4
-    assert "there is no /nope" in done.stderr
+    assert "unknown command /nope" in done.stderr
     assert "12 of 100 tokens of context" in done.stderr
 
 
