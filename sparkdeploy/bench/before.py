@@ -81,7 +81,8 @@ def restored(
     by a file of the noted values. RecipeError when neither can be read.
     """
     exposure = Exposure(before.exposure)
-    whole = _with_env(before)
+    whole: dict[str, Any] = json.loads(json.dumps(before.values))
+    whole["serve"]["env"] = dict(before.env)
     request = Request(before.wanted, (), Deployment(deployment, exposure))
     try:
         named = resolve(request, settings)
@@ -91,11 +92,11 @@ def restored(
             return named, request
     except SparkdeployError:
         pass  # It is gone, or others' by now: the values are what counts.
-    told = {name: value for name, value in whole.items() if name not in {*CONSENTS, "extends"}}
+    values = {name: value for name, value in whole.items() if name not in {*CONSENTS, "extends"}}
     # Its values are the user's own deployment's, wherever the file lies.
     consents = tuple(f"{it}=true" for it in CONSENTS if it == "allow_unsafe" or whole.get(it))
     path = folder / FILE
-    write_private(path, json.dumps(told, indent=1) + "\n")
+    write_private(path, json.dumps(values, indent=1) + "\n")
     request = replace(request, recipe=str(path), assignments=consents)
     try:
         return resolve(request, settings), request
@@ -122,12 +123,6 @@ def differences(now: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[s
             yield from (f"{name}.{rest}" for rest in differences(there, value))
         elif name not in now or there != value:
             yield f"{name}={json.dumps(value)}"
-
-
-def _with_env(before: Before) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(json.dumps(before.values))
-    values["serve"]["env"] = dict(before.env)
-    return values
 
 
 def _whole(recipe: Recipe) -> dict[str, Any]:

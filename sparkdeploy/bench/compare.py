@@ -155,17 +155,13 @@ def sides_of(runs: Iterable[Run]) -> tuple[Side, ...]:
     for run in sorted(runs, key=lambda item: item.run_id):
         by_label.setdefault(run.label, []).append(run)
     return tuple(
-        Side(label, tuple(run for run in found if made_alike(run, found[-1])))
+        Side(label, tuple(run for run in found if _makers(run) == _makers(found[-1])))
         for label, found in by_label.items()
     )
 
 
-def made_alike(one: Run, other: Run) -> bool:
-    """Return whether both measured the same server: recipe, image, weights, engine, machine."""
-    return _makers(one) == _makers(other)
-
-
 def _makers(run: Run) -> dict[str, Any]:
+    """Return what made a run of the same server: recipe, image, weights, engine, machine."""
     origin = asdict(run.origin)
     # Of the client only where it stood decides; what vLLM said of its memory differs each time.
     origin["client"] = run.origin.client.machine

@@ -140,12 +140,14 @@ def cell_of(
 ) -> Cell:
     counting = {number: items for number, items in sorted(rounds.items()) if number != WARM_UP}
     results = tuple(round_result(number, items) for number, items in counting.items())
+    figures = [figures_of(result) for result in results]
+    values = {name: [item[name] for item in figures if name in item] for name in METRICS}
     return Cell(
         **asdict(condition),
         samples=tuple(item.sample for _, items in sorted(rounds.items()) for item in items),
         rounds=results,
         latency=latency(item for items in counting.values() for item in items),
-        statistics=_statistics(results),
+        statistics={name: it for name in METRICS if (it := summarise(values[name])) is not None},
         server=server,
         machine=machine,
     )
@@ -170,12 +172,6 @@ def mean_of(cells: Iterable[Cell], metric: str) -> float:
     """Return the mean of the cells' means; 0 when none was measured."""
     means = [cell.statistics[metric].mean for cell in cells if metric in cell.statistics]
     return statistics.fmean(means or (0.0,))
-
-
-def _statistics(results: Iterable[RoundResult]) -> dict[str, Summary]:
-    figures = [figures_of(result) for result in results]
-    values = {name: [item[name] for item in figures if name in item] for name in METRICS}
-    return {name: summary for name in METRICS if (summary := summarise(values[name])) is not None}
 
 
 def _rate(tokens: float, duration_s: float) -> float | None:

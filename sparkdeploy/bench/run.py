@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkdeploy import __version__
 from sparkdeploy.bench.compare import RunComparison, Side, compare, sides_of
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step
 
+T = TypeVar("T")
 GATED_SUITE = "five"
 GATED_METRIC = "end_to_end_tok_s"
 ISO_8601 = "%Y-%m-%dT%H:%M:%SZ"
@@ -268,10 +269,7 @@ def _whole_ones(kept: Sequence[KeptRun]) -> list[KeptRun]:
 
 def kept_runs(settings: Settings) -> tuple[KeptRun, ...]:
     """Return every run, oldest first; a damaged record is named and left out."""
-    kept, damaged = shelf_of(settings).runs()
-    for message in damaged:
-        console.warn(message)
-    return kept
+    return _without_damaged(*shelf_of(settings).runs())
 
 
 def quality_folder(settings: Settings) -> Path:
@@ -280,7 +278,10 @@ def quality_folder(settings: Settings) -> Path:
 
 def kept_quality(settings: Settings) -> list[QualityResult]:
     """Return every result; a damaged one is named and left out."""
-    found, damaged = read_all(quality_folder(settings), read_result)
+    return _without_damaged(*read_all(quality_folder(settings), read_result))
+
+
+def _without_damaged(found: T, damaged: Sequence[str]) -> T:
     for message in damaged:
         console.warn(message)
     return found

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.files import KeptRun
     from sparkdeploy.bench.load.record import LoadResult, Quantiles, SustainedRate
     from sparkdeploy.bench.record import Cell, Estimate, Run, RunOrigin, SuiteResult, Summary
-    from sparkdeploy.terminal.tables import Block, TextRow
+    from sparkdeploy.terminal.tables import Block
 
 HEADLINE = "end_to_end_tok_s"
 _SHOWN = {
@@ -59,16 +59,14 @@ def list_lines(kept: Sequence[KeptRun]) -> Iterator[Block]:
     if not kept:
         yield "no runs are kept; `sparkdeploy bench` makes one"
         return
+    rows = []
+    for run in (item.run for item in kept):
+        five = run.suite("five")
+        tok_s = figure(mean_of(five.cells, HEADLINE)) if five is not None and five.cells else "-"
+        rows.append(row_of(run.run_id, run.label, ", ".join(it.name for it in run.suites), tok_s))
     words = (TextColumn("label", Fill.WORDS), TextColumn("suites", Fill.WORDS))
     columns = (TextColumn("run"), *words, TextColumn("tok/s", Fill.FIGURE))
-    yield TextTable(columns, tuple(_run_row(item.run) for item in kept))
-
-
-def _run_row(run: Run) -> TextRow:
-    names = ", ".join(suite.name for suite in run.suites)
-    five = run.suite("five")
-    tok_s = f"{mean_of(five.cells, HEADLINE):.1f}" if five is not None and five.cells else "-"
-    return row_of(run.run_id, run.label, names, tok_s)
+    yield TextTable(columns, tuple(rows))
 
 
 def run_lines(run: Run) -> Iterator[Block]:
@@ -106,8 +104,14 @@ def comparison_lines(comparison: RunComparison) -> Iterator[Block]:
     yield f"{comparison.other} against {comparison.base}"
     yield from _variation_lines(comparison)
     for suite, metric in ((suite, it) for suite, metrics in _SHOWN.items() for it in metrics):
+        digits = _digits(metric)
         rows = [
-            _difference_row(item)
+            row_of(
+                _condition(item),
+                f"{item.base:.{digits}f}",
+                f"-> {item.other:.{digits}f}",
+                *_estimate(item.estimate),
+            )
             for item in comparison.differences
             if (item.suite, item.metric) == (suite, metric)
         ]
@@ -200,12 +204,6 @@ def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
         ("image", ", ".join(image.reference for image in origin.images)),
     )
     yield from ((name, str(value)) for name, value in found if value not in {None, ""})
-
-
-def _difference_row(item: FigureDifference) -> TextRow:
-    digits = _digits(item.metric)
-    base, other = f"{item.base:.{digits}f}", f"-> {item.other:.{digits}f}"
-    return row_of(_condition(item), base, other, *_estimate(item.estimate))
 
 
 def _estimate(ratio: Estimate) -> tuple[str, str, str]:

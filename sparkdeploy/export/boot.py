@@ -76,13 +76,9 @@ def _failed(told: str) -> Iterator[tuple[str, FailedStart]]:
             yield name, FailedStart(int(unit.get("ExecMainStatus") or 0), is_woken)
 
 
-def _why(name: str, code: int, crashes_dir: Path) -> str:
-    crash = newest_crash(crashes_dir, name) if code == UnhealthyError.exit_code else None
-    if crash is None or not (crash / ROOT_CAUSE).is_file():
-        return f"exit code {code}"
-    return (crash / ROOT_CAUSE).read_text(encoding="utf-8").strip()
-
-
 def _with_failed(row: StatusRow, failed: FailedStart, crashes_dir: Path) -> StatusRow:
-    why = _why(row.name, failed.exit_code, crashes_dir)
+    code, why = failed.exit_code, f"exit code {failed.exit_code}"
+    crash = newest_crash(crashes_dir, row.name) if code == UnhealthyError.exit_code else None
+    if crash is not None and (crash / ROOT_CAUSE).is_file():
+        why = (crash / ROOT_CAUSE).read_text(encoding="utf-8").strip()
     return replace(row, wake_failed=why) if failed.is_woken else replace(row, given_up=why)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,8 +145,8 @@ def shipped_file(path: str, *, is_program: bool = False) -> ExportedFile:
 
 
 def image_of(name: str, hosts: Hosts) -> str:
-    told = _images()[name]
-    return f"{getattr(hosts, told['registry'])}/{told['image']}:{told['tag']}"
+    image = yaml_text.load_file(Path(__file__).with_name("images.yaml"))[name]
+    return f"{getattr(hosts, image['registry'])}/{image['image']}:{image['tag']}"
 
 
 def neighbour_service(image: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML content
@@ -198,8 +197,3 @@ def settings_of(
 def _marked(path: str, command: str, note: str, text: str) -> ExportedFile:
     head = f"# {WRITTEN_BY} {command}`.\n" + (f"# Known: {note}.\n" if note else "")
     return ExportedFile(path, head + text)
-
-
-@functools.cache
-def _images() -> Mapping[str, Any]:
-    return dict(yaml_text.load_file(Path(__file__).with_name("images.yaml")))

@@ -57,6 +57,7 @@ def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
 
 
 def _row(row: StatusRow) -> TextRow:
+    restarts = str(row.restarts) if row.uptime_s is not None else ""
     return row_of(
         Piece(row.name, Style.STRONG),
         Piece(row.state, INKS.get(row.state, Style.BAD)),
@@ -66,7 +67,7 @@ def _row(row: StatusRow) -> TextRow:
         _since(row),
         f"{row.requests:,}" if row.requests is not None else "",
         f"{row.requests_a_minute:.1f}" if row.requests_a_minute is not None else "",
-        _restarts(row),
+        Piece(restarts, Style.CAUTION if row.restarts else Style.PLAIN),
         format_gib(row.memory_bytes) if row.memory_bytes is not None else "",
         beneath=_beneath(row),
     )
@@ -97,12 +98,6 @@ def _how_to_start(row: StatusRow) -> str:
     if row.state == status.HALF_STOPPED:
         return f"`sparkdeploy stop {row.name}` ends what still runs of it"
     return f"`sparkdeploy start {row.name}` starts it again"
-
-
-def _restarts(row: StatusRow) -> Piece:
-    if row.uptime_s is None:
-        return Piece("")
-    return Piece(str(row.restarts), Style.CAUTION if row.restarts else Style.PLAIN)
 
 
 def _beneath(row: StatusRow) -> Iterator[Line | str]:

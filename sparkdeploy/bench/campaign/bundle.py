@@ -83,8 +83,10 @@ def shareable(bundle: CampaignBundle, private: Private) -> CampaignBundle:
     BenchError when what is left is no bundle: a machine that is called like a figure.
     """
     recipes = tuple(
-        replace(recipe, run=_without_place(recipe.run) if recipe.run is not None else None)
-        for recipe in bundle.recipes
+        replace(it, run=replace(it.run, origin=replace(it.run.origin, url="", deployment=None)))
+        if it.run is not None
+        else it
+        for it in bundle.recipes
     )
     content = adapter_of(CampaignBundle).dump_python(replace(bundle, recipes=recipes), mode="json")
     cleaned: CampaignBundle = checked(private.without(content), CampaignBundle, Path("the bundle"))
@@ -98,7 +100,3 @@ def bundle_text(bundle: CampaignBundle) -> str:
 def read_bundle(path: Path) -> CampaignBundle:
     bundle: CampaignBundle = checked(read_content(path, "campaign's bundle"), CampaignBundle, path)
     return bundle
-
-
-def _without_place(run: Run) -> Run:
-    return replace(run, origin=replace(run.origin, url="", deployment=None))

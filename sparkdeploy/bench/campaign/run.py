@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from sparkdeploy.bench.campaign.steps import Steps, planned
 from sparkdeploy.bench.run import ISO_8601
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
+from sparkdeploy.node.lock import lock_within
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.node.shared_files import open_plain
 from sparkdeploy.plan.container import Deployment
@@ -262,12 +262,10 @@ def alone(settings: Settings) -> Iterator[None]:
     make_private(folder)
     descriptor = open_plain(folder / "lock")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not lock_within(descriptor, 0, lambda: None):
             raise BenchError(
                 "a campaign is running already", hint="wait for it, or end it with Ctrl-C there"
-            ) from error
+            )
         yield
     finally:
         os.close(descriptor)

@@ -296,9 +296,10 @@ class Search:
         if len(tries) >= MOST_TRIES + len(self.rates):
             return None
         holding, failing = self._bounds(tries)
-        if failing is None or holding is None:
-            return None if self.rates else self._wider(holding, failing)
-        return (holding * failing) ** 0.5 if failing > holding * CLOSE else None
+        if holding is not None and failing is not None:
+            return (holding * failing) ** 0.5 if failing > holding * CLOSE else None
+        wider = failing / 2 if failing is not None else (holding or 0.0) * 2
+        return wider if not self.rates and wider >= LEAST_PER_S else None
 
     def found(self, tries: Sequence[LoadResult]) -> SustainedRate:
         """Return the highest rate below the first that failed; None in it where none held."""
@@ -323,8 +324,3 @@ class Search:
             and (failing is None or item.rate_per_s < failing)
         ]
         return max(held, default=None), failing
-
-    def _wider(self, holding: float | None, failing: float | None) -> float | None:
-        if failing is None:
-            return holding * 2 if holding is not None else None
-        return failing / 2 if failing / 2 >= LEAST_PER_S else None

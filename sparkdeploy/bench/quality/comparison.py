@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparkdeploy.bench.files import json_text, read_versioned, write_private_json
-from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin, TextCapture
+from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin
 from sparkdeploy.bench.record import Estimate, RecipeOrigin, Run
 from sparkdeploy.errors import BenchError
 
@@ -181,7 +181,14 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
     return QualityComparison(
         first=first.label,
         second=second.label,
-        greedy=tuple(_greedy(one, other) for one, other in sides),
+        greedy=tuple(
+            GreedyText(
+                one.name,
+                min(len(one.greedy_ids), len(other.greedy_ids)),
+                first_difference(one.greedy_ids, other.greedy_ids),
+            )
+            for one, other in sides
+        ),
         first_perplexity=_perplexity(first),
         second_perplexity=_perplexity(second),
         figures=QualityFigures(
@@ -197,11 +204,6 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
         p99_kl_nats=sorted(item.nats for item in every)[math.ceil(0.99 * len(every)) - 1],
         mean_unseen_probability=statistics.fmean(item.unseen for item in every),
     )
-
-
-def _greedy(first: TextCapture, second: TextCapture) -> GreedyText:
-    ids = (first.greedy_ids, second.greedy_ids)
-    return GreedyText(first.name, min(map(len, ids)), first_difference(*ids))
 
 
 def failures(figures: QualityFigures, thresholds: Thresholds) -> Iterator[str]:
