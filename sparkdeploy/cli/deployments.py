@@ -213,17 +213,17 @@ def down(
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
     if everything:
-        removed = removal.down_all()
+        removed, errors = removal.down_all()
     elif (only := names.resolve_name_or_none(name, ("down",))) is not None:
-        removed = removal.Removed(removal.down(only))
+        removed, errors = [*removal.down(only)], []
     else:
         console.info("nothing to do: nothing is deployed")
         return
-    for container in removed.containers:
+    for container in removed:
         console.info(f"removed {container}")
-    if removed.errors:
-        raise joined(removed.errors, f"{len(removed.errors)} deployments were not removed")
-    if not removed.containers:
+    if errors:
+        raise joined(errors, f"{len(errors)} deployments were not removed")
+    if not removed:
         console.info("nothing to do")
 
 

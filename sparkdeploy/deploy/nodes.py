@@ -34,15 +34,6 @@ def connect(settings: Settings) -> DockerHost:
     return DockerHost(settings.docker_host)
 
 
-def connect_serving(
-    resolved: Resolved, settings: Settings, *, cluster: bool
-) -> contextlib.AbstractContextManager[Nodes]:
-    """Connect to the nodes that serve a recipe; the machine alone unless for a cluster."""
-    if not cluster:
-        return this_node(settings)
-    return open_nodes(settings, needed_nodes(resolved, settings))
-
-
 def needed_nodes(resolved: Resolved, settings: Settings) -> frozenset[str]:
     """Return the nodes of config.yaml that serve a recipe together, by name."""
     config = configured(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.deployments import (
@@ -30,14 +29,6 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What `down --all` removed, and why some of it stayed."""
-
-    containers: tuple[str, ...]
-    errors: tuple[SparkdeployError, ...] = ()
-
-
 def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
     """Stop and remove one deployment on all of its nodes; return the names of its containers.
 
@@ -58,8 +49,11 @@ def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
         return remove_deployment(nodes, name, found, settings)
 
 
-def down_all() -> Removed:
-    """Stop and remove every deployment of this machine, also when one of them cannot be."""
+def down_all() -> tuple[list[str], list[SparkdeployError]]:
+    """Stop and remove every deployment of this machine, also when one of them cannot be.
+
+    Returns the names of the containers, and why some of them stayed.
+    """
     settings = load_settings()
     with this_node(settings) as nodes:
         found = deployments_in(nodes.here.listing)
@@ -81,7 +75,7 @@ def down_all() -> Removed:
                 removed += remove_deployment(nodes, name, there, settings)
         except SparkdeployError as error:
             errors.append(error)
-    return Removed(tuple(removed), tuple(errors))
+    return removed, errors
 
 
 def remove_deployment(

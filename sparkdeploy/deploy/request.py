@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.cache import STORE
-from sparkdeploy.deploy.nodes import connect_serving
+from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
+from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.make import decide, draft_plan
@@ -34,7 +35,6 @@ class Request:
     deployment: Deployment = field(default_factory=lambda: Deployment("main"))
     cluster: bool = False
     """As many nodes of config.yaml as the recipe needs, this machine as their head."""
-    is_rehearsal: bool = False
 
 
 def resolve(
@@ -77,7 +77,9 @@ def up_words(request: Request) -> list[str]:
 def plan_for(request: Request, settings: Settings) -> Plan:
     """Observe and decide; Docker, a GPU and a network may all be absent."""
     resolved = resolve(request, settings)
-    with connect_serving(resolved, settings, cluster=request.cluster) as nodes:
+    needed = needed_nodes(resolved, settings) if request.cluster else None
+    opened = this_node(settings) if needed is None else open_nodes(settings, needed)
+    with opened as nodes:
         plan = draft_plan(resolved, settings, nodes, request.deployment)
         try:
             nodes.here.docker  # noqa: B018 - the reason why it does not answer

@@ -26,7 +26,6 @@ from sparkdeploy.plan.preflight import refuse_to_prepare, refuse_to_start
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, awaited_preparation
 from sparkdeploy.recipe.report import values_to_show
-from sparkdeploy.server.phases import SPARK_COLD_START_S, TINY_MODEL_START_S
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -116,7 +115,9 @@ def up(
                     _replace(plan, ranks, launch)
             if options.extent is Extent.DETACH or not launch.begun:
                 return Outcome(plan, changed=True)
-            readiness = launch.wait_and_commit(_watch(plan, launch))
+            deadline_s = plan.resolved.recipe.limits.startup_timeout_s
+            watch = Watch(launch, launch.started, timing_key_of(plan), deadline_s, plan)
+            readiness = launch.wait_and_commit(watch)
         except KeyboardInterrupt:
             _undo(launch, options)
             raise
@@ -256,18 +257,6 @@ def _nothing_to_do(plan: Plan, launch: Launch, options: UpOptions) -> Outcome:
         _stop_if_wanted(launch, options)
         raise
     return Outcome(plan, changed=False, readiness=readiness, is_answering=True)
-
-
-def _watch(plan: Plan, launch: Launch) -> Watch:
-    on_cpu = plan.resolved.engine.runs_on == "cpu"
-    return Watch(
-        launch,
-        launch.started,
-        timing_key_of(plan),
-        plan.resolved.recipe.limits.startup_timeout_s,
-        usual_s=TINY_MODEL_START_S if on_cpu else SPARK_COLD_START_S,
-        plan=plan,
-    )
 
 
 def _undo(launch: Launch, options: UpOptions) -> None:

@@ -21,6 +21,7 @@ from sparkdeploy.server.health import ALIVE, death, wait_until_answering
 from sparkdeploy.server.phases import (
     PHASES,
     SPARK_COLD_START_S,
+    TINY_MODEL_START_S,
     PhaseTracker,
     load_durations,
     save_durations,
@@ -100,18 +101,20 @@ class Watch:
     key: str
     """Under which the durations of such starts are remembered."""
     deadline_s: float
-    usual_s: Mapping[str, float] = field(default_factory=lambda: SPARK_COLD_START_S)
     plan: Plan | None = None
     """What was planned; None for containers that were made before."""
     tracker: PhaseTracker = field(init=False)
     elapsed_s: float = field(default=0.0, init=False)
     memory_curve: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _usual_s: Mapping[str, float] = field(init=False)
     _sampled_s: dict[str, float] = field(default_factory=dict, init=False)
     _awaited: dict[str, PlannedStep] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        on_cpu = self.plan is not None and self.plan.resolved.engine.runs_on == "cpu"
+        self._usual_s = TINY_MODEL_START_S if on_cpu else SPARK_COLD_START_S
         state_dir = self.launch.settings.state_dir
-        recalled_s = load_durations(state_dir, self.key, otherwise=self.usual_s)
+        recalled_s = load_durations(state_dir, self.key, otherwise=self._usual_s)
         self.tracker = PhaseTracker(typical_s=recalled_s)
 
     def wait(self) -> Readiness:
@@ -190,7 +193,7 @@ class Watch:
     def _recalled_stages(self) -> dict[str, PlannedStep]:
         """Return the phases to come, with what they took last time; nothing is said of the rest."""
         known_s = load_durations(self.launch.settings.state_dir, self.key, otherwise={})
-        names = known_s or {name for name in self.usual_s if name != "draft"}
+        names = known_s or {name for name in self._usual_s if name != "draft"}
         phases = [phase for phase in PHASES if phase.name in names]
         return {phase.name: PlannedStep(phase.title, known_s.get(phase.name)) for phase in phases}
 

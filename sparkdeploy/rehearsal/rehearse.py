@@ -169,9 +169,7 @@ def rehearse(
             small = replace(small, resolved=for_cluster(small.resolved))
         for note in small.dropped:
             console.info(f"  changed for the rehearsal: {note}")
-        served = replace(
-            request, recipe=small.resolved.recipe.name, assignments=(), is_rehearsal=True
-        )
+        served = replace(request, recipe=small.resolved.recipe.name, assignments=())
         with _tidied(name, keep=keep):
             run, source = _serve_and_compare(small, served, settings, fresh=fresh)
     return _report(small, run, source, is_kept=keep)

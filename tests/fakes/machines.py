@@ -14,6 +14,7 @@ from sparkdeploy import labels
 from sparkdeploy.deploy import launch as deploy_launch
 from sparkdeploy.deploy import lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import nodes as deploy_nodes
+from sparkdeploy.deploy import request as deploy_request
 from sparkdeploy.deploy import up as deploy_up
 from sparkdeploy.deploy.expectation import Expectation
 from sparkdeploy.deploy.nodes import ClusterRecord
@@ -311,9 +312,9 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
         done: Readiness = lab.wait(watch.ranks)
         return done
 
-    for module in (deploy_nodes, status):
+    for module in (deploy_nodes, deploy_request, status):
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (deploy_nodes, status, removal):
+    for module in (deploy_nodes, deploy_request, status, removal):
         monkeypatch.setattr(module, "this_node", this_node)
     monkeypatch.setattr(deploy_nodes, "configured", lambda _settings: sparks(max(count, 2)))
     monkeypatch.setattr(deploy_nodes, "name_here", lambda _config: "spark-1")
@@ -357,9 +358,9 @@ def reached_alone(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> No
         raise RecipeError("config.yaml names no nodes")
         yield
 
-    for module in (deploy_nodes, status):
+    for module in (deploy_nodes, deploy_request, status):
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (deploy_nodes, status, removal):
+    for module in (deploy_nodes, deploy_request, status, removal):
         monkeypatch.setattr(module, "this_node", this_node)
 
 

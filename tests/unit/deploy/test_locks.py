@@ -162,6 +162,6 @@ def test_down_all_goes_on_behind_one_that_cannot_be_removed(
         return real(nodes, name, *about)  # type: ignore[arg-type]
 
     monkeypatch.setattr(removal, "remove_deployment", remove)
-    done = removal.down_all()
+    _, errors = removal.down_all()
     assert tried == ["main", "broken"]
-    assert [error.message for error in done.errors] == ["main cannot be removed"]
+    assert [error.message for error in errors] == ["main cannot be removed"]
