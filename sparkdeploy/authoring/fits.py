@@ -98,7 +98,6 @@ def _member(ground: Ground, resolved: Resolved, name: str) -> Tenant:
 
 
 def together_lines(found: Together) -> Iterator[Block]:
-    """Yield the verdict, a row a recipe, and the commands that would start them."""
     title = found.hardware.title
     yield (Piece(f"{found.fits.value} on {title}: {found.reason}", VERDICT_INKS[found.fits]),)
     columns = (TextColumn(), *(TextColumn(head, Fill.FIGURE) for head in TITLES))

@@ -95,7 +95,6 @@ class NewModel:
         return [str(it) for it in named[:MOST_ARCHITECTURES]] if isinstance(named, list) else []
 
     def describe(self) -> str:
-        """Return its architectures as a note may name them."""
         names = self.architectures
         if names:
             more = ", ..." if names[SHOWN_ARCHITECTURES:] else ""
@@ -197,8 +196,6 @@ def _unknown(model: NewModel, engines: Iterable[Engine]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """One setting of a recipe that a model cannot have."""
-
     setting: str
     """By its path in the recipe."""
     reason: str

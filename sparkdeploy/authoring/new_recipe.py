@@ -190,7 +190,6 @@ def _weights(model: str) -> Weights:
 
 
 def _findable(base: str) -> str:
-    """Return a recipe's name, or where its file lies: seen from any folder."""
     path = os.path.expanduser(base)  # noqa: PTH111 - raises for no home of nobody
     is_file = base.endswith((".yaml", ".yml")) or "/" in base
     return str(Path(path).absolute()) if is_file and os.path.exists(path) else base  # noqa: PTH110

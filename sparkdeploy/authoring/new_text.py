@@ -52,8 +52,6 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class DraftRecipe:
-    """A recipe on its way to a file."""
-
     name: str
     model: Weights
     base: str | None

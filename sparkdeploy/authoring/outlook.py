@@ -103,7 +103,6 @@ class Outlook:
         return over + verdict_words(self.verdict, is_bound=self._is_bound)
 
     def verdict_piece(self) -> Piece:
-        """Return the verdict in the ink of what it means: the first line of an estimate."""
         return Piece(self.verdict_line(), VERDICT_INKS[self.verdict.fits])
 
     def capacity_lines(self) -> Iterator[Block]:

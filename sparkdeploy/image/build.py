@@ -63,7 +63,6 @@ def find_built(host: DockerHost, stage: Stage) -> ImageFact | None:
 
 
 def _require_architecture(stage: Stage, image: ImageFact) -> None:
-    """Refuse an image that Docker made for other processors than its stage is for."""
     if not stage.architecture or not image.architecture:
         return
     if spelled(image.architecture) != stage.architecture:
@@ -177,13 +176,11 @@ class _Build:
     settings: Settings
     step: Step
     where: str = ""
-    """The instruction, `step 3/8`."""
     log: collections.deque[str] = field(
         default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
     )
     image_ids: list[str] = field(default_factory=list)
     pulled: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Bytes done and in all, by layer."""
     suspicious: dict[str, None] = field(default_factory=dict)
     """Lines that tell of failures within a mod, each once."""
 

@@ -95,7 +95,6 @@ def refuse_unreachable(engine: str, settings: Settings) -> None:
 
 
 def compile_wheel(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> Path:
-    """Return the kept wheel, or compile it; BuildError has the end of the compiler's output."""
     if kept := find_wheel(stage, settings):
         return kept
     wheels, ccache = wheel_folder(stage, settings), settings.cache_dir / "ccache"

@@ -47,7 +47,6 @@ class ModFiles:
             yield file.path, self._text_of(file.path)
 
     def digest(self) -> str:
-        """Return the sha256 over names, modes and contents, in hex."""
         lines = [f"{file.path} {file.digest()}\n" for file in self.files]
         return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 

@@ -116,7 +116,6 @@ class ImageInspector:
         return f"{_without_tag(tag)}@{found.digest}"
 
     def _local_image(self, tag: str) -> str | None:
-        """Return what the tag is on this machine, where it was pulled or made by hand."""
         reference = registry_reference(tag, self.settings.hosts.container_registry)
         image = self.host.find_image(tag) or self.host.find_image(reference)
         if image is None:

@@ -81,7 +81,6 @@ class Stage:
     tag: str
     """`sparkdeploy/<stage>:<first 16 digits of the fingerprint>`."""
     fingerprint: str
-    """sha256 in hex over `inputs`."""
     dockerfile: str
     context: tuple[ContextFile, ...]
     below: str | None
@@ -103,14 +102,11 @@ class Stage:
     unpinned: str | None = None
     """The tag whose image nobody has asked for yet: neither tag nor fingerprint will stay."""
     pinned_tag: str = ""
-    """The tag that an earlier command pinned to `registry_image`."""
     mod: str = ""
-    """What a mod is called by its recipe."""
     mod_slug: str = ""
     """The name of its folder in the image."""
     debian: DebianRecipe | None = None
     source: SourceBuild | None = None
-    """What has to be compiled before the stage can be built, and what that takes."""
     compiled: Path | None = None
     """The wheel that was compiled for it; it travels with the build like those of a wheelhouse."""
     runs_on: Literal["cuda", "cpu"] | None = None
@@ -118,7 +114,6 @@ class Stage:
 
     @property
     def is_of_others(self) -> bool:
-        """Say whether it stands on an image that others made."""
         return self.name == "engine" and self.below is None
 
     @property
@@ -145,8 +140,6 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """What a recipe puts on its engine."""
-
     mods: Sequence[ModFiles] = ()
     top: Top = "plugin"
 

@@ -105,7 +105,6 @@ class ClusterNode(Strict):
 
     @property
     def ip(self) -> str:
-        """The address the other nodes reach it at."""
         return self.fabric[0].ip
 
     @property

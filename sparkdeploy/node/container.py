@@ -198,7 +198,6 @@ class ImageFact:
 
     @property
     def below(self) -> str:
-        """The tag of the image it stands on."""
         return self.labels.get(labels.BELOW, "")
 
     @property
@@ -235,12 +234,10 @@ def is_ours(name: str, marks: Mapping[str, str]) -> bool:
 
 
 def own_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the tags that sparkdeploy gives to images."""
     return tuple(tag for tag in tags if tag.startswith(TAG_START))
 
 
 def refuse_no_name(name: str) -> None:
-    """Raise UsageError for what no new deployment may be called."""
     if not is_name(name):
         raise UsageError(
             f"{name!r} is no deployment name", hint="use lower-case letters, digits, . _ -"

@@ -130,7 +130,6 @@ class Containers(DockerConnection):
         )
 
     def neighbours(self) -> tuple[NeighbourFact, ...]:
-        """Return what runs beside our own containers."""
         listed = ((read_listed_container(it), it) for it in self._listed({"status": "running"}))
         return tuple(
             NeighbourFact(fact.name, str(item.get("Image") or ""))
@@ -139,7 +138,6 @@ class Containers(DockerConnection):
         )
 
     def create(self, spec: ContainerSpec) -> str:
-        """Return the new container's id."""
         with translated(f"create container {spec.name}"):
             host_config = self._api.create_host_config(**_host_options(spec))
             created = self._api.create_container(
@@ -288,7 +286,6 @@ class Containers(DockerConnection):
             return self._run_and_remove(created["Id"], timeout_s)
 
     def run_to_end(self, spec: ContainerSpec, *, timeout_s: int) -> tuple[int, str]:
-        """Run a container until it ends and remove it; return exit code and output."""
         container_id = self.create(spec)
         with translated(f"run {spec.name}"):
             return self._run_and_remove(container_id, timeout_s)

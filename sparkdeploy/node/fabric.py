@@ -54,7 +54,6 @@ class Interface:
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """Return the networks of its addresses, such as 192.168.177.0/24."""
         return tuple(str(ipaddress.IPv4Interface(item).network) for item in self.addresses)
 
 
@@ -82,7 +81,6 @@ class FabricFact:
     rdma: tuple[RdmaDevice, ...] = ()
     tools: frozenset[str] = frozenset()
     clock_skew_s: float = 0.0
-    """How far that node's clock is from ours."""
 
     def interface(self, name: str) -> Interface | None:
         return next((item for item in self.interfaces if item.name == name), None)

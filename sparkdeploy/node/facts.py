@@ -105,14 +105,12 @@ class NodeFact:
     memory_total_bytes: int | None
     memory_available_bytes: int | None
     gpu: GpuFact | None
-    """The first one."""
     docker: EngineInfo | None
     docker_free_bytes: int | None = None
     data_free_bytes: int | None = None
     meminfo: Mapping[str, int] = field(default_factory=dict)
     """The kernel's figures in bytes, by their own names."""
     gpu_failure: str | None = None
-    """Why no GPU was seen, in the driver's own words."""
     gpu_processes: tuple[GpuProcess, ...] = ()
     gpu_count: int = 0
     fabric: FabricFact | None = None
@@ -173,7 +171,6 @@ def read_meminfo(machine: Machine = THIS_MACHINE) -> Mapping[str, int]:
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
-    """Return the figures of a /proc/meminfo in bytes."""
     figures: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")

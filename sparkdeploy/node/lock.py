@@ -54,7 +54,6 @@ class Holder:
     """UTC, ISO 8601."""
 
     def describe(self) -> str:
-        """Return the holder in words; they are safe to print."""
         what = f"`{self.command}`" if self.command else "another process"
         if self.pid is None:
             return what

@@ -33,8 +33,6 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class RegistryImage:
-    """What a registry has under a name."""
-
     digest: str
     """sha256:..., of one image or of a list of images for several platforms."""
     architectures: tuple[str, ...]
@@ -49,7 +47,6 @@ class BuildEvent:
     done_bytes: int | None = None
     total_bytes: int | None = None
     layer: str | None = None
-    """Which layer the bytes belong to; a pull fetches several at a time."""
     image_id: str | None = None
     error: str | None = None
 

@@ -32,7 +32,6 @@ class SshTarget:
     """Whom to connect to; ssh's own configuration fills in what is left out."""
 
     name: str
-    """What messages call it."""
     address: str
     user: str | None = None
     docker_socket: str = "/var/run/docker.sock"
@@ -132,7 +131,6 @@ class SshLink:
         return shlex.join(direct if done.exit_code == 0 else self._control)
 
     def remote_path(self, path: str) -> str:
-        """Return a path there in rsync's own form."""
         host = self._target.address
         return f"[{host}]:{path}" if ":" in host else f"{host}:{path}"
 

@@ -36,8 +36,6 @@ class GpuStrain:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What was seen at one moment."""
-
     at_s: float
     """Since the machine started."""
     swapped_in_pages: int | None = None
@@ -57,9 +55,7 @@ class SymptomFact:
     """Of the last ten seconds, in which every program waited for memory."""
     kernel: str | None = None
     kernel_options: frozenset[str] = frozenset()
-    """With which the kernel was started."""
     firmware: Mapping[str, str] = field(default_factory=dict)
-    """Versions by part."""
     programs: frozenset[str] = frozenset()
     """Names of what runs, of 15 letters at most."""
     driver_log: tuple[str, ...] | None = None

@@ -113,7 +113,6 @@ class Ledger:
         self._known: dict[str, object] = known if isinstance(known, dict) else {}
 
     def find(self, path: Path, entry: Entry) -> str | None:
-        """Return the hash of a file that has not changed since."""
         match self._known.get(str(path)):
             case [entry.stamp, str(digest)]:
                 return digest

@@ -114,7 +114,6 @@ def release_of(engine: Engine) -> tuple[Release, bool]:
 
 
 def given_of(serve: Serve) -> list[Given]:
-    """Return every flag of a recipe, those of its fields first."""
     known = flags.field_arguments(serve)
     fields = (Given(("serve", field), flag, values) for field, (flag, *values) in known)
     return [*fields, *given_flags(serve.extra_args)]

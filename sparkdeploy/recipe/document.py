@@ -136,7 +136,6 @@ def with_setting(document: Document, assignment: str) -> Document:
 
 
 def _paths_of(value: Any, path: KeyPath) -> Iterator[KeyPath]:  # noqa: ANN401 - YAML content
-    """Yield the path of a value and of all that is in it."""
     yield path
     items = value.items() if isinstance(value, dict) else ()
     for key, item in items:

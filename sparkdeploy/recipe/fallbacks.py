@@ -62,7 +62,6 @@ def turns_prefix_caching_off(recipe: Recipe, engine: Engine) -> bool:
 
 
 def launched(recipe: Recipe, engine: Engine) -> Recipe:
-    """Return the recipe as its engine is started."""
     serve = recipe.serve
     if takes_piecewise_graphs(recipe, engine):
         if last_given(serve.extra_args, _FLAG) is not None:

@@ -44,7 +44,6 @@ T = TypeVar("T")
 
 
 def _off_of_false(value: Any) -> Any:  # noqa: ANN401 - YAML content
-    """YAML 1.1 reads a bare `off` as false."""
     return "off" if value is False else value
 
 

@@ -69,7 +69,6 @@ class ImagePin:
     image: str
     """NAME@sha256:..., or a local id."""
     pinned_at: str
-    """UTC."""
 
     def __post_init__(self) -> None:
         if not is_pinned(self.image):
@@ -77,8 +76,6 @@ class ImagePin:
 
 
 class InspectedEngine(Engine):
-    """The engine of an image into which somebody has looked."""
-
     contents: ImageContents
 
 
@@ -92,8 +89,6 @@ def is_unknown(engine: Engine) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PinFile:
-    """What image-lock.json holds."""
-
     schema: Literal[1]
     images: Mapping[str, ImagePin]
     """By the name that was asked for."""
@@ -122,7 +117,6 @@ class ImageLock:
         return self.trying.get(reference) or self.all().get(reference)
 
     def all(self) -> Mapping[str, ImagePin]:
-        """Return every pin by the name that was asked for."""
         try:
             return pins_adapter().validate_json(read_bytes(self.path, MAX_BYTES)).images
         except FileNotFoundError:

@@ -52,7 +52,6 @@ class Library:
     """What tags were pinned to; None where recipes are only looked at."""
     sources: Sources | None = None
     consents: Path | None = None
-    """The folder of the consents that were given, an empty file for each."""
 
     def recipe_files(self) -> dict[str, Path]:
         return self._files("*.yaml")

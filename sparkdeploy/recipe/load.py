@@ -68,14 +68,11 @@ class Resolved:
     warnings: tuple[str, ...] = ()
     """What the engine's vLLM may refuse; nobody asked its own parser."""
     translation: Translation | None = None
-    """What became of each line of a recipe in a format of others."""
     wanted: str = ""
-    """The name or path under which it was loaded."""
     mods: tuple[FoundMod, ...] = ()
     image: str | None = None
     """Of an engine of kind `image`: what the recipe or the engine's file calls it."""
     allowed: tuple[Mistake, ...] = ()
-    """What needs consent and has it."""
 
     @property
     def called(self) -> str:
@@ -94,10 +91,8 @@ class Loaded:
     resolved: Resolved | None = None
     """None where the recipe or its engine could not be read."""
     consents: tuple[Mistake, ...] = ()
-    """What the user has to agree to."""
     warnings: tuple[str, ...] = ()
     consent_record: Path | None = None
-    """The file by which they would agree."""
 
     def lines(self, found: Iterable[Mistake]) -> list[str]:
         """Return mistakes or consents in words, each with its file and line."""

@@ -45,7 +45,6 @@ class FoundMod:
     needs_network: bool
     looked_in: tuple[Path, ...] = ()
     beside: Path | None = None
-    """The folder of the recipe that names it."""
 
     @property
     def is_missing(self) -> bool:
@@ -110,7 +109,6 @@ def _proposed(mod: FoundMod) -> str:
 
 
 def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:
-    """Return the folder of a mod that a recipe in `beside` names, and all places looked in."""
     written = Path(os.path.expanduser(name))  # noqa: PTH111 - never raises
     if written.is_absolute():
         return (written if _is_mod(written) else None), (written,)
@@ -136,7 +134,6 @@ def _upwards(folder: Path) -> Iterator[Path]:
 
 
 def _top(folder: Path) -> Path | None:
-    """Return the top of the repository, or of the source, that a folder belongs to."""
     signs = ((place, sign) for place in (folder, *folder.parents) for sign in REPOSITORY_SIGNS)
     return next((place for place, sign in signs if os.path.lexists(place / sign)), None)
 

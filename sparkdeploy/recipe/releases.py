@@ -53,7 +53,6 @@ class Release:
     names: Mapping[str, Sequence[str]]
     """Such as `tool_parsers`: names that flags refer to without listing them as choices."""
     keys: Mapping[str, Sequence[str]]
-    """Of the flags that take a mapping."""
 
     @functools.cached_property
     def spellings(self) -> Mapping[str, str]:
@@ -156,7 +155,6 @@ class Parsers(Strict):
     leave_calls_empty: list[str] = Field(default_factory=list)
     """Parsers of tool calls that others name for it and that find nothing, as users reported."""
     source: str = "most recipes"
-    """Who names them for the family."""
     needs: str = ""
     """What they need besides, in a sentence."""
 

@@ -53,8 +53,6 @@ REPOSITORY = "repository.git"
 
 
 class State(enum.StrEnum):
-    """What became of an update."""
-
     UP_TO_DATE = "up to date"
     PENDING = "pending"
     TAKEN = "taken"
@@ -62,8 +60,6 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceChange:
-    """What another state of a source brings."""
-
     before: SourceRecord
     after: SourceRecord
     lines: tuple[str, ...] = ()

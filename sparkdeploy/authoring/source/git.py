@@ -185,7 +185,6 @@ class Repository:
             raise _too_many() from error
 
     def contents(self, blobs: Sequence[Blob]) -> Iterator[tuple[Blob, bytes]]:
-        """Yield the content of each, as it is stored."""
         ids = "".join(f"{blob.object_id}\n" for blob in blobs)
         with self._output("cat-file", "--batch", max_bytes=MAX_PACK_BYTES, stdin=ids) as file:
             for blob in blobs:
@@ -193,7 +192,6 @@ class Repository:
 
     @contextlib.contextmanager
     def _output(self, *words: str, max_bytes: int, stdin: str = "") -> Iterator[IO[bytes]]:
-        """Yield a file with what git printed."""
         with tempfile.TemporaryFile() as file:
             done = shell.run(
                 _argv(f"--git-dir={self.folder}", *words),
@@ -216,7 +214,6 @@ _FETCH = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-commit-
 
 
 def _entries(output: IO[bytes]) -> Iterator[bytes]:
-    """Yield what `-z` divides."""
     rest, count = b"", 0
     while chunk := output.read(1 << 16):
         *entries, rest = (rest + chunk).split(b"\0")

@@ -32,7 +32,6 @@ class Hit:
     called: str
     row: RecipeRow
     path: Path | None = None
-    """Of a source's recipe: where its file is."""
     fits: str | None = None
     """What `--fits` says of it; None where nobody asked."""
 

@@ -54,7 +54,6 @@ class SourceFlag:
     given: Given
     made: Translation
     typed_as: str | None = None
-    """The parameter that `--set` gave, where it did."""
 
     @property
     def flag(self) -> str:
@@ -102,7 +101,6 @@ class SourceFlag:
         self.made.put(path, value, self.origin, self.words)
 
     def keep(self, *words: str) -> None:
-        """Keep it as a flag."""
         self.made.append(EXTRA, [*words], self.origin, self.words)
 
     def drop(self, theirs: str, why: str) -> None:

@@ -72,7 +72,6 @@ class Translation:
         self._note(path, origin, theirs)
 
     def append(self, path: KeyPath, items: list[Any], origin: ValueOrigin, theirs: str) -> None:
-        """Add to a list of ours."""
         known = self._mapping_of(path).setdefault(str(path[-1]), [])
         origins = self.document.origins
         origins.update({(*path, len(known) + at): origin for at in range(len(items))})

@@ -116,7 +116,6 @@ def as_text(value: Any) -> str:  # noqa: ANN401 - YAML content
 
 
 def flag_of_parameter(name: str) -> str:
-    """Return the flag of vLLM's that a parameter is called after."""
     return tables()["parameters"].get(name) or "--" + name.replace("_", "-")
 
 

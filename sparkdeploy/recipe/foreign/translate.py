@@ -106,7 +106,6 @@ def _refuse_pull_requests(source: SourceRecipe, assignments: Sequence[str]) -> N
 
 
 def _mods_option(items: Sequence[Mapping[str, str]]) -> str:
-    """Return the option that sets a recipe's mods, for a shell."""
     flow = ", ".join(
         f"{{{key}: {it if PLAIN_FOLDER.fullmatch(it) else json.dumps(it, ensure_ascii=False)}}}"
         for item in items
@@ -262,7 +261,6 @@ def _put_environment(source: SourceRecipe, command: ServeCommand, made: Translat
 
 
 def _reason_against(name: str, value: Any) -> str | None:  # noqa: ANN401 - YAML content
-    """Say why a variable is not taken over; None where it is."""
     if name in tables()["env"]:
         return str(tables()["env"][name])
     if names_a_secret(name):
