@@ -34,13 +34,11 @@ def fitting_rows(hardware: str) -> list[dict[str, object]]:
 
 
 def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
-    name = resolved.recipe.name
+    name, least = resolved.recipe.name, resolved.recipe.cluster.least_nodes
     try:
         # A recipe for several machines is judged by one machine's share.
-        is_cluster = resolved.recipe.cluster.least_nodes > 1
-        outlook = ground.outlook(resolved, WhenMissing.NOBODY, cluster=is_cluster)
+        outlook = ground.outlook(resolved, WhenMissing.NOBODY, cluster=least > 1)
     except SparkdeployError as error:
-        least = resolved.recipe.cluster.least_nodes
         unknown = {"recipe": name, "fits": Fits.UNKNOWN.value, "machines": least}
         return {**unknown, "reason": error.message}
     verdict = {**asdict(outlook.verdict), "fits": outlook.verdict.fits.value}
@@ -61,7 +59,10 @@ def _fit_word(row: Mapping[str, object]) -> str:
 
 def fitting_lines(rows: Sequence[Mapping[str, object]], hardware: str) -> Iterator[Block]:
     """Yield a row a recipe under the machine's name; `hardware` as it was asked for."""
-    yield f"on {_title_of(hardware)} (? may fit: what is not known is told; on 2: two of them)"
+    title = "this machine"
+    if hardware != HERE:
+        title = hardware_named(hardware, read_hardware(facts_folder() / "hardware.yaml")).title
+    yield f"on {title} (? may fit: what is not known is told; on 2: two of them)"
     columns = (TextColumn(), TextColumn(), TextColumn("", Fill.WORDS))
     yield TextTable(columns, tuple(map(_fitting_row, rows)), indent=2)
 
@@ -70,12 +71,6 @@ def _fitting_row(row: Mapping[str, object]) -> TextRow:
     word = _fit_word(row)
     verdict = Piece(word, FIT_INKS.get(word.split()[0], Style.CAUTION))
     return row_of(str(row["recipe"]), verdict, str(row.get("words") or row["reason"]))
-
-
-def _title_of(hardware: str) -> str:
-    if hardware == HERE:
-        return "this machine"
-    return hardware_named(hardware, read_hardware(facts_folder() / "hardware.yaml")).title
 
 
 def together(wanted: Sequence[str], hardware: str) -> Together:
@@ -112,18 +107,15 @@ def together_lines(found: Together) -> Iterator[Block]:
 
 
 def _member_row(member: Tenant) -> TextRow:
-    least = member.least_share
-    share = f"{member.budget.utilization:g}"
-    claims = format_gib(member.budget.claim_bytes)
-    return row_of(member.recipe, claims, share, "?" if least is None else f"{least:g}")
+    least = "?" if member.least_share is None else f"{member.least_share:g}"
+    claims, share = format_gib(member.budget.claim_bytes), f"{member.budget.utilization:g}"
+    return row_of(member.recipe, claims, share, least)
 
 
 def start_commands(found: Together) -> list[str]:
     """Return what starts each beside the others; nothing where no shares are known that fit."""
-    if found.fits is Fits.NO:
-        shares = found.shares()
-    else:
-        shares = tuple(item.budget.utilization for item in found.members)
+    wanted = tuple(item.budget.utilization for item in found.members)
+    shares = found.shares() if found.fits is Fits.NO else wanted
     taken: set[int] = set()
     commands = []
     for number, (member, share) in enumerate(zip(found.members, shares or (), strict=False), 1):

@@ -18,13 +18,7 @@ from sparkdeploy.authoring.new_model import NewModel, Use, engine_for, misfits
 from sparkdeploy.authoring.new_text import DraftRecipe, Guess, changing_text
 from sparkdeploy.authoring.outlook import HERE, WhenMissing, ground_for
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
-from sparkdeploy.errors import (
-    Mistakes,
-    NodeError,
-    RecipeError,
-    SparkdeployError,
-    UsageError,
-)
+from sparkdeploy.errors import Mistakes, NodeError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.fields import NAME_PATTERN

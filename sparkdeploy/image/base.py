@@ -76,10 +76,12 @@ def base_of_root(name: str) -> str:
 
 def missing_packages(uid: int) -> list[str]:
     """Return what a user lacks here to make a base image; root needs no user namespace."""
-    wanted = {"mmdebstrap": shell.which("mmdebstrap") is None}
-    # Ubuntu's apt cannot verify Debian's signatures without it.
-    wanted["debian-archive-keyring"] = not DEBIAN_KEYRING.exists()
-    wanted["uidmap"] = uid != 0 and not any(map(shell.which, ("newuidmap", "fakechroot")))
+    wanted = {
+        "mmdebstrap": shell.which("mmdebstrap") is None,
+        # Ubuntu's apt cannot verify Debian's signatures without it.
+        "debian-archive-keyring": not DEBIAN_KEYRING.exists(),
+        "uidmap": uid != 0 and not any(map(shell.which, ("newuidmap", "fakechroot"))),
+    }
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
@@ -118,16 +120,16 @@ def _run_watched(argv: tuple[str, ...], log: Path, step: Step) -> None:
 
 
 def _hint(log_text: str, scratch: Path) -> str:
-    if "o space left on device" in log_text:
-        return f"free space below {scratch.parent}"
-    if "NO_PUBKEY" in log_text or "is not signed" in log_text:
-        return "sudo apt-get install debian-archive-keyring"
-    if "unable to pick chroot mode" in log_text:
-        return "sudo apt-get install uidmap"
-    return "does the Debian mirror answer? `debian_mirror` in config.yaml names another"
+    hints = {
+        "o space left on device": f"free space below {scratch.parent}",
+        "NO_PUBKEY": "sudo apt-get install debian-archive-keyring",
+        "is not signed": "sudo apt-get install debian-archive-keyring",
+        "unable to pick chroot mode": "sudo apt-get install uidmap",
+    }
+    unknown = "does the Debian mirror answer? `debian_mirror` in config.yaml names another"
+    return next((hint for words, hint in hints.items() if words in log_text), unknown)
 
 
 def _tail(log: Path, lines: int) -> str:
-    if not log.is_file():
-        return ""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    return "\n".join(text.splitlines()[-lines:])

@@ -63,9 +63,8 @@ def find_built(host: DockerHost, stage: Stage) -> ImageFact | None:
 
 
 def _require_architecture(stage: Stage, image: ImageFact) -> None:
-    if not stage.architecture or not image.architecture:
-        return
-    if spelled(image.architecture) != stage.architecture:
+    is_known = stage.architecture and image.architecture
+    if is_known and spelled(image.architecture) != stage.architecture:
         raise BuildError(
             f"{stage.tag} is for {stage.architecture}, and Docker made it for {image.architecture}",
             hint="what it stands on may be of that kind: `docker images` shows it, and `docker rmi`"

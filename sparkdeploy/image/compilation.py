@@ -63,14 +63,11 @@ def refuse_machine(
     """Raise NodeError with everything the machine lacks; None could not be observed."""
     lacks = []
     if disk_bytes is not None and disk_bytes < source.disk_gb * GB:
-        lacks.append(
-            f"disk: it takes {source.disk_gb} GB below Docker's data root, and"
-            f" {format_bytes(disk_bytes)} are free"
-        )
+        free = f"{format_bytes(disk_bytes)} are free"
+        lacks.append(f"disk: it takes {source.disk_gb} GB below Docker's data root, and {free}")
     if memory_bytes is not None and memory_bytes < source.memory_gib * GIB:
-        lacks.append(
-            f"memory: it takes {source.memory_gib} GiB, and {format_gib(memory_bytes)} are free"
-        )
+        free = f"{format_gib(memory_bytes)} are free"
+        lacks.append(f"memory: it takes {source.memory_gib} GiB, and {free}")
     if lacks:
         raise NodeError(
             f"engine {engine} cannot be compiled on this machine",

@@ -86,8 +86,12 @@ def _read(folder: Path, name: str) -> Iterator[ContextFile]:
         total += len(content)
         if total > MAX_BYTES:
             raise BuildError(f"mod {shown(name)} has more than {MAX_BYTES >> 20} MiB")
-        if path == folder / SCRIPT:
-            _refuse_returns(path, content, name)
+        # To a shell the sign before the line's end is a letter of the last word.
+        if path == folder / SCRIPT and b"\r\n" in content:
+            raise BuildError(
+                f"mod {shown(name)}: {path} has the line ends of Windows",
+                hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))}",
+            )
         mode = EXECUTABLE if path.stat().st_mode & stat.S_IXUSR else PLAIN
         yield ContextFile(path.relative_to(folder).as_posix(), content, mode)
 
@@ -98,7 +102,13 @@ def _regular_files(folder: Path, name: str) -> Iterator[Path]:
         folders[:] = [item for item in folders if item not in NOT_TAKEN]
         for item in (*(item for item in names if item not in NOT_TAKEN), *folders):
             path = Path(where, item)
-            _refuse_unprintable(path.relative_to(folder).as_posix(), name)
+            relative = path.relative_to(folder).as_posix()
+            # A line end would make two of it in a list; what is no UTF-8 is in no tar.
+            if not relative.isprintable():
+                raise BuildError(
+                    f"mod {shown(name)}: the file name {relative!a} cannot be printed",
+                    hint="give the file another name",
+                )
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
                 yield path
@@ -107,24 +117,6 @@ def _regular_files(folder: Path, name: str) -> Iterator[Path]:
                     f"mod {shown(name)}: {path} is a link or no regular file",
                     hint="put the file itself in its place",
                 )
-
-
-def _refuse_returns(script: Path, content: bytes, name: str) -> None:
-    """To a shell the sign before the line's end is a letter of the last word."""
-    if b"\r\n" in content:
-        raise BuildError(
-            f"mod {shown(name)}: {script} has the line ends of Windows",
-            hint=f"sed -i 's/\\r$//' {shlex.quote(str(script))}",
-        )
-
-
-def _refuse_unprintable(path: str, name: str) -> None:
-    """A name with a line end would be read as two in a list; one that is no UTF-8 is in no tar."""
-    if not path.isprintable():
-        raise BuildError(
-            f"mod {shown(name)}: the file name {path!a} cannot be printed",
-            hint="give the file another name",
-        )
 
 
 def placed(mods: Iterable[ModFiles]) -> Iterator[ModFiles]:

@@ -121,14 +121,10 @@ def listener_of(fact: ContainerFact, port: int, proc: Path = PROC) -> Listener:
     if not sockets:
         return Listener.NOBODY
     missing, is_complete = _not_held(fact, {it.inode for it in sockets}, proc)
-    if not missing:
-        return Listener.CONTAINER
-    if is_complete:
-        return Listener.ANOTHER
-    if fact.uid is None:
+    if missing and not is_complete and fact.uid is None:
         return Listener.UNKNOWN
-    is_its_users = all(it.uid == fact.uid for it in sockets)
-    return Listener.CONTAINER if is_its_users else Listener.ANOTHER
+    is_its_users = not is_complete and all(it.uid == fact.uid for it in sockets)
+    return Listener.CONTAINER if not missing or is_its_users else Listener.ANOTHER
 
 
 def _sockets_on(port: int, proc: Path) -> Iterator[ListeningSocket]:

@@ -132,14 +132,12 @@ def hashes(node: Node, root: Path, entries: Mapping[str, Entry], ledger: Ledger)
         if entry.kind == "f"
     }
     missing = [path for path, digest in known.items() if digest is None]
-    fresh = _read(node, root, missing)
+    fresh = _read(node, root, missing) if missing else {}
     ledger.remember({root / path: (entries[path], digest) for path, digest in fresh.items()})
     return {**{path: digest for path, digest in known.items() if digest}, **fresh}
 
 
 def _read(node: Node, root: Path, paths: Sequence[str]) -> dict[str, str]:
-    if not paths:
-        return {}
     script = f"cd {shlex.quote(str(root))} && xargs -d '\\n' -n 1 -P 4 sha256sum --"
     done = node.script(script, stdin="\n".join(paths), timeout_s=HASH_TIMEOUT_S)
     if done.exit_code != 0:

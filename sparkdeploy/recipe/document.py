@@ -89,10 +89,8 @@ def _merge_mapping(
         else:
             for old in [known for known in origins if known[: len(path)] == path]:
                 del origins[old]
-            merged[key] = value
-            origins.update(
-                {known: at for known, at in child_origins.items() if known[: len(path)] == path}
-            )
+            merged[key], end = value, len(path)
+            origins |= {known: at for known, at in child_origins.items() if known[:end] == path}
         origins[path] = child_origins.get(path, origins.get(path, NOWHERE))
     return merged
 

@@ -30,9 +30,7 @@ class Base(Strict):
     """The lowest image stage: a registry image, and the distribution packages added to it."""
 
     image: Annotated[
-        str,
-        Field(pattern=r"^[\w][\w./:@-]*$"),
-        about("What it is FROM.", "debian:bookworm-slim"),
+        str, Field(pattern=r"^[\w][\w./:@-]*$"), about("What it is FROM.", "debian:bookworm-slim")
     ]
     packages: Annotated[
         list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]],
@@ -113,9 +111,7 @@ class Engine(Strict):
     torch_arch_list: Annotated[
         Annotated[str, Field(pattern=r"^[0-9a-z.; +]+$")] | None,
         about(
-            "For kind `source`: which GPUs are compiled for.",
-            "12.1a",
-            unset="needed for `source`",
+            "For kind `source`: which GPUs are compiled for.", "12.1a", unset="needed for `source`"
         ),
     ] = None
     source: SourceBuild | None = None

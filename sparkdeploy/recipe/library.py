@@ -69,18 +69,13 @@ class Library:
         """Return which of the files that values stand in lie elsewhere, links followed."""
         own = [folder.resolve() for folder in self.folders]
         files = {origin.file for origin in origins.values() if origin.line is not None}
-        return frozenset(
-            file
-            for file in files
-            if not any(Path(file).resolve().is_relative_to(folder) for folder in own)
-        )
+        real = {file: Path(file).resolve() for file in files}
+        return frozenset(it for it in files if not any(map(real[it].is_relative_to, own)))
 
     def _files(self, pattern: str) -> dict[str, Path]:
-        found: dict[str, Path] = {}
-        for folder in self.folders:  # the first that has a name wins
-            for path in sorted(folder.glob(pattern)):
-                found.setdefault(path.stem, path)
-        return found
+        # The first folder that has a name wins.
+        paths = (path for folder in reversed(self.folders) for path in sorted(folder.glob(pattern)))
+        return {path.stem: path for path in paths}
 
 
 def recipe_folders(settings: Settings) -> tuple[Path, ...]:

@@ -48,10 +48,7 @@ class Cluster(Strict):
     tensor_parallel: Annotated[
         PositiveInt,
         about(
-            "Parts that every layer is divided into.",
-            2,
-            unit="GPUs",
-            flag="--tensor-parallel-size",
+            "Parts that every layer is divided into.", 2, unit="GPUs", flag="--tensor-parallel-size"
         ),
     ] = 2
     pipeline_parallel: Annotated[
@@ -257,9 +254,7 @@ class Recipe(Strict):
 
     schema_version: FormatVersion
     name: Annotated[
-        str,
-        Field(pattern=NAME_PATTERN),
-        about("Small letters, digits, `.`, `_` and `-`.", "mine"),
+        str, Field(pattern=NAME_PATTERN), about("Small letters, digits, `.`, `_` and `-`.", "mine")
     ]
     title: Annotated[Printable, about("One line for people.", "A model of my own")]
     source: Annotated[

@@ -124,8 +124,7 @@ class Serve(Strict):
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Word,
-        about("How the KV cache is stored; a smaller format holds more requests.", "fp8"),
+        Word, about("How the KV cache is stored; a smaller format holds more requests.", "fp8")
     ] = "auto"
     mamba_ssm_cache_dtype: Annotated[
         Word | None,
@@ -207,8 +206,7 @@ class Serve(Strict):
         about("`pooling` serves embeddings, scores and classes instead of text.", "pooling"),
     ] = None
     convert: Annotated[
-        Word | None,
-        about("What a model of texts is turned into for `pooling`.", "embed"),
+        Word | None, about("What a model of texts is turned into for `pooling`.", "embed")
     ] = None
     generation_config: Annotated[
         Word | None,

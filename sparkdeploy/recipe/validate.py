@@ -110,7 +110,8 @@ def _meant(path: KeyPath, model: type[BaseModel]) -> str:
     elsewhere = [at for at in _all_paths(model, ()) if at[-1] == wanted]
     if len(elsewhere) == 1:
         return f"did you mean {'.'.join(elsewhere[0])}?"
-    return closest(wanted, _keys_at(model, path[:-1]))
+    fields = _fields_at(model, path[:-1])
+    return closest(wanted, [info.alias or name for name, info in fields.items()])
 
 
 def _all_paths(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -119,10 +120,6 @@ def _all_paths(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple
         yield path
         if (below := _model_in(field.annotation)) is not None:
             yield from _all_paths(below, path)
-
-
-def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
-    return [info.alias or name for name, info in _fields_at(model, path).items()]
 
 
 def _fields_at(model: type[BaseModel], path: KeyPath) -> dict[str, FieldInfo]:

@@ -7,14 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sparkdeploy.about import about
-from sparkdeploy.recipe.fields import (
-    HostPath,
-    OrBareOff,
-    Repository,
-    Revision,
-    ServedName,
-    Strict,
-)
+from sparkdeploy.recipe.fields import HostPath, OrBareOff, Repository, Revision, ServedName, Strict
 
 
 class Weights(Strict):
@@ -22,11 +15,7 @@ class Weights(Strict):
 
     repo: Annotated[
         Repository | None,
-        about(
-            "A repository on the hub.",
-            "Qwen/Qwen3-8B",
-            unset="needed, unless `path` is given",
-        ),
+        about("A repository on the hub.", "Qwen/Qwen3-8B", unset="needed, unless `path` is given"),
     ] = None
     revision: Annotated[
         Revision, about("A branch, a tag or a commit; `up` pins the commit that it was.", "main")
@@ -129,11 +118,7 @@ class Checkpoint(Strict):
     fp8_dense: Fp8Dense = Fp8Dense()
     mtp: Annotated[
         OrBareOff[Literal["required", "off"] | None],
-        about(
-            "Whether the draft layer has to be there.",
-            "required",
-            unset="left to vLLM",
-        ),
+        about("Whether the draft layer has to be there.", "required", unset="left to vLLM"),
     ] = None
     mtp_weights: Annotated[
         Literal["int4-fp8", "bf16"],

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import __version__
 from sparkdeploy.authoring.source import files, git
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.errors import (
-    CheckpointError,
-    NodeError,
-    RecipeError,
-    SparkdeployError,
-    UsageError,
-)
+from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import look_into
