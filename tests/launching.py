@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.node.node import Nodes, node_behind
-from sparkdeploy.plan.container import Place, part_spec
+from sparkdeploy.plan.container import Place, rank_spec
 from sparkdeploy.plan.topology import alone
 from sparkdeploy.settings import load_settings
 
@@ -33,7 +33,7 @@ def container_spec(
 ) -> ContainerSpec:
     """Return the container of a machine that serves alone."""
     topology = alone("spark")
-    return part_spec(
+    return rank_spec(
         resolved,
         topology,
         topology.head,

@@ -27,7 +27,7 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.node import Node
-    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.plan.steps import NodePlan, Plan
     from sparkdeploy.server.facts import EngineFacts
 
 
@@ -46,7 +46,7 @@ class Expectation:
 
 
 def verify_rank(node: Node, fact: ContainerFact, facts: EngineFacts | None = None) -> None:
-    """Compare a part's log with what its container was made with; UnhealthyError names the node.
+    """Compare a rank's log with what its container was made with; UnhealthyError names the node.
 
     The log is read unless `facts` has what it says.
     """
@@ -72,18 +72,18 @@ def _reader() -> TypeAdapter[Expectation]:
     return TypeAdapter(Expectation)
 
 
-def expectation_of(plan: Plan, part: Part) -> Expectation:
+def expectation_of(plan: Plan, planned: NodePlan) -> Expectation:
     """Raises CheckpointError when a prepared checkpoint has lost its manifest."""
     backends = planned_backends(plan.resolved)
-    if part.spec is not None:
-        backends += planned_transport(plan.resolved, part.spec.env, _adapters(plan, part))
-    return Expectation(part.claim, backends, _converted(plan))
+    if planned.spec is not None:
+        backends += planned_transport(plan.resolved, planned.spec.env, _adapters(plan, planned))
+    return Expectation(planned.claim, backends, _converted(plan))
 
 
-def _adapters(plan: Plan, part: Part) -> tuple[str, ...]:
-    """Return the adapters that each process whose words stand in a part's log has to take."""
-    logged = plan.parts if plan.topology.backend == "ray" and part is plan.head else (part,)
-    chosen = [chosen_adapters(it.spec.env, it.seat.rdma) for it in logged if it.spec is not None]
+def _adapters(plan: Plan, planned: NodePlan) -> tuple[str, ...]:
+    """Return the adapters that each process whose words stand in a rank's log has to take."""
+    logged = plan.nodes if plan.topology.backend == "ray" and planned is plan.head else (planned,)
+    chosen = [chosen_adapters(it.spec.env, it.rank.rdma) for it in logged if it.spec is not None]
     return tuple(name for name in chosen[0] if all(name in names for names in chosen))
 
 

@@ -116,18 +116,18 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
 
 
 def prepare_folders(plan: Plan, nodes: Nodes) -> None:
-    """Make each part's cache folder, and the key of a public deployment, for the part's user."""
-    for part in plan.parts:
-        if part.spec is None or part.folders is None:
-            raise CheckpointError(f"{part.node}: the model is not there")
-        uid, gid = (int(number) for number in part.spec.user.split(":"))
-        if not part.seat.is_head:
-            _make_cache(nodes.node(part.node), part.folders.cache, part.spec.user)
+    """Make each node's cache folder, and a public deployment's key, for the container's user."""
+    for planned in plan.nodes:
+        if planned.spec is None or planned.folders is None:
+            raise CheckpointError(f"{planned.node}: the model is not there")
+        uid, gid = (int(number) for number in planned.spec.user.split(":"))
+        if not planned.rank.is_head:
+            _make_cache(nodes.node(planned.node), planned.folders.cache, planned.spec.user)
             continue
-        part.folders.cache.mkdir(parents=True, exist_ok=True)
-        _give(part.folders.cache, uid, gid, mode=0o755)
+        planned.folders.cache.mkdir(parents=True, exist_ok=True)
+        _give(planned.folders.cache, uid, gid, mode=0o755)
         if plan.deployment.exposure is Exposure.PUBLIC:
-            _write_key(part.folders.key_file, uid, gid)
+            _write_key(planned.folders.key_file, uid, gid)
 
 
 def _make_cache(node: Node, cache: Path, user: str) -> None:

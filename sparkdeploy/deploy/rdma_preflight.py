@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.plan.steps import NodePlan, Plan
 
 LOOK_TIMEOUT_S = 120
 """It takes a second; an image that has just arrived is read from a cold disk."""
@@ -68,8 +68,8 @@ def probe_containers(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
 
     Nothing fails for a recipe that puts up with sockets.
     """
-    parts = [it for it in plan.parts if wants_rdma(plan.resolved, plan.topology, it.seat)]
-    found = at_once(lambda part: list(_probe(plan, part, nodes.node(part.node))), parts)
+    wanted = [it for it in plan.nodes if wants_rdma(plan.resolved, plan.topology, it.rank)]
+    found = at_once(lambda planned: list(_probe(plan, planned, nodes.node(planned.node))), wanted)
     findings = [finding for of_node in found for finding in of_node]
     if allows_sockets(plan.resolved):
         findings = [_as_warning(finding) for finding in findings]
@@ -84,24 +84,24 @@ def check_all_reduce(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
     try:
         reason = _why_not(plan, nodes)
         # That of a launch may be taken by what serves now.
-        port = free_port(plan.head.seat.address) if not reason else 0
+        port = free_port(plan.head.rank.address) if not reason else 0
     except NodeError as error:
         reason = error.message
     if reason:
         return (_sum(plan.head.node, Verdict.NOT_SEEN, reason),)
-    return tuple(at_once(lambda it: _add(plan, it, nodes.node(it.node), port), plan.parts))
+    return tuple(at_once(lambda it: _add(plan, it, nodes.node(it.node), port), plan.nodes))
 
 
 def _as_warning(finding: Finding) -> Finding:
     return replace(finding, verdict=Verdict.WARN) if finding.verdict is Verdict.FAIL else finding
 
 
-def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpec:
+def _spec(plan: Plan, planned: NodePlan, program: str, *arguments: str) -> ContainerSpec:
     model = plan.observed.model
     spec = probe_spec(
         plan.resolved,
         plan.topology,
-        part.seat,
+        planned.rank,
         image=plan.images[-1].stage.tag,
         model=model if isinstance(model, ModelFact) else None,
         command=("-c", Path(program).read_text(encoding="utf-8"), *arguments),
@@ -109,25 +109,25 @@ def _spec(plan: Plan, part: Part, program: str, *arguments: str) -> ContainerSpe
     return replace(spec, name=f"{NAME_START}look-{uuid4().hex[:8]}")
 
 
-def _probe(plan: Plan, part: Part, node: Node) -> Iterator[Finding]:
-    spec = replace(_spec(plan, part, rdma.__file__), gpus="none")
+def _probe(plan: Plan, planned: NodePlan, node: Node) -> Iterator[Finding]:
+    spec = replace(_spec(plan, planned, rdma.__file__), gpus="none")
     subject, check = "container with /dev/infiniband", "container"
     if not _has_image(node, spec.image):
-        seen = f"engine image: {_image_missing(plan, part.node)}"
+        seen = f"engine image: {_image_missing(plan, planned.node)}"
         fix = f"sparkdeploy up {plan.resolved.called} --cluster --prepare"
-        yield node_finding(check, part.node, Verdict.NOT_SEEN, seen, fix=fix)
+        yield node_finding(check, planned.node, Verdict.NOT_SEEN, seen, fix=fix)
         return
     try:
         code, output = node.docker.run_to_end(spec, timeout_s=LOOK_TIMEOUT_S)
     except DockerRefusedError as error:
         # Such as a device that the machine does not have, or a limit that its user may not raise.
-        fix = f"on {part.node}: ls -l /dev/infiniband"
+        fix = f"on {planned.node}: ls -l /dev/infiniband"
         seen = f"{subject}: {error.message}"
-        yield node_finding(check, part.node, False, seen, "one that starts", fix)
+        yield node_finding(check, planned.node, False, seen, "one that starts", fix)
         return
     except NodeError as error:
         seen = f"{subject}: {error.message}"
-        yield node_finding(check, part.node, Verdict.NOT_SEEN, seen, fix=error.hint)
+        yield node_finding(check, planned.node, Verdict.NOT_SEEN, seen, fix=error.hint)
         return
     fact = read_rdma(_after_mark(output, rdma.MARK))
     if code == 0 and fact is not None:
@@ -135,26 +135,26 @@ def _probe(plan: Plan, part: Part, node: Node) -> Iterator[Finding]:
         return
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = lines[-1] if lines else "the program said nothing"
-    yield node_finding(check, part.node, Verdict.NOT_SEEN, f"{subject}: {last}")
+    yield node_finding(check, planned.node, Verdict.NOT_SEEN, f"{subject}: {last}")
 
 
 def _why_not(plan: Plan, nodes: Nodes) -> str:
     """Return why NCCL cannot be tried; empty when it can."""
     if plan.resolved.engine.runs_on != "cuda":
         return f"engine {plan.resolved.engine.name} runs on CPUs"
-    for part in plan.parts:
-        seen = plan.observed.node(part.node)
+    for planned in plan.nodes:
+        seen = plan.observed.node(planned.node)
         if seen is None or seen.facts.gpu is None:
-            return f"no GPU was seen on {part.node}"
+            return f"no GPU was seen on {planned.node}"
         serving = next((it.deployment for it in seen.containers if it.is_running), None)
         if serving is not None:
-            return f"{serving} runs on {part.node}, and NCCL would take memory from it"
-        if not _has_image(nodes.node(part.node), plan.images[-1].stage.tag):
-            return _image_missing(plan, part.node)
+            return f"{serving} runs on {planned.node}, and NCCL would take memory from it"
+        if not _has_image(nodes.node(planned.node), plan.images[-1].stage.tag):
+            return _image_missing(plan, planned.node)
         free_bytes = seen.facts.memory_available_bytes or 0
         if free_bytes < SUM_NEEDS_BYTES:
             has, needs = format_gib(free_bytes), format_gib(SUM_NEEDS_BYTES)
-            return f"{has} of memory are free on {part.node}, and it takes up to {needs}"
+            return f"{has} of memory are free on {planned.node}, and it takes up to {needs}"
     return ""
 
 
@@ -166,32 +166,32 @@ class _Added:
     gb_per_s: float
 
 
-def _add(plan: Plan, part: Part, node: Node, port: int) -> Finding:
-    seat, count = part.seat, len(plan.parts)
-    arguments = (str(seat.rank), str(count), plan.head.seat.address, str(port))
-    spec = _spec(plan, part, all_reduce.__file__, *arguments)
+def _add(plan: Plan, planned: NodePlan, node: Node, port: int) -> Finding:
+    rank, count = planned.rank, len(plan.nodes)
+    arguments = (str(rank.number), str(count), plan.head.rank.address, str(port))
+    spec = _spec(plan, planned, all_reduce.__file__, *arguments)
     try:
         code, output = node.docker.run_to_end(spec, timeout_s=SUM_TIMEOUT_S)
     except NodeError as error:
-        return _sum(part.node, Verdict.FAIL, error.message, error.hint)
+        return _sum(planned.node, Verdict.FAIL, error.message, error.hint)
     added: _Added | None = None
     with contextlib.suppress(ValueError):
         added = TypeAdapter(_Added).validate_json(_after_mark(output, all_reduce.MARK))
     if code != 0 or added is None:
         value, fix = _why_no_sum(code, output)
-        return _sum(part.node, Verdict.FAIL, value, fix)
+        return _sum(planned.node, Verdict.FAIL, value, fix)
     if added.sum != count:
         fix = "report it with what `sparkdeploy cluster check --json` says: NCCL adds up wrongly"
-        return _sum(part.node, Verdict.FAIL, f"{added.sum:g}", fix, expected=str(count))
+        return _sum(planned.node, Verdict.FAIL, f"{added.sum:g}", fix, expected=str(count))
     facts = read_whole([output.encode()]).facts
     value = f"{facts.transport.describe() or 'no transport logged'}, {added.gb_per_s:g} GB/s"
-    adapters = chosen_adapters(spec.env, seat.rdma)
+    adapters = chosen_adapters(spec.env, rank.rdma)
     for found in compare_backends(planned_transport(plan.resolved, spec.env, adapters), facts):
         if found.match is Match.DIFFERS:
             verdict = Verdict.FAIL if found.is_failure else Verdict.WARN
             fix = "what the image or the node lacks stands above"
-            return _sum(part.node, verdict, value, fix, expected=found.planned.wanted)
-    return _sum(part.node, Verdict.OK, value)
+            return _sum(planned.node, verdict, value, fix, expected=found.planned.wanted)
+    return _sum(planned.node, Verdict.OK, value)
 
 
 def _sum(

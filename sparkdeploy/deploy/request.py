@@ -103,7 +103,7 @@ def with_expected_paths(plan: Plan, settings: Settings) -> Plan:
     observed = with_expected_models(plan.observed, resolved.recipe, settings)
     expected = decide(resolved, settings, observed, plan.deployment, plan.topology)
     # The rest of the plan stays as it is: there is a download to do.
-    return replace(plan, parts=expected.parts)
+    return replace(plan, nodes=expected.nodes)
 
 
 def from_anywhere(recipe: str, settings: Settings) -> str:

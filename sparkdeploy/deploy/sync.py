@@ -48,7 +48,7 @@ def send_images(plan: Plan, nodes: Nodes, settings: Settings) -> dict[Node, int]
     Returns the bytes that went to each, compressed: 0 where the engine stage was there.
     """
     *_, below, top = (step.stage for step in plan.images)
-    workers = (nodes.node(part.node) for part in plan.parts[1:])
+    workers = (nodes.node(planned.node) for planned in plan.nodes[1:])
     return {worker: _bring(below, top, nodes.here, worker, settings) for worker in workers}
 
 

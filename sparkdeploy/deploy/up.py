@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.node.node import Nodes
-    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.plan.steps import NodePlan, Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
@@ -111,7 +111,7 @@ def up(
                 _prepare(plan, ranks, settings)
                 if prepares_only:
                     return Outcome(plan, changed=plan.prepares)
-                if any(part.action.is_work for part in plan.parts):
+                if any(planned.action.is_work for planned in plan.nodes):
                     _replace(plan, ranks, launch)
             if options.extent is Extent.DETACH or not launch.begun:
                 return Outcome(plan, changed=True)
@@ -160,8 +160,8 @@ def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
 
 def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> None:
     """Raise SparkdeployError when something runs that the plan replaces, and nobody consents."""
-    replaced = [part for part in plan.parts if part.action is Action.REPLACE]
-    seen = (plan.observed.node(part.node) for part in replaced)
+    replaced = [planned for planned in plan.nodes if planned.action is Action.REPLACE]
+    seen = (plan.observed.node(planned.node) for planned in replaced)
     facts = (node.container(plan.deployment.name) for node in seen if node is not None)
     running = [fact for fact in facts if fact is not None and fact.is_running]
     if not running:
@@ -183,16 +183,16 @@ def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
     from sparkdeploy.deploy.rdma_preflight import require_rdma  # noqa: PLC0415
 
     prepare(plan, ranks, settings)
-    if any(part.action.is_work for part in plan.parts):
+    if any(planned.action.is_work for planned in plan.nodes):
         require_rdma(plan, ranks)
 
 
 def _replace(plan: Plan, ranks: Nodes, launch: Launch) -> None:
     """Start all ranks together: a rank that is left over from before cannot join anew."""
     starts = []
-    for seat in plan.topology.start_order:
-        part = plan.parts[seat.rank]
-        starts.append(Rank(ranks.node(seat.node), _to_start(plan, part), part.claim))
+    for rank in plan.topology.start_order:
+        planned = plan.nodes[rank.number]
+        starts.append(Rank(ranks.node(rank.node), _to_start(plan, planned), planned.claim))
     with launch.lock(), ranks_lock(ranks, launch.command):
         # Memory is promised to other deployments meanwhile: the one list that needs the lock.
         for node in launch.nodes:
@@ -224,19 +224,19 @@ def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
             )
 
 
-def _to_start(plan: Plan, part: Part) -> ContainerSpec | ContainerFact:
+def _to_start(plan: Plan, planned: NodePlan) -> ContainerSpec | ContainerFact:
     """Return the stopped container that starts again, or the spec with its last labels."""
-    if part.stopped is not None:
-        return part.stopped
-    if part.spec is None:
-        raise CheckpointError(f"the model is not on {part.node}")
+    if planned.stopped is not None:
+        return planned.stopped
+    if planned.spec is None:
+        raise CheckpointError(f"the model is not on {planned.node}")
     own = {
-        labels.FINGERPRINT: part.spec.fingerprint(),
-        labels.EXPECTATION: expectation_of(plan, part).as_label(),
+        labels.FINGERPRINT: planned.spec.fingerprint(),
+        labels.EXPECTATION: expectation_of(plan, planned).as_label(),
         labels.USER: own_name(),
         labels.RECIPE_VALUES: json.dumps(values_to_show(plan.resolved.recipe)),
     }
-    return replace(part.spec, labels={**part.spec.labels, **own})
+    return replace(planned.spec, labels={**planned.spec.labels, **own})
 
 
 def _nothing_to_do(plan: Plan, launch: Launch, options: UpOptions) -> Outcome:

@@ -313,13 +313,9 @@ def _enlarged(cache: LayerCache, largest: int) -> LayerCache:
 
 
 def layout_of(
-    resolved: Resolved,
-    facts: ModelFacts,
-    kv_dtype: str | None = None,
-    *,
-    batched_tokens: int = LARGE_BATCH_TOKENS,
+    resolved: Resolved, facts: ModelFacts, *, batched_tokens: int = LARGE_BATCH_TOKENS
 ) -> tuple[CacheLayout | None, str]:
-    """Return the KV cache's layout, in the recipe's format or another one.
+    """Return the KV cache's layout.
 
     Without a layout the text says what is not known; it is empty for a model that keeps no cache.
     Of a pipeline's stages it is that of the largest blocks, which sets their number.
@@ -328,7 +324,7 @@ def layout_of(
     architecture = facts.architecture
     if architecture is None:
         return None, facts.unknown
-    settings = _settings(resolved, facts, kv_dtype, batched_tokens)
+    settings = _settings(resolved, facts, batched_tokens)
     drafting = tuple(drafting_layers(resolved.recipe, facts))
     try:
         made = [
@@ -355,9 +351,7 @@ def stage_ranges(layers: int, stages: int) -> Iterator[range]:
         first += size
 
 
-def _settings(
-    resolved: Resolved, facts: ModelFacts, kv_dtype: str | None, batched_tokens: int
-) -> CacheSettings:
+def _settings(resolved: Resolved, facts: ModelFacts, batched_tokens: int) -> CacheSettings:
     serve, engine = resolved.recipe.serve, resolved.engine
     prefix_caching = serve.enable_prefix_caching
     if prefix_caching is None:
@@ -373,7 +367,7 @@ def _settings(
     )
     joins = switch_of(serve.extra_args, "--disable-hybrid-kv-cache-manager")
     return CacheSettings(
-        kv_dtype=kv_dtype or serve.kv_cache_dtype,
+        kv_dtype=serve.kv_cache_dtype,
         vllm=engine.vllm,
         alignment_tokens=CPU_BLOCK_TOKENS if engine.runs_on == "cpu" else CUDA_BLOCK_TOKENS,
         block_tokens=int(block_size) if block_size.isdecimal() else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.estimate.kv_cache import layout_of
 from sparkdeploy.estimate.memory import GIB, budget_warnings
 from sparkdeploy.estimate.model import WeightKind
 from sparkdeploy.estimate.speed import CONTEXT_TOKENS, acceptance_lines, decode_step
@@ -23,15 +22,6 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.schema import Cluster
     from sparkdeploy.terminal.tables import Block
 
-FORMATS = {
-    "auto": "BF16",
-    "fp8": "8-bit floats",
-    "turboquant_k8v4": "perplexity +1.17 %",
-    "turboquant_4bit_nc": "perplexity +2.71 %",
-    "turboquant_k3v4_nc": "perplexity +10.63 %",
-    "turboquant_3bit_nc": "perplexity +20.59 %",
-}
-"""Perplexity: vLLM's own documentation in quantization/turboquant/config.py (0.25.1, 0.33)."""
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (1024, 4096, 16384, 32768, 65536, 131_072, 262_144)
 
@@ -45,7 +35,6 @@ def memory_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Itera
         yield f"  not known: {budget.unknown}" if budget.unknown else "  this model keeps none"
     else:
         yield from _cache_lines(resolved, facts, budget, budget.layout)
-        yield from _format_lines(resolved, facts, budget)
     for warning in budget_warnings(budget):
         yield line_of("  ", Piece("!", Style.CAUTION), f" {warning}")
 
@@ -154,25 +143,6 @@ def _what_is_kept(facts: ModelFacts, layout: CacheLayout) -> Iterator[str]:
     if layout.state_blocks and state is not None:
         size = layout.request_state_bytes / 2**20
         yield f"{size:.0f} MiB of {state.name} state a request, however long it is"
-
-
-def _format_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[Block]:
-    length = budget.max_model_len
-    if not length:
-        return
-    yield (
-        f"  the same memory in other formats, for requests of {length:,} tokens "
-        "(perplexity: of the model in vLLM's documentation, not of this one):"
-    )
-    rows = []
-    for name, quality in FORMATS.items():
-        layout, _ = layout_of(resolved, facts, name)
-        if layout is not None:
-            held = layout.tokens(budget.available_bytes, length)
-            rows.append(row_of(name, f"{layout.bytes_per_token:,}", f"{held:,}", quality))
-    figures = (TextColumn(title, Fill.FIGURE) for title in ("bytes a token", "tokens held"))
-    columns = (TextColumn("format"), *figures, TextColumn("quality", Fill.WORDS))
-    yield TextTable(columns, tuple(rows), indent=2)
 
 
 def speed_lines(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.plan.observed import ModelFact
-    from sparkdeploy.plan.topology import Seat, Topology
+    from sparkdeploy.plan.topology import NodeRank, Topology
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
 
@@ -73,15 +73,15 @@ def _path_inside(model: ModelFact) -> str:
     return str(PurePosixPath("/m/hub") / model.name / model.files)
 
 
-def has_adapters(resolved: Resolved, topology: Topology, seat: Seat) -> bool:
+def has_adapters(resolved: Resolved, topology: Topology, rank: NodeRank) -> bool:
     # One node of several that are configured may serve alone: it has nobody to reach.
-    return bool(seat.rdma) and resolved.engine.runs_on == "cuda" and not topology.is_alone
+    return bool(rank.rdma) and resolved.engine.runs_on == "cuda" and not topology.is_alone
 
 
-def wants_rdma(resolved: Resolved, topology: Topology, seat: Seat) -> bool:
+def wants_rdma(resolved: Resolved, topology: Topology, rank: NodeRank) -> bool:
     """Say whether a node's container gets the adapters that config.yaml names."""
-    env = launch.fabric_env(resolved, topology, seat)
-    return has_adapters(resolved, topology, seat) and not uses_sockets(env)
+    env = launch.fabric_env(resolved, topology, rank)
+    return has_adapters(resolved, topology, rank) and not uses_sockets(env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ class Place:
     companions: tuple[ModelFact, ...] = ()
 
 
-def part_spec(
+def rank_spec(
     resolved: Resolved,
     topology: Topology,
-    seat: Seat,
+    rank: NodeRank,
     *,
     image: str,
     deployment: Deployment,
@@ -109,7 +109,7 @@ def part_spec(
     memory. Only the head has an API, and a key.
     """
     recipe = resolved.recipe
-    exposure = deployment.exposure if seat.is_head else Exposure.LOOPBACK
+    exposure = deployment.exposure if rank.is_head else Exposure.LOOPBACK
     uid, gid = container_user(place.model)
     serve = launch.serve_argv(
         launched(recipe, resolved.engine),
@@ -117,25 +117,25 @@ def part_spec(
         exposure,
         companions=[_path_inside(item) for item in place.companions],
     )
-    empty = _empty(resolved, topology, seat, image=image, user=f"{uid}:{gid}")
+    empty = _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}")
     return replace(
         empty,
         name=container_name(deployment.name),
         entrypoint=GUARD_ENTRYPOINT,
         command=(
-            *_guard_options(recipe, exposure, topology, seat),
+            *_guard_options(recipe, exposure, topology, rank),
             "--",
-            *launch.rank_command(recipe, topology, seat, serve),
+            *launch.rank_command(recipe, topology, rank, serve),
         ),
         mounts=_mounts(place, exposure),
-        labels=_labels(recipe, deployment, exposure, topology, seat),
+        labels=_labels(recipe, deployment, exposure, topology, rank),
     )
 
 
 def probe_spec(
     resolved: Resolved,
     topology: Topology,
-    seat: Seat,
+    rank: NodeRank,
     *,
     image: str,
     model: ModelFact | None,
@@ -147,7 +147,7 @@ def probe_spec(
     """
     uid, gid = container_user(model) if model is not None else (UNPRIVILEGED_ID, UNPRIVILEGED_ID)
     return replace(
-        _empty(resolved, topology, seat, image=image, user=f"{uid}:{gid}"),
+        _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}"),
         entrypoint=PYTHON,
         command=command,
         labels={labels.KIND: "container", labels.ROLE: "check"},
@@ -155,12 +155,12 @@ def probe_spec(
 
 
 def _empty(
-    resolved: Resolved, topology: Topology, seat: Seat, *, image: str, user: str
+    resolved: Resolved, topology: Topology, rank: NodeRank, *, image: str, user: str
 ) -> ContainerSpec:
     """Return what a node's containers have in common, whatever runs in them."""
     engine = resolved.engine
-    env = launch.serve_env(resolved.recipe, engine) | launch.fabric_env(resolved, topology, seat)
-    with_rdma = wants_rdma(resolved, topology, seat)
+    env = launch.serve_env(resolved.recipe, engine) | launch.fabric_env(resolved, topology, rank)
+    with_rdma = wants_rdma(resolved, topology, rank)
     memlock = UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES
     return ContainerSpec(
         name="",
@@ -181,9 +181,11 @@ def _empty(
     )
 
 
-def _guard_options(recipe: Recipe, exposure: Exposure, topology: Topology, seat: Seat) -> list[str]:
+def _guard_options(
+    recipe: Recipe, exposure: Exposure, topology: Topology, rank: NodeRank
+) -> list[str]:
     options = ["--memory-floor-bytes", str(int(recipe.limits.memory_floor_gib * GIB))]
-    if seat.is_head:
+    if rank.is_head:
         options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
         options += _stall_options(recipe)
     if topology.is_alone and recipe.limits.idle_stop_s is not None:
@@ -230,14 +232,14 @@ def _mounts(place: Place, exposure: Exposure) -> tuple[Mount, ...]:
 
 
 def _labels(
-    recipe: Recipe, deployment: Deployment, exposure: Exposure, topology: Topology, seat: Seat
+    recipe: Recipe, deployment: Deployment, exposure: Exposure, topology: Topology, rank: NodeRank
 ) -> Mapping[str, str]:
-    among_others = {labels.NODES: ",".join(topology.nodes), labels.RANK: str(seat.rank)}
+    among_others = {labels.NODES: ",".join(topology.nodes), labels.RANK: str(rank.number)}
     return {
         labels.KIND: "container",
         labels.VERSION: __version__,
         labels.DEPLOYMENT: deployment.name,
-        labels.ROLE: "serving" if seat.is_head else "worker",
+        labels.ROLE: "serving" if rank.is_head else "worker",
         labels.RECIPE: recipe.name,
         labels.PORT: str(recipe.serve.port),
         labels.SERVED_NAME: recipe.model.served_names[0],

@@ -20,7 +20,7 @@ from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.plan.topology import Seat, Topology
+    from sparkdeploy.plan.topology import NodeRank, Topology
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import LoraAdapter, Recipe, Speculative
@@ -150,17 +150,17 @@ def _speculative_json(speculative: Speculative, companions: Sequence[str]) -> st
     return flags.compact_json(config | speculative.further)
 
 
-def fabric_env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, str]:
+def fabric_env(resolved: Resolved, topology: Topology, rank: NodeRank) -> dict[str, str]:
     """Return what a node's container must know of the fabric: its own address and interfaces."""
     if topology.is_alone:
         return {}
-    env = {"VLLM_HOST_IP": seat.address, **environment()["several"]}
-    env |= dict.fromkeys(INTERFACE_VARIABLES, seat.interface)
+    env = {"VLLM_HOST_IP": rank.address, **environment()["several"]}
+    env |= dict.fromkeys(INTERFACE_VARIABLES, rank.interface)
     if resolved.engine.runs_on == "cuda":
-        env |= _nccl_env(resolved, topology, seat)
+        env |= _nccl_env(resolved, topology, rank)
     if topology.backend == "ray":
         names = ("RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
-        env |= dict.fromkeys(names, seat.address) | environment()["ray"]
+        env |= dict.fromkeys(names, rank.address) | environment()["ray"]
     return env
 
 
@@ -170,24 +170,24 @@ def nccl_choices(recipe: Recipe) -> dict[str, str]:
 
 
 def rank_command(
-    recipe: Recipe, topology: Topology, seat: Seat, serve: tuple[str, ...]
+    recipe: Recipe, topology: Topology, rank: NodeRank, serve: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return the command of one rank; `serve` is that of a machine that serves alone."""
     if topology.is_alone:
         # One machine with several GPUs divides a model too.
         return (*serve, *_sizes(topology), *_copies(topology))
     if topology.backend == "ray":
-        return _ray_command(recipe, topology, seat, serve)
+        return _ray_command(recipe, topology, rank, serve)
     if topology.data_parallel > 1:
-        return (*serve, *_data_parallel(recipe, topology, seat))
+        return (*serve, *_data_parallel(recipe, topology, rank))
     rendezvous = (
         *_sizes(topology),
-        *("--nnodes", str(len(topology.seats))),
-        *("--node-rank", str(seat.rank), "--master-addr", topology.head.address),
+        *("--nnodes", str(len(topology.ranks))),
+        *("--node-rank", str(rank.number), "--master-addr", topology.head.address),
         *("--master-port", str(topology.master_port)),
         *_rendezvous_timeout(recipe),
     )
-    return (*serve, *rendezvous, *(() if seat.is_head else ("--headless",)))
+    return (*serve, *rendezvous, *(() if rank.is_head else ("--headless",)))
 
 
 def meeting_port(topology: Topology) -> int:
@@ -197,24 +197,24 @@ def meeting_port(topology: Topology) -> int:
     return DATA_PARALLEL_RPC_PORT if topology.data_parallel > 1 else topology.master_port
 
 
-def _nccl_env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, str]:
+def _nccl_env(resolved: Resolved, topology: Topology, rank: NodeRank) -> dict[str, str]:
     env = dict(environment()["several_cuda"])
     if topology.backend == "ray":
         # Its workers have a file there, which NCCL would empty.
         del env["NCCL_DEBUG_FILE"]
     choices = nccl_choices(resolved.recipe)
-    if seat.rdma:
+    if rank.rdma:
         env |= {
-            "NCCL_IB_HCA": ",".join(seat.rdma),
+            "NCCL_IB_HCA": ",".join(rank.rdma),
             "NCCL_IB_DISABLE": "0",
             "NCCL_CROSS_NIC": "1",
-            "UCX_NET_DEVICES": ",".join(f"{device}:1" for device in seat.rdma),
+            "UCX_NET_DEVICES": ",".join(f"{device}:1" for device in rank.rdma),
         }
         if not (allows_sockets(resolved) or uses_sockets(choices)):
             # Without it NCCL falls back to TCP in silence: 12 tok/s where 30 are possible.
             env["NCCL_NET"] = "IB"
-        if seat.gid_index is not None:
-            env["NCCL_IB_GID_INDEX"] = str(seat.gid_index)
+        if rank.gid_index is not None:
+            env["NCCL_IB_GID_INDEX"] = str(rank.gid_index)
     else:
         env["NCCL_IB_DISABLE"] = "1"
     return env | choices
@@ -233,9 +233,9 @@ def _copies(topology: Topology) -> tuple[str, ...]:
     return copies if topology.data_parallel > 1 else ()
 
 
-def _data_parallel(recipe: Recipe, topology: Topology, seat: Seat) -> tuple[str, ...]:
+def _data_parallel(recipe: Recipe, topology: Topology, rank: NodeRank) -> tuple[str, ...]:
     """Whole replicas on each node; the head's API divides the requests among them."""
-    replicas = topology.data_parallel // len(topology.seats)
+    replicas = topology.data_parallel // len(topology.ranks)
     shared = (
         *_sizes(topology),
         *_copies(topology),
@@ -244,26 +244,26 @@ def _data_parallel(recipe: Recipe, topology: Topology, seat: Seat) -> tuple[str,
         *("--data-parallel-rpc-port", str(DATA_PARALLEL_RPC_PORT)),
         *_rendezvous_timeout(recipe),
     )
-    if seat.is_head:
+    if rank.is_head:
         return shared
-    return (*shared, "--data-parallel-start-rank", str(seat.rank * replicas), "--headless")
+    return (*shared, "--data-parallel-start-rank", str(rank.number * replicas), "--headless")
 
 
 def _ray_command(
-    recipe: Recipe, topology: Topology, seat: Seat, serve: tuple[str, ...]
+    recipe: Recipe, topology: Topology, rank: NodeRank, serve: tuple[str, ...]
 ) -> tuple[str, ...]:
-    if not seat.is_head:
+    if not rank.is_head:
         return (
             *(*RAY_WORKER, "--join-timeout-s", str(RAY_JOIN_TIMEOUT_S), "--"),
             *("ray", "start", "--block"),
             *("--address", f"{topology.head.address}:{topology.ray_port}"),
-            *("--node-ip-address", seat.address),
+            *("--node-ip-address", rank.address),
             *("--num-cpus", "2", "--object-store-memory", str(RAY_OBJECT_STORE_BYTES)),
         )
     return (
         *RAY_HEAD,
-        *("--address", seat.address, "--port", str(topology.ray_port)),
-        *("--nodes", str(len(topology.seats)), "--join-timeout-s", str(RAY_JOIN_TIMEOUT_S)),
+        *("--address", rank.address, "--port", str(topology.ray_port)),
+        *("--nodes", str(len(topology.ranks)), "--join-timeout-s", str(RAY_JOIN_TIMEOUT_S)),
         *("--object-store-bytes", str(RAY_OBJECT_STORE_BYTES)),
         *("--", *serve, *_sizes(topology)),
         *("--distributed-executor-backend", "ray", *_rendezvous_timeout(recipe)),
@@ -313,7 +313,7 @@ def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
 def planned_transport(
     resolved: Resolved, env: Mapping[str, str], adapters: Sequence[str]
 ) -> tuple[PlannedBackend, ...]:
-    """Return how NCCL is to reach the other nodes, from a part's environment; sockets need none.
+    """Return how NCCL is to reach the other nodes, by a container's environment; not for sockets.
 
     `adapters` are those that have to be among what it takes.
     """

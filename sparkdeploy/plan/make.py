@@ -10,14 +10,14 @@ from sparkdeploy.checks.survey import Survey, probe
 from sparkdeploy.estimate.memory import memory_claim
 from sparkdeploy.estimate.model import share_of_weights
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.plan.container import HostFolders, part_spec
+from sparkdeploy.plan.container import HostFolders, rank_spec
 from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
 from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
 from sparkdeploy.plan.observe import observe, with_models
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.place import place_of
 from sparkdeploy.plan.preflight import preflight
-from sparkdeploy.plan.steps import Action, CheckpointStep, Needs, Part, Plan
+from sparkdeploy.plan.steps import Action, CheckpointStep, Needs, NodePlan, Plan
 from sparkdeploy.plan.topology import alone, make_topology
 from sparkdeploy.units import format_bytes
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.plan.container import Deployment, Place
     from sparkdeploy.plan.observed import Observed, ObservedNode
-    from sparkdeploy.plan.topology import Seat, Topology
+    from sparkdeploy.plan.topology import NodeRank, Topology
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
@@ -125,7 +125,7 @@ def make_plan(
         images=image_steps(stages, observed.head.images),
         checkpoint=_checkpoint_step(observed),
     )
-    plan = replace(draft, parts=tuple(_parts(draft)))
+    plan = replace(draft, nodes=tuple(_parts(draft)))
     return replace(plan, findings=tuple(preflight(plan)))
 
 
@@ -146,39 +146,39 @@ def _checkpoint_step(observed: Observed) -> CheckpointStep:
     return CheckpointStep(Action.PREPARE, reason, OVERLAY_WRITE_BYTES + model.fp8_bytes)
 
 
-def _parts(plan: Plan) -> Iterator[Part]:
+def _parts(plan: Plan) -> Iterator[NodePlan]:
     """Yield what each node does, by rank."""
-    seats = plan.topology.seats
+    ranks = plan.topology.ranks
     claims, places, specs = {}, {}, {}
-    for seat in seats:
-        seen = plan.observed.node(seat.node)
+    for rank in ranks:
+        seen = plan.observed.node(rank.node)
         claim = place = None
         if seen is not None:
             claim = memory_claim(plan.resolved.recipe, plan.resolved.engine, seen.facts)
-            place = place_of(plan.observed, plan.folders, seat.node)
-        claims[seat], places[seat] = claim, place
-        specs[seat] = _spec(plan, seat, place, claim) if place is not None else None
-    for seat, (action, reason, stopped) in zip(seats, _actions(plan, specs), strict=True):
-        place = places[seat]
-        yield Part(
-            seat=seat,
+            place = place_of(plan.observed, plan.folders, rank.node)
+        claims[rank], places[rank] = claim, place
+        specs[rank] = _spec(plan, rank, place, claim) if place is not None else None
+    for rank, (action, reason, stopped) in zip(ranks, _actions(plan, specs), strict=True):
+        place = places[rank]
+        yield NodePlan(
+            rank=rank,
             action=action,
             reason=reason,
-            spec=specs[seat],
+            spec=specs[rank],
             folders=place.folders if place is not None else None,
-            claim=claims[seat],
-            needs=_needs(plan, seat, claims[seat]),
+            claim=claims[rank],
+            needs=_needs(plan, rank, claims[rank]),
             stopped=stopped,
         )
 
 
-def _spec(plan: Plan, seat: Seat, place: Place, claim: MemoryClaim | None) -> ContainerSpec:
+def _spec(plan: Plan, rank: NodeRank, place: Place, claim: MemoryClaim | None) -> ContainerSpec:
     # The uppermost stage's tag; the tag of an unresolved tag is not known yet.
     top, tag = plan.images[-1].stage, unresolved_tag([step.stage for step in plan.images])
-    spec = part_spec(
+    spec = rank_spec(
         plan.resolved,
         plan.topology,
-        seat,
+        rank,
         image=top.tag if tag is None else f"<{top.name} on {tag}>",
         deployment=plan.deployment,
         place=place,
@@ -188,20 +188,20 @@ def _spec(plan: Plan, seat: Seat, place: Place, claim: MemoryClaim | None) -> Co
     return replace(spec, labels={**spec.labels, labels.MEMORY: str(claim.needed_bytes)})
 
 
-def _actions(plan: Plan, specs: Mapping[Seat, ContainerSpec | None]) -> list[Decision]:
+def _actions(plan: Plan, specs: Mapping[NodeRank, ContainerSpec | None]) -> list[Decision]:
     """A rank that still runs cannot join those that start anew: all start, or none."""
-    nodes = {seat: plan.observed.node(seat.node) for seat in specs}
+    nodes = {rank: plan.observed.node(rank.node) for rank in specs}
     name = plan.deployment.name
-    existing = {seat: seen.container(name) if seen else None for seat, seen in nodes.items()}
+    existing = {rank: seen.container(name) if seen else None for rank, seen in nodes.items()}
     decisions = [
-        _action(plan, specs[seat], existing[seat])
+        _action(plan, specs[rank], existing[rank])
         if seen is not None
         else (Action.START, "the node does not answer", None)
-        for seat, seen in nodes.items()
+        for rank, seen in nodes.items()
     ]
     if not any(action.is_work for action, _, _ in decisions):
         return decisions
-    stopped = [it for seat in specs if (it := _stopped(specs[seat], existing[seat])) is not None]
+    stopped = [it for rank in specs if (it := _stopped(specs[rank], existing[rank])) is not None]
     # What starts together was made together.
     if len(stopped) == len(specs) and len({fact.launch for fact in stopped}) == 1:
         return [(Action.START, STARTS_AGAIN, fact) for fact in stopped]
@@ -233,13 +233,13 @@ def _stopped(spec: ContainerSpec | None, fact: ListedContainer | None) -> Contai
     return fact if fact.is_stopped or fact.rank else None
 
 
-def _needs(plan: Plan, seat: Seat, claim: MemoryClaim | None) -> Needs:
-    seen = plan.observed.node(seat.node)
+def _needs(plan: Plan, rank: NodeRank, claim: MemoryClaim | None) -> Needs:
+    seen = plan.observed.node(rank.node)
     if seen is None:
         return Needs(None, None, None, sent_bytes=None)
     memory_bytes = claim.needed_bytes if claim is not None else None
     weights_bytes = _weights_bytes(plan)
-    if not seat.is_head:
+    if not rank.is_head:
         image_bytes, missing_bytes = _engine_bytes(plan, seen), seen.missing_bytes
         known = image_bytes is not None and missing_bytes is not None
         sent_bytes = (image_bytes or 0) + (missing_bytes or 0) if known else None
@@ -279,5 +279,5 @@ def _weights_bytes(plan: Plan) -> int | None:
         return None
     size_bytes = model.size_bytes if model.weights_bytes is None else model.weights_bytes
     ranks = topology.tensor_parallel * topology.pipeline_parallel
-    ranks_here = ranks * topology.data_parallel // len(topology.seats)
+    ranks_here = ranks * topology.data_parallel // len(topology.ranks)
     return ranks_here * share_of_weights(size_bytes, ranks, model.layers)

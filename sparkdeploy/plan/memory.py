@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.plan.observed import ObservedNode
-    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.plan.steps import NodePlan, Plan
 
 MOST_MACHINES = 8
 """No message advises more: what the design is for."""
 
 
-def memory(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
+def memory(plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
     """Yield whether the weights fit, whether enough is free, and how many requests fit."""
-    claim, weights_bytes = part.claim, part.needs.weights_bytes
+    claim, weights_bytes = planned.claim, planned.needs.weights_bytes
     vllm_bytes = claim.vllm_bytes if claim is not None else None
-    is_new = part.action is not Action.REUSE
+    is_new = planned.action is not Action.REUSE
     if vllm_bytes is not None and (weights_bytes or 0) > vllm_bytes:
         # No context is short enough for it, so nothing is said of requests.
         if is_new:
             yield _too_large(plan, claim, weights_bytes or 0, vllm_bytes)
         return
-    yield from _requests(plan, part, seen)
+    yield from _requests(plan, planned, seen)
     available_bytes = seen.facts.memory_available_bytes
     if claim is None or (available_bytes is None and seen.facts.memory_total_bytes is None):
         yield not_seen("machine.memory", "/proc/meminfo cannot be read")
@@ -70,7 +70,7 @@ def _too_large(
         seen = f"memory: the weights alone {takes.replace('takes', 'take', 1)}"
         fix = f"use a machine with more memory{divided}, or a smaller model"
         return fail("machine.memory", seen, fix)
-    fix = f"divide the model among more nodes than {len(plan.parts)}: "
+    fix = f"divide the model among more nodes than {len(plan.nodes)}: "
     fix += f"--set cluster.tensor_parallel={2 * plan.topology.tensor_parallel}, or a smaller model"
     return fail("machine.memory", f"memory: its share of the weights alone {takes}", fix)
 
@@ -105,9 +105,9 @@ def shortage(claim: MemoryClaim, available_bytes: int) -> Finding:
     )
 
 
-def _requests(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
+def _requests(plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
     """Say how many requests fit by estimate; a model whose size nobody knows is never passed."""
-    model, weights_bytes = plan.observed.model, part.needs.weights_bytes
+    model, weights_bytes = plan.observed.model, planned.needs.weights_bytes
     if plan.resolved.engine.runs_on == "cpu":
         return
     if weights_bytes is None or seen.facts.memory_total_bytes is None:
@@ -122,7 +122,7 @@ def _requests(plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
         return
     gpu_bytes = seen.facts.gpu.memory_bytes if seen.facts.gpu is not None else None
     memory_bytes = gpu_bytes or seen.facts.memory_total_bytes
-    hardware = Hardware(part.node, part.node, memory_bytes, 0.0, "seen", gpu_bytes is None)
+    hardware = Hardware(planned.node, planned.node, memory_bytes, 0.0, "seen", gpu_bytes is None)
     facts = ModelFacts(
         repo=plan.resolved.recipe.model.source,
         architecture=model.layers if model is not None else None,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.plan.observed import ObservedNode
-    from sparkdeploy.plan.steps import Part, Plan
+    from sparkdeploy.plan.steps import NodePlan, Plan
 
 LOAD_FACTOR = 2
 
@@ -51,19 +51,19 @@ def preflight(plan: Plan) -> Iterator[Finding]:
 
     Among several nodes the findings of one begin with its name.
     """
-    for part in plan.parts:
-        seen = plan.observed.node(part.node)
+    for planned in plan.nodes:
+        seen = plan.observed.node(planned.node)
         if seen is None:
             continue
-        prefix = "" if plan.topology.is_alone else f"{part.node}: "
+        prefix = "" if plan.topology.is_alone else f"{planned.node}: "
         for of_node in NODE_CHECKS:
-            for finding in of_node(plan, part, seen):
+            for finding in of_node(plan, planned, seen):
                 yield replace(finding, seen=prefix + finding.seen)
     for check in PLAN_CHECKS:
         yield from check(plan)
 
 
-def gpu(plan: Plan, _part: Part, seen: ObservedNode) -> Iterator[Finding]:
+def gpu(plan: Plan, _part: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
     node, resolved = seen.facts, plan.resolved
     if resolved.engine.runs_on == "cpu":
         return
@@ -85,18 +85,18 @@ def gpu(plan: Plan, _part: Part, seen: ObservedNode) -> Iterator[Finding]:
     yield check_kho(node.meminfo)
 
 
-def swap(_plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
-    if part.action is not Action.REUSE:
+def swap(_plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
+    if planned.action is not Action.REUSE:
         yield check_swap(seen.facts.meminfo)
 
 
-def disk(_plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
+def disk(_plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
     """Compare images with docker's disk, and a worker's weights with its own."""
-    node, image_bytes = seen.facts, part.needs.image_bytes or 0
+    node, image_bytes = seen.facts, planned.needs.image_bytes or 0
     # `docker load` unpacks the archive beside the layers that it makes of it.
-    wanted = image_bytes if part.seat.is_head else LOAD_FACTOR * image_bytes
+    wanted = image_bytes if planned.rank.is_head else LOAD_FACTOR * image_bytes
     if node.docker_free_bytes is not None and wanted > node.docker_free_bytes:
-        doing = "building the images" if part.seat.is_head else "loading the engine image"
+        doing = "building the images" if planned.rank.is_head else "loading the engine image"
         root = node.docker.root_dir if node.docker else "docker's folder"
         yield fail_early(
             "docker.disk",
@@ -105,14 +105,14 @@ def disk(_plan: Plan, part: Part, seen: ObservedNode) -> Iterator[Finding]:
             "free some space there, or move docker's data-root to another disk",
         )
     free_bytes, missing_bytes = node.data_free_bytes, seen.missing_bytes
-    if part.seat.is_head or free_bytes is None or (missing_bytes or 0) <= free_bytes:
+    if planned.rank.is_head or free_bytes is None or (missing_bytes or 0) <= free_bytes:
         return
     missing = f"disk: {format_bytes(missing_bytes or 0)} of weights are missing, and their disk has"
     free = f"{format_bytes(free_bytes)} free"
-    yield fail_early("folders.disk", f"{missing} {free}", f"free some space on {part.node}")
+    yield fail_early("folders.disk", f"{missing} {free}", f"free some space on {planned.node}")
 
 
-def container_name_is_free(plan: Plan, _part: Part, seen: ObservedNode) -> Iterator[Finding]:
+def container_name_is_free(plan: Plan, _part: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
     if seen.has_stranger:
         name = container_name(plan.deployment.name)
         stays = f"a container named {name} exists that sparkdeploy did not make; it stays"
@@ -125,11 +125,11 @@ NODE_CHECKS = (gpu, swap, memory, disk, container_name_is_free)
 
 def transport(plan: Plan) -> Iterator[Finding]:
     """Name what a recipe gives away that lets NCCL do without the adapters of config.yaml."""
-    seats = [it.seat for it in plan.parts if has_adapters(plan.resolved, plan.topology, it.seat)]
-    if not seats:
+    ranks = [it.rank for it in plan.nodes if has_adapters(plan.resolved, plan.topology, it.rank)]
+    if not ranks:
         return
     fix = "leave it out, unless RDMA does not work there: `sparkdeploy cluster check` says so"
-    if uses_sockets(fabric_env(plan.resolved, plan.topology, seats[0])):
+    if uses_sockets(fabric_env(plan.resolved, plan.topology, ranks[0])):
         seen = "the recipe makes NCCL use sockets, and config.yaml names RDMA adapters"
     elif allows_sockets(plan.resolved):
         seen = "the recipe lets NCCL fall back to sockets (backends.warn_only)"
@@ -206,7 +206,7 @@ def port(plan: Plan) -> Iterator[Finding]:
 
 def meeting_port_is_free(plan: Plan) -> Iterator[Finding]:
     """Name who leads other nodes from the head by the same ports."""
-    if plan.topology.is_alone or not any(part.action.is_work for part in plan.parts):
+    if plan.topology.is_alone or not any(planned.action.is_work for planned in plan.nodes):
         return
     for fact in plan.observed.head.containers:
         is_head_of_others = fact.is_running and fact.rank == 0 and bool(fact.nodes)
@@ -222,7 +222,7 @@ def meeting_port_is_free(plan: Plan) -> Iterator[Finding]:
 
 def rdma_libraries(plan: Plan) -> Iterator[Finding]:
     """Name what a finished engine image lacks; one that is to be built is looked into then."""
-    wanted = any(wants_rdma(plan.resolved, plan.topology, part.seat) for part in plan.parts)
+    wanted = any(wants_rdma(plan.resolved, plan.topology, planned.rank) for planned in plan.nodes)
     images = plan.observed.head.images
     engine = next(
         (images.get(it.stage.tag) for it in plan.images if it.stage.name == "engine"), None

@@ -87,7 +87,7 @@ def engine_is_enough(plan: Plan) -> Iterator[Finding]:
 
 
 def nodes_are_enough(plan: Plan) -> Iterator[Finding]:
-    recipe, count = plan.resolved.recipe, len(plan.parts)
+    recipe, count = plan.resolved.recipe, len(plan.nodes)
     if count < recipe.cluster.least_nodes:
         needs = f"{recipe.name} needs {recipe.cluster.least_nodes} nodes (cluster.min_nodes), and "
         fix = f"sparkdeploy up {plan.resolved.called} --cluster"
@@ -99,7 +99,7 @@ def idle_stop(plan: Plan) -> Iterator[Finding]:
     if plan.resolved.recipe.limits.idle_stop_s is not None and not plan.topology.is_alone:
         seen = "limits.idle_stop_s stops a deployment of one machine, and this plan has "
         fix = "--set limits.idle_stop_s=null, or serve it on one machine with --solo"
-        yield fail_early("recipe.idle", f"{seen}{len(plan.parts)} nodes", fix)
+        yield fail_early("recipe.idle", f"{seen}{len(plan.nodes)} nodes", fix)
 
 
 CHECKS = (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.node.container import ContainerSpec, Mount
-    from sparkdeploy.plan.steps import Action, Needs, Part, Plan
+    from sparkdeploy.plan.steps import Action, Needs, NodePlan, Plan
     from sparkdeploy.terminal.style import Line
     from sparkdeploy.terminal.tables import Block, TextRow
 
@@ -82,12 +82,12 @@ def _fingerprinted(plan: Plan, spec: ContainerSpec) -> ContainerSpec:
 def _by_node(plan: Plan, text: Callable[[ContainerSpec], str]) -> str:
     """Return a shell's lines, where there are several nodes under a comment that names each."""
     if plan.topology.is_alone:
-        return "\n".join(text(part.spec) for part in plan.parts if part.spec is not None)
+        return "\n".join(text(planned.spec) for planned in plan.nodes if planned.spec is not None)
     return "\n\n".join(
-        f"# {part.node}\n{text(part.spec)}"
-        if part.spec is not None
-        else f"# {part.node}: unknown, for it does not answer"
-        for part in plan.parts
+        f"# {planned.node}\n{text(planned.spec)}"
+        if planned.spec is not None
+        else f"# {planned.node}: unknown, for it does not answer"
+        for planned in plan.nodes
     )
 
 
@@ -122,7 +122,8 @@ def _steps(plan: Plan) -> TextTable:
     name = plan.resolved.recipe.model.source
     rows.append(_step(plan.checkpoint.action, "checkpoint", name, plan.checkpoint.reason))
     rows += (
-        _step(part.action, "container", _place(plan, part), part.reason) for part in plan.parts
+        _step(planned.action, "container", _place(plan, planned), planned.reason)
+        for planned in plan.nodes
     )
     columns = (TextColumn(), TextColumn("", Fill.WORDS), TextColumn("", Fill.WORDS))
     return TextTable(columns, tuple(rows), indent=2)
@@ -176,20 +177,20 @@ def mods_text(plan: Plan) -> str:
     )
 
 
-def _place(plan: Plan, part: Part) -> str:
+def _place(plan: Plan, planned: NodePlan) -> str:
     if plan.topology.is_alone:
         return f"sparkdeploy-{plan.deployment.name} on port {plan.resolved.recipe.serve.port}"
-    seat = part.seat
-    role = f"head, port {plan.resolved.recipe.serve.port}" if seat.is_head else "worker"
-    rdma = f"RDMA {' '.join(seat.rdma)}" if seat.rdma else "no RDMA"
-    return f"{seat.node}: rank {seat.rank}, {role}, {seat.address} on {seat.interface}, {rdma}:"
+    rank = planned.rank
+    role = f"head, port {plan.resolved.recipe.serve.port}" if rank.is_head else "worker"
+    rdma = f"RDMA {' '.join(rank.rdma)}" if rank.rdma else "no RDMA"
+    return f"{rank.node}: rank {rank.number}, {role}, {rank.address} on {rank.interface}, {rdma}:"
 
 
 def _division(plan: Plan) -> Iterator[str]:
     if plan.topology.is_alone:
         return
-    for part in plan.parts:
-        yield f"      {part.node} takes {', '.join(_takes(part))}"
+    for planned in plan.nodes:
+        yield f"      {planned.node} takes {', '.join(_takes(planned))}"
     topology = plan.topology
     sizes = {
         "tensor": topology.tensor_parallel,
@@ -197,17 +198,17 @@ def _division(plan: Plan) -> Iterator[str]:
         "data": topology.data_parallel,
     }
     divided = ", ".join(f"{how} parallel {size}" for how, size in sizes.items() if size > 1)
-    count = len(plan.parts)
+    count = len(plan.nodes)
     yield f"  {divided} over {count} nodes, back end {topology.backend}"
     for name in topology.left_alone:
         yield f"  {name} is left alone: {count} nodes are enough"
 
 
-def _takes(part: Part) -> Iterator[str]:
-    needs = part.needs
+def _takes(planned: NodePlan) -> Iterator[str]:
+    needs = planned.needs
     yield f"{_memory(needs.weights_bytes)} of weights"
     yield f"memory {_memory(needs.memory_bytes)}"
-    if not part.seat.is_head:
+    if not planned.rank.is_head:
         yield f"{_disk(needs.sent_bytes)} to be sent"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.plan.observed import Observed
-    from sparkdeploy.plan.topology import Seat, Topology
+    from sparkdeploy.plan.topology import NodeRank, Topology
     from sparkdeploy.recipe.load import Resolved
 
 BUDGET_CHECK = "machine.room"
@@ -59,7 +59,7 @@ class CheckpointStep:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a part takes from its node; None where it cannot be known yet."""
+    """What a rank takes from its node; None where it cannot be known yet."""
 
     image_bytes: int | None
     """On Docker's disk while images are built or loaded; 0 when all are there."""
@@ -72,10 +72,10 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NodePlan:
     """What one node does: its container is kept, started, or put in the place of an older one."""
 
-    seat: Seat
+    rank: NodeRank
     action: Literal[Action.REUSE, Action.START, Action.REPLACE]
     reason: str
     spec: ContainerSpec | None
@@ -90,7 +90,7 @@ class Part:
 
     @property
     def node(self) -> str:
-        return self.seat.node
+        return self.rank.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,14 @@ class Plan:
     observed: Observed
     images: tuple[ImageStep, ...]
     checkpoint: CheckpointStep
-    parts: tuple[Part, ...] = ()
+    nodes: tuple[NodePlan, ...] = ()
     """One a node, by rank."""
     findings: tuple[Finding, ...] = ()
     """What the preflight checks say, good and bad."""
 
     @property
-    def head(self) -> Part:
-        return self.parts[0]
+    def head(self) -> NodePlan:
+        return self.nodes[0]
 
     @property
     def base_url(self) -> str:
@@ -139,12 +139,12 @@ class Plan:
     def prepares(self) -> bool:
         """Whether images or the checkpoint are to be made or sent."""
         actions = [self.checkpoint.action, *(step.action for step in self.images)]
-        sends = any(part.needs.sent_bytes != 0 for part in self.parts)
+        sends = any(planned.needs.sent_bytes != 0 for planned in self.nodes)
         return sends or any(action.is_work for action in actions)
 
     @property
     def has_work(self) -> bool:
-        return self.prepares or any(part.action.is_work for part in self.parts)
+        return self.prepares or any(planned.action.is_work for planned in self.nodes)
 
 
 def awaited_preparation(plan: Plan) -> list[PlannedStep]:
@@ -172,17 +172,17 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         ],
         "checkpoint": _checkpoint_as_dict(plan),
         "container": {**_done_and_why(plan.head), "spec": _spec_as_dict(plan.head)},
-        "formation": asdict(plan.topology),
-        "parts": [
+        "topology": asdict(plan.topology),
+        "ranks": [
             {
-                "node": part.node,
-                "rank": part.seat.rank,
-                **_done_and_why(part),
-                "needs": asdict(part.needs),
+                "node": planned.node,
+                "rank": planned.rank.number,
+                **_done_and_why(planned),
+                "needs": asdict(planned.needs),
             }
-            for part in plan.parts
+            for planned in plan.nodes
         ],
-        "nodes": {part.node: _spec_as_dict(part) for part in plan.parts},
+        "nodes": {planned.node: _spec_as_dict(planned) for planned in plan.nodes},
         "needs": asdict(plan.head.needs),
         "checks": [asdict(check) for check in plan.observed.checks],
         # Readers of the JSON know a subject; nothing but nodes has problems.
@@ -208,9 +208,9 @@ def _image_as_dict(plan: Plan) -> dict[str, Any] | None:
     if name is None:
         return None
     contents = engine.contents if isinstance(engine, InspectedEngine) else None
-    parts = {} if contents is None else asdict(replace(contents, release=None))
-    parts.pop("release", None)
-    return {"name": name, "pinned": None if is_tag(engine.image) else engine.image, "holds": parts}
+    holds = {} if contents is None else asdict(replace(contents, release=None))
+    holds.pop("release", None)
+    return {"name": name, "pinned": None if is_tag(engine.image) else engine.image, "holds": holds}
 
 
 def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:
@@ -224,9 +224,9 @@ def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _spec_as_dict(part: Part) -> dict[str, Any] | None:
-    return asdict(part.spec) if part.spec is not None else None
+def _spec_as_dict(planned: NodePlan) -> dict[str, Any] | None:
+    return asdict(planned.spec) if planned.spec is not None else None
 
 
-def _done_and_why(step: ImageStep | CheckpointStep | Part) -> dict[str, str]:
+def _done_and_why(step: ImageStep | CheckpointStep | NodePlan) -> dict[str, str]:
     return {"action": step.action.name.lower(), "reason": step.reason}

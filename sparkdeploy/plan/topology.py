@@ -1,4 +1,4 @@
-"""Who does what in a deployment: one machine, or several that serve one model together. Pure."""
+"""Who does what in a deployment: one machine, or several that serve one model together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Backend = Literal["native", "ray"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """One node's place: its rank, and the addresses and devices by which others reach it."""
+class NodeRank:
+    """One node's rank in a deployment, and the addresses and devices by which others reach it."""
 
     node: str
-    rank: int = 0
+    number: int = 0
     address: str = "127.0.0.1"
     interface: str = ""
     rdma: tuple[str, ...] = ()
@@ -32,14 +32,14 @@ class Seat:
 
     @property
     def is_head(self) -> bool:
-        return self.rank == 0
+        return self.number == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """The nodes of one deployment, the head first, and how the model is divided among them."""
 
-    seats: tuple[Seat, ...]
+    ranks: tuple[NodeRank, ...]
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
@@ -51,26 +51,26 @@ class Topology:
 
     @property
     def is_alone(self) -> bool:
-        return len(self.seats) == 1
+        return len(self.ranks) == 1
 
     @property
-    def head(self) -> Seat:
+    def head(self) -> NodeRank:
         """The node with the API."""
-        return self.seats[0]
+        return self.ranks[0]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(seat.node for seat in self.seats)
+        return tuple(rank.node for rank in self.ranks)
 
     @property
-    def start_order(self) -> tuple[Seat, ...]:
+    def start_order(self) -> tuple[NodeRank, ...]:
         """Workers first; a Ray worker, though, has to find its head."""
-        head, *workers = self.seats
+        head, *workers = self.ranks
         return (head, *workers) if self.backend == "ray" else (*workers, head)
 
 
 def alone(node: str) -> Topology:
-    return Topology((Seat(node),))
+    return Topology((NodeRank(node),))
 
 
 def for_cluster(resolved: Resolved) -> Resolved:
@@ -105,19 +105,19 @@ def make_topology(
             hint=f"--set cluster.tensor_parallel={len(nodes)}, or add nodes to config.yaml",
         )
     gid_indexes = gid_indexes or {}
-    seats = tuple(
-        Seat(
+    ranks = tuple(
+        NodeRank(
             node=node.name,
-            rank=rank,
+            number=number,
             address=node.ip,
             interface=node.fabric[0].interface,
             rdma=tuple(port.rdma for port in node.fabric if port.rdma is not None),
             gid_index=gid_indexes.get(node.name),
         )
-        for rank, node in enumerate(nodes[:wanted])
+        for number, node in enumerate(nodes[:wanted])
     )
     return Topology(
-        seats=seats,
+        ranks=ranks,
         tensor_parallel=cluster.tensor_parallel,
         pipeline_parallel=cluster.pipeline_parallel,
         data_parallel=cluster.data_parallel,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
 from sparkdeploy.plan import launch
-from sparkdeploy.plan.topology import Seat, Topology, for_cluster, make_topology
+from sparkdeploy.plan.topology import NodeRank, Topology, for_cluster, make_topology
 from sparkdeploy.recipe.fallbacks import launched
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 
@@ -103,22 +103,22 @@ def two_nodes(number: int) -> ClusterConfig:
 
 
 def ranks(resolved: Resolved, topology: Topology, model: str) -> Iterator[dict[str, object]]:
-    for seat in topology.seats:
+    for rank in topology.ranks:
         yield {
-            "argv": argv(resolved, topology, seat, model),
-            "env": env(resolved, topology, seat),
+            "argv": argv(resolved, topology, rank, model),
+            "env": env(resolved, topology, rank),
         }
 
 
-def argv(resolved: Resolved, topology: Topology, seat: Seat, model: str) -> tuple[str, ...]:
+def argv(resolved: Resolved, topology: Topology, rank: NodeRank, model: str) -> tuple[str, ...]:
     recipe = launched(resolved.recipe, resolved.engine)
     serve = launch.serve_argv(recipe, model, launch.Exposure.LOOPBACK)
-    return launch.rank_command(resolved.recipe, topology, seat, serve)
+    return launch.rank_command(resolved.recipe, topology, rank, serve)
 
 
-def env(resolved: Resolved, topology: Topology, seat: Seat) -> dict[str, str]:
+def env(resolved: Resolved, topology: Topology, rank: NodeRank) -> dict[str, str]:
     own = launch.serve_env(resolved.recipe, resolved.engine)
-    return own | launch.fabric_env(resolved, topology, seat)
+    return own | launch.fabric_env(resolved, topology, rank)
 
 
 if __name__ == "__main__":

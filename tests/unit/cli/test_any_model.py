@@ -131,7 +131,7 @@ def test_a_plan_counts_what_the_hub_lists(
     (folder / "consolidated.safetensors").write_bytes(b"0" * 5_000_000)
     publish(hub, folder)
     content = json.loads(run("plan", recipe, "--json").stdout)
-    needs = content["parts"][0]["needs"]
+    needs = content["ranks"][0]["needs"]
     weights = (folder / "model.safetensors").stat().st_size
     assert weights < needs["download_bytes"] < weights + 5_000_000
     assert needs["weights_bytes"] == weights

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def asked(cache: Path, user: str) -> SimpleNamespace:
-    """As much of a plan of one part as the folders need."""
+    """As much of a plan of one node as the folders need."""
     folders = HostFolders(cache=cache, key_file=cache / "key")
-    part = SimpleNamespace(
-        spec=SimpleNamespace(user=user), folders=folders, seat=SimpleNamespace(is_head=True)
+    planned = SimpleNamespace(
+        spec=SimpleNamespace(user=user), folders=folders, rank=SimpleNamespace(is_head=True)
     )
-    return SimpleNamespace(parts=(part,), deployment=SimpleNamespace(exposure=None))
+    return SimpleNamespace(nodes=(planned,), deployment=SimpleNamespace(exposure=None))
 
 
 def test_a_folder_that_is_right_is_left_alone_also_when_it_is_somebody_elses(

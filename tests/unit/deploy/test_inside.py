@@ -175,11 +175,11 @@ def test_the_head_under_ray_is_held_to_what_every_node_has(
 
     def wanted(*rdma: str) -> str:
         """What the head is held to where the worker has these adapters."""
-        head, worker = plan.parts
+        head, worker = plan.nodes
         assert worker.spec is not None
         spec = replace(worker.spec, env={**worker.spec.env, "NCCL_IB_HCA": ",".join(rdma)})
-        other = replace(worker, seat=replace(worker.seat, rdma=rdma), spec=spec)
-        uneven = replace(plan, parts=(head, other))
+        other = replace(worker, rank=replace(worker.rank, rdma=rdma), spec=spec)
+        uneven = replace(plan, nodes=(head, other))
         return expectation.expectation_of(uneven, head).backends[-1].wanted
 
     assert wanted("rocep1s0f1", "roceP2p1s0f1") == "NET/IB over rocep1s0f1, roceP2p1s0f1"

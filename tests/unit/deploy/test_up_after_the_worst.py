@@ -164,6 +164,6 @@ def test_a_rank_that_died_starts_all_of_them_anew_with_consent(
     asked: list[str] = []
     lab.consent = lambda question: not asked.append(question)  # type: ignore[func-returns-value]
     outcome = lab.up(OLD)
-    assert [part.action for part in outcome.plan.parts] == [Action.REPLACE, Action.REPLACE]
+    assert [planned.action for planned in outcome.plan.nodes] == [Action.REPLACE, Action.REPLACE]
     assert len(asked) == 1
     check_whole(lab, "1")

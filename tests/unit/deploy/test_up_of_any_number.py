@@ -51,7 +51,7 @@ def test_the_printed_plan_is_the_one_that_is_applied(lab: Lab) -> None:
     outcome = lab.up(OLD)
     assert outcome.plan is lab.planned[-1]
     assert len(lab.planned) == 1
-    assert [part.seat.rank for part in outcome.plan.parts] == list(range(lab.count))
+    assert [planned.rank.number for planned in outcome.plan.nodes] == list(range(lab.count))
 
 
 def test_a_replacement_keeps_the_old_one_for_rollback(lab: Lab) -> None:
@@ -183,7 +183,7 @@ def test_a_kill_at_any_change_is_recovered_from(
 
 
 def test_a_part_that_fell_back_ends_the_launch(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part is held against the plan, not the head alone."""
+    """Each rank is held against the plan, not the head alone."""
     deployed(lab)
     last = f"spark-{lab.count}"
 
@@ -223,7 +223,7 @@ def test_a_model_larger_than_a_node_is_divided_or_refused(lab: Lab) -> None:
         assert "the weights alone take 150.0 GiB" in detail
         assert "a machine with more memory, 2 such machines with --cluster" in detail
         return
-    shares = {part.needs.weights_bytes for part in lab.up(OLD).plan.parts}
+    shares = {planned.needs.weights_bytes for planned in lab.up(OLD).plan.nodes}
     assert shares == {-(-150 * 2**30 // lab.count)}
     check_whole(lab, "1")
 

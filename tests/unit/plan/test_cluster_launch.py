@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
-from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, part_spec, probe_spec
+from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, probe_spec, rank_spec
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.topology import Topology, for_cluster, make_topology
 from sparkdeploy.recipe import flags
@@ -38,15 +38,15 @@ def specs_of(
 ) -> dict[str, ContainerSpec]:
     topology = formation_of(resolved, count)
     return {
-        seat.node: part_spec(
+        rank.node: rank_spec(
             resolved,
             topology,
-            seat,
+            rank,
             image=IMAGE,
             deployment=Deployment("main", exposure),
             place=PLACE,
         )
-        for seat in topology.seats
+        for rank in topology.ranks
     }
 
 
@@ -126,16 +126,16 @@ def test_one_node_of_several_that_serves_alone_gets_no_more_than_one_machine(
 
 def test_workers_start_first_but_a_ray_worker_must_find_its_head(shipped: Library) -> None:
     native = formation_of(load_recipe(shipped, "v2"), 3)
-    assert [seat.node for seat in native.start_order] == ["spark-2", "spark-1"]
+    assert [rank.node for rank in native.start_order] == ["spark-2", "spark-1"]
     ray = formation_of(load_recipe(shipped, "v2", ["cluster.backend=ray"]), 3)
-    assert [seat.node for seat in ray.start_order] == ["spark-1", "spark-2"]
+    assert [rank.node for rank in ray.start_order] == ["spark-1", "spark-2"]
 
 
 def test_the_machine_of_the_command_is_the_head_and_spare_nodes_are_named(
     shipped: Library,
 ) -> None:
     topology = make_topology(load_recipe(shipped, "v2"), sparks(4), "spark-3")
-    assert [seat.node for seat in topology.seats] == ["spark-3", "spark-1"]
+    assert [rank.node for rank in topology.ranks] == ["spark-3", "spark-1"]
     assert topology.left_alone == ("spark-2", "spark-4")
 
 
@@ -159,7 +159,7 @@ def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Lib
         ClusterNode(name="b", ssh="b", fabric=(FabricPort(interface="e", address="10.0.0.2/24"),)),
     )
     topology = make_topology(resolved, ClusterConfig(nodes=nodes), "a")
-    spec = part_spec(
+    spec = rank_spec(
         resolved,
         topology,
         topology.head,
@@ -200,16 +200,16 @@ def test_nccl_writes_to_a_file_under_ray_only_where_the_recipe_says_so(shipped: 
 def test_a_container_that_looks_is_like_the_one_of_the_launch(shipped: Library) -> None:
     resolved = load_recipe(shipped, "v2")
     topology = make_topology(resolved, sparks(2), "spark-1", {"spark-1": 3, "spark-2": 5})
-    for seat in topology.seats:
-        serving = part_spec(
-            resolved, topology, seat, image=IMAGE, deployment=Deployment("main"), place=PLACE
+    for rank in topology.ranks:
+        serving = rank_spec(
+            resolved, topology, rank, image=IMAGE, deployment=Deployment("main"), place=PLACE
         )
         looking = probe_spec(
-            resolved, topology, seat, image=IMAGE, model=PLACE.model, command=("-c", "1")
+            resolved, topology, rank, image=IMAGE, model=PLACE.model, command=("-c", "1")
         )
         differs = {key for key, value in asdict(serving).items() if value != asdict(looking)[key]}
         assert differs == {"name", "entrypoint", "command", "mounts", "labels"}
-        without = probe_spec(resolved, topology, seat, image=IMAGE, model=None, command=())
+        without = probe_spec(resolved, topology, rank, image=IMAGE, model=None, command=())
         assert without.user == "65532:65532"
 
 

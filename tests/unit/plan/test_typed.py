@@ -88,12 +88,12 @@ def test_the_docker_command_starts_the_container_of_the_plan(shipped: Library, r
 def test_each_node_of_a_cluster_has_its_command_below_its_name(shipped: Library) -> None:
     made = two_node_plan(shipped, ObservedNode(node_fact(2)))
     first, second = container_text(made).split("\n\n")
-    for part, text in zip(made.parts, (first, second), strict=True):
+    for planned, text in zip(made.nodes, (first, second), strict=True):
         name, _, command = text.partition("\n")
-        assert part.spec is not None
-        assert name == f"# {part.node}"
-        assert read_back(command) == as_docker_sees(part.spec.with_fingerprint())
-    silent = replace(made, parts=(made.head, replace(made.parts[1], spec=None)))
+        assert planned.spec is not None
+        assert name == f"# {planned.node}"
+        assert read_back(command) == as_docker_sees(planned.spec.with_fingerprint())
+    silent = replace(made, nodes=(made.head, replace(made.nodes[1], spec=None)))
     assert container_text(silent) == f"{first}\n\n# spark-2: unknown, for it does not answer"
 
 

@@ -20,9 +20,9 @@ OFF = "--no-enable-prefix-caching"
 
 
 def argv_of(made: Plan) -> tuple[str, ...]:
-    (part,) = made.parts
-    assert part.spec is not None
-    return part.spec.command
+    (planned,) = made.nodes
+    assert planned.spec is not None
+    return planned.spec.command
 
 
 def test_a_recipe_that_drafts_is_started_without_it_on_a_cpu(shipped: Library) -> None:
