@@ -216,10 +216,10 @@ def measured_on(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
     if machine.gpu is None or not folder.is_dir():
         return []
     # It imports pydantic's models of a record, which no other estimate needs.
-    from sparkdeploy.bench.files import Shelf  # noqa: PLC0415
+    from sparkdeploy.bench.files import RunStore  # noqa: PLC0415
 
     found: list[MeasuredSpeed] = []
-    for item in Shelf(folder).runs()[0]:
+    for item in RunStore(folder).runs()[0]:
         origin = item.run.origin
         seen = origin.machine.gpu if origin.machine is not None else None
         if origin.recipe is None or machine.gpu not in (seen or ""):

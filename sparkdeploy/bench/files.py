@@ -1,4 +1,4 @@
-"""Records and captures as files: written whole, read strictly, and kept on a shelf."""
+"""Records and captures as files: written whole, read strictly, and kept in one folder."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class KeptRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class RunStore:
     """Records in one folder; a person names one by id, by label or by file.
 
     Of a label the newest whole run is meant: one that was broken off stands for it only where

@@ -11,10 +11,10 @@ from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
 from sparkdeploy.bench.record import FailureKind, SuiteResult
 from sparkdeploy.bench.suites import (
     WARMUPS,
-    Dialect,
     Forecast,
     Prompt,
-    Sizer,
+    TokenEstimator,
+    UsageSupport,
     asked,
     context_prompt,
     request_body,
@@ -48,7 +48,7 @@ _GREETING = Prompt("hello", ({"role": "user", "content": "Hello"},), 2, is_exact
 class MeasuredServer:
     streams: Streams
     model: str
-    dialect: Dialect
+    support: UsageSupport
     exposition: Callable[[], str] | None = None
 
     def counters(self) -> Metrics | None:
@@ -72,7 +72,7 @@ class MeasuredServer:
             time.sleep(SETTLE_POLL_S)
 
     def body(self, prompt: Prompt) -> dict[str, Any]:
-        return request_body(prompt, model=self.model, dialect=self.dialect)
+        return request_body(prompt, model=self.model, support=self.support)
 
     def answer(self, prompt: Prompt, **more: object) -> CountedAnswer:
         """Ask one prompt that counts nowhere; `more` is added to the request's body."""
@@ -96,13 +96,13 @@ class Collected:
         )
 
 
-def find_dialect(streams: Streams, model: str) -> Dialect:
+def usage_support(streams: Streams, model: str) -> UsageSupport:
     """Return the most that the server counts when asked; BenchError where it counts nothing."""
     failures: list[Failure] = []
-    for dialect in Dialect:
-        failure = MeasuredServer(streams, model, dialect).answer(_GREETING).failure
+    for support in UsageSupport:
+        failure = MeasuredServer(streams, model, support).answer(_GREETING).failure
         if failure is None:
-            return dialect
+            return support
         failures.append(failure)
         if failure.kind not in {FailureKind.REFUSED, FailureKind.UNCOUNTED}:
             break
@@ -128,7 +128,7 @@ class Measurement:
     watch: BenchWatch
     seed: int = field(default_factory=lambda: time.time_ns() % 2**31)
     """Begins the prompts made to measure."""
-    _sizer: Sizer = field(default_factory=Sizer)
+    _estimator: TokenEstimator = field(default_factory=TokenEstimator)
     _forecast: Forecast = field(default_factory=Forecast)
     _collected: dict[Condition, Collected] = field(default_factory=dict)
     _began_s: float = field(default_factory=time.perf_counter)
@@ -210,16 +210,16 @@ class Measurement:
         )
 
     def _words_for(self, prompt_tokens: int) -> int:
-        while (words := self._sizer.probe_for(prompt_tokens)) is not None:
+        while (words := self._estimator.probe_for(prompt_tokens)) is not None:
             answer = self.server.answer(self._made(words, 1, prompt_tokens))
             if answer.failure is None:
-                self._sizer.learn(words, answer.prompt_tokens)
-            elif not self._sizer.can_foretell:
+                self._estimator.learn(words, answer.prompt_tokens)
+            elif not self._estimator.is_calibrated:
                 raise BenchError(f"a prompt of {words} words failed: {answer.failure.message}")
             else:
                 # What the server does not take shorter it does not take: the cell will say so.
                 break
-        return self._sizer.words_for(prompt_tokens)
+        return self._estimator.words_for(prompt_tokens)
 
     def _learn(self, prompts: Sequence[Prompt], measured: Sequence[Measured]) -> None:
         counted = [item.sample for item in measured if item.is_counted]
@@ -233,7 +233,7 @@ class Measurement:
         )
         for prompt, item in zip(prompts, measured, strict=True):
             if prompt.words and item.is_counted:
-                self._sizer.learn(prompt.words, item.sample.prompt_tokens)
+                self._estimator.learn(prompt.words, item.sample.prompt_tokens)
 
 
 def outcome_of(result: SuiteResult) -> str:

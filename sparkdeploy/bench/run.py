@@ -14,7 +14,7 @@ from sparkdeploy.bench.compare import RunComparison, Side, compare, sides_of
 from sparkdeploy.bench.figures import mean_of
 from sparkdeploy.bench.files import (
     KeptRun,
-    Shelf,
+    RunStore,
     read_all,
     require_writable,
     run_id,
@@ -23,7 +23,7 @@ from sparkdeploy.bench.files import (
 )
 from sparkdeploy.bench.load.measure import take_load
 from sparkdeploy.bench.load.plan import LoadPlan
-from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, find_dialect, outcome_of
+from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, outcome_of, usage_support
 from sparkdeploy.bench.quality.comparison import newest_of_each, read_result
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
 from sparkdeploy.bench.report.page import SERIES, report_page
@@ -61,7 +61,7 @@ class WantedRun:
     concurrency: tuple[int, ...]
     context: tuple[int, ...]
     save: str | None = None
-    """A label, or the FILE.json to write instead of the shelf's."""
+    """A label, or the FILE.json to write instead of one in the store."""
     prompts: int | None = None
     """Of `five` and `decode` the first so many prompts; None for all."""
     load: LoadPlan | None = None
@@ -81,8 +81,8 @@ class Finished:
     """Why the record could not be written in the end; the figures are in `run` all the same."""
 
 
-def shelf_of(settings: Settings) -> Shelf:
-    return Shelf(settings.state_dir / "bench")
+def run_store(settings: Settings) -> RunStore:
+    return RunStore(settings.state_dir / "bench")
 
 
 def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Finished:
@@ -91,9 +91,9 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
     Raises BenchError when the server cannot be measured or the record not be written, and
     UsageError when a suite does not fit the server: both before anything is measured.
     """
-    shelf = shelf_of(settings)
-    run = _begun(endpoint, wanted, shelf)
-    path = wanted.file or shelf.folder / f"{run.run_id}.json"
+    store = run_store(settings)
+    run = _begun(endpoint, wanted, store)
+    path = wanted.file or store.folder / f"{run.run_id}.json"
     if path.exists():
         raise UsageError(f"{path} exists", hint="name another file with --save, or remove it")
     require_writable(path)
@@ -130,7 +130,7 @@ def _written(run: Run, path: Path) -> BenchError | None:
     return None
 
 
-def _begun(endpoint: Endpoint, wanted: WantedRun, shelf: Shelf) -> Run:
+def _begun(endpoint: Endpoint, wanted: WantedRun, store: RunStore) -> Run:
     started = datetime.now(UTC)
     recipe = endpoint.origin.recipe
     label = recipe.name if recipe is not None else endpoint.model
@@ -138,7 +138,7 @@ def _begun(endpoint: Endpoint, wanted: WantedRun, shelf: Shelf) -> Run:
         label = wanted.save
     moment = f"{started:{ISO_8601}}"
     return Run(
-        run_id=shelf.free_id(run_id(started, label, "-".join(wanted.suites))),
+        run_id=store.free_id(run_id(started, label, "-".join(wanted.suites))),
         label=label,
         started_at=moment,
         finished_at=moment,
@@ -214,16 +214,16 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
 
     Of a label the newest with more than a load is meant: the load is found beside it.
     """
-    shelf = shelf_of(settings)
+    store = run_store(settings)
     kept = kept_runs(settings)
     newest = _shown_of_each(_whole_ones(kept))
     # As many as there are colours.
     runs = list(newest.values())[-len(SERIES) :]
     if names:
-        runs = [newest.get(name) or shelf.find(name).run for name in names]
+        runs = [newest.get(name) or store.find(name).run for name in names]
     if not runs:
         raise BenchError(
-            f"there are no runs in {shelf.folder}",
+            f"there are no runs in {store.folder}",
             hint="`sparkdeploy bench` makes one, or name the files of some",
         )
     page = report_page(
@@ -240,10 +240,10 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
 
 def compare_sides(names: Sequence[str], settings: Settings) -> list[RunComparison]:
     """Hold each side against the first: a label's whole runs, or the one run of an id or a file."""
-    shelf = shelf_of(settings)
+    store = run_store(settings)
     known = sides_of(item.run for item in kept_runs(settings) if item.is_whole)
     by_label = {side.label: side for side in known}
-    base, *others = [by_label.get(name) or Side(name, (shelf.find(name).run,)) for name in names]
+    base, *others = [by_label.get(name) or Side(name, (store.find(name).run,)) for name in names]
     return [compare(base, other, known) for other in others]
 
 
@@ -269,7 +269,7 @@ def _whole_ones(kept: Sequence[KeptRun]) -> list[KeptRun]:
 
 def kept_runs(settings: Settings) -> tuple[KeptRun, ...]:
     """Return every run, oldest first; a damaged record is named and left out."""
-    return _without_damaged(*shelf_of(settings).runs())
+    return _without_damaged(*run_store(settings).runs())
 
 
 def quality_folder(settings: Settings) -> Path:
@@ -355,9 +355,9 @@ def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
         has_metrics = False
         with contextlib.suppress(UnhealthyError):
             has_metrics = "vllm:" in model.exposition()
-        dialect = find_dialect(streams, endpoint.model)
+        support = usage_support(streams, endpoint.model)
         exposition = model.exposition if has_metrics else None
-        server = MeasuredServer(streams, endpoint.model, dialect, exposition)
-        console.detail(f"each request asks the server to count: {dialect.value}")
+        server = MeasuredServer(streams, endpoint.model, support, exposition)
+        console.detail(f"each request asks the server to count: {support.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch

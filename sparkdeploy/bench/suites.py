@@ -97,7 +97,7 @@ TOKEN_IDS_UP_TO = 8192
 a megabyte of JSON before the first token at 256K. `usage` in every chunk counts as well."""
 
 
-class Dialect(Enum):
+class UsageSupport(Enum):
     """What of the counting a server lets itself be asked for, best first."""
 
     FULL = "token ids, and usage in every chunk"
@@ -105,7 +105,7 @@ class Dialect(Enum):
     PLAIN = "nothing"
 
 
-def request_body(prompt: Prompt, *, model: str, dialect: Dialect) -> dict[str, Any]:
+def request_body(prompt: Prompt, *, model: str, support: UsageSupport) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
         "messages": [dict(message) for message in prompt.messages],
@@ -115,9 +115,9 @@ def request_body(prompt: Prompt, *, model: str, dialect: Dialect) -> dict[str, A
     }
     if prompt.tools:
         body["tools"] = list(prompt.tools)
-    if dialect is not Dialect.PLAIN:
+    if support is not UsageSupport.PLAIN:
         body["stream_options"] = {"include_usage": True}
-    if dialect is Dialect.FULL:
+    if support is UsageSupport.FULL:
         body["stream_options"]["continuous_usage_stats"] = True
         if (prompt.context_tokens or 0) <= TOKEN_IDS_UP_TO:
             body["return_token_ids"] = True
@@ -136,7 +136,7 @@ REACH = 3
 
 
 @dataclass(slots=True)
-class Sizer:
+class TokenEstimator:
     """Words and the tokens they became: linear in our filler, after a chat template's constant."""
 
     _known: dict[int, int] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class Sizer:
         self._known[words] = prompt_tokens
 
     @property
-    def can_foretell(self) -> bool:
+    def is_calibrated(self) -> bool:
         return all(words in self._known for words in PROBE_WORDS)
 
     def probe_for(self, prompt_tokens: int) -> int | None:

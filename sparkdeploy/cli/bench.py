@@ -148,9 +148,9 @@ def show_run(
     as_json: JsonOption = False,
 ) -> None:
     """Show one run: what made it and what it measured."""
-    from sparkdeploy.bench.run import shelf_of
+    from sparkdeploy.bench.run import run_store
 
-    print_run(shelf_of(current_settings()).find(run).run, as_json=as_json)
+    print_run(run_store(current_settings()).find(run).run, as_json=as_json)
 
 
 def compare_runs(

@@ -1,4 +1,4 @@
-"""The watch's screen: a scene as lines of so many columns, at most so many of them.
+"""The watch's screen: a snapshot as lines of so many columns, at most so many of them.
 
 A field is whole or is not there, so that no figure is cut; `-` stands for what is not known.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from sparkdeploy.monitor.scene import GIB, Standing
+from sparkdeploy.monitor.snapshot import GIB, DeploymentState
 from sparkdeploy.terminal.style import (
     Line,
     Piece,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sparkdeploy.monitor.figures import Percentiles
-    from sparkdeploy.monitor.scene import NodeLook, Scene, WatchedDeployment
+    from sparkdeploy.monitor.snapshot import NodeSample, WatchedDeployment, WatchSnapshot
 
 TITLE = "sparkdeploy status --watch"
 KEYS = "q leaves"
@@ -40,22 +40,24 @@ FULL = 0.9
 CLOSE_BYTES = GIB
 """So near to the floor a machine is in danger."""
 _INKS = {
-    Standing.SERVING: Style.GOOD,
-    Standing.STARTING: Style.CAUTION,
-    Standing.WORKER: Style.PLAIN,
-    Standing.STOPPED: Style.QUIET,
+    DeploymentState.SERVING: Style.GOOD,
+    DeploymentState.STARTING: Style.CAUTION,
+    DeploymentState.WORKER: Style.PLAIN,
+    DeploymentState.STOPPED: Style.QUIET,
 }
 
 
-def screen_of(scene: Scene, columns: int, rows: int, ramp: str = BLOCKS) -> tuple[Line, ...]:
+def screen_of(
+    snapshot: WatchSnapshot, columns: int, rows: int, ramp: str = BLOCKS
+) -> tuple[Line, ...]:
     """Return the lines of a screen: as much as fits, each figure whole."""
-    head = _head(scene, columns)
+    head = _head(snapshot, columns)
     body: tuple[Line, ...] = ()
-    looks = tuple(line for node in scene.nodes for line in _node(node, scene.at, columns))
+    looks = tuple(line for node in snapshot.nodes for line in _node(node, snapshot.at, columns))
     nodes = ((), *looks) if looks else ()
-    blocks = (_block(item, scene.at, columns, ramp) for item in scene.deployments)
+    blocks = (_block(item, snapshot.at, columns, ramp) for item in snapshot.deployments)
     whole = tuple(line for block in blocks for line in ((), *block))
-    for body in (whole, tuple(_row(item, scene.at, columns) for item in scene.deployments)):
+    for body in (whole, tuple(_row(item, snapshot.at, columns) for item in snapshot.deployments)):
         if len(lines := (*head, *body, *nodes)) <= rows:
             return lines
     room = max(rows - len(head) - 1, 0)
@@ -64,20 +66,20 @@ def screen_of(scene: Scene, columns: int, rows: int, ramp: str = BLOCKS) -> tupl
     return (*head, *rest[:room], line_of(Piece(left, Style.CAUTION)))[:rows]
 
 
-def _head(scene: Scene, columns: int) -> tuple[Line, ...]:
-    right = f"{clock(scene.at)}   {KEYS}"
+def _head(snapshot: WatchSnapshot, columns: int) -> tuple[Line, ...]:
+    right = f"{clock(snapshot.at)}   {KEYS}"
     blanks = " " * max(columns - len(TITLE) - len(right), 1)
     lines = [line_of(Piece(TITLE, Style.STRONG), blanks, Piece(right, Style.QUIET))]
-    if scene.problem:
-        lines += _wrapped(scene.problem, columns, Style.BAD, most_lines=1)
-    if not scene.deployments:
+    if snapshot.problem:
+        lines += _wrapped(snapshot.problem, columns, Style.BAD, most_lines=1)
+    if not snapshot.deployments:
         lines.append(line_of("nothing is deployed; what `sparkdeploy up` starts appears here"))
     return tuple(lines)
 
 
 def _block(item: WatchedDeployment, now: datetime, columns: int, ramp: str) -> tuple[Line, ...]:
     lines = [fitted(_title(item, now), columns), *_wrapped(item.note, columns, Style.BAD)]
-    if item.life is not Standing.WORKER and item.life is not Standing.STOPPED:
+    if item.life is not DeploymentState.WORKER and item.life is not DeploymentState.STOPPED:
         lines.append(_speed_line(item, columns, ramp))
         lines += flow(_figures(item), columns)
     error = f"last error: {item.last_error}" if item.last_error else ""
@@ -152,12 +154,12 @@ def _with_speed(item: WatchedDeployment) -> tuple[Line, ...]:
 
 def _row(item: WatchedDeployment, now: datetime, columns: int) -> Line:
     name = line_of(Piece(f"{clipped(item.name, NAME_COLUMNS):<{NAME_COLUMNS}}", Style.STRONG))
-    if item.life is not Standing.SERVING:
+    if item.life is not DeploymentState.SERVING:
         return fitted((name, line_of(_state(item, now))), columns)
     return fitted((name, *_with_speed(item)), columns)
 
 
-def _node(node: NodeLook, now: datetime, columns: int) -> tuple[Line, ...]:
+def _node(node: NodeSample, now: datetime, columns: int) -> tuple[Line, ...]:
     name = line_of(Piece(clipped(node.name, NAME_COLUMNS), Style.STRONG))
     if node.gone_since is not None:
         since = f"gone since {clock(node.gone_since)} ({ago(node.gone_since, now)})"
@@ -168,7 +170,7 @@ def _node(node: NodeLook, now: datetime, columns: int) -> tuple[Line, ...]:
     return flow((name, *_machine(node)), columns, "")
 
 
-def _machine(node: NodeLook) -> tuple[Line, ...]:
+def _machine(node: NodeSample) -> tuple[Line, ...]:
     available, total = gib(node.available_bytes), gib(node.total_bytes)
     floor = "" if node.floor_bytes is None else f", floor {gib(node.floor_bytes)}"
     memory = Piece(f"{available} of {total} GiB available{floor}", _memory_ink(node))
@@ -183,7 +185,7 @@ def _machine(node: NodeLook) -> tuple[Line, ...]:
     )
 
 
-def _memory_ink(node: NodeLook) -> Style:
+def _memory_ink(node: NodeSample) -> Style:
     if node.available_bytes is None or node.floor_bytes is None:
         return Style.PLAIN
     if node.available_bytes < node.floor_bytes:
@@ -192,16 +194,16 @@ def _memory_ink(node: NodeLook) -> Style:
     return Style.CAUTION if is_close else Style.PLAIN
 
 
-def scene_lines(scene: Scene) -> Iterator[str]:
+def snapshot_lines(snapshot: WatchSnapshot) -> Iterator[str]:
     """Yield a line a deployment and a line a node, each with the time, where there is no screen."""
-    at = clock(scene.at)
-    if scene.problem:
-        yield f"{at} {scene.problem}"
-    for item in scene.deployments:
+    at = clock(snapshot.at)
+    if snapshot.problem:
+        yield f"{at} {snapshot.problem}"
+    for item in snapshot.deployments:
         facts = (line_of(item.last_error),) if item.life.is_gone else _with_speed(item)
-        fields = map(plain_text, (line_of(_state(item, scene.at)), *facts))
+        fields = map(plain_text, (line_of(_state(item, snapshot.at)), *facts))
         yield f"{at} {item.name}: {', '.join(filter(None, fields))}"
-    for node in scene.nodes:
+    for node in snapshot.nodes:
         gone = node.gone_since
         since = f"gone since {clock(gone)}: {node.problem}" if gone is not None else ""
         yield f"{at} {node.name}: {since or plain_text(_machine(node)[0])}"

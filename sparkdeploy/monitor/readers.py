@@ -16,7 +16,7 @@ from sparkdeploy.deploy.deployments import (
 from sparkdeploy.deploy.serving import model_of
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.monitor.figures import TimedMetrics
-from sparkdeploy.monitor.scene import ContainerLook, NodeLook, ServerLook, floor_bytes
+from sparkdeploy.monitor.snapshot import ContainerSample, NodeSample, ServerSample, floor_bytes
 from sparkdeploy.node.cluster import open_nodes
 from sparkdeploy.node.facts import parse_gpu_load, parse_meminfo
 from sparkdeploy.node.node import Node, named
@@ -45,7 +45,7 @@ END_S = 1.0
 GPU_QUERY = "clocks.sm,temperature.gpu,power.draw"
 # One program a node that goes on: a program for each look would take more than all else together.
 # What it has started ends at the first line that nobody reads.
-TELLING = f"""\
+NODE_PROGRAM = f"""\
 exec 2>/dev/null
 command -v nvidia-smi >/dev/null && nvidia-smi --id=0 --query-gpu={GPU_QUERY} \
 --format=csv,noheader,nounits --loop=1 &
@@ -72,7 +72,7 @@ class Reader(threading.Thread):
     def run(self) -> None:
         while not self.ended.is_set():
             try:
-                self.look_once()
+                self.read_once()
             except Exception as error:  # noqa: BLE001 - who shows what was seen raises it
                 self.failure = error
                 break
@@ -80,7 +80,7 @@ class Reader(threading.Thread):
             self.ended.wait(self.every_s - time.monotonic() % self.every_s)
         self.close()
 
-    def look_once(self) -> None:
+    def read_once(self) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -97,14 +97,14 @@ class ServerReader(Reader):
         super().__init__(f"server-{fact.deployment}")
         self.container_id = fact.container_id
         self.pid = fact.pid
-        self.look = ServerLook()
-        self.turns_noticed = 0
+        self.look = ServerSample()
+        self.event_count = 0
         """How often something happened of which the log may tell: a start, or an end."""
-        self._silence_noticed_s = -LOG_PAUSE_S
+        self._silence_counted_s = -LOG_PAUSE_S
         self._open: Callable[[], ServedModel] = lambda: model_of(fact, settings)
         self._model: ServedModel | None = None
 
-    def look_once(self) -> None:
+    def read_once(self) -> None:
         try:
             if self._model is None:
                 self._model = self._open()
@@ -122,15 +122,15 @@ class ServerReader(Reader):
         before = self.look
         history = before.history.after(TimedMetrics(time.monotonic(), metrics))
         if len(history.seen) == 1:
-            self.turns_noticed += 1
-        self.look = ServerLook(history, is_answering=True, has_answered=True)
+            self.event_count += 1
+        self.look = ServerSample(history, is_answering=True, has_answered=True)
 
     def _note_silence(self, why: str) -> None:
         before, now_s = self.look, time.monotonic()
         # A busy server is silent now and then, and a log is long.
-        if before.is_answering and now_s - self._silence_noticed_s >= LOG_PAUSE_S:
-            self._silence_noticed_s = now_s
-            self.turns_noticed += 1
+        if before.is_answering and now_s - self._silence_counted_s >= LOG_PAUSE_S:
+            self._silence_counted_s = now_s
+            self.event_count += 1
         self.look = replace(
             before,
             history=before.history.idle() if before.has_answered else before.history,
@@ -145,8 +145,8 @@ class ServerReader(Reader):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLook:
-    deployments: tuple[ContainerLook, ...] = ()
+class EngineSample:
+    deployments: tuple[ContainerSample, ...] = ()
     problem: str = ""
 
 
@@ -158,7 +158,7 @@ class EngineReader(Reader):
     def __init__(self, host: DockerHost, names: tuple[str, ...], settings: Settings) -> None:
         """Watch the named deployments, or all; raises NodeError for a name that is not there."""
         super().__init__("engine")
-        self.look = EngineLook()
+        self.look = EngineSample()
         self.servers: Mapping[str, ServerReader] = {}
         self._host = host
         self._names = names
@@ -166,9 +166,9 @@ class EngineReader(Reader):
         self._causes: dict[tuple[str, str, int], tuple[int, str]] = {}
         for name in names:
             require_deployment(host, name)
-        self.look_once()
+        self.read_once()
 
-    def look_once(self) -> None:
+    def read_once(self) -> None:
         try:
             names = self._names
             listed = (it for it in list_deployments(self._host) if not names or it.name in names)
@@ -176,7 +176,7 @@ class EngineReader(Reader):
             found = tuple(it for it in inspected if it is not None)
             self._keep_servers(found)
             looks = {
-                it.name: ContainerLook(it, *self._cause(it), floor_bytes=floor_bytes(it.current))
+                it.name: ContainerSample(it, *self._cause(it), floor_bytes=floor_bytes(it.current))
                 for it in found
             }
         except NodeError as error:
@@ -187,7 +187,7 @@ class EngineReader(Reader):
             # What was removed stays on the screen.
             gone = replace(earlier, removed_at=earlier.removed_at or now)
             looks.setdefault(earlier.found.name, gone)
-        self.look = EngineLook(tuple(looks[name] for name in sorted(looks)))
+        self.look = EngineSample(tuple(looks[name] for name in sorted(looks)))
 
     def end(self) -> None:
         super().end()
@@ -216,7 +216,7 @@ class EngineReader(Reader):
     def _cause(self, found: Inspected) -> tuple[int, str]:
         """Return restarts and the last cause; a log is read again only when something happened."""
         fact, reader = found.current, self.servers.get(found.name)
-        key = (fact.container_id, fact.state, reader.turns_noticed if reader else 0)
+        key = (fact.container_id, fact.state, reader.event_count if reader else 0)
         if key not in self._causes:
             self._causes = {it: told for it, told in self._causes.items() if it[0] != key[0]}
             self._causes[key] = self._read_cause(fact)
@@ -239,12 +239,12 @@ class NodeReader(Reader):
 
     def __init__(self, shown_name: str, name: str | None, settings: Settings) -> None:
         super().__init__(f"node-{shown_name}")
-        self.look = NodeLook(shown_name)
+        self.look = NodeSample(shown_name)
         self._name = name
         self._settings = settings
         self._heard_at = datetime.now(UTC)
 
-    def seen(self) -> NodeLook:
+    def seen(self) -> NodeSample:
         """Return the last look; a node that has said nothing for seconds is gone."""
         look, heard_at = self.look, self._heard_at
         is_silent = (datetime.now(UTC) - heard_at).total_seconds() > SILENCE_S
@@ -252,7 +252,7 @@ class NodeReader(Reader):
             return replace(look, gone_since=heard_at, problem="it says nothing")
         return look
 
-    def look_once(self) -> None:
+    def read_once(self) -> None:
         try:
             if self._name is None:
                 self._listen(Node(self.look.name))
@@ -274,7 +274,7 @@ class NodeReader(Reader):
         if parts is not None:
             parts.start()
         try:
-            with node.start(TELLING) as program:
+            with node.start(NODE_PROGRAM) as program:
                 rest = ""
                 while not self.ended.is_set() and (program.is_alive or rest):
                     said = program.read_some(timeout_s=EVERY_S)
@@ -301,7 +301,7 @@ class PartsReader(Reader):
         self.states: Mapping[str, str] | None = None
         self._node = node
 
-    def look_once(self) -> None:
+    def read_once(self) -> None:
         try:
             with named(self._node):
                 found = list_deployments(self._node.docker)
@@ -311,13 +311,13 @@ class PartsReader(Reader):
         self.states = {it.name: it.serving.state for it in found if it.serving is not None}
 
 
-def heard(look: NodeLook, lines: Iterable[str], parts: Mapping[str, str] | None) -> NodeLook:
+def heard(look: NodeSample, lines: Iterable[str], parts: Mapping[str, str] | None) -> NodeSample:
     """Return a node's look after some whole lines of what it tells."""
     text = "\n".join(lines)
     memory = parse_meminfo(text)
     loads = (parse_gpu_load(line) for line in text.splitlines() if not line.startswith("Mem"))
     told = [load for load in loads if load is not None]
-    return NodeLook(
+    return NodeSample(
         look.name,
         available_bytes=memory.get("MemAvailable", look.available_bytes),
         total_bytes=memory.get("MemTotal", look.total_bytes),

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.monitor.draw import BLOCKS, LETTERS, scene_lines, screen_of
+from sparkdeploy.monitor.draw import BLOCKS, LETTERS, screen_of, snapshot_lines
 from sparkdeploy.monitor.readers import END_S, EngineReader, NodeReader
-from sparkdeploy.monitor.scene import scene_json, scene_of
+from sparkdeploy.monitor.snapshot import snapshot_json, snapshot_of
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import beneath
 from sparkdeploy.terminal.screen import END_OF_INPUT, FullScreen
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import TextIO
 
-    from sparkdeploy.monitor.scene import Scene
+    from sparkdeploy.monitor.snapshot import WatchSnapshot
     from sparkdeploy.settings import Settings
 
 FRAME_S = 1.0
@@ -33,7 +33,7 @@ PLAIN_EVERY_S = 10.0
 LEAVING = frozenset({"q", "Q", END_OF_INPUT})
 
 
-class Lookout:
+class Monitor:
     """All readers of a watch, in a block, and what they see together."""
 
     def __init__(self, names: tuple[str, ...], settings: Settings) -> None:
@@ -42,7 +42,7 @@ class Lookout:
         self._nodes: dict[str, NodeReader] = {}
         self._open = contextlib.ExitStack()
 
-    def __enter__(self) -> Lookout:
+    def __enter__(self) -> Monitor:
         with contextlib.ExitStack() as opening:
             host = opening.enter_context(connect(self._settings))
             self._engine = EngineReader(host, self._names, self._settings)
@@ -59,13 +59,13 @@ class Lookout:
             reader.join(max(deadline_s - time.monotonic(), 0.0))
         self._open.close()
 
-    def scene(self) -> Scene:
+    def snapshot(self) -> WatchSnapshot:
         seen = self._engine.look
         self._keep_nodes()
         for reader in (self._engine, *self._engine.servers.values(), *self._nodes.values()):
             if reader.failure is not None:
                 raise reader.failure
-        return scene_of(
+        return snapshot_of(
             datetime.now(UTC),
             seen.deployments,
             {name: reader.look for name, reader in self._engine.servers.items()},
@@ -92,33 +92,35 @@ class Lookout:
 
 def watch(names: tuple[str, ...], settings: Settings, *, as_json: bool) -> None:
     """Show the named deployments, or all, until somebody leaves. NodeError for an unknown name."""
-    with Lookout(names, settings) as lookout, contextlib.suppress(KeyboardInterrupt):
+    with Monitor(names, settings) as monitor, contextlib.suppress(KeyboardInterrupt):
         # Who watches leaves so: nothing is interrupted by it.
         if as_json:
-            _tell(lookout, FRAME_S, lambda scene: [scene_json(scene)])
+            _tell(monitor, FRAME_S, lambda snapshot: [snapshot_json(snapshot)])
             return
         stream = beneath(sys.stdout)
         if draws_on(stream):
-            _draw(lookout, stream)
+            _draw(monitor, stream)
         else:
-            _tell(lookout, PLAIN_EVERY_S, scene_lines)
+            _tell(monitor, PLAIN_EVERY_S, snapshot_lines)
 
 
-def _tell(lookout: Lookout, every_s: float, lines_of: Callable[[Scene], Iterable[str]]) -> None:
+def _tell(
+    monitor: Monitor, every_s: float, lines_of: Callable[[WatchSnapshot], Iterable[str]]
+) -> None:
     while not console.has_no_reader:
         time.sleep(_until_next_frame_s())
-        for line in lines_of(lookout.scene()):
+        for line in lines_of(monitor.snapshot()):
             console.answer(line)
         time.sleep(every_s - FRAME_S)
 
 
-def _draw(lookout: Lookout, stream: TextIO) -> None:
+def _draw(monitor: Monitor, stream: TextIO) -> None:
     is_unicode = (stream.encoding or "").lower().replace("-", "") == "utf8"
     ramp = BLOCKS if is_unicode else LETTERS
     with nothing_beside(), FullScreen(stream, sys.stdin) as screen:
-        lookout.scene()
+        monitor.snapshot()
         while True:
-            screen.show(screen_of(lookout.scene(), screen.columns, screen.rows, ramp))
+            screen.show(screen_of(monitor.snapshot(), screen.columns, screen.rows, ramp))
             if LEAVING & set(screen.wait(_until_next_frame_s())):
                 return
 

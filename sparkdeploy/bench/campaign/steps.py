@@ -21,7 +21,7 @@ from sparkdeploy.bench.quality.capture import write_capture
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.run import capture_of, search_needles, try_tools
 from sparkdeploy.bench.quality.tool_calls import CaseResult
-from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, shelf_of
+from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, run_store
 from sparkdeploy.bench.suites import SuiteName
 from sparkdeploy.bench.tables import sustained_text
 from sparkdeploy.checks.finding import Verdict
@@ -164,7 +164,7 @@ class Steps:
         require_figures(finished)
         run = merged(self.campaign, recipe)
         if run is not None:
-            write_record(run, shelf_of(self.settings).folder / f"{run.run_id}.json")
+            write_record(run, run_store(self.settings).folder / f"{run.run_id}.json")
         return found_in_words(finished.run)
 
     def _quality(self, recipe: int) -> str:

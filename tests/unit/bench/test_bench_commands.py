@@ -136,7 +136,7 @@ def test_an_interrupted_run_keeps_what_was_measured(
 
     def interrupt(body: dict[str, Any]) -> None:
         seen.append(body["max_tokens"])
-        if len(seen) == 10:  # the dialect, two rounds of three, and the third round begins
+        if len(seen) == 10:  # what it counts, two rounds of three, and the third round begins
             os.kill(os.getpid(), signal.SIGINT)
 
     engine.before = interrupt

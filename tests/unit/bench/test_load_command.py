@@ -104,7 +104,7 @@ def test_an_interrupted_load_keeps_the_rates_before(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
     def interrupt(_body: dict[str, Any]) -> None:
-        if len(engine.asked) == 14:  # the dialect, the first try, ten of the first rate
+        if len(engine.asked) == 14:  # what it counts, the first try, ten of the first rate
             os.kill(os.getpid(), signal.SIGINT)
 
     engine.before = interrupt

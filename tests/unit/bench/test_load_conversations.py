@@ -12,7 +12,7 @@ from sparkdeploy.bench.load.measure import LoadMeasurement
 from sparkdeploy.bench.load.plan import Arrivals, Conversations, Law, LoadPlan
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.measure import MeasuredServer
-from sparkdeploy.bench.suites import Dialect
+from sparkdeploy.bench.suites import UsageSupport
 from sparkdeploy.bench.tables import load_lines
 from sparkdeploy.bench.watch import BenchWatch
 from tests.fakes.scripted_server import DONE, Action, Arrive, Refuse, Write, arriving, event
@@ -61,7 +61,7 @@ def take(actions: Sequence[Action | Arrive]) -> SuiteResult:
     coming = Arrivals(Law.CONSTANT, requests=2, ramp_s=0.0)
     plan = LoadPlan(coming, Conversations(2), (0.25,))
     with arriving(actions, tried_first=2) as (_, streams), BenchWatch(None, None) as watch:
-        server = MeasuredServer(streams, "qwen", Dialect.FULL)
+        server = MeasuredServer(streams, "qwen", UsageSupport.FULL)
         return LoadMeasurement(plan, server, watch).run(lambda _rate, _cell: None)
 
 

@@ -11,7 +11,7 @@ from sparkdeploy.bench.load.plan import Arrivals, Law, LoadPlan, SinglePrompts, 
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.measure import MeasuredServer
 from sparkdeploy.bench.record import FailureKind
-from sparkdeploy.bench.suites import Dialect, Prompt
+from sparkdeploy.bench.suites import Prompt, UsageSupport
 from sparkdeploy.bench.watch import BenchWatch
 from tests.fakes.scripted_server import DONE, Action, Arrive, Refuse, Write, arriving, event
 
@@ -43,7 +43,7 @@ FIRST = answer(0, BEGAN_S - 0.5, [0.5])
 def take(actions: Sequence[Action | Arrive], coming: Arrivals) -> SuiteResult:
     plan = LoadPlan(coming, TEXTS, (1.0,), limits=parse_limits("ttft=2s,tpot=500ms"))
     with arriving([*FIRST, *actions]) as (_, streams), BenchWatch(None, None) as watch:
-        server = MeasuredServer(streams, "qwen", Dialect.FULL)
+        server = MeasuredServer(streams, "qwen", UsageSupport.FULL)
         return LoadMeasurement(plan, server, watch).run(lambda _rate, _cell: None)
 
 

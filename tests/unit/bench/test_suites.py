@@ -17,10 +17,10 @@ from sparkdeploy.bench.run import floor_of, require_gate, require_gated_suite
 from sparkdeploy.bench.suites import (
     SPARE_SHARE,
     SPARE_TOKENS,
-    Dialect,
     Forecast,
-    Sizer,
     SuiteName,
+    TokenEstimator,
+    UsageSupport,
     context_prompt,
     filler,
     fixed_suite,
@@ -87,13 +87,13 @@ def test_the_filler_has_the_words_asked_for(words: int, seed: int) -> None:
     assert len(filler(words, seed=seed).split()) == words
 
 
-def learnt(sizer: Sizer, wanted: int, tokens: Callable[[int], int]) -> int:
+def learnt(estimator: TokenEstimator, wanted: int, tokens: Callable[[int], int]) -> int:
     """Ask every probe of a server that counts like this; return how many there were."""
     for asked in range(30):
-        probe = sizer.probe_for(wanted)
+        probe = estimator.probe_for(wanted)
         if probe is None:
             return asked
-        sizer.learn(probe, tokens(probe))
+        estimator.learn(probe, tokens(probe))
     pytest.fail("the probes never end")
 
 
@@ -104,10 +104,10 @@ def test_a_prompt_fits_and_is_nearly_as_long_as_asked(
     def tokens(words: int) -> int:
         return template + round(words * tokens_a_word)
 
-    sizer = Sizer()
-    assert learnt(sizer, wanted, tokens) <= 9
+    estimator = TokenEstimator()
+    assert learnt(estimator, wanted, tokens) <= 9
 
-    made = tokens(sizer.words_for(wanted))
+    made = tokens(estimator.words_for(wanted))
 
     assert made <= wanted
     assert made >= wanted * (0.99 - SPARE_SHARE) - SPARE_TOKENS - tokens_a_word - 2
@@ -121,17 +121,17 @@ def test_a_prompt_fits_though_words_differ_in_tokens(wanted: int) -> None:
         def tokens(words: int, dice: Random = dice) -> int:
             return 20 + round(words * 3.3 + dice.gauss(0, 0.4) * math.sqrt(words))
 
-        sizer = Sizer()
-        learnt(sizer, wanted, tokens)
+        estimator = TokenEstimator()
+        learnt(estimator, wanted, tokens)
 
-        assert 0.9 * wanted - SPARE_TOKENS < tokens(sizer.words_for(wanted)) <= wanted
+        assert 0.9 * wanted - SPARE_TOKENS < tokens(estimator.words_for(wanted)) <= wanted
 
 
 PROMPT = context_prompt(10, seed=0, max_tokens=128, context_tokens=1024)
 
 
 def test_a_full_body_asks_for_every_count() -> None:
-    body = request_body(PROMPT, model="qwen", dialect=Dialect.FULL)
+    body = request_body(PROMPT, model="qwen", support=UsageSupport.FULL)
 
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert body["return_token_ids"] is True
@@ -139,7 +139,7 @@ def test_a_full_body_asks_for_every_count() -> None:
 
 
 def test_a_plain_body_has_nothing_that_a_strict_server_refuses() -> None:
-    body = request_body(PROMPT, model="qwen", dialect=Dialect.PLAIN)
+    body = request_body(PROMPT, model="qwen", support=UsageSupport.PLAIN)
 
     assert set(body) == {"model", "messages", "max_tokens", "temperature", "stream"}
 

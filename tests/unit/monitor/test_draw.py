@@ -1,4 +1,4 @@
-"""The screen of a scene: whole figures at every width, as much as the height has room for."""
+"""The screen of a snapshot: whole figures at every width, as much as the height has room for."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from sparkdeploy.monitor.draw import flow, screen_of, sparkline
 from sparkdeploy.monitor.run import nothing_beside
-from sparkdeploy.monitor.scene import Scene, Standing
+from sparkdeploy.monitor.snapshot import DeploymentState, WatchSnapshot
 from sparkdeploy.terminal.console import Console
 from sparkdeploy.terminal.style import Style, line_of, plain_text
-from tests.unit.monitor.scenes import EXPECTED, NODE, NOW, deployment, node, scene
+from tests.unit.monitor.snapshots import EXPECTED, NODE, NOW, deployment, node, snapshot
 
 SIZES = ((80, 24), (120, 40), (200, 50))
 
 
-def texts(shown: Scene, columns: int, rows: int, **options: str) -> list[str]:
+def texts(shown: WatchSnapshot, columns: int, rows: int, **options: str) -> list[str]:
     return [plain_text(line) for line in screen_of(shown, columns, rows, **options)]
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 def test_no_figure_is_cut(columns: int, rows: int) -> None:
-    lines = texts(scene(nodes=2), columns, rows)
+    lines = texts(snapshot(nodes=2), columns, rows)
     assert max(map(len, lines)) <= columns
     assert len(lines) <= rows
     text = "\n".join(lines)
@@ -38,7 +38,7 @@ def test_no_figure_is_cut(columns: int, rows: int) -> None:
 @pytest.mark.parametrize("columns", [80, 120, 200])
 @pytest.mark.parametrize("deployments", [3, 6, 15])
 def test_more_of_them_have_shorter_blocks_and_each_is_there(columns: int, deployments: int) -> None:
-    lines = texts(scene(deployments, 2), columns, 24)
+    lines = texts(snapshot(deployments, 2), columns, 24)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= columns
     for number in range(deployments):
@@ -50,24 +50,24 @@ def test_more_of_them_have_shorter_blocks_and_each_is_there(columns: int, deploy
 
 
 def test_what_no_screen_has_room_for_is_told() -> None:
-    lines = texts(scene(40, 1), 80, 24)
+    lines = texts(snapshot(40, 1), 80, 24)
     assert len(lines) == 24
     assert lines[-1] == "and 20 more lines: a higher terminal shows them"
-    assert len(texts(scene(), 80, 2)) == 2
+    assert len(texts(snapshot(), 80, 2)) == 2
 
 
 @pytest.mark.parametrize(
     ("life", "told"),
     [
-        (Standing.SILENT, "does not answer"),
-        (Standing.EXITED, "exited (137)"),
-        (Standing.REMOVED, "removed"),
-        (Standing.BROKEN, "broken"),
+        (DeploymentState.SILENT, "does not answer"),
+        (DeploymentState.EXITED, "exited (137)"),
+        (DeploymentState.REMOVED, "removed"),
+        (DeploymentState.BROKEN, "broken"),
     ],
 )
-def test_what_went_away_stays_with_since_when(life: Standing, told: str) -> None:
+def test_what_went_away_stays_with_since_when(life: DeploymentState, told: str) -> None:
     gone = deployment("main", life, told, last_error="the kernel killed it: " + "words " * 40)
-    shown = Scene(NOW, (gone,), (node("spark-2", is_gone=True),))
+    shown = WatchSnapshot(NOW, (gone,), (node("spark-2", is_gone=True),))
     for columns, rows in (*SIZES, (80, 8)):
         text = "\n".join(texts(shown, columns, rows))
         since = NOW.astimezone().strftime("%H:%M")

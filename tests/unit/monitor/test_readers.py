@@ -14,20 +14,20 @@ import pytest
 from sparkdeploy.errors import NodeError
 from sparkdeploy.monitor import readers
 from sparkdeploy.monitor.readers import EngineReader, NodeReader, ServerReader, heard
-from sparkdeploy.monitor.scene import (
-    NodeLook,
-    Scene,
-    ServerLook,
-    Standing,
-    scene_json,
-    scene_of,
+from sparkdeploy.monitor.snapshot import (
+    DeploymentState,
+    NodeSample,
+    ServerSample,
+    WatchSnapshot,
+    snapshot_json,
+    snapshot_of,
 )
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
-from tests.unit.monitor.scenes import NOW
-from tests.unit.monitor.scenes import scene as made_scene
+from tests.unit.monitor.snapshots import NOW
+from tests.unit.monitor.snapshots import snapshot as made_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,16 +88,16 @@ def deployed(name: str, port: str = "1", **labels: str) -> ContainerFact:
 @contextlib.contextmanager
 def watching(
     engine: FakeContainers, settings: Settings, *names: str
-) -> Iterator[Callable[[], Scene]]:
+) -> Iterator[Callable[[], WatchSnapshot]]:
     reader = EngineReader(engine.host, names, settings)
     reader.start()
 
-    def scene() -> Scene:
+    def snapshot() -> WatchSnapshot:
         servers = {name: server.look for name, server in reader.servers.items()}
-        return scene_of(NOW, reader.look.deployments, servers, (), reader.look.problem)
+        return snapshot_of(NOW, reader.look.deployments, servers, (), reader.look.problem)
 
     try:
-        yield scene
+        yield snapshot
     finally:
         reader.end()
         reader.join(5)
@@ -105,12 +105,12 @@ def watching(
             server.join(10)
 
 
-def tells(scene: Callable[[], Scene], generated_tokens: int) -> bool:
-    return scene().deployments[0].figures.generated_tokens == generated_tokens
+def tells(snapshot: Callable[[], WatchSnapshot], generated_tokens: int) -> bool:
+    return snapshot().deployments[0].figures.generated_tokens == generated_tokens
 
 
-def life(scene: Scene, name: str = "main") -> Standing | None:
-    return next((item.life for item in scene.deployments if item.name == name), None)
+def life(snapshot: WatchSnapshot, name: str = "main") -> DeploymentState | None:
+    return next((item.life for item in snapshot.deployments if item.name == name), None)
 
 
 def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
@@ -118,27 +118,27 @@ def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
 ) -> None:
     counts(server, 5, status=503)
     engine = FakeContainers.of(deployed("main", str(server.port)))
-    with watching(engine, settings) as scene:
-        assert life(scene()) is Standing.STARTING
+    with watching(engine, settings) as snapshot:
+        assert life(snapshot()) is DeploymentState.STARTING
         counts(server, 5)
-        until(lambda: life(scene()) is Standing.SERVING)
-        assert scene().deployments[0].figures.generated_tokens == 5
+        until(lambda: life(snapshot()) is DeploymentState.SERVING)
+        assert snapshot().deployments[0].figures.generated_tokens == 5
         counts(server, 5, status=500)
-        until(lambda: life(scene()) is Standing.SILENT)
-        silent = scene().deployments[0]
+        until(lambda: life(snapshot()) is DeploymentState.SILENT)
+        silent = snapshot().deployments[0]
         assert silent.gone_since is not None
         assert "answered 500" in silent.last_error
         assert silent.figures.generated_tokens == 5, "the last figures stay"
         engine.stop("sparkdeploy-main")
-        until(lambda: life(scene()) is Standing.STOPPED)
+        until(lambda: life(snapshot()) is DeploymentState.STOPPED)
         engine.remove("sparkdeploy-main")
-        until(lambda: life(scene()) is Standing.REMOVED)
+        until(lambda: life(snapshot()) is DeploymentState.REMOVED)
         engine.facts["again"] = replace(deployed("main", str(server.port)), container_id="again")
         counts(server, 5)
-        until(lambda: life(scene()) is Standing.SERVING)
+        until(lambda: life(snapshot()) is DeploymentState.SERVING)
         engine.breaks_with = NodeError("docker: the Docker Engine does not answer")
-        until(lambda: scene().problem)
-        assert life(scene()) is Standing.SERVING, "what serves goes on"
+        until(lambda: snapshot().problem)
+        assert life(snapshot()) is DeploymentState.SERVING, "what serves goes on"
 
 
 def test_a_server_that_hangs_delays_no_other(server: TableServer, settings: Settings) -> None:
@@ -148,38 +148,38 @@ def test_a_server_that_hangs_delays_no_other(server: TableServer, settings: Sett
             deployed("fast", str(server.port)),
             replace(deployed("slow", str(slow.port)), container_id="s"),
         )
-        with watching(engine, settings) as scene:
-            until(lambda: life(scene(), "fast") is Standing.SERVING)
+        with watching(engine, settings) as snapshot:
+            until(lambda: life(snapshot(), "fast") is DeploymentState.SERVING)
             for count in (6, 7, 8):
                 counts(server, count)
-                until(partial(tells, scene, count))
-            assert life(scene(), "slow") is Standing.STARTING
+                until(partial(tells, snapshot, count))
+            assert life(snapshot(), "slow") is DeploymentState.STARTING
             slow.go_on.set()
-            until(lambda: life(scene(), "slow") is Standing.SERVING)
+            until(lambda: life(snapshot(), "slow") is DeploymentState.SERVING)
 
 
-def counted(scene: Scene) -> dict[str, float | None]:
-    return {item.name: item.figures.generated_tokens for item in scene.deployments}
+def counted(snapshot: WatchSnapshot) -> dict[str, float | None]:
+    return {item.name: item.figures.generated_tokens for item in snapshot.deployments}
 
 
 def test_another_server_on_the_port_of_a_removed_one_is_not_it(
     server: TableServer, settings: Settings
 ) -> None:
     engine = FakeContainers.of(deployed("main", str(server.port)))
-    with watching(engine, settings) as scene:
-        until(lambda: life(scene()) is Standing.SERVING)
+    with watching(engine, settings) as snapshot:
+        until(lambda: life(snapshot()) is DeploymentState.SERVING)
         engine.facts = {"other": replace(deployed("other", str(server.port)), container_id="other")}
-        until(lambda: life(scene(), "main") is Standing.REMOVED)
+        until(lambda: life(snapshot(), "main") is DeploymentState.REMOVED)
         counts(server, 99)
-        until(lambda: counted(scene()).get("other") == 99)
-        figures = counted(scene())
+        until(lambda: counted(snapshot()).get("other") == 99)
+        figures = counted(snapshot())
         assert figures == {"main": 5, "other": 99}
 
 
 def test_only_named_ones_are_watched_and_a_name_has_to_be_there(settings: Settings) -> None:
     engine = FakeContainers.of(deployed("main"), replace(deployed("b"), container_id="b"))
-    with watching(engine, settings, "b") as scene:
-        assert [item.name for item in scene().deployments] == ["b"]
+    with watching(engine, settings, "b") as snapshot:
+        assert [item.name for item in snapshot().deployments] == ["b"]
     with pytest.raises(NodeError, match="no deployment named c"):
         EngineReader(engine.host, ("c",), settings)
 
@@ -202,7 +202,7 @@ def test_a_node_that_goes_away_is_gone_and_comes_back(
     monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     script = "echo MemAvailable: 1024 kB; echo 2411, 63, 61.4; exec cat"
-    monkeypatch.setattr(readers, "TELLING", script)
+    monkeypatch.setattr(readers, "NODE_PROGRAM", script)
     unreachable: dict[str, NodeError] = {}
     opened: list[Node] = []
 
@@ -245,16 +245,16 @@ def test_a_node_that_goes_away_is_gone_and_comes_back(
 def test_a_node_that_sends_a_line_without_an_end_is_given_up(
     monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    monkeypatch.setattr(readers, "TELLING", "exec cat /dev/zero")
+    monkeypatch.setattr(readers, "NODE_PROGRAM", "exec cat /dev/zero")
     monkeypatch.setattr(readers, "RETRY_S", 0.0)
     reader = NodeReader("here", None, settings)
-    reader.look_once()
+    reader.read_once()
     assert "here sends a line without an end" in reader.seen().problem
 
 
 def test_what_a_node_tells_is_read_line_by_line() -> None:
     look = heard(
-        NodeLook("a"), ["MemTotal: 2048 kB", "MemAvailable: 1024 kB", "2411, 63, 61.4"], {}
+        NodeSample("a"), ["MemTotal: 2048 kB", "MemAvailable: 1024 kB", "2411, 63, 61.4"], {}
     )
     assert (look.total_bytes, look.available_bytes) == (2 << 20, 1 << 20)
     assert look.gpu is not None
@@ -267,30 +267,34 @@ def test_what_a_node_tells_is_read_line_by_line() -> None:
 @pytest.mark.parametrize(
     ("node", "expected", "note"),
     [
-        (NodeLook("spark-2", parts={"main": "running"}), Standing.SERVING, ""),
-        (NodeLook("spark-2"), Standing.SERVING, ""),
-        (NodeLook("spark-2", parts={"main": "exited"}), Standing.BROKEN, "spark-2: exited"),
-        (NodeLook("spark-2", parts={}), Standing.BROKEN, "spark-2: no container"),
-        (NodeLook("spark-2", gone_since=NOW), Standing.BROKEN, "spark-2 is gone"),
+        (NodeSample("spark-2", parts={"main": "running"}), DeploymentState.SERVING, ""),
+        (NodeSample("spark-2"), DeploymentState.SERVING, ""),
+        (
+            NodeSample("spark-2", parts={"main": "exited"}),
+            DeploymentState.BROKEN,
+            "spark-2: exited",
+        ),
+        (NodeSample("spark-2", parts={}), DeploymentState.BROKEN, "spark-2: no container"),
+        (NodeSample("spark-2", gone_since=NOW), DeploymentState.BROKEN, "spark-2 is gone"),
     ],
 )
 def test_a_cluster_that_lost_a_node_is_broken(
-    node: NodeLook, expected: Standing, note: str
+    node: NodeSample, expected: DeploymentState, note: str
 ) -> None:
     fact = deployed("main", nodes="spark-1,spark-2", rank="0")
     reader = EngineReader(FakeContainers.of(fact).host, (), load_settings())
     for server in reader.servers.values():
         server.end()
-    looks = {"main": ServerLook(is_answering=True, has_answered=True)}
-    here = NodeLook("spark-1", available_bytes=1)
-    shown = scene_of(NOW, reader.look.deployments, looks, (here, node))
+    looks = {"main": ServerSample(is_answering=True, has_answered=True)}
+    here = NodeSample("spark-1", available_bytes=1)
+    shown = snapshot_of(NOW, reader.look.deployments, looks, (here, node))
     assert shown.deployments[0].life is expected
     assert shown.deployments[0].note == note
     assert [item.floor_bytes for item in shown.nodes] == [4 << 30, 4 << 30]
 
 
 def test_a_line_of_json_has_every_figure() -> None:
-    told = json.loads(scene_json(made_scene()))
+    told = json.loads(snapshot_json(made_snapshot()))
     row, node = told["deployments"][0], told["nodes"][0]
     assert row["tokens_per_s"] == 1234.5
     assert row["first_token"] == {"p50_s": 12.345, "p95_s": 99.99}

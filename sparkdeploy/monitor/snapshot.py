@@ -26,7 +26,7 @@ ERROR_CHARACTERS = 300
 HALF_REPLACED = "being replaced, or left half replaced: `sparkdeploy status` says which"
 
 
-class Standing(Enum):
+class DeploymentState(Enum):
     """How a deployment is."""
 
     SERVING = "serving"
@@ -41,11 +41,15 @@ class Standing(Enum):
 
     @property
     def is_gone(self) -> bool:
-        return self not in {Standing.SERVING, Standing.STARTING, Standing.WORKER}
+        return self not in {
+            DeploymentState.SERVING,
+            DeploymentState.STARTING,
+            DeploymentState.WORKER,
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLook:
+class ServerSample:
     """What the reader of one server knows."""
 
     history: MetricsHistory = field(default_factory=MetricsHistory)
@@ -57,7 +61,7 @@ class ServerLook:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerLook:
+class ContainerSample:
     """What a Docker Engine says of one deployment."""
 
     found: Inspected
@@ -68,7 +72,7 @@ class ContainerLook:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLook:
+class NodeSample:
     """What a node told last; `gone_since` is set while it tells nothing."""
 
     name: str
@@ -80,7 +84,7 @@ class NodeLook:
     parts: Mapping[str, str] | None = None
     """For each deployment the state of this node's container; None: not known, or this machine."""
     floor_bytes: int | None = None
-    """Below it the guard ends what serves there; of a scene alone."""
+    """Below it the guard ends what serves there; of a snapshot alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class WatchedDeployment:
     recipe: str
     model: str
     url: str
-    life: Standing
+    life: DeploymentState
     state: str
     """In words, such as `exited (86)`."""
     gone_since: datetime | None
@@ -101,26 +105,26 @@ class WatchedDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class WatchSnapshot:
     at: datetime
     deployments: tuple[WatchedDeployment, ...] = ()
-    nodes: tuple[NodeLook, ...] = ()
+    nodes: tuple[NodeSample, ...] = ()
     problem: str = ""
     """Why the Docker Engine of this machine says nothing."""
 
 
-def scene_of(
+def snapshot_of(
     at: datetime,
-    containers: Iterable[ContainerLook],
-    servers: Mapping[str, ServerLook],
-    nodes: Iterable[NodeLook],
+    containers: Iterable[ContainerSample],
+    servers: Mapping[str, ServerSample],
+    nodes: Iterable[NodeSample],
     problem: str = "",
-) -> Scene:
-    """Put a scene together; `servers` are by the name of their deployment."""
+) -> WatchSnapshot:
+    """Put a snapshot together; `servers` are by the name of their deployment."""
     known, looks = tuple(nodes), tuple(containers)
-    return Scene(
+    return WatchSnapshot(
         at,
-        tuple(_deployment(it, servers.get(it.found.name, ServerLook()), known) for it in looks),
+        tuple(_deployment(it, servers.get(it.found.name, ServerSample()), known) for it in looks),
         tuple(_node(it, looks, is_here=number == 0) for number, it in enumerate(known)),
         visible_line(problem),
     )
@@ -133,13 +137,13 @@ def floor_bytes(fact: ContainerFact) -> int | None:
 
 
 def _deployment(
-    look: ContainerLook, server: ServerLook, nodes: tuple[NodeLook, ...]
+    look: ContainerSample, server: ServerSample, nodes: tuple[NodeSample, ...]
 ) -> WatchedDeployment:
     fact = look.found.current
     lost = () if look.removed_at else tuple(_lost_parts(fact, nodes))
     life = _life(look, server, is_whole=not lost)
-    runs = life not in {Standing.EXITED, Standing.STOPPED, Standing.REMOVED}
-    error = look.last_error or (server.problem if life is Standing.SILENT else "")
+    runs = life not in {DeploymentState.EXITED, DeploymentState.STOPPED, DeploymentState.REMOVED}
+    error = look.last_error or (server.problem if life is DeploymentState.SILENT else "")
     return WatchedDeployment(
         name=look.found.name,
         recipe=fact.labels.get(labels.RECIPE, ""),
@@ -156,45 +160,48 @@ def _deployment(
     )
 
 
-def _life(look: ContainerLook, server: ServerLook, *, is_whole: bool) -> Standing:
+def _life(look: ContainerSample, server: ServerSample, *, is_whole: bool) -> DeploymentState:
     found, serving = look.found, look.found.serving
     if look.removed_at is not None:
-        return Standing.REMOVED
+        return DeploymentState.REMOVED
     if found.replaced is None and (serving is None or serving.is_stopped):
-        return Standing.STOPPED
+        return DeploymentState.STOPPED
     if not found.current.is_running:
-        return Standing.EXITED
+        return DeploymentState.EXITED
     if found.is_of_another_head:
-        return Standing.WORKER
+        return DeploymentState.WORKER
     if not is_whole:
-        return Standing.BROKEN
-    silent = Standing.SILENT if server.has_answered else Standing.STARTING
-    return Standing.SERVING if server.is_answering else silent
+        return DeploymentState.BROKEN
+    silent = DeploymentState.SILENT if server.has_answered else DeploymentState.STARTING
+    return DeploymentState.SERVING if server.is_answering else silent
 
 
-def _state(life: Standing, fact: ContainerFact) -> str:
-    if life is Standing.EXITED:
+def _state(life: DeploymentState, fact: ContainerFact) -> str:
+    if life is DeploymentState.EXITED:
         return f"exited ({fact.exit_code})" if fact.state == "exited" else fact.state
-    return f"worker of {fact.nodes[0]}" if life is Standing.WORKER else life.value
+    return f"worker of {fact.nodes[0]}" if life is DeploymentState.WORKER else life.value
 
 
 def _gone_since(
-    life: Standing, look: ContainerLook, server: ServerLook, nodes: tuple[NodeLook, ...]
+    life: DeploymentState,
+    look: ContainerSample,
+    server: ServerSample,
+    nodes: tuple[NodeSample, ...],
 ) -> datetime | None:
     fact = look.found.current
-    if life is Standing.REMOVED:
+    if life is DeploymentState.REMOVED:
         return look.removed_at
-    if life in {Standing.EXITED, Standing.STOPPED}:
+    if life in {DeploymentState.EXITED, DeploymentState.STOPPED}:
         return parse_time(fact.finished_at) if fact.finished_at else None
-    if life is Standing.SILENT:
+    if life is DeploymentState.SILENT:
         return server.silent_since
-    if life is Standing.BROKEN:
+    if life is DeploymentState.BROKEN:
         gone = (node.gone_since for node in nodes if node.name in fact.nodes)
         return min((moment for moment in gone if moment is not None), default=None)
     return None
 
 
-def _lost_parts(fact: ContainerFact, nodes: tuple[NodeLook, ...]) -> Iterable[str]:
+def _lost_parts(fact: ContainerFact, nodes: tuple[NodeSample, ...]) -> Iterable[str]:
     """Say which of the other nodes of a deployment have lost their part of it."""
     if fact.rank:
         return
@@ -211,7 +218,7 @@ def _lost_parts(fact: ContainerFact, nodes: tuple[NodeLook, ...]) -> Iterable[st
             yield f"{name}: {state}"
 
 
-def _node(look: NodeLook, deployments: Iterable[ContainerLook], *, is_here: bool) -> NodeLook:
+def _node(look: NodeSample, deployments: Iterable[ContainerSample], *, is_here: bool) -> NodeSample:
     floors = (
         it.floor_bytes
         for it in deployments
@@ -223,13 +230,13 @@ def _node(look: NodeLook, deployments: Iterable[ContainerLook], *, is_here: bool
     return replace(look, floor_bytes=floor, problem=problem)
 
 
-def scene_json(scene: Scene) -> str:
+def snapshot_json(snapshot: WatchSnapshot) -> str:
     """Return what a line of `--json` holds."""
     content = {
-        "at": scene.at,
-        "problem": scene.problem,
-        "deployments": [_deployment_as_dict(item, scene.at) for item in scene.deployments],
-        "nodes": [_node_as_dict(item) for item in scene.nodes],
+        "at": snapshot.at,
+        "problem": snapshot.problem,
+        "deployments": [_deployment_as_dict(item, snapshot.at) for item in snapshot.deployments],
+        "nodes": [_node_as_dict(item) for item in snapshot.nodes],
     }
     return json.dumps(content, sort_keys=True, default=datetime.isoformat)
 
@@ -243,7 +250,7 @@ def _deployment_as_dict(item: WatchedDeployment, now: datetime) -> dict[str, Any
     return {**content, "is_gone": item.life.is_gone, "uptime_s": up_s, **figures}
 
 
-def _node_as_dict(item: NodeLook) -> dict[str, Any]:
+def _node_as_dict(item: NodeSample) -> dict[str, Any]:
     return {
         "name": item.name,
         "is_gone": item.gone_since is not None,

@@ -5,7 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from sparkdeploy.monitor.figures import Percentiles, ServerFigures
-from sparkdeploy.monitor.scene import NodeLook, Scene, Standing, WatchedDeployment
+from sparkdeploy.monitor.snapshot import (
+    DeploymentState,
+    NodeSample,
+    WatchedDeployment,
+    WatchSnapshot,
+)
 from sparkdeploy.node.facts import GpuLoad
 
 NOW = datetime(2026, 11, 25, 12, 0, 0, tzinfo=UTC)
@@ -42,7 +47,7 @@ EXPECTED = (
 
 def deployment(
     name: str = "main",
-    life: Standing = Standing.SERVING,
+    life: DeploymentState = DeploymentState.SERVING,
     told: str = "serving",
     last_error: str = "",
 ) -> WatchedDeployment:
@@ -61,8 +66,8 @@ def deployment(
     )
 
 
-def node(name: str = "spark-1", *, is_gone: bool = False, available_gib: int = 31) -> NodeLook:
-    return NodeLook(
+def node(name: str = "spark-1", *, is_gone: bool = False, available_gib: int = 31) -> NodeSample:
+    return NodeSample(
         name=name,
         available_bytes=available_gib << 30,
         total_bytes=122 << 30,
@@ -76,9 +81,9 @@ def node(name: str = "spark-1", *, is_gone: bool = False, available_gib: int = 3
 NODE = "31.0 of 122.0 GiB available, floor 4.0   61 W   2411 MHz   63 °C"
 
 
-def scene(deployments: int = 1, nodes: int = 1) -> Scene:
+def snapshot(deployments: int = 1, nodes: int = 1) -> WatchSnapshot:
     names = [f"deployment-{number}" for number in range(deployments)]
-    return Scene(
+    return WatchSnapshot(
         NOW,
         tuple(deployment(name) for name in names),
         tuple(node(f"spark-{number}") for number in range(nodes)),
