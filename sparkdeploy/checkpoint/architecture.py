@@ -9,7 +9,12 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.contents import EXPERTS_LIMIT, LAYERS_LIMIT, WIDTH_LIMIT
+from sparkdeploy.checkpoint.contents import (
+    EXPERTS_LIMIT,
+    LAYERS_LIMIT,
+    MTP_LAYERS_LIMIT,
+    WIDTH_LIMIT,
+)
 from sparkdeploy.checkpoint.layers import (
     STATE_BYTES,
     Architecture,
@@ -109,6 +114,7 @@ def config_sizes(config: Mapping[str, Any]) -> ConfigSizes:
 
 def _checked(name: str, value: object, least: int) -> int:
     limits = {"num_hidden_layers": LAYERS_LIMIT} | dict.fromkeys(EXPERT_COUNTS, EXPERTS_LIMIT)
+    limits |= dict.fromkeys(_MTP_LAYERS, MTP_LAYERS_LIMIT)
     limit = limits.get(name, SIZE_LIMIT)
     if type(value) is not int or not least <= value <= limit:
         raise CheckpointError(

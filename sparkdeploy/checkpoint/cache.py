@@ -29,7 +29,6 @@ STORE = "blobs"
 """The folder of a cache whose files repositories share, as <2 digits>/<64 digits>."""
 REFERENCE_LIMIT_BYTES = 4096
 BLOBS = "blobs"
-"""Of a repository; files of it may be links into the store."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 

@@ -58,7 +58,6 @@ class ModelSizes:
     mtp_layers: int
     ties_embeddings: bool
     prefix: str = "model.language_model."
-    """Before the names of the language model's tensors."""
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ HYBRID_NOTE = "_hybrid_quant_info"
 PLAIN = "none"
 """The plugin's word for a checkpoint of 16 bits."""
 _BASES = (None, "auto-round")
-"""What the conversions build on: 16 bits, or AutoRound's INT4."""
 _FLOAT16 = frozenset({"BF16", "F16"})
 GROUP = 128
 """Inputs of an output that share an INT4 scale, as in Intel's checkpoint."""
@@ -45,7 +44,6 @@ class Conversion:
     draft_rows: int = 0
     """Rows of the draft model's own INT8 head; 0 leaves it the target's."""
     draft_origin: str = ""
-    """The draft vocabulary's hash; empty without a draft head."""
     shared_experts: Literal["bf16", "int4"] = "bf16"
 
     @property
@@ -78,9 +76,7 @@ class SourceFacts:
     fp8_layer_count: int
     mtp_tensor_count: int
     draft_layer: DraftWeights | None = None
-    """What of the draft layer is to be converted; None where it stays as it is."""
     shared_int4_count: int = 0
-    """Weights of shared experts that are to become INT4."""
 
 
 def unfit(config: Mapping[str, Any], conversion: Conversion) -> Iterator[str]:

@@ -32,12 +32,10 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_LIMIT_BYTES = 128 << 20
 """What is read of it; one of 250,000 tokens has 20 million bytes."""
 CHUNK_CHARACTERS = 1 << 20
-"""Text that is tokenised at once; a chunk ends between lines."""
 RANKING = 1
 """Counts up whenever the same counts give another order."""
 SAMPLE_FOLDER = Path(__file__).with_name("draft_sample")
 SAMPLE_NAME = "sparkdeploy's sample"
-"""What stands for the sample's files in a count of it."""
 _LESS_THAN_ONCE = 0.99
 _VERSION = 1
 
@@ -51,7 +49,6 @@ class DraftVocabulary:
     """Tokens of text that were counted; 0 ranks by token number alone."""
     distinct: int
     texts: tuple[str, ...]
-    """What was counted, as the user named it."""
     inputs: str = ""
     """A sha256 in hex over tokenizer and text where that was known before the count."""
 

@@ -35,7 +35,6 @@ FOREIGN_AGE_S = 7 * 86400.0
 Purpose = Literal["staging", "retired"]
 _PURPOSES: tuple[Purpose, ...] = ("staging", "retired")
 Progress = Callable[[int, int], None]
-"""Gets bytes done and bytes in all."""
 _FROM_HERE = -100
 """AT_FDCWD of fcntl.h: relative names are the working folder's."""
 _RENAME_EXCHANGE = 2
@@ -174,18 +173,18 @@ def copy_range(source: int, target: int, begin: int, size_bytes: int) -> None:
 
     The kernel copies, or only links; where it cannot, blocks are read and written.
     """
-    copied = 0
-    while copied < size_bytes:
-        wanted = min(size_bytes - copied, 1 << 30)
+    end = begin + size_bytes
+    while begin < end:
+        wanted = min(end - begin, 1 << 30)
         try:
-            done = os.copy_file_range(source, target, wanted, offset_src=begin + copied)
+            done = os.copy_file_range(source, target, wanted, offset_src=begin)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            done = _copy_block(source, target, begin + copied, min(wanted, COPY_BYTES))
+            done = os.write(target, os.pread(source, min(wanted, COPY_BYTES), begin))
         if done == 0:
-            raise CheckpointError(f"a file became shorter while it was copied, at {begin + copied}")
-        copied += done
+            raise CheckpointError(f"a file became shorter while it was copied, at {begin}")
+        begin += done
 
 
 def copy_file(source: Path, target: Path) -> None:
@@ -262,14 +261,6 @@ def _is_abandoned(path: Path) -> bool:
 def _machine() -> str:
     """Return eight digits that stand for this machine's name."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-
-
-def _copy_block(source: int, target: int, begin: int, size_bytes: int) -> int:
-    block = os.pread(source, size_bytes, begin)
-    view = memoryview(block)
-    while view:
-        view = view[os.write(target, view) :]
-    return len(block)
 
 
 def _is_alive(process: int) -> bool:

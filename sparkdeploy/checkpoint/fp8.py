@@ -170,7 +170,6 @@ def e4m3_values() -> list[float]:
 
 _POSITIVE = (*e4m3_values(), float("nan"))
 VALUES_BY_CODE = (*_POSITIVE, *(-value for value in _POSITIVE))
-"""Every code's value; the upper half are the negative ones."""
 
 
 def decode_bf16(content: bytes) -> tuple[float, ...]:

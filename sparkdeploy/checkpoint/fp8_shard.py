@@ -56,9 +56,7 @@ class Fp8Shard:
 class Order:
     sizes: ModelSizes
     origin: str
-    """A repository at a commit, or a folder's state."""
     leave_unfit: bool = False
-    """Whether modules whose FP8 does not fit stay at 16 bits."""
     model: Path | None = None
     """The folder of the same weights at 16 bits; without one nothing is compared."""
 

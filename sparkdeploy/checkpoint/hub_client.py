@@ -35,7 +35,6 @@ CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
 """Without a byte."""
 ANSWER_LIMIT_S = 60.0
-"""For the whole list of a repository's files."""
 ANSWER_LIMIT_BYTES = 4 << 20
 """A list of ten thousand files takes three of them. Hostile JSON takes 24 times as much memory."""
 _LICENSE_LIMIT = 100

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,7 +18,6 @@ from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import MAX_BYTES, read_json
 
 LOCK_FILE = "hub-lock.json"
-_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,16 @@ class RevisionPin:
         return self.is_verified or not self.files
 
 
+Models = dict[str, dict[str, RevisionPin]]
+"""By repository and revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    models: Models = field(default_factory=dict)
+    schema: Literal[1] = 1
+
+
 @dataclass(frozen=True, slots=True)
 class HubLock:
     """The pins of a state folder; reading needs no lock, writing takes one.
@@ -64,14 +73,13 @@ class HubLock:
         return self.state_dir / LOCK_FILE
 
     def pin(self, repo: str, revision: str) -> RevisionPin | None:
-        entry = self._read().get(repo, {}).get(revision)
-        return None if entry is None else self._pin(repo, entry)
+        return self._read().get(repo, {}).get(revision)
 
     def pins(self) -> Mapping[tuple[str, str], RevisionPin]:
         return {
-            (repo, revision): self._pin(repo, entry)
+            (repo, revision): pin
             for repo, revisions in sorted(self._read().items())
-            for revision, entry in sorted(revisions.items())
+            for revision, pin in sorted(revisions.items())
         }
 
     def commit(self, repo: str, revision: str) -> str:
@@ -80,46 +88,36 @@ class HubLock:
         return revision if pin is None else pin.commit
 
     def set(self, repo: str, revision: str, pin: RevisionPin) -> None:
-        self._change(lambda models: models.setdefault(repo, {}).update({revision: asdict(pin)}))
+        self._change(lambda models: models.setdefault(repo, {}).update({revision: pin}))
 
     def forget(self, repo: str) -> None:
         self._change(lambda models: models.pop(repo, None))
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def _read(self) -> Models:
         try:
-            content = read_json(self.path)
+            return _reader().validate_python(read_json(self.path)).models
         except FileNotFoundError:
             return {}
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors(include_input=False)[0]["loc"]))
+            raise self._unusable(f"has no usable {shown(place)}") from error
+        except CheckpointError as error:
+            raise self._unusable(f"holds an entry that is not usable: {error.message}") from error
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise self._unusable(f"cannot be read: {reason}") from error
-        if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
-            raise self._unusable("was written by another version")
-        models = content.get("models")
-        if not isinstance(models, dict) or not all(isinstance(m, dict) for m in models.values()):
-            raise self._unusable("holds no models")
-        return models
-
-    def _pin(self, repo: str, entry: object) -> RevisionPin:
-        try:
-            return _pin_reader().validate_python(entry)
-        except (CheckpointError, ValidationError) as error:
-            reason = error.message if isinstance(error, CheckpointError) else "it is not whole"
-            raise self._unusable(
-                f"holds an entry of {shown(repo)} that is not usable: {reason}"
-            ) from error
 
     def _unusable(self, reason: str) -> CheckpointError:
         return CheckpointError(
             f"{self.path} {reason.rstrip('.')}.", hint="remove it to resolve revisions anew"
         )
 
-    def _change(self, change: Callable[[dict[str, dict[str, Any]]], object]) -> None:
+    def _change(self, change: Callable[[Models], object]) -> None:
         make_private(self.state_dir)
         with only_one(self.path.with_suffix(".lock"), f"changes of {self.path}"):
-            models = self._read()
-            change(models)
-            text = json.dumps({"schema": _SCHEMA, "models": models}, indent=1, sort_keys=True)
+            content = _Content(self._read())
+            change(content.models)
+            text = json.dumps(asdict(content), indent=1, sort_keys=True)
             if len(text) > MAX_BYTES:
                 # It could not be read again.
                 raise self._unusable(f"would be larger than {MAX_BYTES >> 20} MiB")
@@ -128,8 +126,8 @@ class HubLock:
 
 
 @cache
-def _pin_reader() -> TypeAdapter[RevisionPin]:
-    return TypeAdapter(RevisionPin)
+def _reader() -> TypeAdapter[_Content]:
+    return TypeAdapter(_Content)
 
 
 def find_pinned(

@@ -36,9 +36,7 @@ class Manifest:
     """Gate, up and down count each: three for a layer."""
     mtp_tensor_count: int
     digests: dict[str, str]
-    """The sha256 of every file that is no link, but for the manifest."""
     shared_int4_count: int = 0
-    """Modules of shared experts that become INT4 while the checkpoint is loaded."""
     draft_layer: DraftWeights | None = None
     """What of the draft layer becomes INT4 and FP8 then; None where it stays as it is."""
 

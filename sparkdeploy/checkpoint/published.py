@@ -62,11 +62,8 @@ class PublishedConfig:
     origin: str
     """Where it was read, as words that follow `config.json `."""
     folder: Path | None = None
-    """Where its other files are, if they are here."""
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """Its generation_config.json, as far as it was seen."""
     files: frozenset[str] = frozenset()
-    """The names of its files, as far as they are known."""
 
 
 def published_config(

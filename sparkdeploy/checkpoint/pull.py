@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SPARE_BYTES = 1 << 30
-"""What a download leaves free on its disk."""
 THREADS = 12
 """Of which eight bring files (transfer.CONNECTIONS), and the others hash what has come."""
 
@@ -34,7 +33,6 @@ class WantedRepository:
     repo: str
     revision: str = "main"
     all_files: bool = False
-    """Also what vLLM does not read."""
     conversion: Conversion | None = None
     """For a finished hybrid: what it must hold, which is looked at before it is fetched."""
 

@@ -113,7 +113,6 @@ class HubRanges:
     hub: Hub
     facts: RepoFacts
     hint: str = "check that no proxy stands between, or download all: `sparkdeploy checkpoint pull`"
-    """What helps when the hub sends no parts of files, or other ones."""
     received_bytes: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock)
     _places: dict[str, str] = field(default_factory=dict)

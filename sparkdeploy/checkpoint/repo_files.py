@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 NAME_LIMIT_BYTES = 1024
 """Of a whole name, which leaves room in a path of 4096 for the cache's own place."""
 PART_LIMIT_BYTES = 255
-"""What Linux' file systems take."""
 OTHER_WEIGHTS = (".bin", ".gguf", ".pt")
 """Files that engines load where there are no safetensors."""
 WEIGHTS = (
     *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack"),
     *(".ot", ".tflite", ".ckpt"),
 )
-"""Files of weights, for whatever program."""
 DEPTH_LIMIT = 16
 """Folders within folders; models have one or two."""
 FILES_LIMIT = 10_000
@@ -106,12 +104,10 @@ class RepoFacts:
 
     repo: str
     revision: str
-    """The branch, tag or commit that was asked for."""
     commit: str
     license: str | None
     files: tuple[RepoFile, ...]
     left_out: tuple[RepoFile, ...] = ()
-    """Files that vLLM does not read."""
 
     def __post_init__(self) -> None:
         check_repo(self.repo)

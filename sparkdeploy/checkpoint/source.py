@@ -251,7 +251,6 @@ class Content:
     blob_name: str | None
     """What the hub calls the content; None for a file that is no blob of a cache."""
     is_shared: bool
-    """Whether it lies in the store that repositories of a cache share."""
 
 
 def real_path(path: Path) -> Path:

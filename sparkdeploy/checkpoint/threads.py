@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0
 """How long threads are waited for that shall stop; a read of a socket may take longer."""
 QUIET_S = 2.0
-"""What takes longer is shown."""
 _LOOK_EVERY_S = 1.0
 T = TypeVar("T")
 Ended = queue.SimpleQueue[BaseException | None]

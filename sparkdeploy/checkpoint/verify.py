@@ -39,7 +39,6 @@ class Verified:
     hashed_files: int = 0
     hashed_bytes: int = 0
     unhashed: tuple[str, ...] = ()
-    """Files whose hash nobody states."""
     warnings: tuple[str, ...] = ()
     """What is wrong and no engine reads."""
     not_known: tuple[str, ...] = ()

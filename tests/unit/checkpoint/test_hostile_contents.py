@@ -173,13 +173,17 @@ def test_a_manifest_of_files_elsewhere_is_none(folder: Path, digests: object) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["vocab_size", "hidden_size", "num_experts", "num_attention_heads", "head_dim"]
+    ("name", "value"),
+    [
+        *(("vocab_size", 10**9), ("hidden_size", 10**9), ("num_experts", 10**9)),
+        *(("num_attention_heads", 10**9), ("head_dim", 10**9), ("mtp_num_hidden_layers", 10**7)),
+    ],
 )
 def test_sizes_that_no_model_has_are_refused_where_something_is_computed(
-    folder: Path, name: str
+    folder: Path, name: str, value: int
 ) -> None:
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"][name] = 10**9
+    config["text_config"][name] = value
     (folder / "config.json").write_text(json.dumps(config))
     works: list[Callable[[], object]] = [
         lambda: facts_in(REPO, FolderRanges(folder)),

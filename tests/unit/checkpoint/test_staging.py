@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checkpoint.durable import FOREIGN_AGE_S, _machine, hidden_beside
+from sparkdeploy.checkpoint import durable
+from sparkdeploy.checkpoint.durable import FOREIGN_AGE_S, _machine, copy_range, hidden_beside
+from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,3 +76,23 @@ def test_another_machines_staging_in_a_shared_folder_is_spared_for_a_week(
     os.utime(left, (old_s, old_s))
     hidden_beside(tmp_path / "m")
     assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("is_by_kernel", [True, False])
+def test_a_part_of_a_file_is_copied_also_where_the_kernel_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_by_kernel: bool
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EXDEV, "across file systems")
+
+    if not is_by_kernel:
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+    monkeypatch.setattr(durable, "COPY_BYTES", 7)
+    content = bytes(range(100))
+    (tmp_path / "old").write_bytes(content)
+    with (tmp_path / "old").open("rb") as old, (tmp_path / "new").open("wb") as new:
+        copy_range(old.fileno(), new.fileno(), 3, 50)
+        copy_range(old.fileno(), new.fileno(), 90, 10)
+        with pytest.raises(CheckpointError, match="became shorter while it was copied, at 100"):
+            copy_range(old.fileno(), new.fileno(), 99, 2)
+    assert (tmp_path / "new").read_bytes() == content[3:53] + content[90:] + content[99:]
