@@ -47,12 +47,9 @@ class ExpectedTensor:
         return self.dtypes == WEIGHT_DTYPES
 
     @property
-    def module(self) -> str:
-        return self.name.rpartition(".")[0]
-
-    @property
     def own_name(self) -> str:
-        return self.module + OWN_SUFFIXES[self.name.removeprefix(self.module)]
+        module, _, last = self.name.rpartition(".")
+        return module + OWN_SUFFIXES["." + last]
 
     def fits(self, info: TensorInfo) -> bool:
         return info.dtype in self.dtypes and info.shape == self.shape
@@ -86,29 +83,16 @@ def expected_bytes(sizes: ModelSizes) -> int:
 
 
 def find_fp8(
-    source: RangeSource,
-    sizes: ModelSizes,
-    indexed: Mapping[str, str],
-    *,
-    leave_unfit: bool = False,
+    source: RangeSource, sizes: ModelSizes, indexed: Mapping[str, str]
 ) -> tuple[tuple[ExpectedTensor, FoundTensor], ...]:
     """Find every expected tensor by the headers of the files that `indexed` (name to file) names.
 
-    With `leave_unfit` only the modules that fit are taken, and the others stay at 16 bits.
+    Raises CheckpointError naming what is missing, extra or unlike.
     """
     expected = expected_fp8(sizes)
     files = sorted({file for name, file in indexed.items() if is_related(name)})
     found = _related_tensors(dict(read_remote_headers(source, files)))
-    if leave_unfit:
-        # Modules whose weight and scales both are as expected.
-        unfit = {
-            item.module
-            for item in expected
-            if item.name not in found or not item.fits(found[item.name].info)
-        }
-        expected = tuple(item for item in expected if item.module not in unfit)
-    else:
-        check_fp8(source.name, expected, {name: item.info for name, item in found.items()})
+    check_fp8(source.name, expected, {name: item.info for name, item in found.items()})
     return tuple((item, found[item.name]) for item in expected)
 
 

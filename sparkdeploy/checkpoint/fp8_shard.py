@@ -56,7 +56,6 @@ class Fp8Shard:
 class Order:
     sizes: ModelSizes
     origin: str
-    leave_unfit: bool = False
     model: Path | None = None
     """The folder of the same weights at 16 bits; without one nothing is compared."""
 
@@ -92,11 +91,7 @@ def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
 
 
 def bring_fp8(
-    checkpoint: Checkpoint,
-    source: CheckpointSource,
-    settings: Settings,
-    *,
-    leave_unfit: bool = False,
+    checkpoint: Checkpoint, source: CheckpointSource, settings: Settings
 ) -> Fp8Shard | None:
     """Fetch the shard for a model by range, or find it; None when the recipe takes none."""
     resolve_fp8(checkpoint, settings)
@@ -104,7 +99,7 @@ def bring_fp8(
     if not origin:
         return None
     sizes = model_sizes(read_config(source.files_dir))
-    order = Order(sizes, origin, leave_unfit, source.files_dir)
+    order = Order(sizes, origin, source.files_dir)
     folder = shard_folder(shard_store(settings), order)
     done = read_shard(folder)
     if done is not None:
@@ -144,7 +139,7 @@ def _source_of(checkpoint: Checkpoint) -> str:
 
 def shard_folder(store: Path, order: Order) -> Path:
     expected = [(item.name, item.shape) for item in fp8.expected_fp8(order.sizes)]
-    inputs = [_VERSION, order.origin, expected, order.leave_unfit]
+    inputs = [_VERSION, order.origin, expected]
     return store / hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:24]
 
 
@@ -186,7 +181,7 @@ def fetch_shard(source: RangeSource, order: Order, folder: Path, on_progress: Pr
 
 def _make(source: RangeSource, order: Order, folder: Path, on_progress: Progress) -> Fp8Shard:
     parts, path = folder / PARTS_FOLDER, folder / SHARD_FILE
-    matches = fp8.find_fp8(source, order.sizes, index_of(source), leave_unfit=order.leave_unfit)
+    matches = fp8.find_fp8(source, order.sizes, index_of(source))
     parts.mkdir(parents=True, exist_ok=True)
     wrong: tuple[str, ...] = ()
     for _ in range(2):

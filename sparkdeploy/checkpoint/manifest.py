@@ -21,16 +21,11 @@ MANIFEST_FILE = "sparkdeploy.json"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint was made from and what it holds; enough to make it again elsewhere."""
+    """What a checkpoint was made from and what it holds."""
 
-    version: int
     fingerprint: str
-    source_kind: str
     source_name: str
-    source_root: str
-    source_files: str
     source_revision: str | None
-    mount_name: str
     conversion: dict[str, Any]
     fp8_layer_count: int
     """Gate, up and down count each: three for a layer."""
@@ -89,11 +84,8 @@ def write_manifest(
         if name.rpartition("/")[2] not in known and not (folder / name).is_symlink()
     }
     manifest = Manifest(
-        source_kind=source.kind,
         source_name=source.name,
-        source_root=str(source.root),
         source_revision=source.revision,
-        mount_name=source.mount_name,
         digests={**hashed, **small},
         **stated,
     )

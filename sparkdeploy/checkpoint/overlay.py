@@ -58,9 +58,7 @@ def build_overlay(
         facts = check_source(source, conversion)
         _fill(source, conversion, facts, staging, shard, draft)
         stated = {
-            "version": OVERLAY_VERSION,
             "fingerprint": fingerprint,
-            "source_files": str(_place_in_mount(source)),
             "conversion": asdict(conversion),
             "fp8_layer_count": facts.fp8_layer_count,
             "mtp_tensor_count": facts.mtp_tensor_count,

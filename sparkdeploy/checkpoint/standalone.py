@@ -26,7 +26,7 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sparkdeploy.checkpoint.contents import Located
     from sparkdeploy.checkpoint.durable import Progress
@@ -41,16 +41,16 @@ def build_standalone(
     shard: Fp8Shard,
     out: Path,
     *,
-    replaces: Callable[[Path], bool],
+    overwrite: bool,
     on_progress: Progress,
 ) -> Manifest:
-    """Write the complete checkpoint to `out`; `replaces` is asked before another one goes."""
+    """Write the complete checkpoint to `out`, in the place of another one only when told so."""
     inputs = [STANDALONE_VERSION, source_identity(source), shard.origin, dict(shard.digests)]
     fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     out = out.absolute()
 
     def make(staging: Path) -> Manifest:
-        if (out / MANIFEST_FILE).is_file() and not replaces(out):
+        if (out / MANIFEST_FILE).is_file() and not overwrite:
             raise CheckpointError(
                 f"{out} holds another checkpoint.", hint="name a new folder, or pass --overwrite"
             )
@@ -172,9 +172,7 @@ def _write_last(
     tensors = contents.read_tensors(staging)
     durable.write_json(staging / INDEX_FILE, contents.index_content(tensors))
     stated = {
-        "version": STANDALONE_VERSION,
         "fingerprint": fingerprint,
-        "source_files": str(source.files_dir),
         "conversion": {"fp8_mode": "standalone", "fp8_origin": shard.origin},
         "fp8_layer_count": replaced,
         "mtp_tensor_count": sum(name.startswith("mtp.") for name in tensors),

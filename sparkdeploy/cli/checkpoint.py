@@ -103,9 +103,6 @@ def build(
     ],
     recipe: options.RecipeArgument = None,
     assignments: options.SetOption = None,
-    allow_mismatch: Annotated[
-        bool, typer.Option("--allow-mismatch", help="Leave modules in BF16 whose FP8 does not fit.")
-    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace another checkpoint in that folder.")
     ] = False,
@@ -118,8 +115,7 @@ def build(
         options.requested(recipe, assignments, settings),
         standalone,
         settings,
-        leave_unfit=allow_mismatch,
-        replaces=lambda _out: overwrite,
+        overwrite=overwrite,
     )
     fp8, mtp = manifest.fp8_layer_count, manifest.mtp_tensor_count
     console.answer(f"{standalone}: {fp8} FP8 weights, {mtp} MTP tensors")

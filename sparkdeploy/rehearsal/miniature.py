@@ -273,9 +273,7 @@ def twin_to_serve(resolved: Resolved, twin: Path) -> Path:
     order = Order(model_sizes(read_config(twin)), origin, model=twin)
     folder = shard_folder(twin.with_name(f"{twin.name}-shards"), order)
     shard = fetch_shard(FolderRanges(fp8), order, folder, _unseen)
-    build_standalone(
-        open_folder(twin), shard, finished, replaces=lambda _out: True, on_progress=_unseen
-    )
+    build_standalone(open_folder(twin), shard, finished, overwrite=True, on_progress=_unseen)
     return finished
 
 

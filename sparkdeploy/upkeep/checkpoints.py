@@ -134,8 +134,7 @@ def write_standalone(
     out: Path,
     settings: Settings,
     *,
-    leave_unfit: bool,
-    replaces: Callable[[Path], bool],
+    overwrite: bool,
 ) -> Manifest:
     """Write a recipe's model with FP8 shared experts as a checkpoint of its own.
 
@@ -156,7 +155,7 @@ def write_standalone(
             f"disk: {out} takes {format_bytes(size_bytes)}, {format_bytes(free_bytes)} are free.",
             hint="name a folder on another disk",
         )
-    shard = bring_fp8(recipe.checkpoint, source, settings, leave_unfit=leave_unfit)
+    shard = bring_fp8(recipe.checkpoint, source, settings)
     if shard is None:
         raise CheckpointError(
             "the recipe names no repository of FP8 tensors.",
@@ -164,7 +163,7 @@ def write_standalone(
             "--set checkpoint.fp8_dense.source=Qwen/Qwen3.5-122B-A10B-FP8",
         )
     with console.step(f"standalone checkpoint {out}") as step:
-        return build_standalone(source, shard, out, replaces=replaces, on_progress=step.progress)
+        return build_standalone(source, shard, out, overwrite=overwrite, on_progress=step.progress)
 
 
 def remove_stored(name: str, settings: Settings, consent: Callable[[str], bool]) -> Stored:

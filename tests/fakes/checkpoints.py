@@ -49,4 +49,4 @@ def standalone(
     source: CheckpointSource, shard: Fp8Shard, out: Path, *, overwrite: bool = False
 ) -> None:
     """Build a standalone checkpoint."""
-    build_standalone(source, shard, out, replaces=lambda _out: overwrite, on_progress=ignore)
+    build_standalone(source, shard, out, overwrite=overwrite, on_progress=ignore)

@@ -30,7 +30,7 @@ def build(root: Path, int4: Path, fp8: str) -> None:
         open_folder(int4),
         fetched(root, int4, fp8),
         root / "standalone",
-        replaces=lambda _out: False,
+        overwrite=False,
         on_progress=lambda _done, _total: None,
     )
 

@@ -81,7 +81,7 @@ def test_transformers_and_safetensors_open_the_standalone_checkpoint(
         open_folder(twin),
         shard,
         out,
-        replaces=lambda _out: False,
+        overwrite=False,
         on_progress=lambda _done, _total: None,
     )
     (tmp_path / "readers.py").write_text(READERS)

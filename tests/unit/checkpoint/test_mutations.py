@@ -66,7 +66,7 @@ class Base:
 def base(small_twin: Path, fp8_twin: Path, tmp_path_factory: pytest.TempPathFactory) -> Base:
     folder = tmp_path_factory.mktemp("mutations") / "twin"
     _link_tree(small_twin, folder)
-    stated = {"version": 2, "fingerprint": "f", "source_files": "", "conversion": {}}
+    stated = {"fingerprint": "f", "conversion": {}}
     counts = {"fp8_layer_count": 0, "mtp_tensor_count": 23}
     write_manifest(folder, open_folder(folder), {}, {**stated, **counts})
     order = Order(model_sizes(read_config(folder)), "lab", model=folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,8 +43,8 @@ def made(folder: Path, shard: Fp8Shard, tmp_path: Path) -> Path:
     return out
 
 
-def _shard(fp8: Path, twin: Path, out: Path, *, leave_unfit: bool = False) -> Fp8Shard:
-    order = Order(model_sizes(read_config(twin)), "lab", leave_unfit, twin)
+def _shard(fp8: Path, twin: Path, out: Path) -> Fp8Shard:
+    order = Order(model_sizes(read_config(twin)), "lab", twin)
     return fetch_shard(FolderRanges(fp8), order, out, ignore)
 
 
@@ -95,21 +94,6 @@ def test_the_source_is_not_touched_and_twice_is_once(
     standalone(open_folder(folder), shard, tmp_path / "out")
     assert tree(tmp_path / "out") == first
     assert tree(folder) == before
-
-
-def test_a_module_that_does_not_fit_stays_at_16_bits_when_that_is_allowed(
-    folder: Path, fp8_twin: Path, small_twin: Path, tmp_path: Path
-) -> None:
-    lacking = tmp_path / "lacking"
-    shutil.copytree(fp8_twin, lacking)
-    _edit(lacking, lambda tensors: tensors.pop(f"{GATE}.weight_scale_inv", None))
-    with pytest.raises(CheckpointError, match="missing"):
-        _shard(lacking, small_twin, tmp_path / "refused")
-    shard = _shard(lacking, small_twin, tmp_path / "left", leave_unfit=True)
-    standalone(open_folder(folder), shard, tmp_path / "out")
-    tensors = read_tensors(tmp_path / "out")
-    assert tensors[f"{GATE}.weight"].info.dtype == "BF16"
-    assert sum(item.info.dtype == "F8_E4M3" for item in tensors.values()) == 11
 
 
 def test_one_flipped_bit_is_found_anywhere(made: Path) -> None:
