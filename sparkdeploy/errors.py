@@ -39,14 +39,10 @@ def joined(errors: Sequence[SparkdeployError], what: str) -> SparkdeployError:
     first = errors[0]
     if len(errors) == 1:
         return first
-    lines = [line for it in errors for line in (it.message, *_fix_lines(it))]
+    lines = [it.message + (f"\n    fix: {it.hint}" if it.hint else "") for it in errors]
     whole = type(first).__new__(type(first))
     SparkdeployError.__init__(whole, what, detail=Mistakes("\n".join(lines)))
     return whole
-
-
-def _fix_lines(error: SparkdeployError) -> list[str]:
-    return [f"    fix: {error.hint}"] if error.hint else []
 
 
 class UsageError(SparkdeployError):

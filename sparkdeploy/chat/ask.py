@@ -51,9 +51,14 @@ def read_words(words: Sequence[str]) -> tuple[str | None, str]:
 
 
 def messages_of(text: str, system: str | None, pictures: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return what is sent; UsageError for a picture that cannot be."""
+    """Return what is sent; UsageError for a picture that cannot be.
+
+    Without a picture the question is plain text, for any template.
+    """
     first = [{"role": "system", "content": system}] if system else []
-    return [*first, user_message(text, [picture_url(path) for path in pictures])]
+    urls = [{"type": "image_url", "image_url": {"url": _picture_url(path)}} for path in pictures]
+    content: Any = [*urls, {"type": "text", "text": text}] if urls else text
+    return [*first, {"role": "user", "content": content}]
 
 
 def ask(partner: Partner, messages: Sequence[dict[str, Any]], *, shows: bool) -> dict[str, Any]:
@@ -81,28 +86,16 @@ def ask(partner: Partner, messages: Sequence[dict[str, Any]], *, shows: bool) ->
     }
 
 
-def picture_url(path: Path) -> str:
+def _picture_url(path: Path) -> str:
     """Return a picture as a data: URL; UsageError for what cannot be read or is none."""
     try:
         content = read_bytes(path.expanduser(), MAX_PICTURE_BYTES)
     except OSError as error:
         raise UsageError(f"the picture {path} cannot be read: {error.strerror}") from error
-    kind = _kind(content)
+    # What is in a file counts, not what it is called.
+    is_webp = content[:4] == b"RIFF" and content[8:12] == b"WEBP"
+    kinds = (kind for start, kind in _KINDS if content.startswith(start))
+    kind = "image/webp" if is_webp else next(kinds, None)
     if kind is None:
         raise UsageError(f"unsupported image format: {path}", hint="PNG, JPEG, WebP, GIF or BMP")
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _kind(content: bytes) -> str | None:
-    # What is in a file counts, not what it is called.
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        return "image/webp"
-    return next((kind for start, kind in _KINDS if content.startswith(start)), None)
-
-
-def user_message(text: str, picture_urls: Sequence[str]) -> dict[str, Any]:
-    """Return what a person says; plain text where there is no picture, for any template."""
-    if not picture_urls:
-        return {"role": "user", "content": text}
-    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in picture_urls]
-    return {"role": "user", "content": [*pictures, {"type": "text", "text": text}]}

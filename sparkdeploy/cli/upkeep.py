@@ -17,7 +17,7 @@ from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from sparkdeploy.upkeep.clean import Leftover
 
@@ -38,17 +38,13 @@ def setup(
 
     needs = set_up(options.current_settings(), rehearsal=rehearsal, agrees=agrees)
     findings = [need.finding for need in needs]
-    console.answer_blocks([*report.lines(findings), *_to_type(list(commands_of(needs)))])
+    commands = [f"  {command}" for command in commands_of(needs)]
+    all_of_it = ["All of it:", *commands] if commands else []
+    console.answer_blocks([*report.lines(findings), *all_of_it])
     if failed := report.failures(findings):
         by_itself = f"sudo {Path(sys.argv[0]).absolute()} setup --yes"
         hint = f"`{by_itself}` does it, or the commands above" if is_fixable(needs) else None
         raise NodeError(f"{failed} missing", hint=hint or "the commands above, then this again")
-
-
-def _to_type(commands: Sequence[str]) -> Iterator[str]:
-    if commands:
-        yield "All of it:"
-        yield from (f"  {command}" for command in commands)
 
 
 def config(as_json: options.JsonOption = False) -> None:

@@ -49,10 +49,9 @@ from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
@@ -160,7 +159,13 @@ def rehearse(
     with lock, console.steps():
         with connect(settings) as host:
             containers = host.own_containers()
-        _refuse_to_replace(name, containers, consent)
+        is_running = any(it.is_running for it in containers if it.deployment == name)
+        if is_running and not consent(f"{name} is running; end it and rehearse anew?"):
+            raise NodeError(
+                f"{name} is running and stays",
+                hint="--name NAME rehearses beside it, --yes replaces it, "
+                f"`sparkdeploy down {name}` ends it",
+            )
         # A deployment has its port from its start on, long before it listens.
         taken = {it.port for it in containers if it.deployment != name}
         # What the recipe says of several nodes is for its miniature.
@@ -173,18 +178,6 @@ def rehearse(
         with _tidied(name, keep=keep):
             run, source = _serve_and_compare(small, served, settings, fresh=fresh)
     return _report(small, run, source, is_kept=keep)
-
-
-def _refuse_to_replace(
-    name: str, containers: Iterable[ListedContainer], consent: Callable[[str], bool]
-) -> None:
-    is_running = any(it.is_running for it in containers if it.deployment == name)
-    if is_running and not consent(f"{name} is running; end it and rehearse anew?"):
-        raise NodeError(
-            f"{name} is running and stays",
-            hint=f"--name NAME rehearses beside it, --yes replaces it, `sparkdeploy down {name}` "
-            "ends it",
-        )
 
 
 def _serve_and_compare(
@@ -299,30 +292,28 @@ def _serve(resolved: Resolved, request: Request, settings: Settings) -> _Run:
         require_listener=partial(_require_own_listener, request.deployment.name, settings),
     ) as model:
         if model.pooling_endpoint() is not None:
-            done = model.pool(PROMPTS[0])
-            pooled = Asked(f"a text to {done.path}", ANSWERED)
-            return _Run(outcome, (), None, (pooled,))
+            path = model.pool(PROMPTS[0]).path
+            return _Run(outcome, (), None, (Asked(f"a text to {path}", ANSWERED),))
         before = read_metrics(model.exposition())
         with console.drawn_step(f"{len(PROMPTS)} texts"):
-            answers = tuple(_ask(model, prompt) for prompt in PROMPTS)
+            done = [model.complete(it, MAX_TOKENS, extra={"ignore_eos": True}) for it in PROMPTS]
         after = read_metrics(model.exposition())
         with console.step(QUESTIONS):
             asked = (*ask_sampled(model), *ask_conversation(model, recipe))
     drafted = after.drafted if after is not None else None
     if drafted is not None and before is not None and before.drafted is not None:
         drafted = drafted.since(before.drafted)
-    return _Run(outcome, answers, drafted, asked)
+    answers = (
+        Answer(prompt, it.text, it.completion_tokens, it.duration_s)
+        for prompt, it in zip(PROMPTS, done, strict=True)
+    )
+    return _Run(outcome, tuple(answers), drafted, asked)
 
 
 def _require_own_listener(name: str, settings: Settings) -> None:
     """UnhealthyError where another program than the rehearsal's container listens."""
     with connect(settings) as host:
         require_listener(require_deployment(host, name).current)
-
-
-def _ask(model: ServedModel, prompt: str) -> Answer:
-    done = model.complete(prompt, MAX_TOKENS, extra={"ignore_eos": True})
-    return Answer(prompt, done.text, done.completion_tokens, done.duration_s)
 
 
 def _check_drafting(resolved: Resolved, drafted: Speculation | None) -> None:

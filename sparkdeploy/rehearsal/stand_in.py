@@ -25,7 +25,6 @@ from sparkdeploy.stored_json import read_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.checkpoint.published import PublishedConfig
 
 TOKENIZER_FILES: Final = (
@@ -144,7 +143,9 @@ def shrink(config: Mapping[str, Any], vocabulary: int | None = None) -> Shrunken
     nobody could say. Raises CheckpointError for numbers that no model has.
     """
     architecture = architecture_of(config)
-    layers = _least_layers(architecture)
+    # The shortest beginning that has a layer of every kind; two at least.
+    kinds = [(layer.mixers, layer.experts is not None) for layer in architecture.layers]
+    layers = max(2, *(kinds.index(kind) + 1 for kind in set(kinds)))
     small: dict[str, Any] = copy.deepcopy(dict(config))
     found = config_sizes(small).text  # the very object that describes the language model
     text = found if isinstance(found, dict) else small
@@ -168,12 +169,6 @@ def shrink(config: Mapping[str, Any], vocabulary: int | None = None) -> Shrunken
     return Shrunken(small, tuple(notes), architecture.recurrent is not None)
 
 
-def _least_layers(architecture: Architecture) -> int:
-    """Return the shortest beginning that has a layer of every kind; two at least."""
-    kinds = [(layer.mixers, layer.experts is not None) for layer in architecture.layers]
-    return max(2, *(kinds.index(kind) + 1 for kind in set(kinds)))
-
-
 def _shrink_text(text: dict[str, Any], count: int, layers: int) -> None:
     for name, value in list(text.items()):
         is_pattern = isinstance(value, str) and name == "hybrid_override_pattern"
@@ -184,17 +179,13 @@ def _shrink_text(text: dict[str, Any], count: int, layers: int) -> None:
     for name in ("num_hidden_layers", "n_layer", "num_layers"):
         if name in text:
             text[name] = layers
-    _shrink_lists_of_layers(text, layers)
-    _shrink_heads(text)
-    _shrink_states(text)
-
-
-def _shrink_lists_of_layers(text: dict[str, Any], layers: int) -> None:
-    """Lists that name layers by their numbers keep those that are left."""
+    # Lists that name layers by their numbers keep those that are left.
     for name in ("mlp_only_layers", "attn_layer_indices", "moe_layers", "dense_layers"):
         value = text.get(name)
         if isinstance(value, list) and all(type(item) is int for item in value):
             text[name] = [item for item in value if item < layers]
+    _shrink_heads(text)
+    _shrink_states(text)
 
 
 def _shrink_heads(text: dict[str, Any]) -> None:

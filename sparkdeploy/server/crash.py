@@ -206,6 +206,8 @@ def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
     certain = [signature for signature in known if signature.is_certain]
     if by_signal:
         return _by_signature(texts, certain)
+    logged = [line.text for line in suspects if line.level]
+    errors = logged or [text for text in texts if _FAILURE_WORDS.search(text)]
     trace = decisive(tracebacks(lines))
     fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
     return (
@@ -213,7 +215,7 @@ def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
         or _by_signature(texts, certain)
         or (Cause("exception", "the engine failed", trace.sentence) if trace else None)
         or _by_signature(texts, known)
-        or _last_words(suspects)
+        or (Cause("last_error", "the log's last error", errors[-1].strip()) if errors else None)
     )
 
 
@@ -243,12 +245,6 @@ def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | N
             if pattern.search(text):
                 return Cause(signature.name, signature.meaning, text.strip(), signature.hint)
     return None
-
-
-def _last_words(suspects: Sequence[LogLine]) -> Cause | None:
-    logged = [line.text for line in suspects if line.level]
-    errors = logged or [line.text for line in suspects if _FAILURE_WORDS.search(line.text)]
-    return Cause("last_error", "the log's last error", errors[-1].strip()) if errors else None
 
 
 @dataclass(slots=True)

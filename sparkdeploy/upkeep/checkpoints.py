@@ -98,7 +98,10 @@ def verify_deep(folder: Path, settings: Settings) -> Verified:
     """
     with console.step(f"every byte of {folder}") as step:
         if not is_shard_folder(folder):
-            return verify_bytes(folder, _pinned(folder, settings), step.progress)
+            pins = HubLock(settings.state_dir).pins().values()
+            files = next((pin.files for pin in pins if pin.files and pin.commit == folder.name), ())
+            hashes = {file.name: file.blob_name for file in files}
+            return verify_bytes(folder, hashes, step.progress)
         header = check_shard(folder, step.progress)
         return replace(_of_shard(header), hashed_files=1, hashed_bytes=header.file_size_bytes)
 
@@ -121,12 +124,6 @@ def unknown_hashes(name: str, folder: Path, found: Verified) -> SparkdeployError
         f"{printable(name)}: no hash is known of {count} of {count + found.hashed_files} files, "
         f"get them: {command}"
     )
-
-
-def _pinned(folder: Path, settings: Settings) -> dict[str, str]:
-    pins = HubLock(settings.state_dir).pins().values()
-    files = next((pin.files for pin in pins if pin.files and pin.commit == folder.name), ())
-    return {file.name: file.blob_name for file in files}
 
 
 def write_standalone(

@@ -80,7 +80,12 @@ def show_image(reference: str, settings: Settings) -> dict[str, Any]:
         "fingerprint": first.labels.get(labels.FINGERPRINT),
         "version": first.labels.get(labels.VERSION),
         "stands_on": [image.tags[0] for image in chain[1:]],
-        "proof": {image.stage: image.proof for image in chain if _is_proven(image)},
+        # An image has the labels of the one below it too.
+        "proof": {
+            image.stage: image.proof
+            for image in chain
+            if image.stage not in ("base", "mod", "guard") and labels.PROOF in image.labels
+        },
         "mods": {
             image.tags[0]: {"name": image.labels.get(labels.MOD), **image.proof}
             for image in reversed(chain)
@@ -92,11 +97,6 @@ def show_image(reference: str, settings: Settings) -> dict[str, Any]:
             if name.startswith(inputs)
         },
     }
-
-
-def _is_proven(image: ImageFact) -> bool:
-    """Say whether its proof is its own: an image has the labels of the one below it too."""
-    return image.stage not in ("base", "mod", "guard") and labels.PROOF in image.labels
 
 
 def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, ...]:
