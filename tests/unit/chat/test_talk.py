@@ -240,7 +240,7 @@ def test_which_deployment(run: Run, engine: FakeContainers, server: Talking) -> 
     assert run("ask", "What?").returncode == 2, "what another machine heads has to be named"
     done = run("ask", "a", "What?")
     assert done.returncode == 4
-    assert "--on spark-1" in done.stderr
+    assert "fix: on spark-1, run the same command" in done.stderr
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
