@@ -116,19 +116,21 @@ class Outlook:
         reported, expect = self.verdict.reported_tok_s, self.resolved.recipe.expect
         if reported is not None and expect is not None:
             yield f"{reported:g} tok/s {expect.figure} reported: {expect.source}, {expect.engine}"
-        known = (self.resolved, self.step_facts, self.acceptance, self.speed)
         longest_tokens = self.budget.max_model_len
-        yield from report.speed_lines(*known, nodes=self.nodes, longest_tokens=longest_tokens)
+        yield from report.speed_lines(*self._known, nodes=self.nodes, longest_tokens=longest_tokens)
+
+    @property
+    def _known(self) -> tuple[Resolved, model.ModelFacts, Mapping[str, Acceptance], Speed]:
+        return self.resolved, self.step_facts, self.acceptance, self.speed
 
     def as_dict(self) -> dict[str, object]:
-        known = (self.resolved, self.step_facts, self.acceptance, self.speed)
         return {
             "schema": 1,
             "recipe": self.resolved.recipe.name,
             **({"nodes": self.nodes} if self.nodes > 1 else {}),
             "verdict": {**asdict(self.verdict), "fits": self.verdict.fits.value},
             "capacity": report.memory_as_dict(self.resolved, self.facts, self.budget),
-            "speed": report.speed_as_dict(*known),
+            "speed": report.speed_as_dict(*self._known),
         }
 
 

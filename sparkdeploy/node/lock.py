@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import stat
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ from filelock import lock_descriptor
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.shared_files import (
-    SHARED_FILE_MODE,
     SHARED_FOLDER_MODE,
     RefusedError,
     open_existing,
@@ -99,7 +97,11 @@ def node_lock(  # noqa: PLR0913 - each is a word of its note or of the wait
     names the holder, too, who keeps the lock for all of `wait_s`.
     """
     path = lock_path(folder, node_name)
-    descriptor = _open(path)
+    try:
+        descriptor = open_lock(path)
+    except RefusedError as error:
+        hint = error.fix or made_anew(path.parent)
+        raise NodeError(f"{error.cause}{error.seen}", hint=hint) from error
     with contextlib.ExitStack() as held:
         held.callback(os.close, descriptor)
 
@@ -167,28 +169,6 @@ def attendant_of(folder: Path, node_name: str, deployment: str) -> Holder | None
 def lock_path(folder: Path, node_name: str) -> Path:
     """Return the lock's file; it stays when the lock is free."""
     return folder / (re.sub(r"[^\w.-]", "_", node_name) + ".lock")
-
-
-def _open(path: Path) -> int:
-    try:
-        return open_lock(path)
-    except RefusedError as error:
-        cause, hint = f"{error.cause}{error.seen}", error.fix or made_anew(path.parent)
-        raise NodeError(cause, hint=hint) from error
-    except OSError as error:
-        cause = f"the lock {path} cannot be opened: {error.strerror}"
-        hint = "set SPARKDEPLOY_LOCK_DIR to a folder that every user of sparkdeploy may write to"
-        # Without a file it is the folder that may not be written to.
-        with contextlib.suppress(OSError):
-            if isinstance(error, PermissionError):
-                # One user keeps it from the others; a lock elsewhere would not exclude its users.
-                status = path.lstat()
-                cause += (
-                    f"; it belongs to {user_name(status.st_uid)} (mode "
-                    f"{stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FILE_MODE:04o})"
-                )
-                hint = f"as root: rm {shlex.quote(str(path))}"
-        raise NodeError(cause, hint=hint) from error
 
 
 def made_anew(folder: Path) -> str:

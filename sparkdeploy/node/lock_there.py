@@ -44,20 +44,11 @@ def lock_within(descriptor, wait_s):
             sys.exit(1)
 
 
-def opening(path):
-    if os.path.lexists(path):
-        return f"rm {shlex.quote(str(path))}"
-    folder = shlex.quote(str(path.parent))
-    return f"chmod 1777 {folder}" if path.parent.is_dir() else f"mkdir -m 1777 {folder}"
-
-
 def main(path, wait_s, mark):
     try:
         descriptor = open_lock(path)
     except RefusedError as error:
         refuse(error.cause, error.fix)
-    except OSError as error:
-        refuse(f"the lock {path} cannot be opened: {error.strerror}", f"as root: {opening(path)}")
     lock_within(descriptor, wait_s)
     if os.fstat(descriptor).st_nlink == 0:
         refuse(f"the lock {path} was removed while it was waited for", "run the command again")

@@ -64,8 +64,13 @@ def prepare(link: SshLink, archive: bytes) -> tuple[str, str]:
             f"{link.name}: ssh logs in, but no shell script runs there",
             hint="a forced command or a login shell that is none? Try: ssh NODE echo hello",
         )
-    if facts["version"] != f"sparkdeploy {__version__}":
-        raise _wrong_version(link.name, facts["version"])
+    if (version := facts["version"]) != f"sparkdeploy {__version__}":
+        installed = f"{version or 'sparkdeploy'} is {'' if version else 'not '}installed there"
+        raise NodeError(
+            f"{link.name}: {installed}, and this is sparkdeploy {__version__}",
+            hint=f"on that machine, in a checkout of {__version__}: ./install.sh --tool-only "
+            f"(or: uv tool install sparkdeploy=={__version__})",
+        )
     if done.exit_code:
         raise NodeError(
             f"{link.name}: files could not be unpacked below {facts['cache']}/from",
@@ -73,15 +78,6 @@ def prepare(link: SshLink, archive: bytes) -> tuple[str, str]:
             hint="is that disk full, or the folder another user's?",
         )
     return facts["cache"], f"{facts['cache']}/from/{digest}"
-
-
-def _wrong_version(node: str, version: str) -> NodeError:
-    installed = f"{version} is installed there" if version else "sparkdeploy is not installed there"
-    return NodeError(
-        f"{node}: {installed}, and this is sparkdeploy {__version__}",
-        hint=f"on that machine, in a checkout of {__version__}: ./install.sh --tool-only "
-        f"(or: uv tool install sparkdeploy=={__version__})",
-    )
 
 
 def run_attached(

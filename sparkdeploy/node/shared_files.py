@@ -55,8 +55,8 @@ def user_name(uid: int) -> str:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock, made at first use; RefusedError where others may have spoilt it, or OSError."""
-    refusal = PermissionError()
+    """Open a lock, made at first use; RefusedError where it cannot be, or others have spoilt it."""
+    refusal = OSError()
     for pause_s in SETTLE_S:
         try:
             with shared_folder(path.parent) as folder:
@@ -66,10 +66,20 @@ def open_lock(path: Path) -> int:
                 f"the lock {path} cannot be used: {error.strerror}{_made_by(path, error)}",
                 f"as root: {freeing_command(path, error)}",
             ) from error
-        except PermissionError as error:
+        except OSError as error:
             refusal = error
+            if not isinstance(error, PermissionError):
+                break
             time.sleep(pause_s)
-    raise refusal
+    cause, fix = f"the lock {path} cannot be opened: {refusal.strerror}", None
+    # Without a file it is the folder that may not be written to.
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        mode = f"mode {stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FILE_MODE:04o}"
+        # One user keeps it from the others; a lock elsewhere would not exclude its users.
+        cause += f"; it belongs to {user_name(status.st_uid)} ({mode})"
+        fix = f"as root: rm {shlex.quote(str(path))}"
+    raise RefusedError(cause, fix) from refusal
 
 
 def open_plain(name: str | Path, *, folder: int | None = None) -> int:

@@ -70,16 +70,8 @@ FLAG_DANGERS = {
 }
 """What a flag can do, by how it begins; another one is a setting that no field is for."""
 VARIABLE_DANGERS = {
-    (
-        "VLLM_PLUGINS",
-        "PYTHON",
-        "LD_",
-        "TRITON_",
-        "TORCHINDUCTOR",
-        "CUDA_HOME",
-        "CC",
-        "CXX",
-    ): LOADS_CODE,
+    ("VLLM_PLUGINS", "PYTHON", "LD_", "TRITON_", "TORCHINDUCTOR"): LOADS_CODE,
+    ("CUDA_HOME", "CC", "CXX"): LOADS_CODE,
     ("NCCL_NET_PLUGIN", "NCCL_TUNER", "NCCL_PROFILER", "NCCL_NET"): LOADS_CODE,
     ("NCCL_SOCKET", "NCCL_IB", "GLOO_", "UCX_", "TP_SOCKET", "VLLM_HOST", "RAY_"): OF_THE_NODE,
     ("HF_", "TMP", "XDG_", "HOME", "VLLM_CACHE", "VLLM_CONFIG", "VLLM_ASSETS"): READS,
