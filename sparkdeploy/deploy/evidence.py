@@ -56,7 +56,7 @@ def save_evidence(
     """
     folder = _new_folder(crashes_dir, deployment)
     # The keys of all deployments stand beside the evidence in the state folder.
-    keys = known_secrets([crashes_dir.parent / "keys"]) + environment_secrets()
+    keys = known_secrets(crashes_dir.parent / "keys") + environment_secrets()
     write_evidence(host, container_id, folder, details=details or {}, keys=keys)
     folders = [item for item in crashes_dir.iterdir() if item.is_dir()]
     for oldest in sorted(folders, key=lambda item: item.stat().st_mtime)[:-KEPT_CRASHES]:
@@ -144,14 +144,13 @@ def _new_folder(crashes_dir: Path, deployment: str) -> Path:
     return folder
 
 
-def known_secrets(folders: Iterable[Path]) -> tuple[str, ...]:
-    """Return the values that the files of these folders hold, such as deployments' keys."""
+def known_secrets(keys_dir: Path) -> tuple[str, ...]:
+    """Return the keys of deployments, as the files of their folder hold them."""
     values = []
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            for path in folder.iterdir():
-                with contextlib.suppress(OSError, UnicodeDecodeError):
-                    values.append(path.read_text().strip())
+    with contextlib.suppress(OSError):
+        for path in keys_dir.iterdir():
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                values.append(path.read_text().strip())
     return tuple(value for value in values if len(value) >= SHORTEST_KNOWN)
 
 

@@ -223,7 +223,7 @@ class Launch:
         for replacement in self._by_rank():
             with _warn_on_failure(replacement.node, "what it replaced may remain there"):
                 replacement.commit(keeps_old=is_old_whole)
-                if not replacement.leaves_something:
+                if replacement.new_id is None and not replacement.kept:
                     continue
             noted.append(replacement.node.name)
         here = {it.node.name for it in self.begun if it.node.is_here}

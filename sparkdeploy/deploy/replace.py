@@ -86,11 +86,6 @@ class Replacement:
         return self.old.container_id if self.old is not None else None
 
     @property
-    def leaves_something(self) -> bool:
-        """Say whether the deployment has a container here after the commit."""
-        return self.new_id is not None or bool(self.kept)
-
-    @property
     def container_id(self) -> str:
         if self.new_id is None:
             raise NodeError(f"deployment {self.deployment} has no new container")

@@ -60,7 +60,7 @@ def diagnose(subject: str | None, output: Path | None) -> Bundle:
     """
     settings = load_settings()
     subject = subject if subject is not None else _only_subject(settings)
-    keys = known_secrets([settings.state_dir / "keys"]) + environment_secrets()
+    keys = known_secrets(settings.state_dir / "keys") + environment_secrets()
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-") as scratch:
         found = _collect(subject, Path(scratch), settings, keys)
         if not found:

@@ -113,7 +113,7 @@ def private_of(campaign: Campaign, settings: Settings) -> Private:
     long = (value for value in (*named, *unusual) if len(value) >= SHORTEST_KNOWN)
     names = (name for name in _names(settings) if name and len(name) >= LEAST_NAME)
     return Private(
-        secrets=_longest_first({*known_secrets([settings.state_dir / "keys"]), *long}),
+        secrets=_longest_first({*known_secrets(settings.state_dir / "keys"), *long}),
         names=_longest_first(set(names) - EVERYBODYS),
         folders=_longest_first(folders - {"/"}),
     )

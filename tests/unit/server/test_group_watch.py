@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from sparkdeploy.deploy import wait
 from sparkdeploy.deploy.wait import End, GroupWatch, earliest
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact
@@ -23,7 +24,11 @@ class Engine:
         self.fact = fact
         self.stopped: list[str] = []
 
+        self.is_lost = False
+
     def find_container(self, reference: str) -> ContainerFact | None:
+        if self.is_lost:
+            raise NodeError("spark-2: it broke off")
         return self.fact
 
     def stop(self, container_id: str, *, timeout_s: int) -> None:
@@ -57,6 +62,16 @@ def test_the_first_death_stops_all_the_others() -> None:
     assert group.first is not None
     assert group.first.node.name == "b"
     assert head.stopped == ["id-a"]
+
+
+def test_a_node_that_is_lost_stops_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait, "LOST_AFTER_S", 0.01)
+    head, worker = Engine(fact("running")), Engine(fact("running"))
+    with watch(a=head, b=worker) as group:
+        worker.is_lost = True
+        until(lambda: bool(head.stopped))
+    assert group.first is not None
+    assert (group.first.node.name, group.first.fact) == ("b", None)
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,10 @@ def test_a_deployments_key_is_known_by_its_value(tmp_path: Path) -> None:
     (tmp_path / "main").write_text(f"{PLANTED}\n")
     (tmp_path / "short").write_text("a\n")
 
-    known = known_secrets([tmp_path, tmp_path / "missing"])
+    known = known_secrets(tmp_path)
 
     assert known == (PLANTED,)
+    assert known_secrets(tmp_path / "missing") == ()
     assert text_without_secrets(f"a {PLANTED} b", known) == "a (removed) b"
 
 
