@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.lock import lock_holder, lock_path, node_lock
-from sparkdeploy.node.lock_there import locked_there
+from sparkdeploy.node.lock import lock_holder, lock_path, locked_there, node_lock
 from sparkdeploy.node.private_folder import keep_private, make_private
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.settings import SHARED_LOCK_DIR

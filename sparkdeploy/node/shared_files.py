@@ -1,6 +1,6 @@
 """Files in folders that several users write to: never reached through a link, never waited for.
 
-Other nodes run this text for a lock of theirs (lock_there.py). They have Python and no sparkdeploy,
+Other nodes run this text for a lock of theirs (lock.py). They have Python and no sparkdeploy,
 so nothing but the standard library is imported here.
 """
 

@@ -73,10 +73,7 @@ def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> S
         )
     sources = Sources.below(settings.state_dir)
     _refuse_taken(name, sources)
-    local = _local_folder(origin)
-    if local is None:
-        git.check_origin(origin)
-    git.check_ref(ref)
+    local = _checked_folder(origin, ref)
     if local is not None and not _has_git(local) and ref is not None:
         raise UsageError(f"{local} is no git repository, so there is no {shown(ref)} in it")
     record = SourceRecord(name, str(local or origin), ref, PLACEHOLDER_COMMIT, "")
@@ -190,10 +187,7 @@ def _write_index(path: Path, snapshot: Snapshot) -> None:
 
 def _take(record: SourceRecord, into: Path) -> tuple[files.Taken, git.Fetched]:
     try:
-        local = _local_folder(record.origin)
-        if local is None:
-            git.check_origin(record.origin)
-        git.check_ref(record.ref)
+        local = _checked_folder(record.origin, record.ref)
     except UsageError as error:
         raise NodeError(
             f"source {record.name}: {error.message}",
@@ -211,10 +205,14 @@ def _take(record: SourceRecord, into: Path) -> tuple[files.Taken, git.Fetched]:
         remove_folder(place)
 
 
-def _local_folder(origin: str) -> Path | None:
-    """Return the folder of this machine that is meant; None for an address."""
-    is_written_so = origin.startswith(("/", "./", "../", "~")) or origin in (".", "..")
-    if not is_written_so:
+def _checked_folder(origin: str, ref: str | None) -> Path | None:
+    """Return the folder of this machine that is meant; None for an address that git may be given.
+
+    Raises UsageError for an origin or a ref that is none.
+    """
+    git.check_ref(ref)
+    if not (origin.startswith(("/", "./", "../", "~")) or origin in (".", "..")):
+        git.check_origin(origin)
         return None
     folder = Path(os.path.realpath(os.path.expanduser(origin)))  # noqa: PTH111 - never raises
     if not os.path.isdir(folder):  # noqa: PTH112 - as above

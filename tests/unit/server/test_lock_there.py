@@ -12,8 +12,7 @@ import pytest
 
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.lock import lock_path, node_lock
-from sparkdeploy.node.lock_there import locked_there
+from sparkdeploy.node.lock import lock_path, locked_there, node_lock
 from sparkdeploy.node.node import Node
 from tests.unit.server.spoilt_locks import (
     ENTRIES,
