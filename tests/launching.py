@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.node.node import Nodes, node_behind
-from sparkdeploy.plan.container import Place, rank_spec
+from sparkdeploy.plan.container import NodePaths, rank_spec
 from sparkdeploy.plan.topology import alone
 from sparkdeploy.settings import load_settings
 
@@ -39,7 +39,7 @@ def container_spec(
         topology.head,
         image=image,
         deployment=deployment,
-        place=Place(folders, model, (drafter,) if drafter is not None else ()),
+        paths=NodePaths(folders, model, (drafter,) if drafter is not None else ()),
     )
 
 

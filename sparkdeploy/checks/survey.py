@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.node.cluster import ClusterNode, FabricPort
+    from sparkdeploy.node.cluster import ClusterNode
     from sparkdeploy.node.fabric import Connection, FabricFact, Packet
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.node import Node, Nodes
@@ -160,45 +160,6 @@ def unreachable_checks(unreachable: Mapping[str, NodeError]) -> Iterator[Finding
         yield node_finding("reachable", node, False, seen, "ssh and docker answer", error.hint)
 
 
-def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
-    for node in entries:
-        fact = seen.get(node.name)
-        if fact is None or fact.fabric is None:
-            continue
-        yield _clock(node, fact.fabric.clock_skew_s)
-        yield from _tools(node, fact.fabric)
-        for port in node.fabric:
-            yield from _interface(node, port, fact.fabric)
-        yield from _subnets(node, fact.fabric)
-        yield from _rdma(node, fact.fabric)
-        free = format_gib(fact.memory_available_bytes or 0)
-        yield node_finding("memory", node.name, True, f"free memory: {free}")
-
-
-def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
-    """Yield what must be equal on all nodes."""
-    nodes = [node for node in entries if node.name in seen]
-    for node in nodes[1:]:
-        ours, theirs = seen[node.name], seen[nodes[0].name]
-        yield from _same_mtu(nodes[0], node, ours.fabric, theirs.fabric)
-        yield _same_driver(nodes[0], node, ours, theirs)
-    yield from _architectures({node.name: seen[node.name].architecture for node in nodes})
-
-
-def _architectures(found: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield which nodes' Docker Engines are unlike most: one image serves all nodes."""
-    common = max(found.values(), key=list(found.values()).count, default="")
-    like = next((node for node, own in found.items() if own == common), "")
-    for node, own in found.items():
-        if node == like:
-            continue
-        seen = f"architecture: {own if own == common else f'{own}, and {like} is {common}'}"
-        expected = "one kind, for one image serves all nodes"
-        fix = f"leave {node} out: take it from `cluster:` in config.yaml, or serve on one node "
-        fix += "alone (without --cluster)"
-        yield node_finding("architecture", node, own == common, seen, expected, fix)
-
-
 def version_checks(versions: Mapping[str, str]) -> Iterator[Finding]:
     """Yield each node's Docker version; another major one is worth a warning."""
     first = next(iter(versions.values()), "")
@@ -210,35 +171,42 @@ def version_checks(versions: Mapping[str, str]) -> Iterator[Finding]:
 def packet_checks(packets: Sequence[Packet]) -> Iterator[Finding]:
     """Yield whether full-size packets arrive: small ones may pass where those of a model hang."""
     for it in packets:
-        seen = f"path MTU to {it.target} over {it.interface}: {it.mtu} bytes "
+        seen, expected = f"path MTU to {it.target} over {it.interface}: ", f"{it.mtu} bytes to pass"
         if it.arrived is None:
-            seen += "could not be sent: ping does not run"
+            seen += f"{it.mtu} bytes could not be sent: ping does not run"
             yield node_finding("path_mtu", it.source, Verdict.NOT_SEEN, seen)
             continue
-        seen += "pass" if it.arrived else "do not pass"
+        seen += f"{it.mtu} bytes {'pass' if it.arrived else 'do not pass'}"
         fix = f"on both nodes: sudo ip link set {it.interface} mtu {it.mtu}; a switch "
         fix += "between them must allow jumbo frames"
-        expected = f"{it.mtu} bytes to pass"
         yield node_finding("path_mtu", it.source, it.arrived, seen, expected, fix)
 
 
 def connection_checks(connections: Sequence[Connection]) -> Iterator[Finding]:
     for it in connections:
-        seen = f"TCP to {it.target} at {it.address}, {it.port or 'any free port'}: "
-        seen += it.error or "connects"
+        port, answer = it.port or "any free port", it.error or "connects"
+        seen = f"TCP to {it.target} at {it.address}, {port}: {answer}"
         subnet = ipaddress.ip_network(f"{it.address}/24", strict=False)
         fix = f"on {it.target}, let the fabric through its firewall: sudo ufw allow from {subnet}"
         yield node_finding("connection", it.source, not it.error, seen, "a connection", fix)
 
 
-def _clock(node: ClusterNode, skew_s: float) -> Finding:
-    seen, expected = (
-        f"clock: {skew_s:+.1f} s from this machine's",
-        f"within {CLOCK_TOLERANCE_S:g} s",
-    )
-    fix = "on both nodes: sudo timedatectl set-ntp true"
-    is_good = abs(skew_s) <= CLOCK_TOLERANCE_S
-    return node_finding("clock", node.name, is_good, seen, expected, fix)
+def node_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
+    """Yield what each node's own facts say of its place in config.yaml."""
+    for node in entries:
+        fact = seen.get(node.name)
+        if fact is not None and fact.fabric is not None:
+            for check in NODE_CHECKS:
+                yield from check(node, fact.fabric)
+            free = format_gib(fact.memory_available_bytes or 0)
+            yield node_finding("memory", node.name, True, f"free memory: {free}")
+
+
+def _clock(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
+    skew_s, limit_s = facts.clock_skew_s, CLOCK_TOLERANCE_S
+    seen, fix = f"clock: {skew_s:+.1f} s from this machine's", "on both nodes: sudo timedatectl "
+    is_good, expected = abs(skew_s) <= limit_s, f"within {limit_s:g} s"
+    yield node_finding("clock", node.name, is_good, seen, expected, f"{fix}set-ntp true")
 
 
 def _tools(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
@@ -248,22 +216,24 @@ def _tools(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
             yield node_finding("tools", node.name, False, seen, "installed", fix)
 
 
-def _interface(node: ClusterNode, port: FabricPort, facts: FabricFact) -> Iterator[Finding]:
-    found, name = facts.interface(port.interface), port.interface
-    if found is None:
-        expected = "one of: " + ", ".join(item.name for item in facts.interfaces)
-        fix = "correct `fabric:` in config.yaml; `sparkdeploy cluster discover` shows them"
-        yield node_finding("link", node.name, False, f"{name}: no such interface", expected, fix)
-        return
-    seen = f"{name} link: {'up' if found.is_up else 'down'}"
-    fix = f"is the cable in the same port of both nodes? on {node.name}: "
-    fix += f"sudo ip link set {name} up"
-    yield node_finding("link", node.name, found.is_up, seen, "up", fix)
-    seen = f"{name} address: {', '.join(found.addresses) or 'none'}"
-    fix = f"on {node.name}: sudo ip address add {port.address} dev {name} "
-    fix += "(for good: netplan, docs/cluster.md)"
-    is_good = port.address in found.addresses
-    yield node_finding("address", node.name, is_good, seen, port.address, fix)
+def _interfaces(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
+    for port in node.fabric:
+        found, name = facts.interface(port.interface), port.interface
+        if found is None:
+            expected = "one of: " + ", ".join(item.name for item in facts.interfaces)
+            fix = "correct `fabric:` in config.yaml; `sparkdeploy cluster discover` shows them"
+            seen = f"{name}: no such interface"
+            yield node_finding("link", node.name, False, seen, expected, fix)
+            continue
+        seen = f"{name} link: {'up' if found.is_up else 'down'}"
+        fix = f"is the cable in the same port of both nodes? on {node.name}: "
+        fix += f"sudo ip link set {name} up"
+        yield node_finding("link", node.name, found.is_up, seen, "up", fix)
+        seen = f"{name} address: {', '.join(found.addresses) or 'none'}"
+        fix = f"on {node.name}: sudo ip address add {port.address} dev {name} "
+        fix += "(for good: netplan, docs/cluster.md)"
+        is_good = port.address in found.addresses
+        yield node_finding("address", node.name, is_good, seen, port.address, fix)
 
 
 def _subnets(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
@@ -285,25 +255,20 @@ def _rdma(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     for port in node.fabric:
         if port.rdma is None:
             continue
-        found = facts.rdma_device(port.rdma)
+        found, fix = facts.rdma_device(port.rdma), "correct `rdma:` in config.yaml"
         if found is None:
             others = ", ".join(item.name for item in facts.rdma) or "none"
-            seen = f"RDMA {port.rdma}: not there; there is: {others}"
-            fix = "correct `rdma:` in config.yaml; on the node: rdma link"
-            yield node_finding("rdma", node.name, False, seen, "an RDMA device", fix)
-            continue
-        state = "active" if found.is_active else "not active"
-        seen, expected = (
-            f"RDMA {port.rdma}: {state} on {found.interface}",
-            f"active on {port.interface}",
-        )
-        fix = "correct `rdma:` in config.yaml, or see to the cable; on the node: rdma link"
-        is_good = found.is_active and found.interface == port.interface
-        yield node_finding("rdma", node.name, is_good, seen, expected, fix)
-    yield from _forgotten_twin(node, facts)
+            seen, fix = f"not there; there is: {others}", f"{fix}; on the node: rdma link"
+            is_good, expected = False, "an RDMA device"
+        else:
+            seen = f"{'active' if found.is_active else 'not active'} on {found.interface}"
+            is_good = found.is_active and found.interface == port.interface
+            expected = f"active on {port.interface}"
+            fix += ", or see to the cable; on the node: rdma link"
+        yield node_finding("rdma", node.name, is_good, f"RDMA {port.rdma}: {seen}", expected, fix)
 
 
-def _forgotten_twin(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
+def _twins(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     """One twin alone carries half of the port's rate."""
     used = {port.interface for port in node.fabric}
     keys = {twin_key(name) for name in used} - {None}
@@ -314,24 +279,45 @@ def _forgotten_twin(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
             yield node_finding("twins", node.name, Verdict.WARN, seen, expected, fix)
 
 
-def _same_mtu(
-    first: ClusterNode, node: ClusterNode, ours: FabricFact | None, theirs: FabricFact | None
+NODE_CHECKS = (_clock, _tools, _interfaces, _subnets, _rdma, _twins)
+
+
+def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
+    """Yield what must be equal on all nodes."""
+    nodes = [node for node in entries if node.name in seen]
+    for node in nodes[1:]:
+        first, ours, theirs = nodes[0], seen[node.name], seen[nodes[0].name]
+        if ours.fabric is not None and theirs.fabric is not None:
+            yield from _mtu(first, node, ours.fabric, theirs.fabric)
+        own, other = (fact.gpu.driver_version if fact.gpu else None for fact in (ours, theirs))
+        is_same, expected = own == other or Verdict.WARN, f"{other or 'none'}, as on {first.name}"
+        fix = "install the same driver on both"
+        is_driver = f"GPU driver: {own or 'none'}"
+        yield node_finding("driver", node.name, is_same, is_driver, expected, fix)
+    yield from _architectures({node.name: seen[node.name].architecture for node in nodes})
+
+
+def _mtu(
+    first: ClusterNode, node: ClusterNode, ours: FabricFact, theirs: FabricFact
 ) -> Iterator[Finding]:
-    if ours is None or theirs is None:
-        return
-    for own_port, first_port in zip(node.fabric, first.fabric, strict=False):
-        here, there = ours.interface(own_port.interface), theirs.interface(first_port.interface)
-        if here is None or there is None:
+    for port, first_port in zip(node.fabric, first.fabric, strict=False):
+        name = port.interface
+        here, there = ours.interface(name), theirs.interface(first_port.interface)
+        if here is not None and there is not None:
+            seen, expected = f"{name} MTU: {here.mtu}", f"{there.mtu}, as on {first.name}"
+            fix = f"on {node.name}: sudo ip link set {name} mtu {there.mtu}"
+            yield node_finding("mtu", node.name, here.mtu == there.mtu, seen, expected, fix)
+
+
+def _architectures(found: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield which nodes' Docker Engines are unlike most: one image serves all nodes."""
+    common = max(found.values(), key=list(found.values()).count, default="")
+    like = next((node for node, own in found.items() if own == common), "")
+    for node, own in found.items():
+        if node == like:
             continue
-        seen, expected = f"{own_port.interface} MTU: {here.mtu}", f"{there.mtu}, as on {first.name}"
-        fix = f"on {node.name}: sudo ip link set {own_port.interface} mtu {there.mtu}"
-        yield node_finding("mtu", node.name, here.mtu == there.mtu, seen, expected, fix)
-
-
-def _same_driver(
-    first: ClusterNode, node: ClusterNode, ours: NodeFact, theirs: NodeFact
-) -> Finding:
-    own, other = (fact.gpu.driver_version if fact.gpu else None for fact in (ours, theirs))
-    seen, expected = f"GPU driver: {own or 'none'}", f"{other or 'none'}, as on {first.name}"
-    fix = "install the same driver on both"
-    return node_finding("driver", node.name, own == other or Verdict.WARN, seen, expected, fix)
+        seen = f"architecture: {own if own == common else f'{own}, and {like} is {common}'}"
+        expected = "one kind, for one image serves all nodes"
+        fix = f"leave {node} out: take it from `cluster:` in config.yaml, or serve on one node "
+        fix += "alone (without --cluster)"
+        yield node_finding("architecture", node, own == common, seen, expected, fix)

@@ -19,7 +19,7 @@ from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.node.facts import free_bytes_on
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
-from sparkdeploy.plan.place import move_to, trees_of
+from sparkdeploy.plan.paths import mapping_to, sync_trees
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.plan.place import Tree
+    from sparkdeploy.plan.paths import SyncTree
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step
@@ -162,16 +162,16 @@ class Difference:
 
 def send_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> int:
     """Make a node's folders hold what ours hold; return the bytes that were sent."""
-    move = move_to(plan.observed, worker.name)
-    if move is None:
+    mapping = mapping_to(plan.observed, worker.name)
+    if mapping is None:
         raise NodeError(f"{worker.name} did not name its user's home folder")
     models = (plan.observed.model, *plan.observed.companions)
     template = plan.folders.chat_template
-    trees = trees_of(models, template.path if template is not None else None, move)
+    trees = sync_trees(models, template.path if template is not None else None, mapping)
     return sum(send_tree(tree, nodes.here, worker, settings) for tree in trees)
 
 
-def send_tree(tree: Tree, head: Node, worker: Node, settings: Settings) -> int:
+def send_tree(tree: SyncTree, head: Node, worker: Node, settings: Settings) -> int:
     """Make a worker's folder hold what ours holds; return the bytes that were sent.
 
     Raises CheckpointError when a file is still another one after it was sent, NodeError when
@@ -196,7 +196,7 @@ def send_tree(tree: Tree, head: Node, worker: Node, settings: Settings) -> int:
     return sent_bytes
 
 
-def compare(tree: Tree, head: Node, worker: Node, settings: Settings) -> Difference:
+def compare(tree: SyncTree, head: Node, worker: Node, settings: Settings) -> Difference:
     """Hold a worker's files against ours, by sha256; unchanged files are not read again."""
 
     def list_and_hash(node: Node) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
@@ -224,7 +224,7 @@ def _said(entry: Entry, digest: str | None) -> tuple[str, str | None]:
     return entry.kind, entry.link if entry.kind == "l" else digest
 
 
-def _send_files(tree: Tree, difference: Difference, worker: Node) -> int:
+def _send_files(tree: SyncTree, difference: Difference, worker: Node) -> int:
     if worker.link is None:
         raise NodeError(f"{worker.name} is this machine")
     title = f"{tree.here.name} to {worker.name} ({format_bytes(difference.size_bytes)})"

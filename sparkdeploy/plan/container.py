@@ -85,7 +85,7 @@ def wants_rdma(resolved: Resolved, topology: Topology, rank: NodeRank) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePaths:
     """What one node holds for its container, at its own paths."""
 
     folders: HostFolders
@@ -100,7 +100,7 @@ def rank_spec(
     *,
     image: str,
     deployment: Deployment,
-    place: Place,
+    paths: NodePaths,
 ) -> ContainerSpec:
     """Return the container of one node.
 
@@ -110,12 +110,12 @@ def rank_spec(
     """
     recipe = resolved.recipe
     exposure = deployment.exposure if rank.is_head else Exposure.LOOPBACK
-    uid, gid = container_user(place.model)
+    uid, gid = container_user(paths.model)
     serve = launch.serve_argv(
         launched(recipe, resolved.engine),
-        _path_inside(place.model),
+        _path_inside(paths.model),
         exposure,
-        companions=[_path_inside(item) for item in place.companions],
+        companions=[_path_inside(item) for item in paths.companions],
     )
     empty = _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}")
     return replace(
@@ -127,7 +127,7 @@ def rank_spec(
             "--",
             *launch.rank_command(recipe, topology, rank, serve),
         ),
-        mounts=_mounts(place, exposure),
+        mounts=_mounts(paths, exposure),
         labels=_labels(recipe, deployment, exposure, topology, rank),
     )
 
@@ -211,9 +211,9 @@ def _stall_options(recipe: Recipe) -> list[str]:
     return options
 
 
-def _mounts(place: Place, exposure: Exposure) -> tuple[Mount, ...]:
-    model, folders = place.model, place.folders
-    models = (model, *place.companions)
+def _mounts(paths: NodePaths, exposure: Exposure) -> tuple[Mount, ...]:
+    model, folders = paths.model, paths.folders
+    models = (model, *paths.companions)
     # Two adapters may come from one repository.
     roots = dict.fromkeys((str(item.root), f"/m/hub/{item.name}") for item in models)
     mounts = [Mount(*item) for item in roots]

@@ -15,7 +15,7 @@ from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
 from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
 from sparkdeploy.plan.observe import observe, with_models
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.place import place_of
+from sparkdeploy.plan.paths import paths_on
 from sparkdeploy.plan.preflight import preflight
 from sparkdeploy.plan.steps import Action, CheckpointStep, Needs, NodePlan, Plan
 from sparkdeploy.plan.topology import alone, make_topology
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.node import Nodes
-    from sparkdeploy.plan.container import Deployment, Place
+    from sparkdeploy.plan.container import Deployment, NodePaths
     from sparkdeploy.plan.observed import Observed, ObservedNode
     from sparkdeploy.plan.topology import NodeRank, Topology
     from sparkdeploy.recipe.load import Resolved
@@ -149,30 +149,30 @@ def _checkpoint_step(observed: Observed) -> CheckpointStep:
 def _parts(plan: Plan) -> Iterator[NodePlan]:
     """Yield what each node does, by rank."""
     ranks = plan.topology.ranks
-    claims, places, specs = {}, {}, {}
+    claims, paths_by_rank, specs = {}, {}, {}
     for rank in ranks:
         seen = plan.observed.node(rank.node)
-        claim = place = None
+        claim = paths = None
         if seen is not None:
             claim = memory_claim(plan.resolved.recipe, plan.resolved.engine, seen.facts)
-            place = place_of(plan.observed, plan.folders, rank.node)
-        claims[rank], places[rank] = claim, place
-        specs[rank] = _spec(plan, rank, place, claim) if place is not None else None
+            paths = paths_on(plan.observed, plan.folders, rank.node)
+        claims[rank], paths_by_rank[rank] = claim, paths
+        specs[rank] = _spec(plan, rank, paths, claim) if paths is not None else None
     for rank, (action, reason, stopped) in zip(ranks, _actions(plan, specs), strict=True):
-        place = places[rank]
+        paths = paths_by_rank[rank]
         yield NodePlan(
             rank=rank,
             action=action,
             reason=reason,
             spec=specs[rank],
-            folders=place.folders if place is not None else None,
+            folders=paths.folders if paths is not None else None,
             claim=claims[rank],
             needs=_needs(plan, rank, claims[rank]),
             stopped=stopped,
         )
 
 
-def _spec(plan: Plan, rank: NodeRank, place: Place, claim: MemoryClaim | None) -> ContainerSpec:
+def _spec(plan: Plan, rank: NodeRank, paths: NodePaths, claim: MemoryClaim | None) -> ContainerSpec:
     # The uppermost stage's tag; the tag of an unresolved tag is not known yet.
     top, tag = plan.images[-1].stage, unresolved_tag([step.stage for step in plan.images])
     spec = rank_spec(
@@ -181,7 +181,7 @@ def _spec(plan: Plan, rank: NodeRank, place: Place, claim: MemoryClaim | None) -
         rank,
         image=top.tag if tag is None else f"<{top.name} on {tag}>",
         deployment=plan.deployment,
-        place=place,
+        paths=paths,
     )
     if claim is None:
         return spec

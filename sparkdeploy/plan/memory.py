@@ -65,7 +65,7 @@ def _too_large(
     takes = f"takes {format_gib(weights_bytes)}, and vLLM may use {format_gib(vllm_bytes)} "
     takes += f"({share:g} of the {whose} memory)"
     if plan.topology.is_alone:
-        needed = math.ceil(weights_bytes / vllm_bytes)
+        needed = math.ceil(weights_bytes / max(vllm_bytes, 1))
         divided = f", {needed} such machines with --cluster" if needed <= MOST_MACHINES else ""
         seen = f"memory: the weights alone {takes.replace('takes', 'take', 1)}"
         fix = f"use a machine with more memory{divided}, or a smaller model"

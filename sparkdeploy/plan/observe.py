@@ -18,7 +18,7 @@ from sparkdeploy.plan.models import (
     locate_model,
 )
 from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed, ObservedNode
-from sparkdeploy.plan.place import Move, compare_tree, trees_of
+from sparkdeploy.plan.paths import PathMapping, compare_tree, sync_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,8 +119,8 @@ def _with_weights(
     """Look at what a node has of the model's files, and count what it lacks."""
     if head.facts.fabric is None or seen.facts.fabric is None:
         return seen
-    move, node = Move(head.facts.fabric, seen.facts.fabric), nodes.node(seen.facts.name)
-    compared = [compare_tree(tree, nodes.here, node) for tree in trees_of(models, None, move)]
+    mapping, node = PathMapping(head.facts.fabric, seen.facts.fabric), nodes.node(seen.facts.name)
+    compared = [compare_tree(tree, nodes.here, node) for tree in sync_trees(models, None, mapping)]
     missing = sum(item.missing_bytes for item in compared)
     # What is still to be fetched is sent from the head afterwards, all of it.
     to_come = [model.size_bytes for model in models if isinstance(model, MissingModel)]

@@ -29,13 +29,13 @@ from pathlib import Path
 from sparkdeploy.deploy.sync import send_tree
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.cluster import open_nodes
-from sparkdeploy.plan.place import Tree
+from sparkdeploy.plan.paths import SyncTree
 from sparkdeploy.settings import load_settings
 
 settings = load_settings()
 with open_nodes(settings, frozenset({{"spark-b"}})) as nodes:
     (worker,) = nodes.others
-    tree = Tree(Path("{FOLDER}"), Path("{FOLDER}"), ("blob", "blobs/etag"))
+    tree = SyncTree(Path("{FOLDER}"), Path("{FOLDER}"), ("blob", "blobs/etag"))
     try:
         print("sent", send_tree(tree, nodes.here, worker, settings))
     except SparkdeployError as error:

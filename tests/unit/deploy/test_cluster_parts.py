@@ -22,7 +22,7 @@ from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.tree import Ledger, hashes, list_tree
-from sparkdeploy.plan.place import Move, Tree, compare_tree, trees_of
+from sparkdeploy.plan.paths import PathMapping, SyncTree, compare_tree, sync_trees
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.cluster import Host, section
 from tests.fakes.fabric import adapters_of, fabric_fact, spark, sparks
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.ssh import SshLink
 
 HERE = Node("spark-1", spark(1))
-ASIDE = Move(fabric_fact(), fabric_fact(2))
+ASIDE = PathMapping(fabric_fact(), fabric_fact(2))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_difference_is_found_by_content(tmp_path: Path) -> None:
     (tmp_path / "here" / "other").write_bytes(b"1")
     (tmp_path / "there" / "other").write_bytes(b"2")
     (tmp_path / "here" / "missing").write_bytes(b"123")
-    tree = Tree(tmp_path / "here", tmp_path / "there", ("missing", "other", "same"))
+    tree = SyncTree(tmp_path / "here", tmp_path / "there", ("missing", "other", "same"))
     found = compare(tree, HERE, Node("spark-2", spark(2)), load_settings())
     assert (found.missing, found.changed, found.size_bytes) == (("missing",), ("other",), 4)
 
@@ -113,7 +113,7 @@ def test_weights_are_the_same_wherever_a_cache_keeps_them(
 ) -> None:
     ours = cached(tmp_path / "here", b"123", is_shared=here)
     theirs = cached(tmp_path / "there", b"123", is_shared=there)
-    (tree,) = trees_of((model_fact(treated=False, root=ours, files="snapshots/1"),), None, ASIDE)
+    (tree,) = sync_trees((model_fact(treated=False, root=ours, files="snapshots/1"),), None, ASIDE)
     tree = replace(tree, there=theirs)
     worker = Node("spark-2", spark(2))
     assert compare(tree, HERE, worker, load_settings()).paths == ()
@@ -130,19 +130,19 @@ def test_a_node_mounts_what_its_own_links_lead_to(tmp_path: Path) -> None:
     own, theirs = tmp_path / "blobs" / STORED, Path("/home/bob/hub/blobs") / STORED
     model = model_fact(root=Path("/home/ada/hub/models--lab--twin"), shared=(own,))
     root = Path("/home/bob/hub/models--lab--twin")
-    move = Move(fabric_fact(), fabric_fact(2, home="/home/bob", uid=1001, gid=1002))
-    assert move.model(model, {root: (theirs,)}).shared == (theirs,)
-    assert move.model(model, {}).shared == ()
+    mapping = PathMapping(fabric_fact(), fabric_fact(2, home="/home/bob", uid=1001, gid=1002))
+    assert mapping.model(model, {root: (theirs,)}).shared == (theirs,)
+    assert mapping.model(model, {}).shared == ()
 
 
 def test_paths_below_the_home_move_with_it_and_owners_with_the_user() -> None:
     worker = fabric_fact(2, home="/home/bob", uid=1001, gid=1002)
-    assert Move(fabric_fact(), worker).path(Path("/home/ada/x")) == Path("/home/bob/x")
-    assert Move(fabric_fact(), worker).path(Path("/data/x")) == Path("/data/x")
-    moved = Move(fabric_fact(), worker).model(model_fact(), {})
+    assert PathMapping(fabric_fact(), worker).path(Path("/home/ada/x")) == Path("/home/bob/x")
+    assert PathMapping(fabric_fact(), worker).path(Path("/data/x")) == Path("/data/x")
+    moved = PathMapping(fabric_fact(), worker).model(model_fact(), {})
     assert moved.root.is_relative_to("/home/bob")
     assert (moved.owner_uid, moved.owner_gid) == (1001, 1002)
-    root = Move(fabric_fact(), replace(worker, uid=0)).model(model_fact(), {})
+    root = PathMapping(fabric_fact(), replace(worker, uid=0)).model(model_fact(), {})
     assert root.owner_uid == 1000
 
 

@@ -11,7 +11,13 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort, read_cluster
-from sparkdeploy.plan.container import GUARD_MEMLOCK_BYTES, Deployment, Place, probe_spec, rank_spec
+from sparkdeploy.plan.container import (
+    GUARD_MEMLOCK_BYTES,
+    Deployment,
+    NodePaths,
+    probe_spec,
+    rank_spec,
+)
 from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.topology import Topology, for_cluster, make_topology
 from sparkdeploy.recipe import flags
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Resolved
 
 IMAGE = "sparkdeploy/plugin:0123456789abcdef"
-PLACE = Place(FOLDERS, model_fact())
+PATHS = NodePaths(FOLDERS, model_fact())
 
 
 def formation_of(resolved: Resolved, count: int) -> Topology:
@@ -44,7 +50,7 @@ def specs_of(
             rank,
             image=IMAGE,
             deployment=Deployment("main", exposure),
-            place=PLACE,
+            paths=PATHS,
         )
         for rank in topology.ranks
     }
@@ -165,7 +171,7 @@ def test_without_rdma_nccl_uses_sockets_and_nothing_more_is_granted(shipped: Lib
         topology.head,
         image=IMAGE,
         deployment=Deployment("main"),
-        place=PLACE,
+        paths=PATHS,
     )
     assert spec.env["NCCL_IB_DISABLE"] == "1"
     assert (spec.devices, spec.cap_add) == ((), ())
@@ -202,10 +208,10 @@ def test_a_container_that_looks_is_like_the_one_of_the_launch(shipped: Library) 
     topology = make_topology(resolved, sparks(2), "spark-1", {"spark-1": 3, "spark-2": 5})
     for rank in topology.ranks:
         serving = rank_spec(
-            resolved, topology, rank, image=IMAGE, deployment=Deployment("main"), place=PLACE
+            resolved, topology, rank, image=IMAGE, deployment=Deployment("main"), paths=PATHS
         )
         looking = probe_spec(
-            resolved, topology, rank, image=IMAGE, model=PLACE.model, command=("-c", "1")
+            resolved, topology, rank, image=IMAGE, model=PATHS.model, command=("-c", "1")
         )
         differs = {key for key, value in asdict(serving).items() if value != asdict(looking)[key]}
         assert differs == {"name", "entrypoint", "command", "mounts", "labels"}

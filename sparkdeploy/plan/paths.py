@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.node.tree import list_tree
-from sparkdeploy.plan.container import Place, container_user
+from sparkdeploy.plan.container import NodePaths, container_user
 from sparkdeploy.plan.observed import ModelFact
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PathMapping:
     """From the head to another node, by what each says of its user."""
 
     here: FabricFact
@@ -54,7 +54,7 @@ class Move:
         )
 
 
-def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | None:
+def paths_on(observed: Observed, folders: HostFolders, node: str) -> NodePaths | None:
     """Return where a node has weights and folders; None while the model is missing at the head.
 
     `folders` are the head's.
@@ -63,31 +63,31 @@ def place_of(observed: Observed, folders: HostFolders, node: str) -> Place | Non
         return None
     if node == observed.head.facts.name:
         model, *companions = observed.present
-        return Place(folders, model, tuple(companions))
-    move, seen = move_to(observed, node), observed.node(node)
-    if move is None or seen is None:
+        return NodePaths(folders, model, tuple(companions))
+    mapping, seen = mapping_to(observed, node), observed.node(node)
+    if mapping is None or seen is None:
         return None
-    models = [move.model(model, seen.shared) for model in observed.present]
+    models = [mapping.model(model, seen.shared) for model in observed.present]
     uid, gid = container_user(models[0])
     template = folders.chat_template
     moved = replace(
         folders,
-        cache=move.path(folders.cache).with_name(f"{uid}-{gid}"),
-        chat_template=replace(template, path=move.path(template.path)) if template else None,
+        cache=mapping.path(folders.cache).with_name(f"{uid}-{gid}"),
+        chat_template=replace(template, path=mapping.path(template.path)) if template else None,
     )
-    return Place(moved, models[0], tuple(models[1:]))
+    return NodePaths(moved, models[0], tuple(models[1:]))
 
 
-def move_to(observed: Observed, node: str) -> Move | None:
+def mapping_to(observed: Observed, node: str) -> PathMapping | None:
     """Return the way from the head to a node; None when the user of either is unknown."""
     seen, here = observed.node(node), observed.head.facts.fabric
     if seen is None or seen.facts.fabric is None or here is None:
         return None
-    return Move(here, seen.facts.fabric)
+    return PathMapping(here, seen.facts.fabric)
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class SyncTree:
     """A folder here, where it belongs on another node, and which of its paths are needed."""
 
     here: Path
@@ -95,18 +95,18 @@ class Tree:
     paths: tuple[str, ...]
 
 
-def trees_of(
-    models: tuple[ModelFact | MissingModel | None, ...], template: Path | None, move: Move
-) -> Iterator[Tree]:
+def sync_trees(
+    models: tuple[ModelFact | MissingModel | None, ...], template: Path | None, mapping: PathMapping
+) -> Iterator[SyncTree]:
     """Yield every folder that a container mounts; what is missing here is left out."""
     for model in models:
         if isinstance(model, ModelFact):
-            yield Tree(model.root, move.path(model.root), _used(model.root, model.files))
+            yield SyncTree(model.root, mapping.path(model.root), _used(model.root, model.files))
             if model.overlay is not None:
                 path = model.overlay.path
-                yield Tree(path, move.path(path), _used(path, ""))
+                yield SyncTree(path, mapping.path(path), _used(path, ""))
     if template is not None:
-        yield Tree(template.parent, move.path(template.parent), (template.name,))
+        yield SyncTree(template.parent, mapping.path(template.parent), (template.name,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class RemoteTree:
     """Files of its own shared store that paths of the tree lead to."""
 
 
-def compare_tree(tree: Tree, head: Node, other: Node) -> RemoteTree:
+def compare_tree(tree: SyncTree, head: Node, other: Node) -> RemoteTree:
     """Compare another node's tree with ours, by sizes.
 
     Files of one size with other content are found when they are compared before they are sent.
