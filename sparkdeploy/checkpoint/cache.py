@@ -106,7 +106,7 @@ def discard_file(file: RepoFile, snapshot: Path) -> None:
             remove(blobs, target.name)
 
 
-def bytes_to_come(file: RepoFile, snapshot: Path) -> int:
+def bytes_to_fetch(file: RepoFile, snapshot: Path) -> int:
     """What a download would fetch: nothing of content that is here, and the rest of a part."""
     root = snapshot.parent.parent
     if has_blob(root, file) or blob_elsewhere(file, root) is not None:

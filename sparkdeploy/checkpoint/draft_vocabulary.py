@@ -195,7 +195,7 @@ def draft_origin(recipe: Recipe, settings: Settings, files: Path) -> str:
     return counted.origin if counted is not None else sample_inputs(files)
 
 
-def bring_vocabulary(recipe: Recipe, settings: Settings, files: Path) -> DraftVocabulary | None:
+def ensure_vocabulary(recipe: Recipe, settings: Settings, files: Path) -> DraftVocabulary | None:
     """Return the user's count, else that of the sample; None for a recipe without a draft head."""
     if recipe.checkpoint.draft_lm_head is None:
         return None

@@ -85,7 +85,7 @@ def _open_lock(path: Path) -> int:
 @contextlib.contextmanager
 def staged_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of `path`, durable and of mode 0644, unless it raises."""
-    with atomic_files.replacing(path, 0o644, staged=hidden_beside(path)) as file:
+    with atomic_files.replacing(path, 0o644, staged=staging_path(path)) as file:
         yield file
         finish(file)
     sync_folder(path.parent)
@@ -125,7 +125,7 @@ def make_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def staged_folder(target: Path) -> Iterator[Path]:
     """Yield a folder that takes the place of `target`, unless the block raises."""
-    staging = hidden_beside(target)
+    staging = staging_path(target)
     try:
         make_folder(staging)
         yield staging
@@ -146,7 +146,7 @@ def replace_folder(staged: Path, target: Path) -> None:
 
     Where the file system can, both names change at once: whoever is killed leaves one or the other.
     """
-    retired = hidden_beside(target, "retired")
+    retired = staging_path(target, "retired")
     if target.exists():
         if _exchange(staged, target):
             retired = staged
@@ -226,14 +226,14 @@ def disk_errors(what: str) -> Iterator[None]:
         ) from error
 
 
-def hidden_beside(target: Path, purpose: Purpose = "staging") -> Path:
+def staging_path(target: Path, purpose: Purpose = "staging") -> Path:
     """Return a new hidden name for `target`; what killed processes have left is removed."""
-    tidy_beside(target)
+    remove_leftovers(target)
     unique = f"{secrets.token_hex(8)}-{_machine()}-{os.getpid()}"
     return target.with_name(f".{target.name}.{purpose}-{unique}")
 
 
-def tidy_beside(target: Path) -> None:
+def remove_leftovers(target: Path) -> None:
     """Remove what killed processes have left under hidden names of `target`.
 
     Names end in a machine and a process's number: living ones are spared, those of another machine

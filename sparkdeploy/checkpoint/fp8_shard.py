@@ -90,7 +90,7 @@ def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
     return True
 
 
-def bring_fp8(
+def fetch_fp8(
     checkpoint: Checkpoint, source: CheckpointSource, settings: Settings
 ) -> Fp8Shard | None:
     """Fetch the shard for a model by range, or find it; None when the recipe takes none."""
@@ -174,8 +174,8 @@ def fetch_shard(source: RangeSource, order: Order, folder: Path, on_progress: Pr
         shard = read_shard(folder) or _make(source, order, folder, on_progress)
         # Also what a builder has left that was killed after its last step but this one.
         shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
-        durable.tidy_beside(folder / SHARD_FILE)
-        durable.tidy_beside(folder / DONE_FILE)
+        durable.remove_leftovers(folder / SHARD_FILE)
+        durable.remove_leftovers(folder / DONE_FILE)
     return shard
 
 
@@ -202,7 +202,7 @@ def _make(source: RangeSource, order: Order, folder: Path, on_progress: Progress
             (parts / name).unlink()
             (parts / fp8.scale_of(name)).unlink()
     raise CheckpointError(
-        f"{source.name}: what came as {summary(wrong)} is not the model's own weight in FP8.",
+        f"{source.name}: {summary(wrong)} is not the model's own weight in FP8.",
         detail="\n".join(wrong),
         hint="use the FP8 repository of the same model, or mode online; if it is that one, the "
         "network or the disk changes bytes",

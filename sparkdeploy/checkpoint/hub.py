@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ATTEMPTS = 6
 LONGEST_WAIT_S = 30.0
+KEPT_HINT = "check the network; what was downloaded so far is kept"
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _CLOSED = frozenset({401, 403})
 _TOKEN = re.compile("[!-~]+")
@@ -64,7 +65,7 @@ class Hub:
             lambda: listing_of(self, repo, revision),
             lambda error: CheckpointError(
                 f"{repo}: {self.endpoint} does not answer as a hub should.",
-                hint="check the network; what has come so far is kept for the next try",
+                hint=KEPT_HINT,
                 detail=printable(str(error)),
             ),
         )
@@ -106,6 +107,16 @@ class Hub:
         asked = getattr(error, "retry_after", None) or ""
         wait_s = float(asked) if asked.isdecimal() else 0.5 * 2 ** max(0, failures - 1)
         self.sleep(min(wait_s, LONGEST_WAIT_S))
+
+
+def download_failed(repo: str, what: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{repo}: download of {what} failed: {printable(first_line(error))}", hint=KEPT_HINT
+    )
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def refuse_offline(repo: str) -> None:

@@ -18,7 +18,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 
 from sparkdeploy.checkpoint import repo_files
-from sparkdeploy.checkpoint.hub import RetryError, authorization, is_followed, is_same_host
+from sparkdeploy.checkpoint.hub import (
+    RetryError,
+    authorization,
+    first_line,
+    is_followed,
+    is_same_host,
+)
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, hostile, printable, shown
 from sparkdeploy.checkpoint.threads import run_within
 from sparkdeploy.errors import CheckpointError
@@ -164,8 +170,7 @@ def library_errors(hub: Hub, repo: str, what: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             # Of this disk.
             raise
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise _failed(repo, what, said) from error
+        raise _failed(repo, what, first_line(error)) from error
 
 
 def _failed(repo: str, what: str, reason: str) -> CheckpointError:

@@ -25,7 +25,7 @@ class RevisionPin:
     """What a branch or tag of a repository means on this machine.
 
     `files` is empty for a snapshot that was found in the cache and never asked of a hub.
-    `is_verified` says that every file has come and had the size and hash the hub states.
+    `is_verified` says that every file is here and has the size and hash the hub states.
     """
 
     commit: str

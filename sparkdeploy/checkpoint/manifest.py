@@ -59,7 +59,7 @@ def prepare(target: Path, fingerprint: str, make: Callable[[Path], Manifest]) ->
     """
     lock = target.with_name(f".{target.name}.lock")
     with durable.disk_errors(str(target)), durable.only_one(lock, str(target)):
-        durable.tidy_beside(target)
+        durable.remove_leftovers(target)
         known = read_manifest(target)
         if known is not None and known.fingerprint == fingerprint:
             return known

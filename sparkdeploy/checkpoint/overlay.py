@@ -10,7 +10,7 @@ from sparkdeploy.checkpoint import contents, durable
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.conversion import GROUP, PLAIN, Conversion, SourceFacts, check_source
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
-from sparkdeploy.checkpoint.durable import hidden_beside, tidy_beside
+from sparkdeploy.checkpoint.durable import remove_leftovers, staging_path
 from sparkdeploy.checkpoint.fp8_shard import SHARD_FILE, Fp8Shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, prepare, write_manifest
 from sparkdeploy.checkpoint.safetensors import read_header
@@ -120,10 +120,10 @@ def _link_source(source: CheckpointSource, hub: Path) -> None:
     """Make the links of overlays resolve on the host as they do in the container."""
     link = hub / source.mount_name
     hub.mkdir(parents=True, exist_ok=True)
-    tidy_beside(link)
+    remove_leftovers(link)
     if link.is_symlink() and link.readlink() == source.root:
         return
-    staged = hidden_beside(link)
+    staged = staging_path(link)
     staged.symlink_to(source.root, target_is_directory=True)
     staged.replace(link)
 

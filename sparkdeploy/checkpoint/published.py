@@ -88,19 +88,19 @@ def published_config(
     is_quoted = "quoted" in shipped.get("weight_bytes", {})
     if shipped and not is_quoted:
         return known
-    told = ask_in_time(weights.source, weights.revision, settings, limit_s=CONFIG_LIMIT_S)
-    listed = told.listing.files if told.listing is not None else ()
+    answer = ask_in_time(weights.source, weights.revision, settings, limit_s=CONFIG_LIMIT_S)
+    listed = answer.listing.files if answer.listing is not None else ()
     files = frozenset(file.name for file in listed)
     _refuse_other_kinds(weights.source, files)
-    if told.config is not None:
-        return PublishedConfig(told.config, "from the hub", None, told.generation or {}, files)
+    if answer.config is not None:
+        return PublishedConfig(answer.config, "from the hub", None, answer.generation or {}, files)
     lacking = shipped.get("lacks")
     if shipped and lacking is None:
         return known
     here = f"what is shipped of it lacks {lacking}" if shipped else "it is not here"
     raise CheckpointError(
-        f"the config.json of {weights.source} is not known: {here}, and {told.failure}",
-        hint=f"{told.hint or 'try again where the hub answers'}; or name a folder that has it: "
+        f"the config.json of {weights.source} is not known: {here}, and {answer.failure}",
+        hint=f"{answer.hint or 'try again where the hub answers'}; or name a folder that has it: "
         f"{instead}",
     )
 

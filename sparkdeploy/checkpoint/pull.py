@@ -94,7 +94,7 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
     return download
 
 
-def awaited_downloads(downloads: "Iterable[Download]") -> list[PlannedStep]:
+def planned_downloads(downloads: "Iterable[Download]") -> list[PlannedStep]:
     """Return what `fetch` is going to do, as steps to come."""
     return [PlannedStep(_title(item.facts)) for item in downloads if not item.is_verified]
 
@@ -152,7 +152,7 @@ def download_bytes(hub_cache: Path, facts: RepoFacts) -> int:
     """What is not here yet of a repository: files of other commits and parts of files are."""
     snapshot = cache.snapshot_folder(hub_cache, facts.repo, facts.commit)
     return sum(
-        cache.bytes_to_come(file, snapshot) for file in cache.missing_in(snapshot, facts.files)
+        cache.bytes_to_fetch(file, snapshot) for file in cache.missing_in(snapshot, facts.files)
     )
 
 
@@ -207,7 +207,7 @@ def _bring_all(hub: Hub, facts: RepoFacts, on_progress: Progress) -> None:
     try:
         work_through(
             files,
-            transfer.bring,
+            transfer.fetch,
             threads=THREADS,
             stop=stop,
             watch=lambda: meter.require_progress(facts.repo),

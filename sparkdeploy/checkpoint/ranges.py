@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdeploy.bounded_http import CHUNK_BYTES
 from sparkdeploy.checkpoint import contents
-from sparkdeploy.checkpoint.hub import RetryError
-from sparkdeploy.checkpoint.repo_files import printable, shown
+from sparkdeploy.checkpoint.hub import KEPT_HINT, RetryError, download_failed
+from sparkdeploy.checkpoint.repo_files import shown
 from sparkdeploy.checkpoint.safetensors import (
     Header,
     header_length,
@@ -150,11 +150,7 @@ class HubRanges:
             if begin < end:
                 # What brings bytes is no failure, however often it breaks.
                 failures = 0 if begin > before else failures + 1
-                failed = CheckpointError(
-                    f"{self.name}: download of {file} failed: {printable(str(error))}",
-                    hint="check the network; what has come so far is kept",
-                )
-                self.hub.wait_after(failures, error, failed)
+                self.hub.wait_after(failures, error, download_failed(self.name, file, error))
 
     def _request(self, file: str, begin: int, end: int) -> Iterator[bytes]:
         from sparkdeploy.checkpoint.hub_client import open_file  # noqa: PLC0415 - takes 0.3 s
@@ -170,7 +166,9 @@ class HubRanges:
                 with self._counting:
                     self.received_bytes += len(chunk)
                 if len(chunk) > end - begin:
-                    raise CheckpointError(f"{self.name}: more of {file} came than was asked for.")
+                    raise CheckpointError(
+                        f"{self.name}: the hub sends more of {file} than was asked for."
+                    )
                 begin += len(chunk)
                 yield chunk
 
@@ -280,11 +278,11 @@ class Meter:
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def require_progress(self, name: str) -> None:
-        """Raise CheckpointError for the download of `name` when nothing has come for long."""
+        """Raise CheckpointError for the download of `name` when no data was received for long."""
         if time.monotonic() - self._last_s > SILENCE_LIMIT_S:
             raise CheckpointError(
-                f"{name}: nothing has come for {format_seconds(SILENCE_LIMIT_S)}.",
-                hint="check the network; what has come so far is kept",
+                f"{name}: no data was received for {format_seconds(SILENCE_LIMIT_S)}.",
+                hint=KEPT_HINT,
             )
 
     def add(self, more_bytes: int) -> None:

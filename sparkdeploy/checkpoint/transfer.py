@@ -26,10 +26,16 @@ from huggingface_hub.utils._xet import abort_xet_session
 from sparkdeploy import __version__
 from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.durable import finish
-from sparkdeploy.checkpoint.hub import RetryError, authorization, is_followed
+from sparkdeploy.checkpoint.hub import (
+    RetryError,
+    authorization,
+    download_failed,
+    first_line,
+    is_followed,
+)
 from sparkdeploy.checkpoint.hub_client import OTHERS_HINT, library_errors, prepare_client
 from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
-from sparkdeploy.checkpoint.repo_files import printable, shown
+from sparkdeploy.checkpoint.repo_files import shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.terminal.console import console
 
@@ -122,7 +128,7 @@ class FileProgress:
 
 @dataclass(slots=True)
 class Transfer:
-    """Fetches files of one commit into its snapshot; any number of threads may call `bring`."""
+    """Fetches files of one commit into its snapshot; any number of threads may call `fetch`."""
 
     hub: Hub
     facts: RepoFacts
@@ -141,22 +147,22 @@ class Transfer:
         self._ranges = HubRanges(self.hub, self.facts)
         self._root = cache.repo_folder(self.hub.cache, self.facts.repo)
 
-    def bring(self, file: RepoFile) -> None:
+    def fetch(self, file: RepoFile) -> None:
         """Give a file's name in the snapshot its content; fetch a wrong one once more."""
         progress = FileProgress(file, self.stop, self.count)
         try:
-            self._bring(progress)
+            self._fetch_once(progress)
         except WrongContentError:
             progress.restart()
             try:
-                self._bring(progress)
+                self._fetch_once(progress)
             except WrongContentError as error:
                 raise CheckpointError(
                     f"{self.facts.repo}: {error.message}",
-                    hint="it came wrong twice; check the network and the disk, then try again",
+                    hint="it was wrong twice; check the network and the disk, then try again",
                 ) from error
 
-    def _bring(self, progress: FileProgress) -> None:
+    def _fetch_once(self, progress: FileProgress) -> None:
         file, root = progress.file, self._root
         snapshot = root / cache.SNAPSHOTS / self.facts.commit
         with _library_lock(progress, root), cache.open_folder(root, (cache.BLOBS,)) as blobs:
@@ -165,11 +171,11 @@ class Transfer:
                     with _kept_if_right(blobs, file.blob_name):
                         progress.check_file(root / cache.BLOBS / file.blob_name)
                 elif not _is_shared(progress, root, blobs):
-                    self._fetch(progress, blobs)
+                    self._download(progress, blobs)
                 cache.link_blob(file, snapshot)
             cache.tidy_blob(file, blobs)
 
-    def _fetch(self, progress: FileProgress, blobs: int) -> None:
+    def _download(self, progress: FileProgress, blobs: int) -> None:
         described = self._describe(progress.file)
         xet = described.xet_file_data if file_download.is_xet_available() else None
         tries = (xet,) * XET_TRIES if xet is not None else ()
@@ -178,16 +184,11 @@ class Transfer:
             try:
                 return self._by_xet(progress, data, blobs)
             except RetryError as broken:
-                self.hub.wait_after(failures, broken, self._failed(progress.file, broken))
+                failed = download_failed(self.facts.repo, progress.file.name, broken)
+                self.hub.wait_after(failures, broken, failed)
         progress.restart()
         self._ranges.take_address(progress.file.name, described.location)
         return self._by_http(progress, blobs)
-
-    def _failed(self, file: RepoFile, broken: RetryError) -> CheckpointError:
-        return CheckpointError(
-            f"{self.facts.repo}: download of {file.name} failed: {printable(str(broken))}",
-            hint="check the network; what has come so far is kept",
-        )
 
     def _describe(self, file: RepoFile) -> HfFileMetadata:
         """What the hub says of a file now; CheckpointError when its list said otherwise."""
@@ -198,13 +199,15 @@ class Transfer:
                 token = self.hub.token or False
                 return get_hf_file_metadata(url, token=token, endpoint=self.hub.endpoint)
 
-        found = self.hub.retried(ask, partial(self._failed, file))
+        found = self.hub.retried(ask, partial(download_failed, self.facts.repo, file.name))
         listed = (self.facts.commit, file.sha256, file.size_bytes)
-        for said, expected in zip((found.commit_hash, found.etag, found.size), listed, strict=True):
-            if None not in (said, expected) and said != expected:
+        for stated, expected in zip(
+            (found.commit_hash, found.etag, found.size), listed, strict=True
+        ):
+            if None not in (stated, expected) and stated != expected:
                 raise CheckpointError(
                     f"{self.facts.repo}: {file.name} is not the one of {self.facts.commit[:12]}: "
-                    f"the hub now states {shown(said)}, and its list {shown(expected)}.",
+                    f"the hub now states {shown(stated)}, and its list {shown(expected)}.",
                     hint=OTHERS_HINT,
                 )
         xet = found.xet_file_data
@@ -323,8 +326,7 @@ def _errors_of_xet() -> Iterator[None]:
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
         if not isinstance(error, HTTPError) and getattr(error, "errno", None) is not None:
             raise
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RetryError(f"Xet: {said}") from error
+        raise RetryError(f"Xet: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checkpoint.fp8_shard import resolve_fp8
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
-from sparkdeploy.checkpoint.pull import WantedRepository, announce, awaited_downloads, fetch
+from sparkdeploy.checkpoint.pull import WantedRepository, announce, fetch, planned_downloads
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BuildError, CheckpointError
 from sparkdeploy.plan.images import stages_for
@@ -173,7 +173,7 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
             hint="say yes, or pass --yes; or `sparkdeploy checkpoint pull "
             f"{shlex.quote(downloads[0].facts.repo)}` first",
         )
-    console.expect(*awaited_downloads(downloads))
+    console.expect(*planned_downloads(downloads))
     for download in downloads:
         fetch(hub, lock, download)
     return True

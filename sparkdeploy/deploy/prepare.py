@@ -8,8 +8,8 @@ import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.draft_vocabulary import bring_vocabulary
-from sparkdeploy.checkpoint.fp8_shard import bring_fp8
+from sparkdeploy.checkpoint.draft_vocabulary import ensure_vocabulary
+from sparkdeploy.checkpoint.fp8_shard import fetch_fp8
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.deploy.lock import announced_lock
 from sparkdeploy.deploy.sync import send_images, send_weights
@@ -102,8 +102,8 @@ def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
     if overlay is None:
         return
     checkpoint = plan.resolved.recipe.checkpoint
-    shard = bring_fp8(checkpoint, located.source, settings)
-    draft = bring_vocabulary(plan.resolved.recipe, settings, located.source.files_dir)
+    shard = fetch_fp8(checkpoint, located.source, settings)
+    draft = ensure_vocabulary(plan.resolved.recipe, settings, located.source.files_dir)
     with console.step("checkpoint overlay"):
         conversion = conversion_for(located.source, plan.resolved.recipe, settings)
         result = build_overlay(located.source, conversion, overlay.path, shard, draft)

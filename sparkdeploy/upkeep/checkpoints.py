@@ -16,10 +16,10 @@ from sparkdeploy.checkpoint.draft_vocabulary import (
     vocabulary_file,
     write_vocabulary,
 )
-from sparkdeploy.checkpoint.fp8_shard import bring_fp8, check_shard, is_shard_folder
+from sparkdeploy.checkpoint.fp8_shard import check_shard, fetch_fp8, is_shard_folder
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, awaited_downloads, fetch
+from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, fetch, planned_downloads
 from sparkdeploy.checkpoint.repo_files import is_commit, printable, repo_and_revision
 from sparkdeploy.checkpoint.source import fetch_command, real_path
 from sparkdeploy.checkpoint.standalone import build_standalone
@@ -71,7 +71,7 @@ def pull_repositories(
     if all_files:
         wanted = [replace(item, all_files=True) for item in wanted]
     downloads = [announce(hub, lock, item, anew=anew) for item in wanted]
-    with console.steps(*awaited_downloads(downloads)):
+    with console.steps(*planned_downloads(downloads)):
         return tuple(fetch(hub, lock, download) for download in downloads)
 
 
@@ -152,7 +152,7 @@ def write_standalone(
             f"disk: {out} takes {format_bytes(size_bytes)}, {format_bytes(free_bytes)} are free.",
             hint="name a folder on another disk",
         )
-    shard = bring_fp8(recipe.checkpoint, source, settings)
+    shard = fetch_fp8(recipe.checkpoint, source, settings)
     if shard is None:
         raise CheckpointError(
             "the recipe names no repository of FP8 tensors.",

@@ -148,7 +148,7 @@ def _staged(record: SourceRecord, settings: Settings) -> Iterator[_Staged]:
     """Fetch, and write the files and their index beside those that were taken before."""
     target = Sources.below(settings.state_dir).folder / record.name / TAKEN
     is_new = not target.parent.is_dir()
-    staged = durable.hidden_beside(target)
+    staged = durable.staging_path(target)
     make_private(staged)
     try:
         with console.step(f"source {record.name}") as step:
@@ -196,7 +196,7 @@ def _take(record: SourceRecord, into: Path) -> tuple[files.Taken, git.Fetched]:
     if local is not None and not _has_git(local):
         taken, digest = files.take_folder(local, into)
         return taken, git.Fetched(digest, None)
-    place = durable.hidden_beside(into.with_name(REPOSITORY))
+    place = durable.staging_path(into.with_name(REPOSITORY))
     try:
         repository = git.Repository(place)
         fetched = repository.fetch(record.origin, record.ref)
@@ -291,7 +291,7 @@ def changing(name: str, sources: Sources) -> Iterator[None]:
                 held.enter_context(lock)
             except CheckpointError as error:
                 raise NodeError(error.message, hint=error.hint) from error
-            durable.tidy_beside(place / name)
+            durable.remove_leftovers(place / name)
             left = sources.files_of(name)
             if left.name != TAKEN:
                 left.rename(place / name / TAKEN)
@@ -314,7 +314,7 @@ def disk_errors(place: Path) -> Iterator[None]:
 
 def _remove(place: Path) -> None:
     """Forget a source at once, and delete its files afterwards."""
-    hidden = durable.hidden_beside(place)
+    hidden = durable.staging_path(place)
     place.rename(hidden)
     durable.sync_folder(place.parent)
     try:

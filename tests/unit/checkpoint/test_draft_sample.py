@@ -10,9 +10,9 @@ from sparkdeploy.checkpoint import draft_vocabulary
 from sparkdeploy.checkpoint.draft_vocabulary import (
     SAMPLE_NAME,
     DraftVocabulary,
-    bring_vocabulary,
     count_tokens,
     draft_origin,
+    ensure_vocabulary,
     sample_inputs,
     sample_texts,
     vocabulary_file,
@@ -50,13 +50,13 @@ def test_the_first_count_is_kept_and_not_made_again(
     shipped: Library, model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = drafting(shipped, model)
-    made = bring_vocabulary(recipe, settings, model)
+    made = ensure_vocabulary(recipe, settings, model)
     assert made is not None
     assert (made.texts, made.origin) == ((SAMPLE_NAME,), sample_inputs(model))
     alone = count_tokens(model, sample_texts(), on_progress=lambda _done, _total: None)
     assert made.tokens == alone.tokens
     monkeypatch.delattr(draft_vocabulary, "count_tokens")
-    assert bring_vocabulary(recipe, settings, model) == made
+    assert ensure_vocabulary(recipe, settings, model) == made
 
 
 def test_what_the_user_counted_comes_before_the_sample(
@@ -65,7 +65,7 @@ def test_what_the_user_counted_comes_before_the_sample(
     recipe = drafting(shipped, model)
     mine = DraftVocabulary(tuple(range(320)), 9, 2, ("mine.txt",))
     write_vocabulary(vocabulary_file(recipe.model, settings), mine)
-    assert bring_vocabulary(recipe, settings, model) == mine
+    assert ensure_vocabulary(recipe, settings, model) == mine
     assert draft_origin(recipe, settings, model) == mine.origin
 
 
@@ -80,7 +80,7 @@ def test_a_plan_names_the_overlay_before_anything_is_counted(
     assert not planned.overlay.is_complete
     assert not kept(settings)
     assert located.source is not None
-    draft = bring_vocabulary(recipe, settings, model)
+    draft = ensure_vocabulary(recipe, settings, model)
     conversion = conversion_for(located.source, recipe, settings)
     build_overlay(located.source, conversion, planned.overlay.path, None, draft)
     after = fact(locate_model(recipe, settings)).overlay

@@ -17,7 +17,7 @@ def test_a_folder_takes_the_place_of_another(
     if not can_exchange:
         monkeypatch.setattr(durable, "_exchange", lambda *_: False)
     for text in ("first", "second"):
-        staged = durable.hidden_beside(tmp_path / "m")
+        staged = durable.staging_path(tmp_path / "m")
         staged.mkdir()
         (staged / "text").write_text(text)
         durable.replace_folder(staged, tmp_path / "m")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint import durable
-from sparkdeploy.checkpoint.durable import FOREIGN_AGE_S, _machine, copy_range, hidden_beside
+from sparkdeploy.checkpoint.durable import FOREIGN_AGE_S, _machine, copy_range, staging_path
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def test_files_folders_and_links_of_dead_processes_are_removed(
         lambda: left.symlink_to(tmp_path),
     ):
         leave()
-        hidden_beside(tmp_path / "m")
+        staging_path(tmp_path / "m")
         assert names(tmp_path) == set()
 
 
@@ -59,8 +59,8 @@ def test_those_of_the_living_and_of_other_targets_stay(tmp_path: Path, dead: int
     }
     for name in others:
         (tmp_path / name).write_text("")
-    made = hidden_beside(tmp_path / "m")
-    assert made != hidden_beside(tmp_path / "m")
+    made = staging_path(tmp_path / "m")
+    assert made != staging_path(tmp_path / "m")
     assert re.fullmatch(rf"\.m\.staging-[0-9a-f]{{16}}-{_machine()}-{os.getpid()}", made.name)
     assert names(tmp_path) == others
 
@@ -70,11 +70,11 @@ def test_another_machines_staging_in_a_shared_folder_is_spared_for_a_week(
 ) -> None:
     left = tmp_path / f".m.staging-0a-00000000-{dead}"
     left.write_text("half")
-    hidden_beside(tmp_path / "m")
+    staging_path(tmp_path / "m")
     assert names(tmp_path) == {left.name}
     old_s = left.stat().st_mtime - FOREIGN_AGE_S - 10
     os.utime(left, (old_s, old_s))
-    hidden_beside(tmp_path / "m")
+    staging_path(tmp_path / "m")
     assert names(tmp_path) == set()
 
 
