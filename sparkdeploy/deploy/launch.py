@@ -113,7 +113,7 @@ class Launch:
         """Put new containers, or kept ones, in place, in this order; if one cannot be, none is.
 
         Each node has to have the memory when nothing of the deployment runs there any more. Nodes
-        that have a part of the old deployment and none of the new come first. The nodes have listed
+        that have a rank of the old deployment and none of the new come first. The nodes have listed
         their containers under the lock.
         """
         _refuse_foreign(ranks, self.deployment)
@@ -132,7 +132,7 @@ class Launch:
             self._begin(rank.node, rank)
 
     def _leaving(self, needed: Container[str]) -> list[Node]:
-        """Return the nodes that run a part of a deployment of this head, and are needed no more."""
+        """Return the nodes that run a rank of a deployment of this head, and are needed no more."""
         leaving = []
         for node in self.nodes.others:
             if node.name in needed:
@@ -255,7 +255,7 @@ class Launch:
         return sorted(self.begun, key=lambda it: not it.node.is_here)
 
     def _is_old_whole(self) -> bool:
-        """Say whether a rollback could bring back what was replaced: it takes all of its parts."""
+        """Say whether a rollback could bring back what was replaced: it takes all of its ranks."""
         old = self.head.old
         set_aside = {it.node.name for it in self.begun if it.old is not None}
         return old is None or set_aside.issuperset(old.nodes)

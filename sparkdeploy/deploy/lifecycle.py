@@ -175,7 +175,7 @@ def _stop_everywhere(launch: Launch, found: Inspected) -> tuple[str, ...]:
             unreached.append(error.message)
     if unreached:
         raise NodeError(
-            f"{name} is stopped, and its part may go on where nobody answers: "
+            f"{name} is stopped, and its ranks may go on where nobody answers: "
             + "; ".join(unreached),
             hint=f"`sparkdeploy stop {name}` again when it is back",
         )
@@ -212,8 +212,8 @@ def _start(launch: Launch) -> Started:
 
 def wait_for_running(launch: Launch, head: ListedContainer) -> Readiness:
     """Wait for what runs already, and then finish or revert what an `up --detach` left."""
-    parts = {node: fact.container_id for node, fact in _ranks_of(launch.nodes, head)}
-    watch = _watch(launch, parts, launch.nodes.here.docker)
+    ranks = {node: fact.container_id for node, fact in _ranks_of(launch.nodes, head)}
+    watch = _watch(launch, ranks, launch.nodes.here.docker)
     try:
         readiness = watch.wait()
     except SparkdeployError as error:
@@ -299,7 +299,7 @@ def _ranks_of(nodes: Nodes, head: ListedContainer) -> list[tuple[Node, ListedCon
         fact = next((fact for fact in facts if fact.launch == head.launch), None)
         if fact is None:
             raise SparkdeployError(
-                f"{head.name} is one of {len(head.nodes)} parts that started together, and {name} "
+                f"{head.name} is one of {len(head.nodes)} ranks that started together, and {name} "
                 "keeps none of them",
                 hint="the earlier recipe brings it back: `sparkdeploy up RECIPE --cluster "
                 f"--name {head.deployment}`",
@@ -308,18 +308,18 @@ def _ranks_of(nodes: Nodes, head: ListedContainer) -> list[tuple[Node, ListedCon
     return [*found, (nodes.here, head)]
 
 
-def _watch(launch: Launch, parts: dict[Node, str], host: DockerHost) -> Watch:
+def _watch(launch: Launch, ranks: dict[Node, str], host: DockerHost) -> Watch:
     """Return the wait for containers that run, by node; `host` is that of the head.
 
     It lasts as long as they were given at their first start.
     """
-    head_id = next(container_id for node, container_id in parts.items() if node.is_here)
+    head_id = next(container_id for node, container_id in ranks.items() if node.is_here)
     fact = host.find_container(head_id)
     timeout_s = fact.startup_timeout_s if fact is not None else None
     key = _timing_key_of(host, fact) if fact is not None else launch.command
     console.expect(awaited_start(launch.deployment, key, launch.settings))
     deadline_s = timeout_s if timeout_s is not None else Limits().startup_timeout_s
-    return Watch(launch, parts, key, deadline_s)
+    return Watch(launch, ranks, key, deadline_s)
 
 
 def _timing_key_of(host: DockerHost, fact: ListedContainer) -> str:

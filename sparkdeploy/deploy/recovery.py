@@ -69,8 +69,8 @@ def recover(launch: Launch, found: Inspected | None) -> Recovery:
     """Finish or revert, on every node, what an interrupted command left; the others follow ours.
 
     Under the node's lock, and not interrupted. `found` is what this node has now. Returns what
-    became of this node's part, or of another's when there was nothing to do here. A node that does
-    not answer is named, and keeps its note; NodeError where its part would decide.
+    became of this node's rank, or of another's when there was nothing to do here. A node that does
+    not answer is named, and keeps its note; NodeError where its rank would decide.
     """
     with defer_signals():
         done = _recover_here(launch, found)
@@ -113,7 +113,7 @@ def _verify_ranks(nodes: Nodes, head: ContainerFact) -> None:
         with named(node):
             fact = node.docker.find_container(container_name(head.deployment))
         if fact is None or not fact.is_running or fact.launch != head.launch:
-            raise UnhealthyError(f"{name}: its part of {head.deployment} does not run")
+            raise UnhealthyError(f"{name}: its rank of {head.deployment} does not run")
         verify_rank(node, fact)
 
 

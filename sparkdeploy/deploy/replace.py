@@ -28,7 +28,7 @@ from sparkdeploy.deploy.deployments import (
 from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.node.container import ContainerFact, ContainerSpec
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.terminal.console import console
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.deploy.deployments import Listed
-    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node
 
@@ -150,13 +149,13 @@ class Replacement:
         return folder
 
     def set_aside(
-        self, found: Listed | None, part: ContainerSpec | ListedContainer | None = None
+        self, found: Listed | None, container: ContainerSpec | ListedContainer | None = None
     ) -> None:
-        """Take what stands under the name out of the way of `part`; without one for good.
+        """Take what stands under the name out of the way of `container`; without one for good.
 
         `found` is the deployment as it is now. The old container is renamed before it is stopped,
         so that its name tells the half-done state from a deployment that ended by itself. One that
-        died is removed, after its evidence is saved; one that was stopped is kept. Of several parts
+        died is removed, after its evidence is saved; one that was stopped is kept. Of several ranks
         that start again one may still run, and is stopped. Raises NodeError when a foreign
         container has the name.
         """
@@ -168,12 +167,12 @@ class Replacement:
                 hint="`sparkdeploy rollback` or the next `sparkdeploy up` finishes or reverts it",
             )
         if current is None:
-            if part is not None and self.host.find_container(self.name) is not None:
+            if container is not None and self.host.find_container(self.name) is not None:
                 raise NodeError(
                     f"a container named {self.name} exists that sparkdeploy did not make; it stays",
                     hint=f"choose another name with --name, or `docker rename {self.name} ...`",
                 )
-        elif part is not None and not isinstance(part, ContainerSpec) and part.name == self.name:
+        elif isinstance(container, ListedContainer) and container.name == self.name:
             if current.is_running:
                 # A rank that still runs cannot join those that start anew.
                 self.host.stop(current.container_id)
@@ -196,23 +195,23 @@ class Replacement:
         else:
             self.host.remove(ended)
 
-    def bring(self, part: ContainerSpec | ListedContainer) -> None:
+    def bring(self, container: ContainerSpec | ListedContainer) -> None:
         """Make a container, or bring one that was made before, and start it.
 
         Whatever it raises, it knows how far it came, and `revert` undoes that.
         """
-        if isinstance(part, ContainerFact) and part.name == self.name:
-            self._save_end(part)
+        if isinstance(container, ContainerFact) and container.name == self.name:
+            self._save_end(container)
         try:
-            if isinstance(part, ContainerSpec):
-                self.new_id = self.host.create(part)
-            elif part.name == self.name:
-                self.origin, self.new_id = "ended", part.container_id
+            if isinstance(container, ContainerSpec):
+                self.new_id = self.host.create(container)
+            elif container.name == self.name:
+                self.origin, self.new_id = "ended", container.container_id
             else:
                 self.origin = "kept"
-                self.host.rename(part.container_id, self.name)
-                self.kept.pop(kept_number(part.name), None)
-                self.new_id = part.container_id
+                self.host.rename(container.container_id, self.name)
+                self.kept.pop(kept_number(container.name), None)
+                self.new_id = container.container_id
             self.host.start(self.container_id)
         except BaseException:
             with defer_signals():

@@ -32,12 +32,12 @@ BROKEN = "broken"
 """A cluster that lost a node: its head may look healthy and will hang."""
 HALF_REPLACED = "half replaced"
 HALF_STOPPED = "half stopped"
-"""A cluster's head is stopped, and a part of it goes on."""
+"""A cluster's head is stopped, and a rank of it goes on."""
 STOPPED = "stopped"
 OTHER_LAUNCH = "of another start than the head"
 CAUSE_CHARACTERS = 200
 WORKER = "worker"
-"""A part of what another machine heads."""
+"""A rank of what another machine heads."""
 BEING_REPLACED = "being replaced"
 
 
@@ -56,7 +56,7 @@ class StatusRow:
     recipe: str
     state: str
     """healthy, starting, stopped, exited (N), created, half or being replaced; half stopped or
-    broken: a cluster of which parts run and others do not."""
+    broken: a cluster of which ranks run and others do not."""
     port: int | None = None
     uptime_s: float | None = None
     memory_bytes: int | None = None
@@ -75,7 +75,7 @@ class StatusRow:
     last_cause: str = ""
     drafting: str = ""
     url: str = ""
-    """Where this machine reaches it; empty for a worker's part, and without a port."""
+    """Where this machine reaches it; empty for a worker's, and without a port."""
     model: str = ""
     exposure: str = ""
     """`loopback`, or `public`: other machines reach its port, with a key."""
@@ -147,7 +147,7 @@ def _among_nodes(
     if half_done:
         return state, half_done
     if any(member.state in {HALF_REPLACED, OTHER_LAUNCH} for member in members):
-        return HALF_REPLACED, "the nodes have parts of different starts"
+        return HALF_REPLACED, "the nodes have ranks of different starts"
     # What an earlier one has left on other nodes is no part of what serves now.
     asked = (*nodes, "cluster") if nodes else ()
     is_stopped = state == STOPPED

@@ -181,7 +181,7 @@ def test_a_part_that_cannot_be_reached_is_named(
     lab = build(monkeypatch, shipped, 2)
     lab.up(OLD)
     lab.gone = {"spark-2"}
-    with pytest.raises(NodeError, match="its part may go on where nobody answers: spark-2"):
+    with pytest.raises(NodeError, match="its ranks may go on where nobody answers: spark-2"):
         lab.stop()
     assert lab.running() == [None, "1"]
     lab.gone = set()
