@@ -158,7 +158,9 @@ def outlook_for(
     outlook = ground.outlook(resolved, when_missing, cluster=cluster)
     judged = outlook.resolved.recipe
     serve, source = judged.serve, shown(judged.model.source)
-    for words in limits.unserved(serve, limits.needs_of(outlook.facts.config)):
+    for words in limits.unserved(
+        serve, limits.needs_of(outlook.facts.config, outlook.facts.architecture)
+    ):
         raise RecipeError(f"{source} has {words}", hint=limits.FORMAT_FIX)
     if beyond := limits.beyond_context(serve, outlook.facts.architecture):
         raise RecipeError(f"{source} has {beyond}", hint=limits.CONTEXT_FIX)

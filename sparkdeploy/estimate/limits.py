@@ -11,11 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.architecture import (
-    UnknownArchitectureError,
-    architecture_of,
-    config_sizes,
-)
+from sparkdeploy.checkpoint.architecture import config_sizes
 from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe import flags
@@ -23,7 +19,7 @@ from sparkdeploy.recipe import flags
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.checkpoint.layers import Architecture, Mixer
+    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.recipe.schema import Serve
 
 FORMAT_FIX: Final = "--set serve.kv_cache_dtype=auto, or fp8"
@@ -66,25 +62,26 @@ class AttentionNeeds:
 NO_NEEDS: Final = AttentionNeeds()
 
 
-def needs_of(config: Mapping[str, Any]) -> AttentionNeeds:
-    """Return what a config.json needs; nothing for numbers that are the download's to refuse.
+def needs_of(config: Mapping[str, Any], architecture: Architecture | None) -> AttentionNeeds:
+    """Return what a config.json and its layers need; nothing for a text part that is no object.
 
-    Of a model type whose layers are not known, only what it says in so many words.
+    Where the layers are not known, only what it says in so many words.
     """
     try:
         text = config_sizes(config).text
-        mixers = _mixers(config)
     except CheckpointError:
         return NO_NEEDS
-    attention = [it for it in mixers or () if isinstance(it, Attention)]
+    layers = (*architecture.layers, *architecture.draft_layers) if architecture is not None else ()
+    mixers = [mixer for layer in layers for mixer in layer.mixers]
+    attention = [it for it in mixers if isinstance(it, Attention)]
     fatal = []
     if chunk := max((it.chunk or 0 for it in attention), default=0):
         fatal.append(f"local chunks of {chunk:,} tokens")
-    is_stated = mixers is None and _positive(text.get("kv_lora_rank")) > 0
-    if is_stated or any(isinstance(it, Latent) for it in mixers or ()):
+    is_stated = architecture is None and _positive(text.get("kv_lora_rank")) > 0
+    if is_stated or any(isinstance(it, Latent) for it in mixers):
         fatal.append("latent attention (MLA)")
     window = max((it.window or 0 for it in attention), default=0)
-    ignored = _ignored(config, text, window if mixers is not None else _stated_window(text))
+    ignored = _ignored(config, text, window if architecture is not None else _stated_window(text))
     widths = tuple(sorted({it.key_width for it in attention}))
     return AttentionNeeds(tuple(ignored), tuple(fatal), widths)
 
@@ -101,15 +98,6 @@ def _ignored(config: Mapping[str, Any], text: Mapping[str, Any], window: int) ->
         yield "ALiBi slopes"
 
 
-def _mixers(config: Mapping[str, Any]) -> list[Mixer] | None:
-    """Return those of all layers, drafting ones too; None of a model type that is not known."""
-    try:
-        found = architecture_of(config)
-    except UnknownArchitectureError:
-        return None
-    return [mixer for layer in (*found.layers, *found.draft_layers) for mixer in layer.mixers]
-
-
 def _stated_window(text: Mapping[str, Any]) -> int:
     """Return the window of a model type that is not known, where its layers are said to have it."""
     kinds, window = text.get("layer_types"), int(_positive(text.get("sliding_window")))
@@ -119,8 +107,10 @@ def _stated_window(text: Mapping[str, Any]) -> int:
 
 
 def _positive(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and value > 0 else 0.0  # type: ignore[operator,arg-type]
+    """Return a number that a model may have; 0 for anything else that config.json holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value) if 0 < value <= MOST_TOKENS else 0.0
 
 
 def unserved(serve: Serve, needs: AttentionNeeds) -> Iterator[str]:

@@ -7,7 +7,7 @@ that is reached. Every other estimate follows from a recipe's bytes and its draf
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -295,14 +295,14 @@ def fit_speed(
     bound = Speed(hardware)
     if not measured and hardware.fit is not None:
         measured = (hardware.fit,)
-    shares = [
-        item.end_to_end_tok_s / bound.tokens_per_second(step)
+    shares = {
+        item: item.end_to_end_tok_s / bound.tokens_per_second(step)
         for item in measured
         if (step := _measured_step(item, recipes, facts, acceptance)) is not None
-    ]
+    }
     if not shares:
         return bound
-    return replace(bound, efficiency=statistics.median(shares), fitted_to=_origin(measured))
+    return Speed(hardware, statistics.median(shares.values()), _origin(list(shares)))
 
 
 def _measured_step(

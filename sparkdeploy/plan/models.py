@@ -130,7 +130,7 @@ def _model_fact(
         has_weights=has_weights(sizes),
         layers=layers,
         unknown=unknown,
-        needs=needs_of(config),
+        needs=needs_of(config, layers),
     )
     return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
 
@@ -175,7 +175,7 @@ def missing_model(
         weights_bytes=sizes[1],
         layers=layers,
         unknown=unknown,
-        needs=needs_of(config or {}),
+        needs=needs_of(config or {}, layers),
         unfit=unfit_for(config, conversion) if config is not None and conversion else (),
     )
 

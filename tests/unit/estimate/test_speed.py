@@ -112,7 +112,7 @@ def test_records_of_such_a_machine_take_the_place_of_the_published_figure() -> N
     fitted = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE, half)
     assert fitted.efficiency == pytest.approx(SPEED.efficiency / 2)
     assert fitted.fitted_to is not None
-    assert "records of such a machine" in fitted.fitted_to
+    assert fitted.fitted_to == "3 records of such a machine (baseline)"
 
 
 @pytest.mark.parametrize(

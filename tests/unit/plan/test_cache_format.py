@@ -9,6 +9,7 @@ import pytest
 
 from sparkdeploy.estimate.limits import AttentionNeeds, needs_of, unserved
 from sparkdeploy.estimate.model import read_shipped_facts
+from sparkdeploy.plan.models import layers_of
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.schema import Serve
 from tests.fakes.plans import drafter_fact, observed, plan
@@ -31,7 +32,7 @@ ALTERNATING = ["sliding_attention", "full_attention"] * 2
 
 def refusals(config: dict[str, Any], cache: str = "turboquant_4bit_nc", **serve: Any) -> list[str]:
     settings = Serve(kv_cache_dtype=cache, **serve)
-    return list(unserved(settings, needs_of(config)))
+    return list(unserved(settings, needs_of(config, layers_of(config)[0])))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,12 @@ def test_a_window_that_is_not_used_is_none(config: dict[str, Any]) -> None:
     assert refusals(SIZES | config) == []
 
 
+@pytest.mark.parametrize("size", [float("inf"), float("nan"), 10**400, -1, True, "4096", None])
+def test_sizes_that_no_model_has_are_left_to_the_download(size: object) -> None:
+    names = ("sliding_window", "kv_lora_rank", "attn_logit_softcapping")
+    assert refusals({"model_type": "somebodys"} | dict.fromkeys(names, size)) == []
+
+
 def test_fp8_keys_are_not_rotated_and_have_any_width() -> None:
     narrow = SIZES | {"model_type": "phi3", "head_dim": 96}
     assert refusals(narrow, "turboquant_k8v4") == []
@@ -122,7 +129,8 @@ def test_shipped_recipes_ask_nothing_that_their_cache_lacks(shipped: Library) ->
         recipe = load_recipe(shipped, name).recipe
         known = MODELS.get(recipe.model.known_as)
         if known is not None:
-            assert not list(unserved(recipe.serve, needs_of(known.config))), name
+            needs = needs_of(known.config, known.architecture)
+            assert not list(unserved(recipe.serve, needs)), name
 
 
 def test_a_drafter_is_looked_at_too(shipped: Library) -> None:
