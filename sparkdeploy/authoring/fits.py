@@ -42,8 +42,8 @@ def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
         unknown = {"recipe": name, "fits": Fits.UNKNOWN.value, "machines": least}
         return {**unknown, "reason": error.message}
     verdict = {**asdict(outlook.verdict), "fits": outlook.verdict.fits.value}
-    told = {"line": outlook.verdict_line(), "words": outlook.verdict_words()}
-    return {"recipe": name, **verdict, "machines": outlook.nodes, **told}
+    words = {"line": outlook.verdict_line(), "words": outlook.verdict_words()}
+    return {"recipe": name, **verdict, "machines": outlook.nodes, **words}
 
 
 def fit_words(rows: Iterable[Mapping[str, object]]) -> dict[str, str]:
@@ -80,7 +80,9 @@ def together(wanted: Sequence[str], hardware: str) -> Together:
     CheckpointError when nothing is known of a model.
     """
     ground = ground_for(hardware, load_settings())
-    members = tuple(_member(ground, load_recipe(ground.shelf, name), name) for name in wanted)
+    members = tuple(
+        _member(ground, load_recipe(ground.recipe_library, name), name) for name in wanted
+    )
     return Together(ground.reached.hardware, members)
 
 

@@ -147,10 +147,10 @@ class ChosenEngine:
 
 def engine_for(model: NewModel, settings: Settings) -> ChosenEngine:
     """Raise RecipeError where an engine of such a name is the user's own and invalid."""
-    shelf = library(settings)
+    recipe_library = library(settings)
     # A recipe is held against the family of the model's name.
     families = (model.family(), family_of(model.name))
-    engines = [load_engine(shelf, name) for name in (USUAL, NEWEST, COMPILED)]
+    engines = [load_engine(recipe_library, name) for name in (USUAL, NEWEST, COMPILED)]
     lacks = [_shortcoming(model, families, engine) for engine in engines]
     if lacks[0] is None:
         known = _known(model, engines[0])

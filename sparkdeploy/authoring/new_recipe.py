@@ -255,23 +255,23 @@ def _fitted(
     has_gpu = bool(node_facts.read_gpus().gpus)
     ground = ground_for(HERE if has_gpu else SPARK, settings)
     own = NewModel(draft.model, published).own_context()
-    said, nodes = "", 1
+    words, nodes = "", 1
     while nodes <= MOST_NODES:
         for tokens in _contexts(own):
             why = _fitting_words(tokens, own, nodes, ground)
             made = _with_context(replace(draft, nodes=nodes), tokens, why)
-            verdict, said = _judge(made, ground, settings)
+            verdict, words = _judge(made, ground, settings)
             if verdict is None or verdict.fits is Fits.UNKNOWN:
                 why = "what config.json allows; whether it fits is not known"
-                return _with_context(made, tokens, why), said
+                return _with_context(made, tokens, why), words
             if verdict.fits is Fits.YES:
-                return made, said
+                return made, words
             if verdict.requests is None:
                 break  # The weights alone are too much, whatever the context.
         nodes *= 2
     why = f"does not fit, on {MOST_NODES} machines either"
     made = _with_context(draft, own or SHORTEST_CONTEXT, why)
-    return made, f"fits no number of machines up to {MOST_NODES}: {said}"
+    return made, f"fits no number of machines up to {MOST_NODES}: {words}"
 
 
 def _contexts(own: int) -> Iterator[int]:

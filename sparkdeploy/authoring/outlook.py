@@ -154,7 +154,7 @@ def outlook_for(
     ground = ground_for(hardware, load_settings())
     # Not from request, which imports all that deploys and would double the time of the answer.
     wanted = recipe or ground.settings.default_recipe
-    resolved = load_recipe(ground.shelf, wanted, tuple(assignments or ()))
+    resolved = load_recipe(ground.recipe_library, wanted, tuple(assignments or ()))
     outlook = ground.outlook(resolved, when_missing, cluster=cluster)
     judged = outlook.resolved.recipe
     serve, source = judged.serve, shown(judged.model.source)
@@ -172,7 +172,7 @@ class Ground:
     """What every recipe's outlook on one machine stands on."""
 
     settings: Settings
-    shelf: Library
+    recipe_library: Library
     shipped: Mapping[str, model.ModelFacts]
     recipes: Mapping[str, Resolved]
     acceptance: Mapping[str, Acceptance]
@@ -249,15 +249,15 @@ def facts_folder() -> Path:
 
 def ground_for(hardware: str, settings: Settings) -> Ground:
     """Read facts and recipes once; raise UsageError for unknown hardware."""
-    shelf, folder = library(settings), facts_folder()
+    recipe_library, folder = library(settings), facts_folder()
     machines = read_hardware(folder / "hardware.yaml")
     machine = machine_wanted(hardware, machines)
     shipped = model.read_shipped_facts(folder / "models.yaml")
     acceptance = read_acceptance(folder / "speculation.yaml")
-    recipes = _recipes(shelf)
+    recipes = _recipes(recipe_library)
     measured = measured_on(machine, settings)
     reached = fit_speed(machine, recipes, shipped, acceptance, measured)
-    return Ground(settings, shelf, shipped, recipes, acceptance, reached)
+    return Ground(settings, recipe_library, shipped, recipes, acceptance, reached)
 
 
 def _of_one_node(whole: Outlook) -> Outlook:
@@ -344,10 +344,10 @@ def _drafter_of(
         return None
 
 
-def _recipes(shelf: Library) -> Mapping[str, Resolved]:
+def _recipes(recipe_library: Library) -> Mapping[str, Resolved]:
     """Every recipe that loads; a broken one is `list`'s to report."""
     found: dict[str, Resolved] = {}
-    for name in shelf.recipe_files():
+    for name in recipe_library.recipe_files():
         with contextlib.suppress(RecipeError):
-            found[name] = load_recipe(shelf, name)
+            found[name] = load_recipe(recipe_library, name)
     return found

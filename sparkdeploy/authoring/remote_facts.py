@@ -25,20 +25,20 @@ def hub_facts(model: Weights, settings: Settings) -> ModelFacts:
 
     Nothing is kept. Raises CheckpointError when the hub refuses or a header is damaged.
     """
-    told = ask_hub(model.source, model.revision, settings)
-    return _facts(model.source, told)
+    remote = ask_hub(model.source, model.revision, settings)
+    return _facts(model.source, remote)
 
 
 def facts_in_time(model: Weights, settings: Settings) -> ModelFacts:
     """Return what the hub says within seconds; raise CheckpointError when that is nothing."""
-    told = ask_in_time(model.source, model.revision, settings, headers=True)
-    if told.listing is None or told.config is None:
+    remote = ask_in_time(model.source, model.revision, settings, headers=True)
+    if remote.listing is None or remote.config is None:
         raise CheckpointError(
             f"nothing is known of {model.source}: it is not here, has no shipped facts, and "
-            f"{told.failure}",
+            f"{remote.failure}",
             hint="try again where the hub answers, or name a folder with --set model.path=...",
         )
-    return _facts(model.source, told)
+    return _facts(model.source, remote)
 
 
 def facts_in(repo: str, source: RangeSource) -> ModelFacts:
@@ -49,9 +49,9 @@ def facts_in(repo: str, source: RangeSource) -> ModelFacts:
     return facts_from(repo, read_config(source), remote_tensors(source).values(), HEADERS)
 
 
-def _facts(repo: str, told: Remote) -> ModelFacts:
-    config = told.config or {}
-    if told.tensors is not None:
-        return facts_from(repo, config, told.tensors, HEADERS)
-    size_bytes = told.listing.weights_bytes if told.listing is not None else 0
+def _facts(repo: str, remote: Remote) -> ModelFacts:
+    config = remote.config or {}
+    if remote.tensors is not None:
+        return facts_from(repo, config, remote.tensors, HEADERS)
+    size_bytes = remote.listing.weights_bytes if remote.listing is not None else 0
     return facts_from(repo, config, (), SIZES, untyped_bytes=size_bytes)

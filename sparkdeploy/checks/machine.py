@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.known import KnownBad
     from sparkdeploy.node.container import NeighbourFact
     from sparkdeploy.node.facts import GpuFact, GpuProcess
-    from sparkdeploy.node.symptoms import GpuStrain, SymptomFact
+    from sparkdeploy.node.symptoms import GpuSample, SymptomFact
 
 SPARK_CAPABILITY = "12.1"
 OLDEST_CAPABILITY = (8, 0)
@@ -199,7 +199,7 @@ def machine_symptoms(seen: SymptomFact) -> Iterator[Finding]:
 
 
 def gpu_symptoms(seen: SymptomFact) -> Iterator[Finding]:
-    yield check_strain([glance.gpu for glance in seen.glances])
+    yield check_strain([glance.gpu for glance in seen.samples])
     yield check_xids(seen.driver_log)
     yield check_driver_log(seen.driver_log)
 
@@ -269,9 +269,9 @@ def check_swapping(seen: SymptomFact) -> Finding:
 
 def _swap_rates(seen: SymptomFact) -> tuple[float, float] | None:
     """Return bytes a second from swap and to it, between the two readings."""
-    if len(seen.glances) != 2 or not seen.page_bytes:
+    if len(seen.samples) != 2 or not seen.page_bytes:
         return None
-    first, last = seen.glances
+    first, last = seen.samples
     if last.at_s <= first.at_s:
         return None
     a_page_s = seen.page_bytes / (last.at_s - first.at_s)
@@ -284,7 +284,7 @@ def _grown(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else max(after - before, 0)
 
 
-def check_strain(strains: Sequence[GpuStrain | None]) -> Finding:
+def check_strain(strains: Sequence[GpuSample | None]) -> Finding:
     """Check that a GPU that reports load works, by two readings: one alone may be a pause."""
     check = "gpu.strain"
     read = [item for item in strains if item is not None and item.utilization_percent is not None]
@@ -309,12 +309,12 @@ def check_strain(strains: Sequence[GpuStrain | None]) -> Finding:
     return ok(check, seen)
 
 
-def _is_stuck(strain: GpuStrain) -> bool:
+def _is_stuck(strain: GpuSample) -> bool:
     clock, highest = strain.sm_clock_mhz, strain.max_sm_clock_mhz
     return clock is not None and highest is not None and clock < STUCK_SHARE * highest
 
 
-def _draws_idle_power(strain: GpuStrain) -> bool:
+def _draws_idle_power(strain: GpuSample) -> bool:
     is_gb10, power = "GB10" in strain.name, strain.power_w
     return is_gb10 and power is not None and power < IDLE_POWER_W
 

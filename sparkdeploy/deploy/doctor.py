@@ -117,7 +117,7 @@ def examine(
     connection = _Task(lambda: connect(settings))
     host = connection.wait(started_s + CONNECTION_DEADLINE_S)
     draft = _Task(make)
-    restarts = _Task(host.endless_gpu_containers if host is not None else tuple)
+    restarts = _Task(host.always_restarted_gpu_containers if host is not None else tuple)
     neighbours = _Task(host.neighbours if host is not None else tuple)
     symptom_task = _Task(lambda: look_for_symptoms(limited))
     looked_at = _host(limited, resolved, settings)

@@ -14,7 +14,7 @@ from sparkdeploy import shell
 from sparkdeploy.about import about
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.container import is_name
-from sparkdeploy.node.fabric import SCRIPT, fabric_told
+from sparkdeploy.node.fabric import SCRIPT, parse_fabric
 from sparkdeploy.node.node import Node, Nodes, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.recipe.fields import Port, Strict
@@ -160,7 +160,7 @@ def configured(settings: Settings) -> ClusterConfig:
 
 def name_here(config: ClusterConfig) -> str:
     """Return the node this command runs on; NodeError when it is none of them."""
-    fact = fabric_told("this machine", shell.run(("sh", "-c", SCRIPT)))
+    fact = parse_fabric("this machine", shell.run(("sh", "-c", SCRIPT)))
     mine = {address.partition("/")[0] for item in fact.interfaces for address in item.addresses}
     for node in config.nodes:
         if mine & {node.ssh, *(port.ip for port in node.fabric)}:

@@ -120,7 +120,7 @@ class Containers(DockerConnection):
         """Return the ids of the images of all containers, ours or not, running or not."""
         return {str(item["ImageID"]) for item in self._listed()}
 
-    def endless_gpu_containers(self) -> tuple[str, ...]:
+    def always_restarted_gpu_containers(self) -> tuple[str, ...]:
         """Return the names of GPU containers, ours or not, that Docker restarts for ever."""
         records = (self.inspect(item["Id"]) for item in self._listed())
         return tuple(

@@ -94,14 +94,14 @@ def look_at_fabric(node: Node) -> FabricFact:
     before_s = time.time()
     done = node.script(SCRIPT)
     after_s = time.time()
-    fact = fabric_told(node.name, done)
+    fact = parse_fabric(node.name, done)
     # Its clock was read between our two looks at ours.
     late_s, early_s = fact.clock_s - before_s, fact.clock_s - after_s
     skew_s = 0.0 if early_s <= 0 <= late_s else min(late_s, early_s, key=abs)
     return replace(fact, clock_skew_s=skew_s)
 
 
-def fabric_told(name: str, done: Completed) -> FabricFact:
+def parse_fabric(name: str, done: Completed) -> FabricFact:
     """Return what SCRIPT told; NodeError names the machine when it cannot be read."""
     try:
         return read_fabric(done.stdout)
@@ -272,5 +272,5 @@ def _connect_from(machine: Node, address: str, port: int) -> str:
     done = machine.script(script)
     if done.exit_code == 0:
         return ""
-    said = done.stderr.strip().rpartition(": ")[2]
-    return said or f"no answer within {CONNECT_TIMEOUT_S} s"
+    reason = done.stderr.strip().rpartition(": ")[2]
+    return reason or f"no answer within {CONNECT_TIMEOUT_S} s"

@@ -300,8 +300,8 @@ def free_bytes_on(machine: Machine, path: Path) -> int | None:
         f'p={shlex.quote(str(path))}; while [ ! -e "$p" ]; do p=$(dirname "$p"); done; '
         'df -B1 --output=avail "$p" | tail -n 1'
     )
-    said = machine.script(script).stdout.strip()
-    return int(said) if said.isdigit() else None
+    output = machine.script(script).stdout.strip()
+    return int(output) if output.isdigit() else None
 
 
 def own_name() -> str:

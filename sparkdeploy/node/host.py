@@ -70,12 +70,12 @@ class DockerHost(Containers):
             url = self._api._url("/build")  # type: ignore[attr-defined]
             headers = {"Content-Type": "application/x-tar"}
             answer = self._api._post(url, data=_EMPTY_TAR, headers=headers)  # type: ignore[attr-defined]
-            said = str(answer.text).strip()
+            text = str(answer.text).strip()
         # One with a builder refuses as well: the tar holds no Dockerfile.
-        is_missed = answer.status_code == _NOT_FOUND and _IS_MISSED in said.lower()
+        is_missed = answer.status_code == _NOT_FOUND and _IS_MISSED in text.lower()
         is_unknown = answer.status_code in _NO_SUCH_CALL and not is_missed
-        is_gone = is_unknown or _BUILDER_IS_GONE.search(said)
-        return (said or f"HTTP {answer.status_code}") if is_gone else None
+        is_gone = is_unknown or _BUILDER_IS_GONE.search(text)
+        return (text or f"HTTP {answer.status_code}") if is_gone else None
 
     def build(
         self,

@@ -204,7 +204,7 @@ def _leave_note(descriptor: int, command: str, deployment: str, uses: tuple[str,
 
 def holder_of(descriptor: int) -> Holder:
     """Return who holds the lock of a file that this process could not get."""
-    pid = _kernels_word(os.fstat(descriptor))
+    pid = _holder_pid(os.fstat(descriptor))
     uid = None if pid is None else _uid_of(pid)
     if pid is None or uid is None:
         return Holder(None)
@@ -219,7 +219,7 @@ def holder_of(descriptor: int) -> Holder:
     return Holder(pid, user_name(uid), command, deployment, named, _since(note.get("since")))
 
 
-def _kernels_word(status: os.stat_result) -> int | None:
+def _holder_pid(status: os.stat_result) -> int | None:
     """Find the lock in the kernel's table, which names a file by device and number."""
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     try:
@@ -252,14 +252,14 @@ def _read_note(descriptor: int) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _printable(said: object) -> str:
-    text = said[:MAX_COMMAND] if isinstance(said, str) else ""
+def _printable(value: object) -> str:
+    text = value[:MAX_COMMAND] if isinstance(value, str) else ""
     return visible_line(text).replace("`", "'").strip()
 
 
-def _since(said: object) -> str:
+def _since(value: object) -> str:
     try:
-        return datetime.fromisoformat(str(said)).astimezone(UTC).isoformat(timespec="seconds")
+        return datetime.fromisoformat(str(value)).astimezone(UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError):
         return ""
 
@@ -320,11 +320,11 @@ def locked_there(node: Node, path: Path, wait_s: float) -> Iterator[None]:
         yield
 
 
-def _refusal(node: Node, path: Path, said: str) -> NodeError:
-    last = (said.strip().splitlines() or ["no answer in time"])[-1]
+def _refusal(node: Node, path: Path, output: str) -> NodeError:
+    last = (output.strip().splitlines() or ["no answer in time"])[-1]
     try:
-        told = json.loads(last)
-        cause, fix = str(told["cause"]), str(told["fix"] or made_anew(path.parent))
+        refusal = json.loads(last)
+        cause, fix = str(refusal["cause"]), str(refusal["fix"] or made_anew(path.parent))
     except (ValueError, KeyError, TypeError):
         cause = f"the lock {path} cannot be taken: {last}"
         fix = "python3 --version; ls -ld " + shlex.join((str(path.parent), str(path)))

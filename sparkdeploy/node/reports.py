@@ -83,8 +83,8 @@ def read_failure(message: Mapping[str, Any]) -> str | None:
     if "errorDetail" not in message and "error" not in message:
         return None
     detail = message.get("errorDetail")
-    said = detail.get("message") if isinstance(detail, dict) else detail
-    return str(said or message.get("error") or "").strip() or "it failed, and did not say why"
+    text = detail.get("message") if isinstance(detail, dict) else detail
+    return str(text or message.get("error") or "").strip() or "it failed, and did not say why"
 
 
 def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
@@ -106,9 +106,9 @@ def read_build_event(message: Mapping[str, Any]) -> BuildEvent:
 def read_registry_image(item: Mapping[str, Any]) -> RegistryImage | None:
     """Return None where no digest is told."""
     digest = (item.get("Descriptor") or {}).get("digest")
-    told = (platform.get("architecture") for platform in item.get("Platforms") or ())
+    named = (platform.get("architecture") for platform in item.get("Platforms") or ())
     # An attestation beside the images is of no architecture.
-    known = tuple(dict.fromkeys(str(name) for name in told if name and name != "unknown"))
+    known = tuple(dict.fromkeys(str(name) for name in named if name and name != "unknown"))
     return RegistryImage(str(digest), known) if digest else None
 
 

@@ -37,7 +37,7 @@ class SshTarget:
     docker_socket: str = "/var/run/docker.sock"
 
 
-def explain(said: str, address: str, user: str | None) -> tuple[str, str]:
+def explain(output: str, address: str, user: str | None) -> tuple[str, str]:
     """Return why ssh did not connect, from its standard error, and the command that helps."""
     target = f"{user}@{address}" if user else address
     known = {
@@ -60,9 +60,9 @@ def explain(said: str, address: str, user: str | None) -> tuple[str, str]:
             " ~/.ssh/config",
         ),
     }
-    last = said.strip().splitlines()[-1:] or ["it did not answer"]
+    last = output.strip().splitlines()[-1:] or ["it did not answer"]
     unknown = f"ssh to {address}: {last[0]}", f"is it on, and on this network? ssh {target}"
-    return next((fault for words, fault in known.items() if words in said), unknown)
+    return next((fault for words, fault in known.items() if words in output), unknown)
 
 
 class SshLink:
@@ -85,9 +85,9 @@ class SshLink:
         )
         self.docker_address = f"unix://{docker}"
         if self._program.read_until(READY, timeout_s=OPEN_TIMEOUT_S) is None:
-            said = self._program.errors()
+            output = self._program.errors()
             self.close()
-            raise self._fault(said)
+            raise self._fault(output)
 
     def __enter__(self) -> Self:
         return self
@@ -135,13 +135,13 @@ class SshLink:
         return f"[{host}]:{path}" if ":" in host else f"{host}:{path}"
 
     def _straight_to(self, address: str) -> tuple[str, ...]:
-        said = shell.run(("ssh", "-G", *self._login, self._target.address)).stdout
-        known = dict(line.partition(" ")[::2] for line in said.splitlines())
+        output = shell.run(("ssh", "-G", *self._login, self._target.address)).stdout
+        known = dict(line.partition(" ")[::2] for line in output.splitlines())
         host, port = known.get("hostname", self._target.address), known.get("port", "22")
         # known_hosts names a host with another port than 22 so, and an alias as it stands.
         key = known.get("hostkeyalias") or (host if port == "22" else f"[{host}]:{port}")
         return ("-o", f"HostName={address}", "-o", f"HostKeyAlias={key}", "-o", "ProxyJump=none")
 
-    def _fault(self, said: str) -> NodeError:
-        cause, fix = explain(said, self._target.address, self._target.user)
+    def _fault(self, output: str) -> NodeError:
+        cause, fix = explain(output, self._target.address, self._target.user)
         return NodeError(f"{self.name}: {cause}", hint=fix)

@@ -22,7 +22,7 @@ _FULL_STALL = re.compile(r"^full avg10=([0-9]+(?:\.[0-9]+)?) ", re.MULTILINE | r
 
 
 @dataclass(frozen=True, slots=True)
-class GpuStrain:
+class GpuSample:
     """How hard the first GPU works at one moment; None means that the driver did not say."""
 
     name: str
@@ -35,19 +35,19 @@ class GpuStrain:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class HealthSample:
     at_s: float
     """Since the machine started."""
     swapped_in_pages: int | None = None
     swapped_out_pages: int | None = None
-    gpu: GpuStrain | None = None
+    gpu: GpuSample | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SymptomFact:
     """What one look told; None or nothing where it could not be read."""
 
-    glances: tuple[Glance, ...] = ()
+    samples: tuple[HealthSample, ...] = ()
     page_bytes: int | None = None
     free_blocks: tuple[int, ...] = ()
     """How many blocks of 1, 2, 4, ... pages are free, of all zones together."""
@@ -72,19 +72,21 @@ def read_symptoms(text: str) -> SymptomFact:
     """Read the script's answer; what has another shape is left out, and nothing raises."""
     _, *parts = _SECTION.split(text)
     sections = list(zip(parts[::2], parts[1::2], strict=False))
-    told = dict(sections)
-    kernel, _, options = told.get("kernel", "").partition("\n")
-    stalled = _FULL_STALL.search(told.get("pressure", ""))
+    parts_by_name = dict(sections)
+    kernel, _, options = parts_by_name.get("kernel", "").partition("\n")
+    stalled = _FULL_STALL.search(parts_by_name.get("pressure", ""))
     return SymptomFact(
-        glances=tuple(_glances(body for name, body in sections if name == "look")),
-        page_bytes=_number(told.get("page", "").strip()),
-        free_blocks=read_free_blocks(told.get("blocks", "")),
+        samples=tuple(_glances(body for name, body in sections if name == "look")),
+        page_bytes=_number(parts_by_name.get("page", "").strip()),
+        free_blocks=read_free_blocks(parts_by_name.get("blocks", "")),
         stalled_percent=float(stalled[1]) if stalled else None,
         kernel=kernel.strip() or None,
         kernel_options=frozenset(options.split()),
-        firmware=_pairs(told.get("firmware", "")),
-        programs=frozenset(filter(None, map(str.strip, told.get("programs", "").splitlines()))),
-        driver_log=tuple(told["log"].splitlines()) if "log" in told else None,
+        firmware=_pairs(parts_by_name.get("firmware", "")),
+        programs=frozenset(
+            filter(None, map(str.strip, parts_by_name.get("programs", "").splitlines()))
+        ),
+        driver_log=tuple(parts_by_name["log"].splitlines()) if "log" in parts_by_name else None,
     )
 
 
@@ -96,27 +98,27 @@ def read_free_blocks(text: str) -> tuple[int, ...]:
     return tuple(map(sum, columns))
 
 
-def _glances(bodies: Iterator[str]) -> Iterator[Glance]:
+def _glances(bodies: Iterator[str]) -> Iterator[HealthSample]:
     for body in bodies:
         uptime, _, rest = body.partition("\n")
         at_s = _measure(uptime.partition(" ")[0])
-        told = _pairs(rest)
+        parts_by_name = _pairs(rest)
         if at_s is not None:
-            yield Glance(
+            yield HealthSample(
                 at_s,
-                _number(told.get("pswpin", "")),
-                _number(told.get("pswpout", "")),
-                _strain(told.get("gpu", "").split(",")),
+                _number(parts_by_name.get("pswpin", "")),
+                _number(parts_by_name.get("pswpout", "")),
+                _strain(parts_by_name.get("gpu", "").split(",")),
             )
 
 
-def _strain(fields: Sequence[str]) -> GpuStrain | None:
+def _strain(fields: Sequence[str]) -> GpuSample | None:
     if len(fields) != 6:
         return None
     name, bits = fields[0].strip(), fields[5].strip()
     utilization, clock, max_clock, power = map(_measure, fields[1:5])
     is_hex = re.fullmatch(r"0x[0-9a-fA-F]{1,16}", bits) is not None
-    return GpuStrain(name, utilization, clock, max_clock, power, int(bits, 16) if is_hex else 0)
+    return GpuSample(name, utilization, clock, max_clock, power, int(bits, 16) if is_hex else 0)
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -174,8 +174,8 @@ def _with_image(engine: Engine, image: str | None) -> Engine:
     """Return the engine of an image that a recipe names; a tag may say which release it holds."""
     if image is None:
         return engine
-    told = stated_release(image)
-    return engine.model_copy(update={"image": image} | ({"vllm": told} if told else {}))
+    release = stated_release(image)
+    return engine.model_copy(update={"image": image} | ({"vllm": release} if release else {}))
 
 
 def _arguments(recipe: Recipe, engine: Engine | None) -> tuple[list[Mistake], list[Mistake]]:

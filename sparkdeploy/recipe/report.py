@@ -68,10 +68,10 @@ def model_name(known_as: str) -> str:
 def engine_rows(library: Library) -> list[dict[str, Any]]:
     def row(name: str) -> dict[str, Any]:
         engine = load_engine(library, name)
-        told = engine.model_dump(include={"name", "title", "kind", "vllm"})
+        values = engine.model_dump(include={"name", "title", "kind", "vllm"})
         # Until an image is named its release is only what flags are held against.
         is_any = engine.kind == "image" and engine.image is None
-        return {**told, "vllm": ANY_RELEASE} if is_any else told
+        return {**values, "vllm": ANY_RELEASE} if is_any else values
 
     return [_row_or_error(row, name) for name in sorted(library.engine_files())]
 

@@ -250,23 +250,23 @@ def update_all(
     return changes, next(iter(failures), None)
 
 
-def _differences(old: Path, new: Path, shelf: Library) -> Iterator[str]:
+def _differences(old: Path, new: Path, recipe_library: Library) -> Iterator[str]:
     """Yield what needs consent now, what needs it no more, and which files change how much."""
     # Folders of mods are found with links followed.
     before, after = (Path(os.path.realpath(folder)) for folder in (old, new))
-    had, has = set(_consents(before, shelf)), set(_consents(after, shelf))
+    had, has = set(_consents(before, recipe_library)), set(_consents(after, recipe_library))
     yield from (f"+ consent: {it}" for it in sorted(has - had))
     yield from (f"- consent: {it}" for it in sorted(had - has))
     yield from git.diff_stat(before, after, without=SNAPSHOT)
 
 
-def _consents(folder: Path, shelf: Library) -> Iterator[str]:
+def _consents(folder: Path, recipe_library: Library) -> Iterator[str]:
     """Yield what each recipe of a folder asks for, with all that it inherits."""
     for path in sorted(folder.rglob("*")):
         if not path.name.endswith(files.RECIPE_SUFFIXES) or not path.is_file():
             continue
         try:
-            loaded = look_into(shelf, str(path))
+            loaded = look_into(recipe_library, str(path))
         except RecipeError:
             continue
         for asked in loaded.consents:

@@ -161,12 +161,12 @@ def _write(path: Path, content: bytes, *, is_executable: bool) -> None:
     path.chmod(0o700 if is_executable else 0o600)
 
 
-def rows_of(folder: Path, files: Sequence[str], shelf: Library) -> Iterator[RecipeRow]:
+def rows_of(folder: Path, files: Sequence[str], recipe_library: Library) -> Iterator[RecipeRow]:
     """Yield a row for each recipe; RecipeError for more of them than a source may have."""
     recipes: dict[str, Loaded | RecipeError] = {}
     for file in sorted(file for file in files if file.endswith(RECIPE_SUFFIXES)):
         try:
-            recipes[file] = look_into(shelf, str(folder / file))
+            recipes[file] = look_into(recipe_library, str(folder / file))
         except NoRecipeError:
             continue  # workflows, settings and lists of other tools end in .yaml as well
         except RecipeError as error:

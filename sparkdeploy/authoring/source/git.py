@@ -301,13 +301,13 @@ def _environment() -> dict[str, str]:
 def _checked(done: Completed, origin: str) -> str:
     if done.exit_code == 0:
         return done.stdout
-    said = masked_address(done.stderr.strip()) or f"exit code {done.exit_code}"
-    first = next((line for line in said.splitlines() if line.startswith("fatal:")), None)
-    reason = first.removeprefix("fatal: ") if first else said.splitlines()[-1]
-    if done.exit_code < 0 or "File too large" in said:
+    output = masked_address(done.stderr.strip()) or f"exit code {done.exit_code}"
+    first = next((line for line in output.splitlines() if line.startswith("fatal:")), None)
+    reason = first.removeprefix("fatal: ") if first else output.splitlines()[-1]
+    if done.exit_code < 0 or "File too large" in output:
         reason = f"it is larger than {MAX_PACK_BYTES >> 20} MiB, or git was ended: {reason}"
     raise NodeError(
         f"git could not take {masked_address(origin)}: {reason}",
         hint="try `git ls-remote` with that address",
-        detail=said,
+        detail=output,
     )

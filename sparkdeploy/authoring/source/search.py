@@ -38,10 +38,10 @@ class Hit:
     def shown(self, *, names_machines: bool) -> TextRow:
         row = self.row
         parts = [row.model, row.drafts, _machines(row, always=names_machines)]
-        told = row.refusal or ", ".join([*filter(None, parts), row.image or row.engine])
+        text = row.refusal or ", ".join([*filter(None, parts), row.image or row.engine])
         sign = Piece(CONSENT_SIGN if row.consents else " ", Style.CAUTION)
         ink = Style.BAD if row.refusal else Style.PLAIN
-        return row_of(line_of(sign, f" {self.called}"), self.fits or "", Piece(told, ink))
+        return row_of(line_of(sign, f" {self.called}"), self.fits or "", Piece(text, ink))
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self.row), "name": self.called, "fits": self.fits}
@@ -137,7 +137,9 @@ def with_fits(hits: Iterable[Hit], hardware: str) -> Iterator[Hit]:
         with contextlib.suppress(RecipeError):
             # Nothing is run: what needs consent is looked at like the rest.
             wanted = hit.called if hit.path is None else str(hit.path)
-            resolved = resolved or load_recipe(ground.shelf, wanted, ("allow_unsafe=true",))
+            resolved = resolved or load_recipe(
+                ground.recipe_library, wanted, ("allow_unsafe=true",)
+            )
             fits = fitting_row(ground, resolved)["fits"]
         if fits != "does not fit":
             yield replace(hit, fits="fits" if fits == "fits" else "unknown")

@@ -92,7 +92,7 @@ class RecordedEngine:
         """Running containers of others."""
         return tuple(NeighbourFact(**item) for item in self._docker.get("neighbours", ()))
 
-    def endless_gpu_containers(self) -> tuple[str, ...]:
+    def always_restarted_gpu_containers(self) -> tuple[str, ...]:
         """Containers that Docker restarts for ever."""
         return tuple(self._docker.get("endless", ()))
 

@@ -19,8 +19,8 @@ from sparkdeploy.node.container import NeighbourFact
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.node.symptoms import (
     SCRIPT,
-    Glance,
-    GpuStrain,
+    GpuSample,
+    HealthSample,
     SymptomFact,
     look_for_symptoms,
     read_symptoms,
@@ -52,9 +52,9 @@ def told_of(name: str) -> dict[str, Finding]:
 
 def test_the_scripts_answer_is_read_whole() -> None:
     seen = seen_on("spark-in-trouble")
-    assert [glance.at_s for glance in seen.glances] == [620000.0, 620000.7]
-    assert seen.glances[1].swapped_in_pages == 48119100
-    assert seen.glances[0].gpu == GpuStrain("NVIDIA GB10", 96.0, 702.0, 3003.0, 18.36, 0)
+    assert [glance.at_s for glance in seen.samples] == [620000.0, 620000.7]
+    assert seen.samples[1].swapped_in_pages == 48119100
+    assert seen.samples[0].gpu == GpuSample("NVIDIA GB10", 96.0, 702.0, 3003.0, 18.36, 0)
     assert (seen.page_bytes, seen.stalled_percent) == (4096, 41.5)
     assert seen.kernel == "6.17.0-1008-nvidia"
     assert "quiet" in seen.kernel_options
@@ -66,8 +66,8 @@ def test_the_scripts_answer_is_read_whole() -> None:
 
 def test_this_very_machine_answers() -> None:
     seen = look_for_symptoms(THIS_MACHINE)
-    assert len(seen.glances) == 2
-    assert seen.glances[0].at_s < seen.glances[1].at_s
+    assert len(seen.samples) == 2
+    assert seen.samples[0].at_s < seen.samples[1].at_s
     assert (
         seen.kernel
         == subprocess.run(
@@ -107,7 +107,7 @@ def test_programs_that_hang_cost_what_is_theirs_and_no_more(tmp_path: Path) -> N
     # 1.6 s are the script's own; the rest is for a machine that has much else to do.
     assert time.monotonic() - started_s < 10
     seen = read_symptoms(done.stdout)
-    assert [glance.gpu for glance in seen.glances] == [None, None]
+    assert [glance.gpu for glance in seen.samples] == [None, None]
     assert seen.kernel is not None
     assert seen.driver_log is None
 
@@ -166,8 +166,8 @@ def swapping(
     in_pages: int | None, out_pages: int | None, stalled_percent: float | None = 0.0
 ) -> Finding:
     start = None if in_pages is None else 100
-    glances = (Glance(10.0, start, 100), Glance(11.0, in_pages, out_pages))
-    fact = SymptomFact(glances, page_bytes=PAGE_BYTES, stalled_percent=stalled_percent)
+    samples = (HealthSample(10.0, start, 100), HealthSample(11.0, in_pages, out_pages))
+    fact = SymptomFact(samples, page_bytes=PAGE_BYTES, stalled_percent=stalled_percent)
     return machine.check_swapping(fact)
 
 
@@ -186,7 +186,7 @@ def test_waiting_for_memory_alone_is_enough() -> None:
     assert swapping(None, None, None).verdict is Verdict.NOT_SEEN
 
 
-BUSY = GpuStrain("NVIDIA GB10", 96.0, 2418.0, 3003.0, 61.0, 0)
+BUSY = GpuSample("NVIDIA GB10", 96.0, 2418.0, 3003.0, 61.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ BUSY = GpuStrain("NVIDIA GB10", 96.0, 2418.0, 3003.0, 61.0, 0)
     ],
 )
 def test_a_gpu_is_judged_by_two_looks(
-    first: GpuStrain, last: GpuStrain, verdict: Verdict, words: str
+    first: GpuSample, last: GpuSample, verdict: Verdict, words: str
 ) -> None:
     found = machine.check_strain([first, last])
     assert found.verdict is verdict

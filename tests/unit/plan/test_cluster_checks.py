@@ -22,7 +22,7 @@ from sparkdeploy.node.fabric import (
     FabricFact,
     Interface,
     Packet,
-    fabric_told,
+    parse_fabric,
     read_fabric,
     twin_key,
 )
@@ -278,7 +278,7 @@ def test_a_machine_without_a_home_in_its_environment_tells_the_one_of_its_user(
 ) -> None:
     monkeypatch.delenv("HOME", raising=False)
     done = shell.run(("sh", "-c", SCRIPT))
-    assert fabric_told("spark-2", done).home == pwd.getpwuid(os.getuid()).pw_dir
+    assert parse_fabric("spark-2", done).home == pwd.getpwuid(os.getuid()).pw_dir
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_machine_without_a_home_in_its_environment_tells_the_one_of_its_user(
 def test_what_a_machine_does_not_tell_is_its_fault_and_not_ours(who: str, addresses: str) -> None:
     text = f"== who\n{who}\n== clock\n1\n== addresses\n{addresses}\n== tools\n"
     with pytest.raises(NodeError, match="spark-2: what it says of its network"):
-        fabric_told("spark-2", shell.Completed((), 0, text, ""))
+        parse_fabric("spark-2", shell.Completed((), 0, text, ""))
 
 
 @pytest.mark.parametrize(
