@@ -239,7 +239,7 @@ def test_an_interruption_between_start_and_wait_brings_the_old_one_back(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(deploy, "_watch", interrupted)
+    monkeypatch.setattr(deploy, "Watch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         up_in_this_process(deployed, monkeypatch, "")
 
