@@ -8,8 +8,9 @@ import json
 import os
 import tempfile
 import threading
+import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,6 @@ MODEL_MOUNT = "/m/hub/"
 """Where `plan.container` mounts prepared checkpoints and downloads."""
 TOOL_TIMEOUT_S = 3600.0
 BOOK_WORDS = 60_000
-BOOK_SEED = 1
 # The shell writes its own id, which becomes vLLM's: what is interrupted here must end there too.
 _RUN = 'echo $$ > "$1.pid"; shift; exec vllm bench serve "$@"'
 _RUN_WITH_KEY = f'OPENAI_API_KEY="$(cat {KEY_TARGET})"; export OPENAI_API_KEY; {_RUN}'
@@ -55,6 +55,8 @@ class Load:
     prompt_tokens: int
     answer_tokens: int
     rounds: int
+    seed: int = field(default_factory=lambda: time.time_ns() % 2**31)
+    """Of the texts, another one each run: else a second run would measure the prefix cache."""
 
 
 def load_for(base_url: str, model: str, *, rounds: int, max_model_len: int | None) -> Load:
@@ -165,7 +167,7 @@ def _llama_benchy(host: DockerHost, container_id: str, load: Load, has_key: bool
     tokenizer = _on_host(host, container_id, _model(host, container_id))
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-bench-") as name:
         folder = Path(name)
-        (folder / "book.txt").write_text(filler(BOOK_WORDS, seed=BOOK_SEED), encoding="utf-8")
+        (folder / "book.txt").write_text(filler(BOOK_WORDS, seed=load.seed), encoding="utf-8")
         with _served(folder) as url:
             options = tool_options(
                 LLAMA_BENCHY,

@@ -68,6 +68,15 @@ def test_both_tools_ask_for_the_same_load_without_sampling() -> None:
     assert theirs[theirs.index("--book-url") + 1] == "http://127.0.0.1:1/book.txt"
 
 
+def test_two_runs_are_asked_other_texts_and_the_record_says_which() -> None:
+    loads = [load_for("u", "m", rounds=3, max_model_len=None) for _ in range(2)]
+    asked = [tool_options(VLLM_BENCH, it, tokenizer="t", result="/r.json") for it in loads]
+
+    assert loads[0].seed != loads[1].seed
+    seeds = [options[options.index("--seed") + 1] for options in asked]
+    assert seeds == [str(load.seed) for load in loads]
+
+
 def test_the_load_fits_the_model() -> None:
     assert load_for("u", "m", rounds=3, max_model_len=262144).prompt_tokens == 2048
     assert load_for("u", "m", rounds=3, max_model_len=1024).prompt_tokens == 832
