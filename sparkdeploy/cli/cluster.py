@@ -16,12 +16,12 @@ from sparkdeploy.terminal.tables import TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.node.cluster import ClusterNode
+    from sparkdeploy.node.cluster import ClusterConfig, ClusterNode
     from sparkdeploy.node.fabric import FabricFact
+    from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.terminal.tables import Block
-    from sparkdeploy.upkeep.cluster import SurveyOfNodes
 
 
 group = typer.Typer(help="Two or more nodes: who they are, and whether they fit.")
@@ -32,10 +32,10 @@ def show(as_json: options.JsonOption = False) -> None:
     """Show the configured nodes and what each says of itself."""
     from sparkdeploy.upkeep.cluster import survey_of_all
 
-    found = survey_of_all()
-    seen = {name: asdict(item) for name, item in found.seen.items()}
-    content = {"head": found.here, "config": found.config.model_dump(), "seen": seen}
-    answer(_node_lines(found), content, as_json=as_json)
+    config, here, seen = survey_of_all(options.current_settings())
+    facts = {name: asdict(fact) for name, fact in seen.items()}
+    content = {"head": here, "config": config.model_dump(), "seen": facts}
+    answer(_node_lines(config, here, seen), content, as_json=as_json)
 
 
 @group.command()
@@ -94,11 +94,11 @@ def discover(
     console.answer(cluster.section(found, user).rstrip())
 
 
-def _node_lines(found: SurveyOfNodes) -> Iterator[Block]:
-    for entry in found.config.nodes:
-        role = "head (this machine)" if entry.name == found.here else f"ssh {entry.ssh}"
+def _node_lines(config: ClusterConfig, here: str, seen: Mapping[str, NodeFact]) -> Iterator[Block]:
+    for entry in config.nodes:
+        role = "head (this machine)" if entry.name == here else f"ssh {entry.ssh}"
         yield f"{entry.name}: {role}"
-        fact = found.seen.get(entry.name)
+        fact = seen.get(entry.name)
         if fact is None or fact.fabric is None:
             yield "  does not answer; `sparkdeploy cluster check` says why"
             continue

@@ -22,7 +22,6 @@ from sparkdeploy.node.node import Node, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.observe import observe
-from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -42,19 +41,11 @@ GPU_NAMES = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,nohe
 MAX_ADDRESSES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyOfNodes:
-    config: ClusterConfig
-    here: str
-    seen: Mapping[str, NodeFact]
-    """Of those that answer."""
-
-
-def survey_of_all() -> SurveyOfNodes:
-    settings = load_settings()
+def survey_of_all(settings: Settings) -> tuple[ClusterConfig, str, Mapping[str, NodeFact]]:
+    """Return the configured nodes, the name of this one, and what those say that answer."""
     config = configured(settings)
     with open_nodes(settings, frozenset(config.names)) as nodes:
-        return SurveyOfNodes(config, nodes.here.name, survey(nodes, settings.hub_cache).seen)
+        return config, nodes.here.name, survey(nodes, settings.hub_cache).seen
 
 
 def check_all(request: Request, settings: Settings) -> tuple[Finding, ...]:
