@@ -139,8 +139,12 @@ class DockerHost(Containers):
         """
         while True:
             # One goes only after those made from it: in rounds, until a round removes nothing.
-            ours = self._own_images_and_steps()
-            if not [image_id for image_id in ours if self._is_removed(image_id)]:
+            ours, count = self._own_images_and_steps(), 0
+            for image_id in ours:
+                with suppress(NodeError), translated(f"remove image {image_id}"):
+                    self._api.remove_image(image_id, force=True)
+                    count += 1
+            if count == 0:
                 return tuple(sorted(ours))
 
     def _own_images_and_steps(self) -> set[str]:
@@ -158,12 +162,6 @@ class DockerHost(Containers):
         while more := {it["Id"] for it in untagged if it.get("ParentId") in ours} - ours:
             ours |= more
         return ours
-
-    def _is_removed(self, image_id: str) -> bool:
-        with suppress(NodeError), translated(f"remove image {image_id}"):
-            self._api.remove_image(image_id, force=True)
-            return True
-        return False
 
     def remove_leftover_tag(self, reference: str) -> None:
         """Take a tag off an image with our label `leftover`; never raise."""

@@ -15,7 +15,7 @@ from sparkdeploy.recipe.sources import SNAPSHOT
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkdeploy.recipe.document import KeyPath, ValueOrigin
     from sparkdeploy.recipe.schema import Recipe
@@ -114,8 +114,9 @@ def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:
         return (written if _is_mod(written) else None), (written,)
     if ".." in written.parts:
         return None, ()
-    looked = []
-    for folder in _upwards(_real(beside)):
+    looked, own = [], _real(beside)
+    top, places = _top(own), (own, *own.parents)
+    for folder in places[:MAX_LEVELS] if top is None else places[: places.index(top) + 1]:
         place = folder / written
         looked.append(place)
         # A link may lead out of the repository.
@@ -126,11 +127,6 @@ def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:
 
 def _is_mod(folder: Path) -> bool:
     return os.path.isfile(folder / SCRIPT)  # noqa: PTH113 - never raises
-
-
-def _upwards(folder: Path) -> Iterator[Path]:
-    top, places = _top(folder), (folder, *folder.parents)
-    yield from places[:MAX_LEVELS] if top is None else places[: places.index(top) + 1]
 
 
 def _top(folder: Path) -> Path | None:

@@ -22,7 +22,7 @@ from sparkdeploy.recipe.words import shortest_ends, shown
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sparkdeploy.recipe.load import Library, Loaded
 
@@ -51,38 +51,35 @@ def take_commit(repository: Repository, commit: str, into: Path) -> Taken:
 
     Raises RecipeError for more than the limits, and OSError where nothing can be written.
     """
-    blobs = list(repository.blobs(commit))
-    taken = Taken()
-    wanted = _wanted({blob.path: blob for blob in blobs}, taken)
-    _refuse_too_much(wanted.values())
-    for blob, content in repository.contents(list(wanted.values())):
-        _write(into / blob.path, content, is_executable=blob.mode == "100755")
-        taken.files.append(blob.path)
+    taken, wanted = _chosen(repository.blobs(commit))
+    for blob, content in repository.contents(wanted):
+        _write(into, blob, content)
     return taken
 
 
 def take_folder(folder: Path, into: Path) -> tuple[Taken, str]:
     """As `take_commit`, of a folder without git; return a hash over what was taken as well."""
-    blobs = {blob.path: blob for blob in _blobs_of(folder)}
-    taken = Taken()
-    wanted = _wanted(blobs, taken)
-    _refuse_too_much(wanted.values())
+    taken, wanted = _chosen(_blobs_of(folder))
     digest = hashlib.sha256()
-    for path, blob in sorted(wanted.items()):
+    for blob in sorted(wanted, key=lambda blob: blob.path):
+        path = folder / blob.path
         try:
-            content = read_bytes(folder / path, MAX_BYTES)
+            content = read_bytes(path, MAX_BYTES)
         except OSError as error:
-            raise RecipeError(f"{folder / path} cannot be read: {error.strerror}") from error
-        _write(into / path, content, is_executable=blob.mode == "100755")
-        digest.update(f"{blob.mode} {path} {hashlib.sha256(content).hexdigest()}\n".encode())
-        taken.files.append(path)
+            raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
+        _write(into, blob, content)
+        content_digest = hashlib.sha256(content).hexdigest()
+        digest.update(f"{blob.mode} {blob.path} {content_digest}\n".encode())
     return taken, digest.hexdigest()[:40]
 
 
-def _wanted(blobs: Mapping[str, Blob], taken: Taken) -> dict[str, Blob]:
-    """Choose files by their names alone; what is left out although it looked wanted is counted."""
+def _chosen(found: Iterable[Blob]) -> tuple[Taken, list[Blob]]:
+    """Choose files by their names alone; what is left out although it looked wanted is counted.
+
+    Raises RecipeError for more than a source may have.
+    """
+    taken, wanted, blobs = Taken(), [], {blob.path: blob for blob in found}
     mod_folders = {path.rpartition("/")[0] for path in blobs if path.endswith(f"/{mods.SCRIPT}")}
-    wanted = {}
     for path, blob in blobs.items():
         in_mod = any(path[: slash.start()] in mod_folders for slash in re.finditer("/", path))
         limit_bytes = _limit_bytes(path, in_mod=in_mod)
@@ -90,10 +87,18 @@ def _wanted(blobs: Mapping[str, Blob], taken: Taken) -> dict[str, Blob]:
             continue
         reason = _reason_against(path, blob, limit_bytes)
         if reason is None:
-            wanted[path] = blob
+            wanted.append(blob)
         else:
             taken.left_out[reason] += 1
-    return wanted
+    size_bytes = sum(blob.size_bytes for blob in wanted)
+    if len(wanted) > MAX_FILES or size_bytes > MAX_BYTES:
+        raise RecipeError(
+            f"the source has {len(wanted)} files of {size_bytes >> 20} MiB that would be taken, and"
+            f" {MAX_FILES} files or {MAX_BYTES >> 20} MiB are the most",
+            hint="a repository of recipes is smaller; is it the right one?",
+        )
+    taken.files += (blob.path for blob in wanted)
+    return taken, wanted
 
 
 def _limit_bytes(path: str, *, in_mod: bool) -> int | None:
@@ -123,16 +128,6 @@ def _reason_against(path: str, blob: Blob, limit_bytes: int) -> str | None:
     return "too large" if blob.size_bytes > limit_bytes else None
 
 
-def _refuse_too_much(blobs: Iterable[Blob]) -> None:
-    sizes = [blob.size_bytes for blob in blobs]
-    if len(sizes) > MAX_FILES or sum(sizes) > MAX_BYTES:
-        raise RecipeError(
-            f"the source has {len(sizes)} files of {sum(sizes) >> 20} MiB that would be taken, and"
-            f" {MAX_FILES} files or {MAX_BYTES >> 20} MiB are the most",
-            hint="a repository of recipes is smaller; is it the right one?",
-        )
-
-
 def _blobs_of(folder: Path) -> Iterator[Blob]:
     count = 0
     for where, folders, names in os.walk(folder):
@@ -153,12 +148,13 @@ def _blobs_of(folder: Path) -> Iterator[Blob]:
             yield Blob(path.relative_to(folder).as_posix(), mode, "", status.st_size)
 
 
-def _write(path: Path, content: bytes, *, is_executable: bool) -> None:
-    """Into a folder that was made for it: a name that is there already is another's doing."""
+def _write(into: Path, blob: Blob, content: bytes) -> None:
+    """Write into a folder that was made for it: a name that is there is another's doing."""
+    path = into / blob.path
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.open("xb") as file:
         file.write(content)
-    path.chmod(0o700 if is_executable else 0o600)
+    path.chmod(0o700 if blob.mode == "100755" else 0o600)
 
 
 def rows_of(folder: Path, files: Sequence[str], recipe_library: Library) -> Iterator[RecipeRow]:
