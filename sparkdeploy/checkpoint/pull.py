@@ -3,6 +3,7 @@
 import shlex
 import threading
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,13 +64,7 @@ class Pulled:
 
 def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -> Download:
     """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence."""
-    found = run_within(
-        None,
-        lambda: resolve(
-            hub, lock, wanted.repo, wanted.revision, anew=anew, all_files=wanted.all_files
-        ),
-        f"asking the hub about {wanted.repo}",
-    )
+    found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew, all_files=wanted.all_files)
     download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache))
     if wanted.conversion is not None and download.missing:
         check_remote(HubRanges(hub, found), wanted.conversion)
@@ -128,7 +123,8 @@ def resolve(
         return pin.facts(repo, revision)
     # A pin without files came from the cache: the hub is asked for that commit, not for the branch.
     asked = pin.commit if pin is not None and not anew else revision
-    facts = hub.describe(repo, asked, all_files=all_files)
+    ask = partial(hub.describe, repo, asked, all_files=all_files)
+    facts = run_within(None, ask, f"asking the hub about {repo}")
     if pin is None or not _stays(pin, facts):
         lock.set(repo, revision, _new_pin(facts))
     return replace(facts, revision=revision)

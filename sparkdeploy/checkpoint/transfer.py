@@ -281,6 +281,8 @@ def _is_shared(progress: FileProgress, root: Path, blobs: int) -> bool:
     found, name = cache.blob_elsewhere(progress.file, root), progress.file.blob_name
     if found is None:
         return False
+    # What has the name is of another size.
+    cache.remove(blobs, name)
     try:
         os.link(found, name, dst_dir_fd=blobs)
     except OSError:

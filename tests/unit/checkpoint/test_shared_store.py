@@ -224,6 +224,9 @@ def test_content_of_another_repository_is_not_fetched_twice_without_a_store_eith
         lab.double.repos[repo].is_xet = False
     lab.pull(TWIN)
     lab.double.body_bytes = 0
+    cut = repo_folder(lab.cache, SISTER) / "blobs" / lab.blob(TWIN, SHARED).name
+    cut.parent.mkdir(parents=True)
+    cut.write_bytes(b"cut")
     lab.pull(SISTER)
     shared = lab.blob(SISTER, SHARED)
     assert shared.samefile(lab.blob(TWIN, SHARED))
