@@ -14,6 +14,7 @@ from sparkdeploy.checkpoint.contents import (
     LAYERS_LIMIT,
     MTP_LAYERS_LIMIT,
     WIDTH_LIMIT,
+    checked_number,
 )
 from sparkdeploy.checkpoint.layers import (
     STATE_BYTES,
@@ -33,7 +34,6 @@ from sparkdeploy.settings import resources
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SIZE_LIMIT = WIDTH_LIMIT
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Where models that also see or hear keep their language model; the first that is there."""
 FULL, WINDOW, CHUNK, LINEAR, MAMBA, BOTH, NONE = range(7)
@@ -115,12 +115,7 @@ def config_sizes(config: Mapping[str, Any]) -> ConfigSizes:
 def _checked(name: str, value: object, least: int) -> int:
     limits = {"num_hidden_layers": LAYERS_LIMIT} | dict.fromkeys(EXPERT_COUNTS, EXPERTS_LIMIT)
     limits |= dict.fromkeys(_MTP_LAYERS, MTP_LAYERS_LIMIT)
-    limit = limits.get(name, SIZE_LIMIT)
-    if type(value) is not int or not least <= value <= limit:
-        raise CheckpointError(
-            f"config.json: {name} is {shown(value)}, not a number from {least} to {limit}."
-        )
-    return value
+    return checked_number(name, value, least, limits.get(name, WIDTH_LIMIT))
 
 
 class UnknownArchitectureError(Exception):

@@ -237,12 +237,15 @@ def mtp_names(sizes: ModelSizes) -> frozenset[str]:
 
 
 def _count(text: Mapping[str, Any], key: str, limit: int, default: int | None = None) -> int:
-    value = text.get(key, default)
-    if type(value) is not int or value < 0 or (value == 0 and default is None):
-        raise CheckpointError(f"config.json: {key} is {shown(value)}, not a positive number.")
-    if value > limit:
-        # Names are made for every layer and expert before any is looked for.
-        raise CheckpointError(f"config.json: {key} is {shown(value)}, more than {limit}.")
+    return checked_number(key, text.get(key, default), 1 if default is None else 0, limit)
+
+
+def checked_number(key: str, value: object, least: int, limit: int) -> int:
+    """Return a number of a config.json; CheckpointError for what no model has."""
+    if type(value) is not int or not least <= value <= limit:
+        raise CheckpointError(
+            f"config.json: {key} is {shown(value)}, not a number from {least} to {limit}."
+        )
     return value
 
 
