@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
 
-    from sparkdeploy.monitor.figures import Percentiles
-    from sparkdeploy.monitor.snapshot import NodeSample, WatchedDeployment, WatchSnapshot
+    from sparkdeploy.monitor.snapshot import (
+        NodeSample,
+        Percentiles,
+        WatchedDeployment,
+        WatchSnapshot,
+    )
 
 TITLE = "sparkdeploy status --watch"
 KEYS = "q leaves"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
     inspect_deployment,
     list_deployments,
@@ -15,8 +17,12 @@ from sparkdeploy.deploy.deployments import (
 )
 from sparkdeploy.deploy.serving import model_of
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
-from sparkdeploy.monitor.figures import TimedMetrics
-from sparkdeploy.monitor.snapshot import ContainerSample, NodeSample, ServerSample, floor_bytes
+from sparkdeploy.monitor.snapshot import (
+    ContainerSample,
+    NodeSample,
+    ServerSample,
+    TimedMetrics,
+)
 from sparkdeploy.node.cluster import open_nodes
 from sparkdeploy.node.facts import parse_gpu_load, parse_meminfo
 from sparkdeploy.node.node import Node, named
@@ -176,7 +182,7 @@ class EngineReader(Reader):
             found = tuple(it for it in inspected if it is not None)
             self._keep_servers(found)
             looks = {
-                it.name: ContainerSample(it, *self._cause(it), floor_bytes=floor_bytes(it.current))
+                it.name: ContainerSample(it, *self._cause(it), floor_bytes=_floor_bytes(it.current))
                 for it in found
             }
         except NodeError as error:
@@ -229,6 +235,12 @@ class EngineReader(Reader):
         if fact.state not in {"exited", "dead"} or fact.is_stopped:
             return 0, ""
         return 0, death(self._host, fact.container_id, fact).cause.describe()
+
+
+def _floor_bytes(fact: ContainerFact) -> int | None:
+    """Return the memory that the recipe keeps free, from its label; None without one."""
+    text = fact.labels.get(labels.RECIPE_VALUES)
+    return int(json.loads(text)["limits"]["memory_floor_gib"] * 2**30) if text else None
 
 
 class NodeReader(Reader):

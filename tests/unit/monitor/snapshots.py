@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from sparkdeploy.monitor.figures import Percentiles, ServerFigures
 from sparkdeploy.monitor.snapshot import (
     DeploymentState,
     NodeSample,
+    Percentiles,
+    ServerFigures,
     WatchedDeployment,
     WatchSnapshot,
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.monitor.figures import (
+from sparkdeploy.monitor.snapshot import (
     RATES_KEPT,
     MetricsHistory,
     ServerFigures,
