@@ -1,10 +1,13 @@
-"""`status` and `logs`: what runs, and what it writes."""
+"""`status` and `logs`: what runs, what it writes, and what systemd says of its start at boot."""
 
 from __future__ import annotations
 
 import codecs
 import io
+import re
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.deployments import (
@@ -15,10 +18,12 @@ from sparkdeploy.deploy.deployments import (
     nodes_with,
     require_deployment,
 )
+from sparkdeploy.deploy.evidence import ROOT_CAUSE, newest_crash
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.status import (
     HALF_REPLACED,
+    HEALTHY,
     NO_CONTAINER,
     OTHER_LAUNCH,
     RUNNING,
@@ -27,9 +32,10 @@ from sparkdeploy.deploy.status import (
     StatusRow,
     status_row,
 )
-from sparkdeploy.errors import NodeError, RecipeError
-from sparkdeploy.export.boot import failed_starts, with_failed_starts
+from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
+from sparkdeploy.export.systemd_unit import proxy_name, socket_name, unit_name
 from sparkdeploy.node.cluster import open_nodes, this_node
+from sparkdeploy.node.facts import THIS_MACHINE, output_or_none
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.server.nccl import without_nccl_info
 from sparkdeploy.settings import load_settings
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.deploy.deployments import Inspected
+    from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.settings import Settings
 
@@ -196,3 +203,69 @@ def read_log(
             current = require_deployment(where.docker, name).current
             for chunk in where.docker.logs(current.container_id, follow=follow, tail=tail):
                 yield decoder.decode(chunk)
+
+
+RUNS_HERE = Path("/run/systemd/system")
+"""Is there where systemd is the machine's first process (sd_booted)."""
+READ_TIMEOUT_S = 2.0
+NOT_STARTED = "not started"
+_PROPERTIES = ("Id", "ActiveState", "ExecMainStatus", "Restart")
+_OF_DEPLOYMENT = re.compile(re.escape(unit_name("NAME")).replace("NAME", "(.+)"))
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    exit_code: int
+    is_woken: bool = False
+    """Whether the next connection to its socket starts it again."""
+
+
+def failed_starts(
+    machine: Machine = THIS_MACHINE, runs_here: Path = RUNS_HERE
+) -> Mapping[str, FailedStart]:
+    """Return the last start of every deployment that systemd does not start again by itself.
+
+    Empty where systemd does not run, or does not answer.
+    """
+    if not runs_here.is_dir():
+        return {}
+    properties = f"--property={','.join(_PROPERTIES)}"
+    asked = ("systemctl", "show", properties, unit_name("*"), socket_name("*"))
+    told = output_or_none(machine, asked, timeout_s=READ_TIMEOUT_S) or ""
+    return dict(_failed(told))
+
+
+def with_failed_starts(
+    rows: Sequence[StatusRow], failed: Mapping[str, FailedStart], crashes_dir: Path
+) -> tuple[StatusRow, ...]:
+    """Say of every deployment whose start failed why; those that somebody started since run."""
+    missing = failed.keys() - {row.name for row in rows}
+    not_started = (StatusRow(name=name, recipe="", state=NOT_STARTED) for name in sorted(missing))
+    return tuple(
+        row
+        if row.state in (HEALTHY, RUNNING) or row.name not in failed
+        else _with_failed(row, failed[row.name], crashes_dir)
+        for row in (*rows, *not_started)
+    )
+
+
+def _failed(told: str) -> Iterator[tuple[str, FailedStart]]:
+    """Yield deployments of failed units; what is told of each unit ends with an empty line."""
+    blocks = told.strip().split("\n\n")
+    units = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in blocks]
+    named = {found[1]: it for it in units if (found := _OF_DEPLOYMENT.fullmatch(it.get("Id", "")))}
+    proxies = {proxy_name(name) for name in named}
+    listening = {it.get("Id") for it in units if it.get("ActiveState") == "active"}
+    for name, unit in named.items():
+        if unit.get("ActiveState") == "failed" and unit["Id"] not in proxies:
+            # One that systemd starts again by itself it has given up, for a connection too.
+            is_woken = unit.get("Restart") == "no" and socket_name(name) in listening
+            yield name, FailedStart(int(unit.get("ExecMainStatus") or 0), is_woken)
+
+
+def _with_failed(row: StatusRow, failed: FailedStart, crashes_dir: Path) -> StatusRow:
+    code, why = failed.exit_code, f"exit code {failed.exit_code}"
+    crash = newest_crash(crashes_dir, row.name) if code == UnhealthyError.exit_code else None
+    if crash is not None and (crash / ROOT_CAUSE).is_file():
+        why = (crash / ROOT_CAUSE).read_text(encoding="utf-8").strip()
+    return replace(row, wake_failed=why) if failed.is_woken else replace(row, given_up=why)
