@@ -18,7 +18,7 @@ from sparkdeploy.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparkdeploy.upkeep.images import ShelfImage
+    from sparkdeploy.upkeep.images import ImageRow
 
 group = typer.Typer(help="Engines and their images.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -81,7 +81,7 @@ def list_images(as_json: options.JsonOption = False) -> None:
     answer([_image_table(rows)], [asdict(row) for row in rows], as_json=as_json)
 
 
-def _image_table(images: Sequence[ShelfImage]) -> TextTable:
+def _image_table(images: Sequence[ImageRow]) -> TextTable:
     titles = ("tag", "engine", "stage", "platform")
     columns = (
         *map(TextColumn, titles),

@@ -20,7 +20,7 @@ from sparkdeploy.cli.command_table import COMMANDS, STAY_HERE
 from sparkdeploy.cli.names import completing, nodes
 from sparkdeploy.cli.start import INTERRUPTED_EXIT_CODE, Interruption
 from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError, UsageError
-from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.console import console, drop_answer
 from sparkdeploy.terminal.safe_text import nothing_raw, visible
 
 if TYPE_CHECKING:
@@ -276,8 +276,7 @@ def _flush_answer() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        # Python flushes once more at its end, and would end with 120.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_answer()  # else it would end with 120
 
 
 def _end_with_bug(error: Exception) -> NoReturn:

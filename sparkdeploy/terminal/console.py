@@ -87,8 +87,7 @@ class Console:
             yield
         except BrokenPipeError:
             self.has_no_reader = True
-            # Python flushes what is left once more at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_answer()
 
     def answer_json(self, value: object) -> None:
         self.answer(json.dumps(value, indent=2, sort_keys=True, default=str))
@@ -210,6 +209,11 @@ class Console:
 
     def _write(self, text: str) -> None:
         _write(sys.stderr, visible(text) + "\n")
+
+
+def drop_answer() -> None:
+    """Let what is left of an answer go nowhere: Python flushes it once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write(stream: TextIO, text: str) -> None:

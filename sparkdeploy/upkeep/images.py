@@ -39,7 +39,7 @@ SHORTEST_ABBREVIATION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ShelfImage:
+class ImageRow:
     tag: str
     stage: str
     engine: str
@@ -48,12 +48,12 @@ class ShelfImage:
     deployments: tuple[str, ...]
 
 
-def list_images(settings: Settings) -> tuple[ShelfImage, ...]:
+def list_images(settings: Settings) -> tuple[ImageRow, ...]:
     with connect(settings) as host:
         images = [host.measured(image) for image in host.own_images() if image.tags]
         users = [(item.image_id, item.deployment) for item in host.own_containers()]
     rows = [
-        ShelfImage(
+        ImageRow(
             tag=image.tags[0],
             stage=image.stage,
             engine=image.engine,
@@ -139,21 +139,17 @@ def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
     Raises UsageError when there is none; Docker lists images newest first.
     """
     tagged = [image for image in images if image.tags]
+    start = reference.removeprefix("sha256:")
+    is_start = len(start) >= SHORTEST_ABBREVIATION
     for image in tagged:
-        if _is_named(image, reference):
+        known = (image.image_id.removeprefix("sha256:"), image.fingerprint)
+        if reference in image.tags or (is_start and any(it.startswith(start) for it in known)):
             return image
     for image in tagged:
-        if image.engine == reference and image.stage in ("plugin", "guard"):
+        if reference and image.engine == reference and image.stage in ("plugin", "guard"):
             return image
     unknown = f"no image of sparkdeploy is known as {reference}"
     raise UsageError(unknown, hint="sparkdeploy image ls")
-
-
-def _is_named(image: ImageFact, reference: str) -> bool:
-    start = reference.removeprefix("sha256:")
-    known = (image.image_id.removeprefix("sha256:"), image.fingerprint)
-    is_begun = len(reference) >= SHORTEST_ABBREVIATION and any(it.startswith(start) for it in known)
-    return reference in image.tags or is_begun
 
 
 def image_chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:

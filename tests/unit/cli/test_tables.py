@@ -29,7 +29,7 @@ from sparkdeploy.cli.image import _image_table
 from sparkdeploy.terminal.console import Console
 from sparkdeploy.terminal.style import Style, line_cells, plain_text
 from sparkdeploy.terminal.tables import TextTable, laid_out, longest_word
-from sparkdeploy.upkeep.images import ShelfImage
+from sparkdeploy.upkeep.images import ImageRow
 from tests.fakes.bench_runs import sample_run
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden
@@ -95,9 +95,7 @@ def test_nothing_of_a_command_is_lost_at_any_width(
 
 
 IMAGES = [
-    ShelfImage(
-        f"sparkdeploy/{stage}:85e10328cf28f945", stage, "cuda-0.25", "linux/arm64", size, used
-    )
+    ImageRow(f"sparkdeploy/{stage}:85e10328cf28f945", stage, "cuda-0.25", "linux/arm64", size, used)
     for stage, size, used in (
         ("plugin", 21_400_000_000, ("main", "coder")),
         ("base", 4_812_000_000, ()),

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.errors import UsageError
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep import images as image_shelf
 
-if TYPE_CHECKING:
-    import pytest
+
+@pytest.mark.parametrize("reference", ["sha256:guard:1", "guard:1", "sparkdeploy/guard:1", "guar"])
+def test_an_image_is_named_by_its_tag_or_the_start_of_its_id(reference: str) -> None:
+    assert image_shelf.find_own(of_mods(), reference).tags == ("sparkdeploy/guard:1",)
+
+
+@pytest.mark.parametrize("reference", ["sha256:", "sha256:gua", "gua", "", "debian"])
+def test_too_short_a_start_names_no_image(reference: str) -> None:
+    with pytest.raises(UsageError, match="no image of sparkdeploy is known"):
+        image_shelf.find_own(of_mods(), reference)
 
 
 def test_each_mod_of_an_image_is_shown_with_what_it_changed(
