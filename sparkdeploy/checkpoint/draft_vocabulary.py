@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.schema import Model, Recipe
 from sparkdeploy.settings import Settings
-from sparkdeploy.stored_json import read_bytes
+from sparkdeploy.stored_json import read_bytes, read_json
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ RANKING = 1
 SAMPLE_FOLDER = Path(__file__).with_name("draft_sample")
 SAMPLE_NAME = "sparkdeploy's sample"
 _LESS_THAN_ONCE = 0.99
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +120,14 @@ def scripts_of(tokenizer: "Tokenizer") -> list[str]:
 def read_vocabulary(path: Path) -> DraftVocabulary | None:
     """Return what `write_vocabulary` wrote, None where nothing usable is."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content.pop("version")
-        lists = {name: tuple(content[name]) for name in ("tokens", "texts")}
-        vocabulary = DraftVocabulary(**{**content, **lists})
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        return TypeAdapter(DraftVocabulary).validate_python(read_json(path))
+    except (OSError, ValueError):
         return None
-    return vocabulary if version == _VERSION else None
 
 
 def write_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    durable.write_text(path, json.dumps({"version": _VERSION, **asdict(vocabulary)}) + "\n")
+    durable.write_text(path, json.dumps(asdict(vocabulary)) + "\n")
 
 
 def vocabulary_file(model: Model, settings: Settings) -> Path:

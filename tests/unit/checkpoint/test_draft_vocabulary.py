@@ -72,8 +72,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_vocabulary(file, SMALL)
     assert read_vocabulary(file) == SMALL
     whole = json.loads(file.read_text())
-    file.write_text(json.dumps({**whole, "version": 0}))
-    assert read_vocabulary(file) is None
+    for wrong in ({"tokens": "12"}, {"tokens": [1, "a"]}, {"counted": None}, {"texts": [3]}):
+        file.write_text(json.dumps({**whole, **wrong}))
+        assert read_vocabulary(file) is None
+    for text in ("", "[]", "{}", json.dumps(whole)[:-3]):
+        file.write_text(text)
+        assert read_vocabulary(file) is None
 
 
 def test_text_is_counted_in_the_model_s_own_tokens(small_twin: Path, tmp_path: Path) -> None:
