@@ -275,23 +275,12 @@ def _shrunk_draft_layer(
 
 
 def budget_warnings(budget: Budget) -> Iterator[str]:
+    """Yield what the verdict does not say: that the machine itself is left with too little."""
     if budget.hardware.shares_memory and budget.machine_bytes < budget.floor_bytes:
         yield (
             f"only {budget.machine_bytes / GIB:.1f} GiB would be left for the machine, and the "
             f"memory floor is {budget.floor_bytes / GIB:g} GiB: lower "
             "serve.gpu_memory_utilization, or the guard ends vLLM"
-        )
-    row = budget.longest
-    if budget.available_bytes == 0:
-        taken, claim = budget.taken_bytes / GIB, budget.claim_bytes / GIB
-        yield (
-            f"nothing is left for the KV cache: weights and reserves take {taken:.1f} GiB of "
-            f"{claim:.1f} GiB"
-        )
-    elif row is not None and row.concurrency < 1:
-        yield (
-            f"one request of serve.max_model_len = {budget.max_model_len:,} tokens does not fit; "
-            "vLLM refuses to start: lower serve.max_model_len or compress the KV cache"
         )
 
 

@@ -60,7 +60,8 @@ def verdict_of(
         return FitVerdict(Fits.NO, None, context, None, f"{taken} the {claim} that vLLM may use")
     if row is not None and row.concurrency < 1:
         needs = f"one request of {row.context_tokens:,} tokens needs more than the"
-        reason = f"{needs} {format_gib(budget.available_bytes)} left for its cache"
+        reason = f"{needs} {format_gib(budget.available_bytes)} left for its cache: lower "
+        reason += "serve.max_model_len or compress it"
         return FitVerdict(Fits.NO, requests, context, None, reason)
     if budget.unknown:
         reason = f"{taken} {claim}, not known: {budget.unknown}"

@@ -17,6 +17,7 @@ from sparkdeploy.estimate.memory import (
 )
 from sparkdeploy.estimate.model import WeightKind, read_shipped_facts
 from sparkdeploy.estimate.report import memory_as_dict, memory_lines
+from sparkdeploy.estimate.verdict import verdict_of
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
@@ -92,12 +93,14 @@ def test_a_head_tied_to_the_embedding_has_a_draft_head_all_the_same() -> None:
     ("setting", "words"),
     [
         ("serve.gpu_memory_utilization=0.97", "memory floor is 4 GiB"),
-        ("serve.gpu_memory_utilization=0.5", "nothing is left for the KV cache"),
-        ("serve.gpu_memory_utilization=0.6", "does not fit"),
+        ("serve.gpu_memory_utilization=0.5", "weights and reserves take"),
+        ("serve.gpu_memory_utilization=0.6", "left for its cache"),
     ],
 )
 def test_what_cannot_work_is_said_before_the_wait(setting: str, words: str) -> None:
-    assert words in "\n".join(budget_warnings(budget(setting)))
+    made = budget(setting)
+    verdict = verdict_of(V2.recipe, made, BIG, tok_s=None)
+    assert words in "\n".join((*budget_warnings(made), verdict.reason))
 
 
 def test_a_gpu_with_memory_of_its_own_leaves_the_machine_its_own() -> None:
