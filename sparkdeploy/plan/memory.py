@@ -10,6 +10,7 @@ from sparkdeploy.checks.machine import check_page_cache
 from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.estimate.memory import make_budget
 from sparkdeploy.estimate.model import ModelFacts, WeightKind
+from sparkdeploy.estimate.verdict import Fits, verdict_of
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import BUDGET_CHECK, Action
 from sparkdeploy.units import format_gib
@@ -133,18 +134,15 @@ def _requests(plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Fin
         stages=plan.topology.pipeline_parallel,
     )
     budget = make_budget(plan.resolved, facts, hardware)
-    row, weights = budget.longest, f"beside {format_gib(budget.weight_bytes)} of weights"
-    if budget.unknown:
-        takes = f"weights take {format_gib(budget.weight_bytes)}; what a request takes is not known"
-        yield ok(BUDGET_CHECK, f"{takes}: {budget.unknown}")
-    elif row is not None and row.concurrency < 1:
+    verdict = verdict_of(plan.resolved.recipe, budget, facts, tok_s=None)
+    weights = f"{format_gib(budget.weight_bytes)} of weights"
+    if verdict.fits is Fits.NO:
         cluster = "" if plan.topology.is_alone else " --cluster"
         show = f"sparkdeploy show {plan.resolved.called} --capacity{cluster}"
-        yield warn(
-            BUDGET_CHECK,
-            f"by estimate one request of {row.context_tokens:,} tokens does not fit {weights}",
-            f"lower serve.max_model_len or compress the cache: `{show}`",
-        )
-    elif row is not None:
-        fits = f"by estimate {row.concurrency:.1f} requests of {row.context_tokens:,} tokens fit"
-        yield ok(BUDGET_CHECK, f"{fits} {weights}")
+        fix = f"`{show}` counts what takes the memory"
+        yield warn(BUDGET_CHECK, f"by estimate {verdict.reason}", fix)
+    elif verdict.fits is Fits.UNKNOWN:
+        yield ok(BUDGET_CHECK, f"{weights}; what a request takes is not known: {budget.unknown}")
+    elif verdict.requests is not None:
+        fits = f"{verdict.requests:.1f} requests of {verdict.context_tokens:,} tokens fit"
+        yield ok(BUDGET_CHECK, f"by estimate {fits} beside {weights}")
