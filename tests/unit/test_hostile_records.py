@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -170,7 +171,10 @@ def test_a_strangers_capture_is_compared_or_named(
     odd.write_text(json.dumps(changed(CAPTURE, changes)))
 
     survives(run, {0, 8}, "bench", "quality", str(good), str(odd), *more)
-    assert files_in(tmp_path) == {"good.json", "odd.json"}
+    # A comparison is kept for reports, under a name of digits.
+    others = files_in(tmp_path) - {"good.json", "odd.json", "state", "state/bench"}
+    kept = re.compile(r"state/bench/quality(/[0-9T]{0,15}-[0-9a-f]{12}\.json)?")
+    assert all(kept.fullmatch(name) for name in others)
 
 
 WHOLE: dict[str, Callable[[Path], object]] = {

@@ -36,7 +36,6 @@ SAFE = {
 REVIEWED = {
     "bench/report/loads.py": {"other.run.run_id"},
     "bench/report/page.py": {"item.run.run_id"},
-    "bench/report/quality.py": {"command", "file", "served"},
     "checks/docker.py": {"dead[0].deployment", "running[-1].deployment"},
     "cli/bench.py": {"command", "meant"},
     "cli/image.py": {"engine"},
@@ -47,7 +46,6 @@ REVIEWED = {
     "cli/present.py": {"name"},
     "cli/upkeep.py": {"by_itself"},
     "bench/before.py": {"deployment"},
-    "bench/pair_recipes.py": {"deployment"},
     "upkeep/checkpoints.py": {"name"},
     "export/clients.py": {"host"},
     "upkeep/images.py": {"name"},
@@ -66,7 +64,6 @@ REVIEWED = {
     "deploy/status.py": {"name"},
     "deploy/up.py": {"name"},
     "deploy/wait.py": {"self.launch.command"},
-    "export/neighbour.py": {"text"},
     "image/base.py": {"' '.join(missing_packages(os.geteuid()))"},
     "image/build.py": {"NEWEST_WITH_BUILDER"},
     "image/emulation.py": {"REGISTERED / name", "shows"},
