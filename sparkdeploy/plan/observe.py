@@ -106,7 +106,7 @@ def _observe_node(node: Node, found: Survey, wanted: str) -> ObservedNode:
             fact,
             images,
             (*others, inspected) if inspected is not None and is_own else others,
-            has_stranger=inspected is not None and not is_own,
+            has_foreign_container=inspected is not None and not is_own,
         )
 
 

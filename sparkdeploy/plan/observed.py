@@ -110,7 +110,7 @@ class ObservedNode:
     looked, or the size of what is to be fetched is not known."""
     shared: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
     """By model folder of that node: files of its own shared store that links there lead to."""
-    has_stranger: bool = False
+    has_foreign_container: bool = False
     """Whether a container that is none of ours has the deployment's name."""
 
     def container(self, deployment: str) -> ListedContainer | None:

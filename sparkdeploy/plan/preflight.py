@@ -113,7 +113,7 @@ def disk(_plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Finding
 
 
 def container_name_is_free(plan: Plan, _part: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
-    if seen.has_stranger:
+    if seen.has_foreign_container:
         name = container_name(plan.deployment.name)
         stays = f"a container named {name} exists that sparkdeploy did not make; it stays"
         fix = f"choose another name with --name, or `docker rename {name} ...`"
