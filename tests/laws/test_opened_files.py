@@ -24,8 +24,7 @@ REVIEWED = {
     "sparkdeploy/bench/tools.py:_llama_benchy": "a temporary folder of its own",
     "sparkdeploy/authoring/new_recipe.py:_resolved": "a temporary folder of its own",
     "sparkdeploy/monitor/run.py:nothing_beside": "/dev/null",
-    "sparkdeploy/cli/main.py:_flush_answer": "/dev/null",
-    "sparkdeploy/terminal/console.py:_while_read": "/dev/null",
+    "sparkdeploy/terminal/console.py:drop_answer": "/dev/null",
     "sparkdeploy/checkpoint/cache.py:create_file": "its opener follows no link",
 }
 OPENERS = {"open", "os.open", "io.open"}
