@@ -14,6 +14,11 @@ PAGES = sorted(DOCS.rglob("*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+FILE = re.compile(
+    r"(?<![\w/.~-])(?:sparkdeploy|tests|tools|dockerfiles)/[\w/.-]+\.(?:py|sh|yaml|json)\b"
+)
+EARLIER = re.compile(r"\bat [0-9a-f]{7,}\b|\bof commit\b")
+"""A line that says at which commit what it names lay."""
 FIRST_SCREENS = 100
 """Lines of README.md: what a stranger reads before they type anything."""
 
@@ -46,6 +51,13 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A head\n[x](gone.md) [y](#a-head) [z](#gone) `[w](no.md)`\n")
     assert broken(page) == ["gone.md", "#gone"]
+
+
+@pytest.mark.parametrize("page", [*DOCS.glob("*.md")], ids=lambda page: page.stem)
+def test_every_file_of_the_repository_that_a_page_names_is_there(page: Path) -> None:
+    lines = [line for line in page.read_text().splitlines() if not EARLIER.search(line)]
+    named = {name for line in lines for name in FILE.findall(line)}
+    assert {name for name in named if not (REPOSITORY / name).exists()} == set()
 
 
 def test_the_index_names_every_page() -> None:
