@@ -9,13 +9,6 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.contents import (
-    EXPERTS_LIMIT,
-    LAYERS_LIMIT,
-    MTP_LAYERS_LIMIT,
-    WIDTH_LIMIT,
-    checked_number,
-)
 from sparkdeploy.checkpoint.layers import (
     STATE_BYTES,
     Architecture,
@@ -57,8 +50,16 @@ _ALTERNATING: Final = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6,
 """Every so many layers one is full, where config.json does not say which."""
 _SWITCHED_ON: Final = ("qwen2", "qwen3")
 """Model types whose windows are off unless `use_sliding_window` says otherwise."""
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _MTP_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
-EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_WIDTH_LIMIT = 1 << 24
+_LIMITS: Final = {
+    **dict.fromkeys(_LAYERS, 2000),
+    **dict.fromkeys(_MTP_LAYERS, 16),
+    **dict.fromkeys(_EXPERTS, 8192),
+}
+"""Many times what the largest models have; names of as many tensors take little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,16 @@ class ConfigSizes:
         """Return whether a switch is on, in the language model's part or beside it."""
         return self.text.get(name, self.whole.get(name)) is True
 
+    @property
+    def model_type(self) -> object:
+        return self.text.get("model_type", self.whole.get("model_type"))
+
+    @property
+    def ties_embeddings(self) -> bool:
+        """Whether the LM head is the embeddings; Google's configuration classes tie by default."""
+        stated = self.whole.get("tie_word_embeddings", self.text.get("tie_word_embeddings"))
+        return str(self.model_type).startswith("gemma") if stated is None else bool(stated)
+
 
 def config_sizes(config: Mapping[str, Any]) -> ConfigSizes:
     """Find the language model's part; raise CheckpointError where it is no object."""
@@ -113,9 +124,12 @@ def config_sizes(config: Mapping[str, Any]) -> ConfigSizes:
 
 
 def _checked(name: str, value: object, least: int) -> int:
-    limits = {"num_hidden_layers": LAYERS_LIMIT} | dict.fromkeys(EXPERT_COUNTS, EXPERTS_LIMIT)
-    limits |= dict.fromkeys(_MTP_LAYERS, MTP_LAYERS_LIMIT)
-    return checked_number(name, value, least, limits.get(name, WIDTH_LIMIT))
+    limit = _LIMITS.get(name, _WIDTH_LIMIT)
+    if type(value) is not int or not least <= value <= limit:
+        raise CheckpointError(
+            f"config.json: {name} is {shown(value)}, not a number from {least} to {limit}."
+        )
+    return value
 
 
 class UnknownArchitectureError(Exception):
@@ -129,7 +143,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     way that is not; CheckpointError for numbers that are missing or that no model has.
     """
     sizes = config_sizes(config)
-    model_type = sizes.text.get("model_type", config.get("model_type"))
+    model_type = sizes.model_type
     family = _families().get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise UnknownArchitectureError(f"how a {shown(model_type)} model keeps a request")
@@ -143,7 +157,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         layers=layers,
         dense_width=sizes.optional("intermediate_size", "ffn_hidden_size", "n_inner") or 0,
         draft_layers=_draft_layers(sizes, layers),
-        ties_embeddings=_ties(sizes, str(model_type)),
+        ties_embeddings=sizes.ties_embeddings,
         keeps_cache=family != "encoder",
     )
 
@@ -155,14 +169,8 @@ def _families() -> Mapping[str, str]:
     return {name: family for family, names in found["families"].items() for name in names}
 
 
-def _ties(sizes: ConfigSizes, model_type: str) -> bool:
-    said = sizes.whole.get("tie_word_embeddings", sizes.text.get("tie_word_embeddings"))
-    # Google's models leave it out: their configuration classes tie by default.
-    return said is True or (said is None and model_type.startswith("gemma"))
-
-
 def _layers(sizes: ConfigSizes, model_type: str, family: str) -> tuple[Layer, ...]:
-    count = sizes.number("num_hidden_layers", "n_layer", "num_layers")
+    count = sizes.number(*_LAYERS)
     kinds = _kinds(sizes, model_type, family, count)
     owners = count - (sizes.optional("num_kv_shared_layers") or 0)
     routed = [_has_experts(sizes, index) for index in range(count)]
@@ -331,7 +339,7 @@ def _mamba_1(sizes: ConfigSizes, _model_type: str) -> Recurrent:
 
 
 def _experts(sizes: ConfigSizes) -> Experts | None:
-    count = sizes.optional(*EXPERT_COUNTS)
+    count = sizes.optional(*_EXPERTS)
     if not count:
         return None
     return Experts(
@@ -347,7 +355,7 @@ def _experts(sizes: ConfigSizes) -> Experts | None:
 
 def _has_experts(sizes: ConfigSizes, index: int) -> bool:
     """Whether a layer has routed experts, by the rules that configurations state."""
-    if not sizes.optional(*EXPERT_COUNTS):
+    if not sizes.optional(*_EXPERTS):
         return False
     letters = sizes.text.get("hybrid_override_pattern")
     words = sizes.text.get("layers_block_type")
@@ -366,11 +374,5 @@ def _has_experts(sizes: ConfigSizes, index: int) -> bool:
 def _draft_layers(sizes: ConfigSizes, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """A draft layer is built as the last full-attention layer of the model."""
     count = sizes.optional(*_MTP_LAYERS) or 0
-    full = [layer for layer in layers if layer.mixers and not _is_local(layer.mixers[0])]
-    if not count or not full:
-        return ()
-    return (full[-1],) * count
-
-
-def _is_local(mixer: Mixer) -> bool:
-    return isinstance(mixer, Recurrent) or (isinstance(mixer, Attention) and not mixer.grows)
+    full = [layer for layer in layers if layer.mixers and layer.mixers[0].grows]
+    return (full[-1],) * count if full else ()

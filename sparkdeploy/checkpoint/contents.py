@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sparkdeploy.checkpoint.architecture import config_sizes
 from sparkdeploy.checkpoint.repo_files import name_problem, printable, shown
 from sparkdeploy.checkpoint.safetensors import (
     TENSORS_LIMIT,
@@ -34,10 +35,6 @@ _INDEX_NESTING_LIMIT = 1000
 _CONFIG_NESTING_LIMIT = 64
 """Objects within objects; what is deeper could be read and not be written again."""
 _INDEX_HINT = "download the model again, from an owner you trust; nothing of it was used"
-
-LAYERS_LIMIT, MTP_LAYERS_LIMIT, EXPERTS_LIMIT = 2000, 16, 8192
-"""Many times what the largest models have; names of as many tensors take little memory."""
-WIDTH_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,31 +177,22 @@ def method_of(config: Mapping[str, Any]) -> str | None:
 
 def model_sizes(config: Mapping[str, Any]) -> ModelSizes:
     """The sizes in a config.json; CheckpointError naming the first that is missing."""
-    text = config.get("text_config", config)
-    if not isinstance(text, dict):
-        raise CheckpointError("config.json: text_config is not an object.")
+    sizes = config_sizes(config)
+    mtp_layers = sizes.optional("mtp_num_hidden_layers")
+    if mtp_layers is None:
+        # Qwen3-Next has a draft layer, and its configuration does not say so.
+        mtp_layers = int(sizes.model_type == "qwen3_next")
     return ModelSizes(
-        layers=_count(text, "num_hidden_layers", LAYERS_LIMIT),
-        hidden=_count(text, "hidden_size", WIDTH_LIMIT),
-        vocab=_count(text, "vocab_size", WIDTH_LIMIT),
-        experts=_count(text, "num_experts", EXPERTS_LIMIT, default=0),
-        shared_expert_intermediate=_count(
-            text, "shared_expert_intermediate_size", WIDTH_LIMIT, default=0
-        ),
-        mtp_layers=_count(
-            text, "mtp_num_hidden_layers", MTP_LAYERS_LIMIT, default=_unstated_mtp(text)
-        ),
-        ties_embeddings=bool(
-            config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
-        ),
+        layers=sizes.number("num_hidden_layers"),
+        hidden=sizes.number("hidden_size"),
+        vocab=sizes.number("vocab_size"),
+        experts=sizes.optional("num_experts") or 0,
+        shared_expert_intermediate=sizes.optional("shared_expert_intermediate_size") or 0,
+        mtp_layers=mtp_layers,
+        ties_embeddings=sizes.ties_embeddings,
         # Models that see keep their language model within; Qwen3-Next and the like are one.
-        prefix="model.language_model." if "text_config" in config else "model.",
+        prefix="model." if sizes.text is config else "model.language_model.",
     )
-
-
-def _unstated_mtp(text: Mapping[str, Any]) -> int:
-    """Qwen3-Next has a draft layer, and its configuration does not say so."""
-    return int(text.get("model_type") == "qwen3_next")
 
 
 def shared_expert_shapes(sizes: ModelSizes) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -234,19 +222,6 @@ def mtp_names(sizes: ModelSizes) -> frozenset[str]:
         parts += [f"mlp.experts.{e}.{name}" for e in range(sizes.experts) for name in linears]
         names |= {f"{prefix}.{part}.weight" for part in parts}
     return frozenset(names)
-
-
-def _count(text: Mapping[str, Any], key: str, limit: int, default: int | None = None) -> int:
-    return checked_number(key, text.get(key, default), 1 if default is None else 0, limit)
-
-
-def checked_number(key: str, value: object, least: int, limit: int) -> int:
-    """Return a number of a config.json; CheckpointError for what no model has."""
-    if type(value) is not int or not least <= value <= limit:
-        raise CheckpointError(
-            f"config.json: {key} is {shown(value)}, not a number from {least} to {limit}."
-        )
-    return value
 
 
 def _check_complete(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparkdeploy.checkpoint import contents, fp8
+from sparkdeploy.checkpoint.architecture import config_sizes
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, method_of, model_sizes, summary
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.checkpoint.repo_files import printable, shown
@@ -84,8 +85,7 @@ def unfit(config: Mapping[str, Any], conversion: Conversion) -> Iterator[str]:
     if conversion.is_none and conversion.mtp == "off":
         return
     sizes = model_sizes(config)
-    text = config.get("text_config", config)
-    kind = shown(text.get("model_type", config.get("model_type")))
+    kind = shown(config_sizes(config).model_type)
     base = method_of(config)
     if not conversion.is_none and base not in _BASES:
         yield f"it is quantised by {shown(base)}, and conversions take AutoRound INT4 or 16 bits"
@@ -139,7 +139,7 @@ def check_source(source: CheckpointSource, conversion: Conversion) -> SourceFact
         expected = fp8.expected_fp8(sizes)
         hint = "use another checkpoint, or build one: --standalone"
         fp8.check_fp8(source.name, expected, related, hint)
-        fp8_layer_count = sum(item.is_weight for item in expected)
+        fp8_layer_count = len(expected) // 2
     elif any(info.dtype in fp8.WEIGHT_DTYPES for info in related.values()):
         raise _fp8_already(source)
     elif conversion.fp8_mode != "off":

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint.architecture import architecture_of, config_sizes
+from sparkdeploy.checkpoint.contents import summary
 from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
 from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.recipe.document import read_document
@@ -28,7 +29,6 @@ _FLOATS: Final = frozenset({"BF16", "F16", "F32", "F8_E4M3", "F8_E5M2"})
 _EMBEDDINGS: Final = ("embed_tokens.weight", "embeddings.weight")
 _EXPERT: Final = re.compile(r"^(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj)\.weight$")
 _FUSED: Final = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
-_NAMED = 3
 
 
 def expected_tensors(config: Mapping[str, Any]) -> dict[str, Shape] | None:
@@ -171,8 +171,7 @@ def expectation_problems(
                 f"{printable(found.name)} is {list(found.shape)}, config.json says {list(shape)}"
             )
     if missing:
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        yield f"{', '.join(missing[:_NAMED])}{more} are missing"
+        yield f"{summary(missing)} are missing"
 
 
 def _prefix(tensors: Mapping[str, TensorInfo]) -> str:

@@ -3,15 +3,21 @@
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from sparkdeploy.checkpoint.contents import ModelSizes, read_tensors, shared_expert_shapes, summary
-from sparkdeploy.checkpoint.ranges import RangeSource, Span, read_remote_headers
+from sparkdeploy.checkpoint.contents import (
+    Located,
+    ModelSizes,
+    read_tensors,
+    shared_expert_shapes,
+    summary,
+)
+from sparkdeploy.checkpoint.ranges import RangeSource, read_remote_headers
 from sparkdeploy.checkpoint.repo_files import printable
-from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, read_header
+from sparkdeploy.checkpoint.safetensors import TensorInfo, read_at, read_header
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
 
@@ -36,84 +42,78 @@ _RELATED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedTensor:
-    name: str
-    dtypes: frozenset[str]
-    shape: tuple[int, ...]
-
-    @property
-    def is_weight(self) -> bool:
-        return self.dtypes == WEIGHT_DTYPES
-
-    @property
-    def own_name(self) -> str:
-        module, _, last = self.name.rpartition(".")
-        return module + OWN_SUFFIXES["." + last]
-
-    def fits(self, info: TensorInfo) -> bool:
-        return info.dtype in self.dtypes and info.shape == self.shape
+Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FoundTensor:
-    info: TensorInfo
-    span: Span
-
-
-def expected_fp8(sizes: ModelSizes) -> tuple[ExpectedTensor, ...]:
-    """Three weights for each layer, each with its scales: 288 tensors for 48 layers."""
-    return tuple(
-        expected
-        for name, (rows, columns) in shared_expert_shapes(sizes)
-        for expected in (
-            ExpectedTensor(name, WEIGHT_DTYPES, (rows, columns)),
-            ExpectedTensor(
-                name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX,
-                SCALE_DTYPES,
-                (-(-rows // BLOCK), -(-columns // BLOCK)),
-            ),
+def expected_fp8(sizes: ModelSizes) -> dict[str, Shape]:
+    """Return names and shapes: three weights a layer, each with its scales; 288 of 48 layers."""
+    expected: dict[str, Shape] = {}
+    for name, (rows, columns) in shared_expert_shapes(sizes):
+        expected[name] = (rows, columns)
+        expected[name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX] = (
+            -(-rows // BLOCK),
+            -(-columns // BLOCK),
         )
-    )
+    return expected
 
 
 def expected_bytes(sizes: ModelSizes) -> int:
-    """Bytes of the tensors, with scales of two bytes."""
-    return sum(math.prod(item.shape) * (1 if item.is_weight else 2) for item in expected_fp8(sizes))
+    """Return the bytes of the tensors, with scales of two bytes."""
+    expected = expected_fp8(sizes).items()
+    return sum(math.prod(shape) * (1 if _is_weight(name) else 2) for name, shape in expected)
+
+
+def own_name(name: str) -> str:
+    module, _, last = name.rpartition(".")
+    return module + OWN_SUFFIXES["." + last]
+
+
+def _is_weight(name: str) -> bool:
+    return name.endswith(WEIGHT_SUFFIX)
 
 
 def find_fp8(
     source: RangeSource, sizes: ModelSizes, indexed: Mapping[str, str]
-) -> tuple[tuple[ExpectedTensor, FoundTensor], ...]:
+) -> dict[str, Located]:
     """Find every expected tensor by the headers of the files that `indexed` (name to file) names.
 
-    Raises CheckpointError naming what is missing, extra or unlike.
+    Its offsets count from the file's first byte. Raises CheckpointError naming what is missing,
+    extra or unlike.
     """
     expected = expected_fp8(sizes)
     files = sorted({file for name, file in indexed.items() if is_related(name)})
-    found = _related_tensors(dict(read_remote_headers(source, files)))
+    found: dict[str, Located] = {}
+    for file, header in read_remote_headers(source, files):
+        for name, info in header.tensors.items():
+            if name in found:
+                raise CheckpointError(
+                    f"{printable(name)} stands in both {found[name].file} and {file}."
+                )
+            if is_related(name):
+                begin, end = header.data_offset + info.begin, header.data_offset + info.end
+                found[name] = Located(file, replace(info, begin=begin, end=end))
     check_fp8(source.name, expected, {name: item.info for name, item in found.items()})
-    return tuple((item, found[item.name]) for item in expected)
+    return {name: found[name] for name in expected}
 
 
 def check_fp8(
     place: str,
-    expected: Iterable[ExpectedTensor],
+    expected: Mapping[str, Shape],
     found: Mapping[str, TensorInfo],
     hint: str = "use the FP8 repository of the same model, or mode online",
 ) -> None:
     """Hold related tensors against the expected ones; CheckpointError names every difference."""
-    wanted = {item.name: item for item in expected}
-    missing = [name for name in wanted if name not in found]
-    extra = [name for name in found if name not in wanted]
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected]
     lines = [f"missing: {summary(missing)}"] if missing else []
     lines += [f"extra: {summary(extra)}"] if extra else []
-    lines += [
-        f"{name} is {printable(info.dtype)} {list(info.shape)}, expected "
-        f"{' or '.join(sorted(wanted[name].dtypes))} {list(wanted[name].shape)}"
-        for name, info in found.items()
-        if name in wanted and not wanted[name].fits(info)
-    ]
+    for name, info in found.items():
+        dtypes = WEIGHT_DTYPES if _is_weight(name) else SCALE_DTYPES
+        if name in expected and (info.dtype not in dtypes or info.shape != expected[name]):
+            lines.append(
+                f"{name} is {printable(info.dtype)} {list(info.shape)}, expected "
+                f"{' or '.join(sorted(dtypes))} {list(expected[name])}"
+            )
     if lines:
         raise CheckpointError(
             f"{place} does not hold the FP8 shared experts of this model: {lines[0]}",
@@ -124,20 +124,6 @@ def check_fp8(
 
 def is_related(name: str) -> bool:
     return _RELATED.fullmatch(name) is not None
-
-
-def _related_tensors(headers: Mapping[str, Header]) -> dict[str, FoundTensor]:
-    found: dict[str, FoundTensor] = {}
-    for file, header in headers.items():
-        for name, info in header.tensors.items():
-            if name in found:
-                raise CheckpointError(
-                    f"{printable(name)} stands in both {found[name].span.file} and {file}."
-                )
-            if is_related(name):
-                begin = header.data_offset + info.begin
-                found[name] = FoundTensor(info, Span(file, begin, begin + info.size_bytes))
-    return found
 
 
 def scale_of(own_name: str) -> str:
@@ -181,7 +167,7 @@ def unlike(shard: Path, model: Path) -> tuple[str, ...]:
                 # Nothing to compare with; whoever uses the shard says what is wrong with the model.
                 continue
             stored = header.tensors[scale_of(name)]
-            content = _read_at(file, header.data_offset + stored.begin, stored.size_bytes)
+            content = header.read(file, stored)
             if stored.dtype == "BF16":
                 scales = decode_bf16(content)
             else:
@@ -212,8 +198,8 @@ def _is_like(
         length = min(STRETCH_BYTES, rows * columns - begin)
         index = begin + max(0, length - RUN_ELEMENTS) // 2
         count = min(length, RUN_ELEMENTS)
-        codes = _read_at(file, places[0] + index, count)
-        values = decode_bf16(_read_at(other, places[1] + 2 * index, 2 * count))
+        codes = read_at(file, places[0] + index, count)
+        values = decode_bf16(read_at(other, places[1] + 2 * index, 2 * count))
         off = 0
         for element, (code, value) in enumerate(zip(codes, values, strict=True), start=index):
             row, column = divmod(element, columns)
@@ -224,8 +210,3 @@ def _is_like(
         if off > LARGEST_PART_OFF * count:
             return False
     return True
-
-
-def _read_at(file: BinaryIO, begin: int, size_bytes: int) -> bytes:
-    file.seek(begin)
-    return file.read(size_bytes)

@@ -27,7 +27,7 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkdeploy.checkpoint.contents import ModelSizes
+    from sparkdeploy.checkpoint.contents import Located, ModelSizes
     from sparkdeploy.checkpoint.durable import Progress
     from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.safetensors import Header
@@ -58,9 +58,6 @@ class Order:
     origin: str
     model: Path | None = None
     """The folder of the same weights at 16 bits; without one nothing is compared."""
-
-
-Matches = tuple[tuple[fp8.ExpectedTensor, fp8.FoundTensor], ...]
 
 
 def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
@@ -138,8 +135,7 @@ def _source_of(checkpoint: Checkpoint) -> str:
 
 
 def shard_folder(store: Path, order: Order) -> Path:
-    expected = [(item.name, item.shape) for item in fp8.expected_fp8(order.sizes)]
-    inputs = [_VERSION, order.origin, expected]
+    inputs = [_VERSION, order.origin, list(fp8.expected_fp8(order.sizes).items())]
     return store / hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:24]
 
 
@@ -181,12 +177,12 @@ def fetch_shard(source: RangeSource, order: Order, folder: Path, on_progress: Pr
 
 def _make(source: RangeSource, order: Order, folder: Path, on_progress: Progress) -> Fp8Shard:
     parts, path = folder / PARTS_FOLDER, folder / SHARD_FILE
-    matches = fp8.find_fp8(source, order.sizes, index_of(source))
+    found = fp8.find_fp8(source, order.sizes, index_of(source))
     parts.mkdir(parents=True, exist_ok=True)
     wrong: tuple[str, ...] = ()
     for _ in range(2):
-        _fetch(source, matches, parts, on_progress)
-        digests = _join(matches, parts, path)
+        _fetch(source, found, parts, on_progress)
+        digests = _join(found, parts, path)
         wrong = () if order.model is None else fp8.unlike(path, order.model)
         if not wrong:
             content = {
@@ -209,21 +205,23 @@ def _make(source: RangeSource, order: Order, folder: Path, on_progress: Progress
     )
 
 
-def _fetch(source: RangeSource, matches: Matches, parts: Path, on_progress: Progress) -> None:
+def _fetch(
+    source: RangeSource, found: Mapping[str, Located], parts: Path, on_progress: Progress
+) -> None:
     """Fetch the tensors whose parts are not there, a request for each."""
-    meter = Meter(sum(found.info.size_bytes for _, found in matches), on_progress)
+    meter = Meter(sum(located.info.size_bytes for located in found.values()), on_progress)
 
-    def fetch(match: tuple[fp8.ExpectedTensor, fp8.FoundTensor]) -> None:
-        expected, span = match[0], match[1].span
-        part = parts / expected.own_name
-        if not (part.is_file() and part.stat().st_size == span.size_bytes):
-            content = b"".join(source.read(span.file, span.begin, span.end))
+    def fetch(located: Located) -> None:
+        info = located.info
+        part = parts / fp8.own_name(info.name)
+        if not (part.is_file() and part.stat().st_size == info.size_bytes):
+            content = b"".join(source.read(located.file, info.begin, info.end))
             with durable.staged_file(part) as file:
                 file.write(content)
-        meter.add(span.size_bytes)
+        meter.add(info.size_bytes)
 
     work_through(
-        matches,
+        list(found.values()),
         fetch,
         threads=CONNECTIONS,
         stop=threading.Event(),
@@ -231,7 +229,7 @@ def _fetch(source: RangeSource, matches: Matches, parts: Path, on_progress: Prog
     )
 
 
-def _join(matches: Matches, parts: Path, shard: Path) -> dict[str, str]:
+def _join(found: Mapping[str, Located], parts: Path, shard: Path) -> dict[str, str]:
     """Write the shard out of its parts, and return the hash of each."""
     digests: dict[str, str] = {}
 
@@ -242,8 +240,8 @@ def _join(matches: Matches, parts: Path, shard: Path) -> dict[str, str]:
         return content
 
     tensors: dict[str, safetensors.TensorData] = {
-        expected.own_name: (found.info.dtype, expected.shape, partial(read, expected.own_name))
-        for expected, found in matches
+        own: (located.info.dtype, located.info.shape, partial(read, own))
+        for own, located in ((fp8.own_name(name), located) for name, located in found.items())
     }
     safetensors.write_file(shard, tensors)
     return digests
@@ -265,9 +263,7 @@ def check_shard(folder: Path, on_progress: Progress | None = None) -> Header:
         wrong = []
         with open_regular(shard.path) as file:
             for name, info in header.tensors.items():
-                file.seek(header.data_offset + info.begin)
-                digest = hashlib.sha256(file.read(info.size_bytes)).hexdigest()
-                if digest != shard.digests[name]:
+                if hashlib.sha256(header.read(file, info)).hexdigest() != shard.digests[name]:
                     wrong.append(name)
                 on_progress(header.data_offset + info.end, header.file_size_bytes)
         if wrong:

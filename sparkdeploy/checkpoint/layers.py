@@ -6,7 +6,7 @@ Widths and counts are elements; every class holds one layer's sizes before any r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 STATE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 INDEXER_SCALE_ELEMENTS: Final = 128
@@ -28,7 +28,7 @@ class Attention:
 
     @property
     def grows(self) -> bool:
-        """Whether its cache grows with the whole context."""
+        """Whether what it keeps grows with the whole context."""
         return self.window is None and self.chunk is None
 
 
@@ -45,6 +45,7 @@ class Latent:
     """Of the keys by which a sparse layer chooses tokens; 0 where it has no indexer."""
     chosen_tokens: int = 0
     """What a sparse layer reads of a context, at most."""
+    grows: ClassVar = True
 
     @property
     def width(self) -> int:
@@ -76,6 +77,7 @@ class Recurrent:
     window_follows_drafts: bool = True
     checkpoints_since: tuple[int, int, int] | None = None
     """The release from which prefix caching holds one state more, within a prefill."""
+    grows: ClassVar = False
 
     def state_bytes(self, *, ranks: int, draft_tokens: int, memory_bytes: int | None = None) -> int:
         """Return what one request keeps of it on one of `ranks`.
@@ -140,15 +142,11 @@ class Architecture:
 
     @property
     def attention_layers(self) -> int:
-        """Return the layers whose cache grows with the context."""
-        return sum(_grows(mixer) for layer in self.layers for mixer in layer.kept)
+        """Return how many layers have a cache that grows with the context."""
+        return sum(mixer.grows for layer in self.layers for mixer in layer.kept)
 
     @property
     def recurrent(self) -> Recurrent | None:
         """Return the state of the first layer that has one."""
         mixers = (mixer for layer in self.layers for mixer in layer.mixers)
         return next((mixer for mixer in mixers if isinstance(mixer, Recurrent)), None)
-
-
-def _grows(mixer: Mixer) -> bool:
-    return isinstance(mixer, Latent) or (isinstance(mixer, Attention) and mixer.grows)

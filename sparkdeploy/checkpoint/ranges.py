@@ -60,17 +60,6 @@ class RangeSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    file: str
-    begin: int
-    end: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.end - self.begin
-
-
-@dataclass(frozen=True, slots=True)
 class FolderRanges:
     folder: Path
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
 from sparkdeploy.checkpoint.durable import staged_file
 from sparkdeploy.checkpoint.repo_files import printable, shown
@@ -66,6 +66,15 @@ class Header:
     metadata: Mapping[str, str]
     data_offset: int
     file_size_bytes: int
+
+    def read(self, file: BinaryIO, tensor: TensorInfo) -> bytes:
+        """Return the data of one of its tensors."""
+        return read_at(file, self.data_offset + tensor.begin, tensor.size_bytes)
+
+
+def read_at(file: BinaryIO, begin: int, size_bytes: int) -> bytes:
+    file.seek(begin)
+    return file.read(size_bytes)
 
 
 def read_header(path: Path) -> Header:

@@ -19,7 +19,6 @@ from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
 from sparkdeploy.checkpoint.conversion import HYBRID_NOTE
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, prepare, write_manifest
-from sparkdeploy.checkpoint.ranges import Span
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, placed, read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.errors import CheckpointError
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 
 STANDALONE_VERSION = 3
 _REWRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE})
+_Run = tuple[Path, int, int]
+"""A file, and where a part of it begins and ends."""
 
 
 def build_standalone(
@@ -112,9 +113,9 @@ def _copy_shard(
         beginning = header_bytes(infos, {**header.metadata, "format": "pt"})
         target.write(beginning)
         target.flush()
-        for run in runs:
-            with open_regular(Path(run.file)) as content:
-                durable.copy_range(content.fileno(), target.fileno(), run.begin, run.size_bytes)
+        for path, begin, end in runs:
+            with open_regular(path) as content:
+                durable.copy_range(content.fileno(), target.fileno(), begin, end - begin)
         durable.finish(target)
         size_bytes = os.fstat(target.fileno()).st_size
     if size_bytes != len(beginning) + infos[-1].end:
@@ -123,10 +124,10 @@ def _copy_shard(
 
 def _new_layout(
     header: Header, path: Path, fp8: Header, fp8_path: Path
-) -> tuple[list[TensorInfo], list[Span]]:
+) -> tuple[list[TensorInfo], list[_Run]]:
     """The tensors of a rewritten shard with their new places, and where their bytes are now."""
     tensors: list[tuple[str, TensorInfo]] = []
-    runs: list[Span] = []
+    runs: list[_Run] = []
     for name, info in header.tensors.items():
         stem = name.removesuffix(WEIGHT_SUFFIX)
         weight = fp8.tensors.get(stem + OWN_SUFFIXES[WEIGHT_SUFFIX])
@@ -143,12 +144,12 @@ def _new_layout(
     return placed((name, i.dtype, i.shape, i.size_bytes) for name, i in tensors), runs
 
 
-def _add_run(runs: list[Span], path: Path, begin: int, size_bytes: int) -> None:
+def _add_run(runs: list[_Run], path: Path, begin: int, size_bytes: int) -> None:
     """Neighbours become one run, so that the kernel copies long stretches."""
     end = begin + size_bytes
-    if runs and (runs[-1].file, runs[-1].end) == (str(path), begin):
-        begin = runs.pop().begin
-    runs.append(Span(str(path), begin, end))
+    if runs and (runs[-1][0], runs[-1][2]) == (path, begin):
+        begin = runs.pop()[1]
+    runs.append((path, begin, end))
 
 
 def _copy_others(source: CheckpointSource, staging: Path) -> None:

@@ -26,10 +26,10 @@ def build_tiny_fp8_model(out: Path, twin: Path) -> None:
     shards: list[dict[str, TensorData]] = [{} for _ in range(SHARDS)]
     sizes = contents.model_sizes(config)
     for number, (name, shape) in enumerate(contents.shared_expert_shapes(sizes)):
-        path, info = twin / located[name].file, located[name].info
+        path = twin / located[name].file
         with path.open("rb") as file:
-            file.seek(read_header(path).data_offset + info.begin)
-            weight, scales = quantize(file.read(info.size_bytes), *shape)
+            content = read_header(path).read(file, located[name].info)
+        weight, scales = quantize(content, *shape)
         shard = shards[number % SHARDS]
         blocks = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
         shard[name] = ("F8_E4M3", shape, weight)

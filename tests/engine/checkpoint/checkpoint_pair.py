@@ -59,8 +59,8 @@ def build_pair(folder: Path, shape: PairShape) -> tuple[Path, Path]:
     _write(int4 / "model_extra_tensors.safetensors", list(_mtp(sizes)))
     _write_index(int4, config)
     fp8_tensors: list[Spec] = [
-        (item.name, "F8_E4M3" if item.name.endswith(".weight") else "BF16", item.shape)
-        for item in expected_fp8(sizes)
+        (name, "F8_E4M3" if name.endswith(".weight") else "BF16", shape)
+        for name, shape in expected_fp8(sizes).items()
     ]
     fillers = list(_experts(shape, "weight", "F8_E4M3", shape.fp8_expert_bytes))
     _write_shards(fp8, _interleaved([*fp8_tensors, *fillers]), shape.shards)
