@@ -3,11 +3,10 @@
 Numbers of a config.json are a stranger's: named, bounded, and never guessed.
 """
 
-from __future__ import annotations
-
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sparkdeploy.checkpoint.layers import (
     STATE_BYTES,
@@ -23,9 +22,6 @@ from sparkdeploy.checkpoint.repo_files import shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.settings import resources
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Where models that also see or hear keep their language model; the first that is there."""

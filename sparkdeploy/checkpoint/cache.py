@@ -5,24 +5,20 @@ releases, so that any name in it may be a link. Everything is written by descrip
 folders: what was looked at is what is written to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import re
 import shlex
 import stat
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, Literal
 
 from sparkdeploy.checkpoint.durable import disk_errors
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_repo
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 SNAPSHOTS = "snapshots"
 STORE = "blobs"

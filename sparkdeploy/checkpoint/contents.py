@@ -122,10 +122,10 @@ def read_generation(folder: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:
-    """The index as it is, its weight_map checked as `parse_index` does; None without one."""
+    """The index of a folder, as `parse_index` checks it; None without one."""
     path = folder / INDEX_FILE
     try:
-        return _parse_index(str(path), read_bytes(path, INDEX_LIMIT_BYTES))
+        return parse_index(str(path), read_bytes(path, INDEX_LIMIT_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -145,7 +145,7 @@ def parse_config(name: str, text: bytes) -> dict[str, Any]:
         _check_nesting(config)
         check_pairs(letters, config)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} cannot be read: {printable(str(error))}") from error
+        raise CheckpointError(f"{name} cannot be read: {printable(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{name} is not a JSON object.")
     return config
@@ -252,13 +252,11 @@ def index_content(tensors: Mapping[str, Located]) -> dict[str, object]:
     }
 
 
-def parse_index(name: str, text: bytes) -> Mapping[str, str]:
-    """The weight_map of an index, from tensors to files; CheckpointError calls it `name`."""
-    weight_map: Mapping[str, str] = _parse_index(name, text)["weight_map"]
-    return weight_map
+def parse_index(name: str, text: bytes) -> dict[str, Any]:
+    """Return an index whose weight_map leads from tensors to files of its own folder.
 
-
-def _parse_index(name: str, text: bytes) -> dict[str, Any]:
+    Raises CheckpointError, which calls it `name`.
+    """
     if max(text.count(sign) for sign in (b":", b",")) > _INDEX_SIGNS_LIMIT:
         raise CheckpointError(f"{name} has more than {TENSORS_LIMIT} entries.", hint=_INDEX_HINT)
     if text.count(b"{") + text.count(b"[") > _INDEX_NESTING_LIMIT:
@@ -266,7 +264,7 @@ def _parse_index(name: str, text: bytes) -> dict[str, Any]:
     try:
         index = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name} cannot be read: {printable(str(error))}") from error
+        raise CheckpointError(f"{name} cannot be read: {printable(error)}") from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{name} has no weight_map from tensors to files.")

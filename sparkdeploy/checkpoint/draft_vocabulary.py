@@ -138,11 +138,6 @@ def vocabulary_file(model: Model, settings: Settings) -> Path:
     return settings.data_dir / "m" / "draft" / f"{name}.json"
 
 
-def known_vocabulary(model: Model, settings: Settings) -> DraftVocabulary | None:
-    """Return what the user counted for a model; None where that is nothing."""
-    return read_vocabulary(vocabulary_file(model, settings))
-
-
 def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) -> DraftVocabulary:
     """Tokenise `texts` with the tokenizer of the model in `folder`; CheckpointError without."""
     tokenizer = _read_tokenizer(folder)
@@ -176,7 +171,7 @@ def _read_tokenizer(folder: Path) -> "Tokenizer":
         raise CheckpointError(f"{folder} has no {TOKENIZER_FILE}") from error
     except Exception as error:  # the library has no class of its own for a damaged file
         raise CheckpointError(
-            f"{path} cannot be read: {printable(str(error))}", hint="download the model again"
+            f"{path} cannot be read: {printable(error)}", hint="download the model again"
         ) from error
 
 
@@ -188,7 +183,7 @@ def draft_origin(recipe: Recipe, settings: Settings, files: Path) -> str:
     """Return the hash of a recipe's draft vocabulary; empty without a draft head or tokenizer."""
     if recipe.checkpoint.draft_lm_head is None:
         return ""
-    counted = known_vocabulary(recipe.model, settings)
+    counted = read_vocabulary(vocabulary_file(recipe.model, settings))
     return counted.origin if counted is not None else sample_inputs(files)
 
 
@@ -196,7 +191,8 @@ def ensure_vocabulary(recipe: Recipe, settings: Settings, files: Path) -> DraftV
     """Return the user's count, else that of the sample; None for a recipe without a draft head."""
     if recipe.checkpoint.draft_lm_head is None:
         return None
-    return known_vocabulary(recipe.model, settings) or _sample_vocabulary(settings, files)
+    counted = read_vocabulary(vocabulary_file(recipe.model, settings))
+    return counted or _sample_vocabulary(settings, files)
 
 
 def sample_inputs(files: Path) -> str:

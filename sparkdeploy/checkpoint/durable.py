@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import IO, BinaryIO, Literal
+from typing import IO, BinaryIO
 
 from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint.repo_files import git_blob_hash
@@ -32,8 +32,6 @@ PATIENCE_S = 3600.0
 COPY_BYTES = 8 << 20
 FOREIGN_AGE_S = 7 * 86400.0
 """After which what another machine has left in a shared folder counts as abandoned."""
-Purpose = Literal["staging", "retired"]
-_PURPOSES: tuple[Purpose, ...] = ("staging", "retired")
 Progress = Callable[[int, int], None]
 _FROM_HERE = -100
 """AT_FDCWD of fcntl.h: relative names are the working folder's."""
@@ -146,11 +144,10 @@ def replace_folder(staged: Path, target: Path) -> None:
 
     Where the file system can, both names change at once: whoever is killed leaves one or the other.
     """
-    retired = staging_path(target, "retired")
+    retired = staged
     if target.exists():
-        if _exchange(staged, target):
-            retired = staged
-        else:
+        if not _exchange(staged, target):
+            retired = staging_path(target)
             target.rename(retired)
             staged.rename(target)
     else:
@@ -226,11 +223,11 @@ def disk_errors(what: str) -> Iterator[None]:
         ) from error
 
 
-def staging_path(target: Path, purpose: Purpose = "staging") -> Path:
+def staging_path(target: Path) -> Path:
     """Return a new hidden name for `target`; what killed processes have left is removed."""
     remove_leftovers(target)
     unique = f"{secrets.token_hex(8)}-{_machine()}-{os.getpid()}"
-    return target.with_name(f".{target.name}.{purpose}-{unique}")
+    return target.with_name(f"{_hidden(target)}{unique}")
 
 
 def remove_leftovers(target: Path) -> None:
@@ -239,11 +236,14 @@ def remove_leftovers(target: Path) -> None:
     Names end in a machine and a process's number: living ones are spared, those of another machine
     that shares the folder for a week.
     """
-    prefixes = tuple(f".{target.name}.{purpose}-" for purpose in _PURPOSES)
     beside = list(target.parent.iterdir()) if target.parent.is_dir() else []
     for path in beside:
-        if path.name.startswith(prefixes) and _is_abandoned(path):
+        if path.name.startswith(_hidden(target)) and _is_abandoned(path):
             _remove(path)
+
+
+def _hidden(target: Path) -> str:
+    return f".{target.name}.staging-"
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -3,25 +3,18 @@
 Names stand behind the prefix that each repository has for its language model.
 """
 
-from __future__ import annotations
-
 import functools
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from sparkdeploy.checkpoint.architecture import architecture_of, config_sizes
+from sparkdeploy.checkpoint.architecture import ConfigSizes, architecture_of, config_sizes
 from sparkdeploy.checkpoint.contents import summary
-from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
+from sparkdeploy.checkpoint.layers import Attention, Latent, Layer, Mixer, Recurrent
 from sparkdeploy.checkpoint.repo_files import printable
+from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.settings import resources
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkdeploy.checkpoint.architecture import ConfigSizes
-    from sparkdeploy.checkpoint.layers import Layer, Mixer
-    from sparkdeploy.checkpoint.safetensors import TensorInfo
 
 Shape = tuple[int, ...]
 _MAMBA: Final = "nemotron_h"

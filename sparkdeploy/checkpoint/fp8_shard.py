@@ -1,39 +1,30 @@
 """One shard with the FP8 shared experts of a recipe, fetched by range and kept for all overlays."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import durable, fp8, pull, safetensors
-from sparkdeploy.checkpoint.contents import model_sizes, read_config, summary
+from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, read_config, summary
+from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, Meter, index_of
+from sparkdeploy.checkpoint.ranges import FolderRanges, HubRanges, Meter, RangeSource, index_of
 from sparkdeploy.checkpoint.repo_files import printable, repo_and_revision
-from sparkdeploy.checkpoint.source import open_folder, source_identity
+from sparkdeploy.checkpoint.safetensors import Header
+from sparkdeploy.checkpoint.source import CheckpointSource, open_folder, source_identity
 from sparkdeploy.checkpoint.threads import work_through
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.paths import is_folder
+from sparkdeploy.recipe.schema import Checkpoint
+from sparkdeploy.settings import Settings
 from sparkdeploy.stored_json import open_regular, read_json
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkdeploy.checkpoint.contents import Located, ModelSizes
-    from sparkdeploy.checkpoint.durable import Progress
-    from sparkdeploy.checkpoint.ranges import RangeSource
-    from sparkdeploy.checkpoint.safetensors import Header
-    from sparkdeploy.checkpoint.source import CheckpointSource
-    from sparkdeploy.recipe.schema import Checkpoint
-    from sparkdeploy.settings import Settings
 
 SHARD_FILE = "sparkdeploy-fp8.safetensors"
 DONE_FILE = "sparkdeploy-fp8.json"
@@ -273,7 +264,7 @@ def check_shard(folder: Path, on_progress: Progress | None = None) -> Header:
 
 def _unsound(folder: Path, reason: str, names: Sequence[str] = ()) -> CheckpointError:
     return CheckpointError(
-        f"{printable(str(folder))} is no sound shard of FP8 tensors: {reason}.",
+        f"{printable(folder)} is no sound shard of FP8 tensors: {reason}.",
         detail="\n".join(map(printable, names)) or None,
         hint="remove it by `sparkdeploy checkpoint rm`; the next `up` fetches it again",
     )

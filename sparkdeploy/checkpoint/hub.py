@@ -1,12 +1,12 @@
 """The Hugging Face hub: its address, its token, and when a request is tried again."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from urllib3.util import parse_url
@@ -14,13 +14,7 @@ from urllib3.util import parse_url
 from sparkdeploy.checkpoint import repo_files
 from sparkdeploy.checkpoint.repo_files import RepoFacts, printable, shown
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.settings import LOGIN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import LOGIN, Settings
 
 T = TypeVar("T")
 ATTEMPTS = 6
@@ -66,7 +60,7 @@ class Hub:
             lambda error: CheckpointError(
                 f"{repo}: {self.endpoint} does not answer as a hub should.",
                 hint=KEPT_HINT,
-                detail=printable(str(error)),
+                detail=printable(error),
             ),
         )
         return facts if all_files else facts.of_one_format()

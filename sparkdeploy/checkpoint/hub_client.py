@@ -134,7 +134,7 @@ def listing_of(hub: Hub, repo: str, revision: str) -> RepoFacts:
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise hostile(
                 f"{repo}: the hub's answer is not the description of a repository: "
-                f"{printable(str(error))}."
+                f"{printable(error)}."
             ) from error
 
 

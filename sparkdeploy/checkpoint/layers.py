@@ -3,8 +3,6 @@
 Widths and counts are elements; every class holds one layer's sizes before any rank divides them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 

@@ -4,13 +4,12 @@ The configuration is read from the files here, from shipped facts, or from the h
 in time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import ranges
@@ -18,19 +17,13 @@ from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, read_config, read_generation
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.repo_files import RepoFacts
+from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.threads import run_within
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.settings import resources
+from sparkdeploy.recipe.schema import Weights
+from sparkdeploy.settings import Settings, resources
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from sparkdeploy.checkpoint.repo_files import RepoFacts
-    from sparkdeploy.checkpoint.safetensors import TensorInfo
-    from sparkdeploy.recipe.schema import Weights
-    from sparkdeploy.settings import Settings
-
 
 ASKING_LIMIT_S = 5.0
 """Who plans does not wait longer for a hub."""

@@ -239,7 +239,8 @@ def index_of(source: RangeSource) -> Mapping[str, str]:
     """Every tensor's file: by the index, or by the headers where there is none."""
     if contents.INDEX_FILE in source.files():
         text = _read_whole(source, contents.INDEX_FILE, contents.INDEX_LIMIT_BYTES)
-        return contents.parse_index(f"{source.name}: {contents.INDEX_FILE}", text)
+        index = contents.parse_index(f"{source.name}: {contents.INDEX_FILE}", text)
+        return dict(index["weight_map"])
     files = [name for name in source.files() if name.endswith(".safetensors")]
     headers = read_remote_headers(source, files)
     return {name: file for file, header in headers for name in header.tensors}

@@ -5,19 +5,14 @@ cache, so that the value types themselves refuse what could lie anywhere else; n
 to think of it, and what is read back from a file of ours is held to the same rules.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 NAME_LIMIT_BYTES = 1024
 """Of a whole name, which leaves room in a path of 4096 for the cache's own place."""
@@ -83,7 +78,7 @@ class RepoFile:
         """What the cache calls the file's content: the hub's hash of it."""
         return self.sha256 or self.git_sha1 or ""
 
-    def new_hash(self) -> hashlib._Hash:
+    def new_hash(self) -> "hashlib._Hash":
         """The hash whose hexadecimal digits, over the content, are `blob_name`."""
         if self.sha256 is not None:
             return hashlib.sha256()
@@ -93,7 +88,7 @@ class RepoFile:
         return hostile(f"{self.name} is stated with {what}.")
 
 
-def git_blob_hash(size_bytes: int) -> hashlib._Hash:
+def git_blob_hash(size_bytes: int) -> "hashlib._Hash":
     """Git's own hash of a file of that size; it is no signature and only finds damage."""
     return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
 
@@ -129,7 +124,7 @@ class RepoFacts:
         """Return what an engine would load."""
         return weights_bytes({file.name: file.size_bytes for file in self.files})
 
-    def of_one_format(self) -> RepoFacts:
+    def of_one_format(self) -> "RepoFacts":
         """Leave out what vLLM does not read: weights that are there in a second format."""
         unread = unread_weights([file.name for file in self.files])
         files = tuple(file for file in self.files if file.name not in unread)
@@ -240,8 +235,9 @@ def shown(value: object) -> str:
     return text if len(str(value)) <= _SHOWN_CHARACTERS else text + "..."
 
 
-def printable(text: str) -> str:
+def printable(words: object) -> str:
     """A stranger's words as they are, but for characters that would act on a terminal."""
+    text = str(words)
     kept = "".join(character if character.isprintable() else "?" for character in text[:500])
     return kept if len(text) <= 500 else kept + "..."
 

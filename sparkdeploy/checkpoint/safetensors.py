@@ -175,8 +175,8 @@ def write_file(
     called one at a time. Tensors lie by falling element size, then by name, which keeps each one
     aligned.
     """
-    order = sorted(tensors, key=lambda name: (-DTYPE_BITS.get(tensors[name][0], 0), name))
-    infos = placed((name, *tensors[name][:2], _size_bytes(name, tensors[name])) for name in order)
+    order = sorted(tensors, key=lambda name: (-DTYPE_BITS[tensors[name][0]], name))
+    infos = placed((name, *tensors[name][:2], _size_bytes(*tensors[name][:2])) for name in order)
     try:
         with staged_file(path) as file:
             file.write(header_bytes(infos, {"format": "pt", **(metadata or {})}))
@@ -288,14 +288,5 @@ def _check_tiling(tensors: list[TensorInfo], data_size_bytes: int) -> list[Tenso
     return ordered
 
 
-def _size_bytes(name: str, data: TensorData) -> int:
-    dtype, shape, payload = data
-    bits = DTYPE_BITS.get(dtype)
-    if bits is None:
-        if isinstance(payload, bytes):
-            return len(payload)
-        raise CheckpointError(f"{name}: the size of dtype {dtype} is not known")
-    bits *= math.prod(shape)
-    if bits % 8:
-        raise CheckpointError(f"{name}: {dtype} of shape {shape} does not end on a whole byte")
-    return bits // 8
+def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return DTYPE_BITS[dtype] * math.prod(shape) // 8

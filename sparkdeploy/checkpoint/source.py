@@ -4,17 +4,16 @@ Nothing is read but what lies below the folder or, by its exact name, in the sto
 container that mounts them follows links in the same way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
 import os
 import shlex
 import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkdeploy.checkpoint.cache import (
     BLOBS,
@@ -28,9 +27,6 @@ from sparkdeploy.checkpoint.repo_files import name_problem, printable
 from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node.tree import STORED
 from sparkdeploy.recipe.paths import MODEL_FILES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 FILE_SUFFIXES = (".json", ".jinja", ".model", ".safetensors", ".txt")
 """Of names that engines open as files; a folder of such a name is a damaged checkpoint."""
@@ -61,6 +57,17 @@ class CheckpointSource:
         return tuple(map(Path, plain_files(self.files_dir, folder_links=True)))
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a name leads to. `hops` are the name and every link after it, as far as in the root."""
+
+    path: Path
+    hops: tuple[Path, ...]
+    blob_name: str | None
+    """What the hub calls the content; None for a file that is no blob of a cache."""
+    is_shared: bool
+
+
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
     """Name the file that this user may not look at; the container's user is asked about later."""
@@ -68,7 +75,7 @@ def readable() -> Iterator[None]:
         yield
     except PermissionError as error:
         raise NodeError(
-            f"{printable(str(error.filename))} cannot be read by this user",
+            f"{printable(error.filename)} cannot be read by this user",
             hint="run this as the owner of the model's files, or make them readable: chmod a+rX",
         ) from error
 
@@ -198,9 +205,7 @@ def plain_files(folder: Path, *, folder_links: bool = False) -> tuple[str, ...]:
     except PermissionError:
         raise
     except OSError as error:
-        raise CheckpointError(
-            f"{printable(str(folder))} cannot be read: {error.strerror}"
-        ) from error
+        raise CheckpointError(f"{printable(folder)} cannot be read: {error.strerror}") from error
 
 
 def _files_below(folder: Path, *, folder_links: bool) -> Iterator[str]:
@@ -242,17 +247,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What a name leads to. `hops` are the name and every link after it, as far as in the root."""
-
-    path: Path
-    hops: tuple[Path, ...]
-    blob_name: str | None
-    """What the hub calls the content; None for a file that is no blob of a cache."""
-    is_shared: bool
-
-
 def real_path(path: Path) -> Path:
     """The file behind all links; Path.resolve raises on links that go in circles."""
     return Path(os.path.realpath(path))
@@ -275,7 +269,7 @@ def follow(named: Path, root: Path, store: Path | None) -> Content:
         place = real_path(place.parent) / place.name
         if not place.is_relative_to(real_root):
             raise CheckpointError(
-                f"{_printable(named)} links to {_printable(place)}, outside the folder that would "
+                f"{printable(named)} links to {printable(place)}, outside the folder that would "
                 "be mounted.",
                 hint="Copy the file into the folder, or name the folder that holds the real files.",
             )
@@ -288,10 +282,10 @@ def follow(named: Path, root: Path, store: Path | None) -> Content:
         is_known = real_path(place).is_relative_to(real_root) or _is_stored(place, store)
         if link.is_absolute() and is_known:
             raise CheckpointError(
-                f"{_printable(named)} is an absolute link, which leads nowhere in a container.",
+                f"{printable(named)} is an absolute link, which leads nowhere in a container.",
                 hint="Make it relative: `ln -srf TARGET LINK`.",
             )
-    raise CheckpointError(f"{_printable(named)} is a link that leads back to itself.", hint=_HINT)
+    raise CheckpointError(f"{printable(named)} is a link that leads back to itself.", hint=_HINT)
 
 
 def shared_files(root: Path) -> Mapping[Path, Path]:
@@ -314,12 +308,12 @@ def _check_kind(named: Path, content: Path, kinds: frozenset[int]) -> None:
         kind = stat.S_IFMT(content.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(
-            f"{_printable(named)} links to {_printable(content)}, which is not there.",
+            f"{printable(named)} links to {printable(content)}, which is not there.",
             hint="Download the model again; an interrupted download looks like this.",
         ) from error
     if kind not in kinds:
         # A pipe would be waited for until somebody writes to it.
-        raise CheckpointError(f"{_printable(named)} is not a regular file.", hint=_HINT)
+        raise CheckpointError(f"{printable(named)} is not a regular file.", hint=_HINT)
 
 
 def _is_stored(place: Path, store: Path | None) -> bool:
@@ -331,7 +325,3 @@ def _is_stored(place: Path, store: Path | None) -> bool:
 def _blob_name(hops: list[Path], real_root: Path) -> str | None:
     blobs = real_root / BLOBS
     return next((hop.name for hop in hops if hop.parent == blobs), None)
-
-
-def _printable(path: Path) -> str:
-    return printable(str(path))

@@ -4,32 +4,25 @@ Shard by shard, tensors in their old order: what is untouched is copied by the k
 weight that has an FP8 one is replaced by it, and its scales follow it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
 from sparkdeploy.checkpoint import contents, durable
-from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE
+from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.conversion import HYBRID_NOTE
+from sparkdeploy.checkpoint.durable import Progress
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, SCALE_SUFFIX, WEIGHT_SUFFIX
+from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, Manifest, prepare, write_manifest
 from sparkdeploy.checkpoint.safetensors import Header, TensorInfo, header_bytes, placed, read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkdeploy.checkpoint.contents import Located
-    from sparkdeploy.checkpoint.durable import Progress
-    from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
 
 STANDALONE_VERSION = 3
 _REWRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE})

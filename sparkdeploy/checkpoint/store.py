@@ -64,7 +64,7 @@ def stored(settings: Settings) -> Iterator[Stored]:
         freed_bytes = sum(status.st_size for status in alone if status.st_nlink == 1)
         state = "; ".join(states) or "not pinned"
         yield Stored("download", repo, state, root, size_bytes, freed_bytes)
-    for path in sorted(_prepared_folder(settings).glob("[!.]*")):
+    for path in sorted((settings.data_dir / "m" / "ck").glob("[!.]*")):
         manifest = read_manifest(path)
         state = "unfinished" if manifest is None else f"from {manifest.source_name}"
         yield _prepared("prepared", path, state)
@@ -174,10 +174,6 @@ def _remove_repository(root: Path) -> None:
         )
     if root.is_symlink():
         root.unlink()
-
-
-def _prepared_folder(settings: Settings) -> Path:
-    return settings.data_dir / "m" / "ck"
 
 
 def _files_of(folder: Path) -> Iterator[Path]:

@@ -1,19 +1,15 @@
 """Work by threads that nobody has to wait for: an error or Ctrl-C ends it at once."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 PATIENCE_S = 2.0
 """How long threads are waited for that shall stop; a read of a socket may take longer."""

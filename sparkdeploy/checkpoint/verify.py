@@ -2,7 +2,7 @@
 
 import collections
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +62,7 @@ def verify_headers(folder: Path) -> Verified:
     ]
     if problems:
         raise CheckpointError(
-            f"{printable(str(folder))} is not a sound checkpoint: {problems[0]}",
+            f"{printable(folder)} is not a sound checkpoint: {problems[0]}",
             detail=Mistakes("\n".join(problems)),
         )
     weights = (".weight", ".fp8_weight")
@@ -165,7 +165,8 @@ def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress)
     manifest = read_manifest(folder)
     names = plain_files(folder)
     made = manifest.digests if manifest else {}
-    hashes = {**made, **_blob_hashes(folder, names), **stated}
+    blobs = {name: blob for name in names if (blob := _blob_name(folder / name)) is not None}
+    hashes = {**made, **blobs, **stated}
     hashed = [name for name in names if name in hashes]
     total_bytes, done_bytes, wrong = sum((folder / name).stat().st_size for name in names), 0, []
     for name in hashed:
@@ -178,12 +179,6 @@ def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress)
         raise _changed(folder, wrong, lost)
     unhashed = tuple(name for name in names if name not in hashes and name != MANIFEST_FILE)
     return replace(found, hashed_files=len(hashed), hashed_bytes=done_bytes, unhashed=unhashed)
-
-
-def _blob_hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The hashes that a hub's cache states of files, where they are links into one."""
-    found = ((name, _blob_name(folder / name)) for name in names)
-    return {name: blob for name, blob in found if blob is not None}
 
 
 def _blob_name(path: Path) -> str | None:
@@ -207,7 +202,7 @@ def _hash_like(path: Path, stated: str) -> str:
         return content_hash(path, is_git=len(stated) == 40)
     except OSError as error:
         raise CheckpointError(
-            f"{printable(str(path))} cannot be read: {error.strerror or error}"
+            f"{printable(path)} cannot be read: {error.strerror or error}"
         ) from error
 
 
@@ -215,7 +210,7 @@ def _changed(folder: Path, wrong: list[str], lost: list[str]) -> CheckpointError
     said = [f"the content of {summary(wrong)} has changed"] if wrong else []
     said += [f"{summary(lost)} is gone"] if lost else []
     return CheckpointError(
-        f"{printable(str(folder))}: {'; '.join(said)}.",
+        f"{printable(folder)}: {'; '.join(said)}.",
         detail="\n".join(map(printable, (*wrong, *lost))),
         hint=CHANGED_HINT,
     )

@@ -18,8 +18,7 @@ from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder, source_identity
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.checkpoint.tiny_model.drafter import build_drafter
-from sparkdeploy.checkpoint.tiny_model.fp8 import build_tiny_fp8_model
+from sparkdeploy.checkpoint.tiny_model.build import build_drafter, build_tiny_fp8_model
 from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.ports import is_port_free

@@ -17,8 +17,7 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.standalone import build_standalone
-from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
-from sparkdeploy.checkpoint.tiny_model.fp8 import build_tiny_fp8_model
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_fp8_model, build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.engine.conftest import TEST_LABEL
 from tests.engine.inside.containers import FEW_CPU_SHARES, python_in

@@ -21,9 +21,8 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.safetensors import TensorData
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.checkpoint.tiny_model import fp8, grammar, tensors, values
-from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
-from sparkdeploy.checkpoint.tiny_model.drafter import build_drafter
+from sparkdeploy.checkpoint.tiny_model import build, grammar, tensors, values
+from sparkdeploy.checkpoint.tiny_model.build import build_drafter, build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import ExpertFormat, TinyShape
 
 SEED = 7
@@ -112,9 +111,9 @@ def _build(root: Path, which: str, shape: TinyShape) -> None:
 
 def _prebuilt_shard(root: Path) -> Fp8Shard:
     """The shared experts as the official FP8 repository has them, quantised on the GPU."""
-    fp8.quantize = _quantize
+    build.quantize = _quantize
     wide, repository = root / "twins" / "wide", root / "twins" / "wide-fp8"
-    fp8.build_tiny_fp8_model(repository, wide)
+    build.build_tiny_fp8_model(repository, wide)
     order = Order(model_sizes(read_config(wide)), SHARD_ORIGIN, model=wide)
     return fetch_shard(
         FolderRanges(repository), order, root / "m" / "fp8", lambda _done, _total: None
@@ -126,9 +125,9 @@ def _quantize(content: bytes, rows: int, columns: int) -> tuple[bytes, bytes]:
     import torch
 
     exact = torch.frombuffer(bytearray(content), dtype=torch.bfloat16).float()
-    tiles = exact.view(rows // fp8.BLOCK, fp8.BLOCK, columns // fp8.BLOCK, fp8.BLOCK)
+    tiles = exact.view(rows // build.BLOCK, build.BLOCK, columns // build.BLOCK, build.BLOCK)
     amax = tiles.abs().amax(dim=(1, 3), keepdim=True).clamp_min(1e-4)
-    scales = (amax / fp8.FP8_MAX).bfloat16()
+    scales = (amax / build.FP8_MAX).bfloat16()
     codes = (tiles / scales.float()).to(torch.float8_e4m3fn)
     return (codes.view(torch.uint8).numpy().tobytes(), scales.view(torch.int16).numpy().tobytes())
 

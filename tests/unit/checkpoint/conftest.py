@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
-from sparkdeploy.checkpoint.tiny_model.fp8 import build_tiny_fp8_model
+from sparkdeploy.checkpoint.tiny_model.build import build_tiny_fp8_model, build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
 SMALL = TinyShape(vocab=320, experts=2, vision_depth=1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.tiny_model.drafter import (
+from sparkdeploy.checkpoint.tiny_model.build import (
     ARCHITECTURE,
     ROPE_THETA,
     build_drafter,

@@ -33,11 +33,8 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("purpose", ["staging", "retired"])
-def test_files_folders_and_links_of_dead_processes_are_removed(
-    tmp_path: Path, dead: int, purpose: str
-) -> None:
-    left = tmp_path / f".m.{purpose}-0a-{_machine()}-{dead}"
+def test_files_folders_and_links_of_dead_processes_are_removed(tmp_path: Path, dead: int) -> None:
+    left = tmp_path / f".m.staging-0a-{_machine()}-{dead}"
     for leave in (
         lambda: left.write_text("half"),
         lambda: (left / "in" / "it").mkdir(parents=True),
