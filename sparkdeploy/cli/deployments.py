@@ -84,7 +84,7 @@ def up(
     how = UpOptions(extent, drop_page_cache, update_image, stop_on_interrupt=stay)
     _deploy(request, settings, how, yes=yes, as_json=as_json)
     if stay:
-        from sparkdeploy.deploy.stay import stay_with
+        from sparkdeploy.deploy.wait import stay_with
 
         stay_with(name)
 
@@ -112,7 +112,7 @@ def switch(
 ) -> None:
     """Serve another recipe at the address of a deployment. Port, key and aliases stay."""
     from sparkdeploy.deploy import names
-    from sparkdeploy.deploy.lifecycle import at_address, served_at
+    from sparkdeploy.deploy.request import at_address, served_at
     from sparkdeploy.deploy.up import UpOptions
 
     if solo and cluster:
@@ -178,7 +178,7 @@ def status(
         show_live(tuple(names or ()), options.current_settings(), as_json=as_json)
         return
     from sparkdeploy.monitor.status import current_rows, rows_of
-    from sparkdeploy.monitor.status_words import status_lines
+    from sparkdeploy.monitor.status_row import status_lines
 
     rows = rows_of(names, current_rows()) if names else current_rows()
     answer(status_lines(rows), [asdict(row) for row in rows], as_json=as_json)
@@ -208,14 +208,14 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
 ) -> None:
     """Stop and remove a deployment; images and checkpoints stay."""
-    from sparkdeploy.deploy import names, removal
+    from sparkdeploy.deploy import lifecycle, names
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
     if everything:
-        removed, errors = removal.down_all()
+        removed, errors = lifecycle.down_all()
     elif (only := names.resolve_name_or_none(name, ("down",))) is not None:
-        removed, errors = [*removal.down(only)], []
+        removed, errors = [*lifecycle.down(only)], []
     else:
         console.info("nothing to do: nothing is deployed")
         return

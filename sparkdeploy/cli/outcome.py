@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.cli.printing import answer
@@ -42,10 +42,7 @@ def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json
 def print_started(started: Started, *, as_json: bool) -> None:
     state = "answers" if started.changed else "was up already and answers"
     line = f"{started.deployment} {state} at {started.base_url}/v1 as {started.model}"
-    content = asdict(replace(started, readiness=None))
-    del content["readiness"]
-    content["startup_s"] = started.readiness.startup_s if started.readiness else None
-    answer([line], content, as_json=as_json)
+    answer([line], asdict(started), as_json=as_json)
     if not as_json:
         say_next(started.deployment)
 

@@ -1,9 +1,9 @@
-"""`stop`, `start`, `restart`, `rollback`, `switch`: what is done with deployments that exist."""
+"""`stop`, `start`, `restart`, `rollback`, `switch`, `down`: what is done with deployments."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
@@ -13,39 +13,37 @@ from sparkdeploy.deploy.deployments import (
     no_deployment,
     nodes_with,
     refuse_as_worker,
-    require_deployment,
+    remove_containers,
 )
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
-from sparkdeploy.deploy.nodes import connect, connect_nodes
+from sparkdeploy.deploy.nodes import ClusterRecord, connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
-from sparkdeploy.deploy.removal import require_known
-from sparkdeploy.deploy.serving import ServedDeployment, answers, served_by
-from sparkdeploy.deploy.wait import Watch, awaited_start, timing_key
+from sparkdeploy.deploy.serving import answers, served_by
+from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.container import own_tags
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
 from sparkdeploy.node.ports import is_port_free, port_owner
-from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.recipe.document import is_set
+from sparkdeploy.plan.container import container_name
 from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.server.health import ContainerDiedError
+from sparkdeploy.server.phases import timing_key
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
-    from sparkdeploy.settings import Settings
-
-PORT, NAMES = "serve.port", "model.served_name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,14 @@ class Started:
     base_url: str
     model: str
     changed: bool
-    """Whether something was started; False for what ran already."""
-    readiness: Readiness | None = None
+    startup_s: float | None = None
+
+
+@contextlib.contextmanager
+def _connected(verb: str, name: str, *, drop_page_cache: bool = False) -> Iterator[Launch]:
+    settings = load_settings()
+    with connect_nodes(settings, name) as nodes, console.steps():
+        yield Launch(nodes, name, settings, f"{verb} {name}", drop_page_cache)
 
 
 def stop(name: str) -> tuple[str, ...]:
@@ -64,11 +68,8 @@ def stop(name: str) -> tuple[str, ...]:
     What was left half done is finished or reverted first, and a start under way given up: `start`
     brings back what served before. NodeError names the nodes that did not answer.
     """
-    settings = load_settings()
-    with connect_nodes(settings, name) as nodes:
-        launch = Launch(nodes, name, settings, f"stop {name}")
-        with launch.lock():
-            return stop_locked(launch)
+    with _connected("stop", name) as launch, launch.lock():
+        return stop_locked(launch)
 
 
 def stop_locked(launch: Launch) -> tuple[str, ...]:
@@ -83,10 +84,7 @@ def stop_locked(launch: Launch) -> tuple[str, ...]:
 
 
 def _require_own(launch: Launch) -> Inspected:
-    """Return a deployment of this machine as it is now.
-
-    Raises NodeError where there is none, or this machine is only a worker of it.
-    """
+    """Return a deployment that this machine heads, as it is now; NodeError for any other."""
     found = launch.find_here()
     if found is None:
         raise no_deployment(launch.deployment, deployments_in(launch.nodes.here.listing))
@@ -97,13 +95,10 @@ def _require_own(launch: Launch) -> Inspected:
 def start(name: str, *, drop_page_cache: bool = False) -> Started:
     """Start the very containers that were stopped, or died, and wait until they answer.
 
-    As with `up`, memory is looked at first, and what their engine chose is compared with what was
-    planned; where that fails they are stopped again. Interrupted, they go on starting. Raises
-    NodeError or UnhealthyError.
+    Memory is looked at first, and what their engine chose is compared with what was planned; where
+    that fails they are stopped again. Interrupted, they go on starting.
     """
-    settings = load_settings()
-    with connect_nodes(settings, name) as nodes, console.steps():
-        launch = Launch(nodes, name, settings, f"start {name}", drop_page_cache)
+    with _connected("start", name, drop_page_cache=drop_page_cache) as launch:
         try:
             return _start(launch)
         except KeyboardInterrupt:
@@ -127,17 +122,14 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
 
     A replacement that was interrupted is finished when the new containers answer, and reverted
     otherwise; one that is still starting is given up. With nothing half done, the kept containers
-    take the place of the current ones, which are kept in turn. As with `up`, memory is looked at
-    before they start, and what their engine chose is compared with what was planned. Raises
-    NodeError or UnhealthyError; the current ones are there again then, on every node.
+    take the place of the current ones, which are kept in turn. After a NodeError or an
+    UnhealthyError the current ones are there again, on every node.
     """
-    settings = load_settings()
-    with connect_nodes(settings, name) as nodes, console.steps():
-        launch = Launch(nodes, name, settings, f"rollback {name}", drop_page_cache)
+    with _connected("rollback", name, drop_page_cache=drop_page_cache) as launch:
         try:
             with launch.lock():
                 found = launch.find_here()
-                require_known(nodes, name, settings)
+                _require_known(launch)
                 refuse_as_worker(found)
                 done = end_start(launch, found, reason="`rollback` gave it up")
                 if done.action in {"nothing", "verified"} and found is not None and found.kept:
@@ -190,6 +182,87 @@ def _stop_on(host: DockerHost, found: Inspected) -> list[str]:
     return [fact.name]
 
 
+def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
+    """Stop and remove one deployment on all of its nodes; return the names of its containers."""
+    with _connected("down", name) as launch, launch.lock():
+        found = launch.find_here()
+        if not missing_ok:
+            _require_known(launch)
+        refuse_as_worker(found)
+        if found is not None and is_another(found.current.user):
+            console.warn(f"{name} was deployed by {found.current.user}")
+        return remove_deployment(launch, found)
+
+
+def down_all() -> tuple[list[str], list[SparkdeployError]]:
+    """Remove every deployment of this machine; return its containers, and why some stayed."""
+    settings = load_settings()
+    with this_node(settings) as nodes:
+        found = deployments_in(nodes.here.listing)
+    removed: list[str] = []
+    errors: list[SparkdeployError] = []
+    for name in dict.fromkeys((*found, *ClusterRecord.below(settings.state_dir).deployments())):
+        if name in found and found[name].is_of_another_head:
+            # What is noted of it is older than what that head has put here.
+            head = found[name].current.nodes[0]
+            console.warn(f"{name} stays: {head} heads it, and this machine is a worker")
+            continue
+        try:
+            with _connected("down", name) as launch, launch.lock():
+                removed += remove_deployment(launch, launch.find_here())
+        except SparkdeployError as error:
+            errors.append(error)
+    return removed, errors
+
+
+def remove_deployment(launch: Launch, found: Inspected | None) -> tuple[str, ...]:
+    """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
+    nodes, name = launch.nodes, launch.deployment
+    facts = found.containers if found is not None else ()
+    # config.yaml may have called this machine otherwise when it started them.
+    own = {nodes.here.name, *(fact.nodes[0] for fact in facts if fact.nodes and not fact.rank)}
+    removed = [*remove_containers(nodes.here.docker, facts)]
+    left: list[str] = []
+    for other in nodes_with(found, launch.record.nodes(name)):
+        if other in own or _is_forgotten(launch, other):
+            continue
+        try:
+            node = nodes.node(other)
+            with named(node):
+                there = find_deployment(node.docker, name)
+                facts = there.containers if there is not None else ()
+                ours = [fact for fact in facts if fact.nodes and fact.nodes[0] in own]
+                removed += [f"{other}:{it}" for it in remove_containers(node.docker, ours)]
+        except NodeError as error:
+            left.append(other)
+            console.warn(
+                f"{error.message}; {container_name(name)} may remain there: run `sparkdeploy down "
+                f"{name}` again when it is back"
+            )
+    launch.record.note(name, tuple(left))
+    return tuple(removed)
+
+
+def _is_forgotten(launch: Launch, other: str) -> bool:
+    config, name = launch.nodes.config, launch.deployment
+    if (launch.settings.cluster is not None) if config is None else (other in config.names):
+        return False
+    console.warn(
+        f"{other} is not in config.yaml, and what it may have of {name} is forgotten; on that "
+        f"machine: docker rm -f {container_name(name)}"
+    )
+    return True
+
+
+def _require_known(launch: Launch) -> None:
+    """Raise NodeError where no deployment has the name, and nothing of one is left over."""
+    known = dict.fromkeys(
+        (*deployments_in(launch.nodes.here.listing), *launch.record.deployments())
+    )
+    if launch.deployment not in known:
+        raise no_deployment(launch.deployment, known)
+
+
 def _start(launch: Launch) -> Started:
     with launch.lock():
         found = _require_own(launch)
@@ -200,20 +273,20 @@ def _start(launch: Launch) -> Started:
         if starts:
             _require_port(launch.nodes.here, head)
             _start_again(launch, head)
-    readiness: Readiness | None = None
+    startup_s: float | None = None
     if starts:
-        readiness = _wait_for_start(launch)
+        startup_s = _wait_for_start(launch).startup_s
     elif not answers(head):
-        readiness = wait_for_running(launch, head)
+        startup_s = wait_for_running(launch, head).startup_s
     served = served_by(head, launch.settings)
     url = f"http://127.0.0.1:{served.port}"
-    return Started(head.deployment, url, served.model, starts, readiness)
+    return Started(head.deployment, url, served.model, starts, startup_s)
 
 
 def wait_for_running(launch: Launch, head: ListedContainer) -> Readiness:
     """Wait for what runs already, and then finish or revert what an `up --detach` left."""
     ranks = {node: fact.container_id for node, fact in _ranks_of(launch.nodes, head)}
-    watch = _watch(launch, ranks, launch.nodes.here.docker)
+    watch = _watch(launch, ranks)
     try:
         readiness = watch.wait()
     except SparkdeployError as error:
@@ -234,14 +307,11 @@ def wait_for_running(launch: Launch, head: ListedContainer) -> Readiness:
 
 
 def _wait_for_start(launch: Launch) -> Readiness:
-    return launch.wait_and_commit(_watch(launch, launch.started, launch.head.host))
+    return launch.wait_and_commit(_watch(launch, launch.started))
 
 
 def _start_missing_ranks(launch: Launch) -> None:
-    """Start all ranks again where a head came back alone, which hangs without its other ranks.
-
-    Raises NodeError naming the rank that cannot.
-    """
+    """Start all ranks again where a head came back alone, which hangs without its other ranks."""
     found = launch.find_here()
     head = found.current if found is not None else None
     try:
@@ -273,8 +343,7 @@ def _require_port(here: Node, head: ContainerFact) -> None:
 def _start_again(launch: Launch, head: ListedContainer) -> None:
     """Start a container of this node, and all ranks that it once started with, on their nodes.
 
-    Memory is looked at before each starts, as it was planned then. Raises NodeError or
-    SparkdeployError where a rank is missing, or its node is in use; nothing was changed then.
+    Raises SparkdeployError where a rank is missing, or its node is in use; nothing is changed then.
     """
     ranks = []
     for node, fact in _ranks_of(launch.nodes, head):
@@ -308,66 +377,17 @@ def _ranks_of(nodes: Nodes, head: ListedContainer) -> list[tuple[Node, ListedCon
     return [*found, (nodes.here, head)]
 
 
-def _watch(launch: Launch, ranks: dict[Node, str], host: DockerHost) -> Watch:
-    """Return the wait for containers that run, by node; `host` is that of the head.
-
-    It lasts as long as they were given at their first start.
-    """
-    head_id = next(container_id for node, container_id in ranks.items() if node.is_here)
-    fact = host.find_container(head_id)
+def _watch(launch: Launch, ranks: dict[Node, str]) -> Watch:
+    """Return the wait for containers that run; it lasts as long as at their first start."""
+    host = launch.nodes.here.docker
+    fact = host.find_container(ranks[launch.nodes.here])
     timeout_s = fact.startup_timeout_s if fact is not None else None
-    key = _timing_key_of(host, fact) if fact is not None else launch.command
+    key = launch.command
+    if fact is not None:
+        # As `up` has remembered what such a start takes.
+        image = host.find_image(fact.image_id)
+        tag = next(iter(own_tags(image.tags)), fact.image_id) if image else fact.image_id
+        key = timing_key(tag, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))
     console.expect(awaited_start(launch.deployment, key, launch.settings))
     deadline_s = timeout_s if timeout_s is not None else Limits().startup_timeout_s
     return Watch(launch, ranks, key, deadline_s)
-
-
-def _timing_key_of(host: DockerHost, fact: ListedContainer) -> str:
-    """Return the key under which `up` has remembered what such a start takes."""
-    image = host.find_image(fact.image_id)
-    tags = own_tags(image.tags) if image is not None else ()
-    image_name = tags[0] if tags else fact.image_id
-    return timing_key(image_name, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))
-
-
-def served_at(name: str, settings: Settings) -> ServedDeployment:
-    """Return where and how clients ask a deployment that runs or is stopped.
-
-    Raises NodeError without one, and for one whose key is another user's.
-    """
-    with connect(settings) as host:
-        found = require_deployment(host, name)
-    refuse_as_worker(found)
-    user, served = found.current.user, served_by(found.current, settings)
-    # A key stays in its user's own folder: the caller's would be another, and no client has it.
-    if served.key_file is not None and is_another(user):
-        raise NodeError(
-            f"{name} is public and {user} deployed it: its clients have a key that only that user "
-            "can keep",
-            hint=f"have {user} switch it, or replace it under your own key: "
-            f"`sparkdeploy up RECIPE --name {name} --public`",
-        )
-    return served
-
-
-def at_address(request: Request, served: ServedDeployment, settings: Settings) -> Request:
-    """Return the request as one that answers there; what it sets itself goes before.
-
-    The new model keeps its own name and gets the aliases: a client that asks for the old model by
-    its name learns that it is not there, and never answered by another one.
-    """
-    from sparkdeploy.deploy.request import resolve  # noqa: PLC0415 - the rest reads no recipe
-
-    given = [item for item in request.assignments if item]
-    taken: list[str] = []
-    if not any(is_set(PORT, item) for item in given):
-        taken.append(f"{PORT}={served.port}")
-    aliases = served.models[1:]
-    if aliases and not any(is_set(NAMES, item) for item in given):
-        own = resolve(request, settings).recipe.model.served_names
-        names = dict.fromkeys((*own, *aliases))
-        if len(names) > len(own):
-            taken.append(f"{NAMES}={json.dumps([*names])}")
-    exposure = Exposure.LOOPBACK if served.key_file is None else Exposure.PUBLIC
-    deployment = replace(request.deployment, exposure=exposure)
-    return replace(request, assignments=(*taken, *given), deployment=deployment)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import deployments_in, find_deployment
 from sparkdeploy.deploy.expectation import expectation_of
-from sparkdeploy.deploy.inputs import bring_models, with_known_image
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, naming, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
+from sparkdeploy.deploy.request import bring_models, with_known_image
 from sparkdeploy.deploy.serving import answers
-from sparkdeploy.deploy.wait import Watch, awaited_start, expected_downtime, timing_key_of
+from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
 from sparkdeploy.node.facts import is_another, own_name
 from sparkdeploy.plan.make import decide, decide_again, draft_plan
@@ -26,6 +26,7 @@ from sparkdeploy.plan.preflight import refuse_to_prepare, refuse_to_start
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, awaited_preparation
 from sparkdeploy.recipe.report import values_to_show
+from sparkdeploy.server.phases import expected_start, timing_key
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def up(
             if options.extent is Extent.DETACH or not launch.begun:
                 return Outcome(plan, changed=True)
             deadline_s = plan.resolved.recipe.limits.startup_timeout_s
-            watch = Watch(launch, launch.started, timing_key_of(plan), deadline_s, plan)
+            watch = Watch(launch, launch.started, _timing_key(plan), deadline_s, plan)
             readiness = launch.wait_and_commit(watch)
         except KeyboardInterrupt:
             _undo(launch, options)
@@ -155,7 +156,12 @@ def _decide(
 def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
     console.expect(*awaited_preparation(plan))
     if options.extent is Extent.ANSWER and plan.has_work:
-        console.expect(awaited_start(plan.deployment.name, timing_key_of(plan), settings))
+        console.expect(awaited_start(plan.deployment.name, _timing_key(plan), settings))
+
+
+def _timing_key(plan: Plan) -> str:
+    tag, recipe = plan.images[-1].stage.tag, plan.resolved.recipe.name
+    return timing_key(tag, recipe, len(plan.topology.nodes))
 
 
 def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> None:
@@ -169,7 +175,7 @@ def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> No
     # Users of one machine share its names: whoever replaces another's should know.
     user = running[0].user
     name = f"deployment {plan.deployment.name}{f' of {user}' if is_another(user) else ''}"
-    console.info(f"downtime: {expected_downtime(timing_key_of(plan), settings)}")
+    console.info(f"downtime: {expected_start(settings.state_dir, _timing_key(plan))}")
     if not confirm(f"{name} is running and will be replaced ({replaced[0].reason}). Go on?"):
         raise SparkdeployError(
             f"deployment {plan.deployment.name} was not replaced",

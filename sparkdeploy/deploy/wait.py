@@ -1,43 +1,50 @@
-"""A start that is waited for: its progress, and its ranks, which live and die together."""
+"""A start that is waited for, and one that systemd watches: ranks live and die together."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import verify_rank
+from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.serving import model_of
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
-from sparkdeploy.node.lock import watching
-from sparkdeploy.node.node import named
+from sparkdeploy.node.lock import attendant_of, watching
+from sparkdeploy.node.node import Node, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.steps import plan_as_dict
+from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import ALIVE, death, wait_until_answering
 from sparkdeploy.server.phases import (
     PHASES,
     SPARK_COLD_START_S,
     TINY_MODEL_START_S,
     PhaseTracker,
+    last_start_s,
     load_durations,
     save_durations,
-    similar_start_s,
 )
+from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
 from sparkdeploy.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sparkdeploy.deploy.launch import Launch
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.node import Node
+    from sparkdeploy.node.node import Nodes
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
@@ -50,45 +57,19 @@ POLL_S = 0.5
 LOST_AFTER_S = 5.0
 """How long a node may not answer before its container counts as lost."""
 STOP_TIMEOUT_S = 3
-NOT_KNOWN = "not known here, for it was not started on this machine yet"
+NOTIFY = "NOTIFY_SOCKET"
+LOOK_EVERY_S = 2.0
+"""Between two looks while another command changes the deployment."""
+CONNECT_EVERY_S = 10.0
 
 
 def start_title(deployment: str) -> str:
     return f"start of {deployment}"
 
 
-def timing_key(image: str, recipe: str, node_count: int) -> str:
-    """Return the key under which the durations of such starts are remembered."""
-    return f"{image} {recipe}" + (f" on {node_count} nodes" if node_count > 1 else "")
-
-
-def timing_key_of(plan: Plan) -> str:
-    tag, recipe = plan.images[-1].stage.tag, plan.resolved.recipe.name
-    return timing_key(tag, recipe, len(plan.topology.nodes))
-
-
 def awaited_start(deployment: str, key: str, settings: Settings) -> PlannedStep:
     """Return the start as a step to come, with what it took last time."""
-    return PlannedStep(start_title(deployment), _last_start_s(key, settings))
-
-
-def expected_downtime(key: str, settings: Settings) -> str:
-    """Say how long nobody is answered while a start takes a running one's place, and who says so.
-
-    The old one ends within seconds; the start of the new one is what takes long.
-    """
-    last_s = _last_start_s(key, settings)
-    if last_s is not None:
-        return f"about {format_seconds(last_s)}, as its last start here took"
-    similar_s = similar_start_s(settings.state_dir, key)
-    if similar_s is not None:
-        return f"about {format_seconds(similar_s)}, as a start of it took here on another image"
-    return NOT_KNOWN
-
-
-def _last_start_s(key: str, settings: Settings) -> float | None:
-    known_s = load_durations(settings.state_dir, key, otherwise={})
-    return sum(known_s.values()) if known_s else None
+    return PlannedStep(start_title(deployment), last_start_s(settings.state_dir, key))
 
 
 @dataclass(slots=True)
@@ -99,31 +80,33 @@ class Watch:
     ranks: Mapping[Node, str]
     """The container of each node, by its id."""
     key: str
-    """Under which the durations of such starts are remembered."""
     deadline_s: float
     plan: Plan | None = None
-    """What was planned; None for containers that were made before."""
+    """None for containers that were made before."""
     tracker: PhaseTracker = field(init=False)
     elapsed_s: float = field(default=0.0, init=False)
     memory_curve: list[dict[str, Any]] = field(default_factory=list, init=False)
-    _usual_s: Mapping[str, float] = field(init=False)
     _sampled_s: dict[str, float] = field(default_factory=dict, init=False)
-    _awaited: dict[str, PlannedStep] = field(default_factory=dict, init=False)
+    _awaited: dict[str, PlannedStep] = field(init=False)
+    """The phases to come, with what they took last time; nothing is said of the rest."""
 
     def __post_init__(self) -> None:
         on_cpu = self.plan is not None and self.plan.resolved.engine.runs_on == "cpu"
-        self._usual_s = TINY_MODEL_START_S if on_cpu else SPARK_COLD_START_S
-        state_dir = self.launch.settings.state_dir
-        recalled_s = load_durations(state_dir, self.key, otherwise=self._usual_s)
-        self.tracker = PhaseTracker(typical_s=recalled_s)
+        usual_s = TINY_MODEL_START_S if on_cpu else SPARK_COLD_START_S
+        known_s = load_durations(self.launch.settings.state_dir, self.key)
+        self.tracker = PhaseTracker(typical_s=known_s or usual_s)
+        names = known_s or usual_s.keys() - {"draft"}
+        phases = (phase for phase in PHASES if phase.name in names)
+        self._awaited = {it.name: PlannedStep(it.title, known_s.get(it.name)) for it in phases}
 
     def wait(self) -> Readiness:
         """Return when the model has answered and every rank is what was planned.
 
-        Raises what `wait_until_answering` and `verify_rank` do; among several nodes the error is
-        that of the container that ended first, with its node's name.
+        Among several nodes the error is that of the container that ended first.
         """
-        with GroupWatch(self.ranks, self._clock_skews_s()) as group:
+        seen = [node.facts for node in self.plan.observed.nodes] if self.plan is not None else []
+        skews_s = {it.name: it.fabric.clock_skew_s for it in seen if it.fabric is not None}
+        with GroupWatch(self.ranks, skews_s) as group:
             try:
                 readiness = self._wait_for_head()
                 for node, container_id in self.ranks.items():
@@ -140,18 +123,20 @@ class Watch:
 
     def details(self) -> dict[str, Any]:
         """Return what the evidence of a failure holds beside each container's own record."""
-        planned = _planned_details(self.plan, self.launch.settings) if self.plan is not None else {}
         phases_s = self.tracker.durations_s(self.elapsed_s)
-        return {
-            **planned,
+        seen: dict[str, Any] = {
             "phases": {"reached": self.tracker.describe(), "seconds": phases_s},
             "memory_curve": self.memory_curve,
         }
+        if self.plan is None:
+            return seen
+        from sparkdeploy.deploy.doctor import doctor_report  # noqa: PLC0415 - for failures only
 
-    def _clock_skews_s(self) -> dict[str, float]:
-        """Return how far each node's clock is from ours, where that is known."""
-        facts = [node.facts for node in self.plan.observed.nodes] if self.plan is not None else []
-        return {it.name: it.fabric.clock_skew_s for it in facts if it.fabric is not None}
+        try:
+            report = doctor_report(self.plan.resolved, self.launch.settings, self.plan)
+        except Exception as error:  # noqa: BLE001 - a bug in it must not keep the old one down
+            report = {"not_seen": repr(error)}
+        return {**seen, "plan": plan_as_dict(self.plan), "doctor": report}
 
     def _wait_for_head(self) -> Readiness:
         name, settings = self.launch.deployment, self.launch.settings
@@ -162,25 +147,23 @@ class Watch:
             console.step(start_title(name)) as step,
             model_of(_require_container(head, head_id), settings, head.docker) as model,
         ):
-            self._awaited = self._recalled_stages()
             step.stages(list(self._awaited.values()))
             return wait_until_answering(
                 head.docker,
                 head_id,
                 model,
                 deadline_s=self.deadline_s,
-                on_phase=lambda tracker, elapsed_s: self._show(step, tracker, elapsed_s),
+                on_phase=partial(self._show, step),
                 tracker=self.tracker,
             )
 
     def _show(self, step: Step, tracker: PhaseTracker, elapsed_s: float) -> None:
-        """Show the phase as a stage of the step, with the bar that the log shows of it."""
         self.elapsed_s = elapsed_s
         step.guess(tracker.describe(), tracker.remaining_s(elapsed_s))
         phase = tracker.phase
         step.enter(phase.title)
-        later = PHASES[PHASES.index(phase) + 1 :]
-        step.stages([self._awaited[it.name] for it in later if it.name in self._awaited])
+        later = (self._awaited.get(it.name) for it in PHASES[PHASES.index(phase) + 1 :])
+        step.stages([it for it in later if it is not None])
         if tracker.count is not None:
             step.count(*tracker.count, phase.unit)
         step.recent(tuple(tracker.recent))
@@ -190,13 +173,6 @@ class Watch:
                 self._sampled_s[node.name] = elapsed_s
                 self._sample(node, elapsed_s, step)
 
-    def _recalled_stages(self) -> dict[str, PlannedStep]:
-        """Return the phases to come, with what they took last time; nothing is said of the rest."""
-        known_s = load_durations(self.launch.settings.state_dir, self.key, otherwise={})
-        names = known_s or {name for name in self._usual_s if name != "draft"}
-        phases = [phase for phase in PHASES if phase.name in names]
-        return {phase.name: PlannedStep(phase.title, known_s.get(phase.name)) for phase in phases}
-
     def _sample(self, node: Node, elapsed_s: float, step: Step) -> None:
         available = parse_meminfo(read_or_none(node, "/proc/meminfo") or "").get("MemAvailable", 0)
         sample: dict[str, Any] = {"at_s": round(elapsed_s, 2), "available_bytes": available}
@@ -204,17 +180,6 @@ class Watch:
             sample["node"] = node.name
             step.place(node.name, f"{format_gib(available)} of memory free")
         self.memory_curve.append(sample)
-
-
-def _planned_details(plan: Plan, settings: Settings) -> dict[str, Any]:
-    from sparkdeploy.deploy.doctor import doctor_report  # noqa: PLC0415 - for failures only
-
-    report: dict[str, Any]
-    try:
-        report = doctor_report(plan.resolved, settings, plan)
-    except Exception as error:  # noqa: BLE001 - a bug in it must not keep the old one down
-        report = {"not_seen": repr(error)}
-    return {"plan": plan_as_dict(plan), "doctor": report}
 
 
 def _require_container(node: Node, container_id: str) -> ContainerFact:
@@ -237,15 +202,13 @@ class End:
     lost: NodeError | None = None
 
     def error(self) -> SparkdeployError:
-        name = self.node.name
-        if self.lost is not None:
-            message = self.lost.message.removeprefix(f"{name}: ")
-            return UnhealthyError(
-                f"{name}: lost while it was waited for: {message}", hint=self.lost.hint
-            )
-        found = death(self.node.docker, self.container_id, self.fact)
-        found.message = f"{name}: {found.message}"
-        return found
+        name, lost = self.node.name, self.lost
+        if lost is None:
+            found = death(self.node.docker, self.container_id, self.fact)
+            found.message = f"{name}: {found.message}"
+            return found
+        message = lost.message.removeprefix(f"{name}: ")
+        return UnhealthyError(f"{name}: lost while it was waited for: {message}", hint=lost.hint)
 
 
 class GroupWatch:
@@ -285,7 +248,6 @@ class GroupWatch:
                 return
 
     def _ends(self) -> list[End]:
-        """Return how those ended that live no more, or have not answered for too long."""
         ends = []
         for node, container_id in self._ranks.items():
             try:
@@ -304,8 +266,7 @@ class GroupWatch:
 
 def earliest(ends: Sequence[End]) -> End:
     """Return the first end; one without a time only when none has one."""
-    timed = [(end.at, end) for end in ends if end.at is not None]
-    return min(timed, key=lambda item: item[0])[1] if timed else ends[0]
+    return min(ends, key=lambda end: end.at or datetime.max.replace(tzinfo=UTC))
 
 
 def stop_all(ranks: Iterable[tuple[Node, str]]) -> None:
@@ -313,3 +274,124 @@ def stop_all(ranks: Iterable[tuple[Node, str]]) -> None:
     for node, container_id in ranks:
         with contextlib.suppress(NodeError):
             node.docker.stop(container_id, timeout_s=STOP_TIMEOUT_S)
+
+
+RankFact: TypeAlias = tuple[Node, ContainerFact]
+
+
+class NoMemoryLeftError(UnhealthyError):
+    """The memory guard ended it: whoever starts it again at once fills the machine again."""
+
+    exit_code = EXIT_MEMORY_FLOOR
+
+
+def notify_systemd(state: str) -> None:
+    """Send one word of sd_notify(3); nothing where nobody asked for it."""
+    address = os.environ.get(NOTIFY, "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        # An abstract address begins with a zero byte.
+        notifier.sendto(state.encode(), address.replace("@", "\0", 1))
+
+
+class Ends:
+    """The ends of containers, of which each is waited for in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._waited_for: set[str] = set()
+
+    def wait(self, ranks: Iterable[RankFact]) -> None:
+        """Return when one has ended, or its node does not answer any more."""
+        for node, fact in ranks:
+            if fact.container_id not in self._waited_for:
+                self._waited_for.add(fact.container_id)
+                arguments = (node, fact.container_id)
+                threading.Thread(target=self._wait_for, args=arguments, daemon=True).start()
+        self._waited_for.discard(self._ended.get())
+
+    def _wait_for(self, node: Node, container_id: str) -> None:
+        # Why nobody answers is seen the next time.
+        with contextlib.suppress(NodeError):
+            node.docker.wait(container_id)
+        self._ended.put(container_id)
+
+
+def stay_with(
+    deployment: str,
+    sleep: Callable[[float], None] = time.sleep,
+    make_ends: Callable[[], Ends] = Ends,
+) -> None:
+    """Tell systemd, where it asks, that it serves; return when it was stopped or removed.
+
+    Whoever replaces it, changes it or starts it again decides what becomes of it: that is watched
+    on. When a rank has died the others are stopped, and UnhealthyError says what it died of,
+    NoMemoryLeftError where the memory guard did it. A network that is cut ends nothing.
+    """
+    notify_systemd("READY=1")
+    settings = load_settings()
+    is_attended = partial(attendant_of, settings.lock_dir, settings.node_name, deployment)
+    while True:
+        with contextlib.suppress(NodeError), connect_nodes(settings, deployment) as nodes:
+            ends = make_ends()
+            while (ranks := _running_ranks(nodes, deployment, is_attended)) is not None:
+                if ranks:
+                    ends.wait(ranks)
+                else:
+                    sleep(LOOK_EVERY_S)
+            break
+        # A connection that broke off stays so.
+        sleep(CONNECT_EVERY_S)
+    console.info(f"{deployment} was stopped")
+
+
+def _running_ranks(
+    nodes: Nodes, deployment: str, is_attended: Callable[[], object]
+) -> list[RankFact] | None:
+    """Return the ranks when all of them run, none during a change, None when it was stopped."""
+    found = find_deployment(nodes.here.docker, deployment)
+    if found is not None and found.is_half_replaced:
+        return []
+    head = found.serving if found is not None else None
+    if head is None or head.is_stopped:
+        return [] if is_attended() else None
+    ranks, unseen = _ranks_of(nodes, head)
+    died = next((it for it in ranks if not it[1].is_running), None)
+    # A rank alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
+    now = nodes.here.docker.find_container(head.container_id) if died is not None else None
+    runs_still = now is not None and now.is_running and now.name == head.name
+    is_ending = not head.is_running or runs_still
+    if died is not None and is_ending and not is_attended():
+        stop_all((node, fact.container_id) for node, fact in ranks)
+        raise _death_of(*died)
+    if unseen is not None:
+        raise unseen
+    return ranks if died is None else []
+
+
+def _ranks_of(nodes: Nodes, head: ContainerFact) -> tuple[list[RankFact], NodeError | None]:
+    """Return the ranks of a head's launch that can be seen, the head first, and why not all."""
+    seen: list[RankFact] = [(nodes.here, head)]
+    unseen: NodeError | None = None
+    for name in head.nodes[1:]:
+        try:
+            node = nodes.node(name)
+            with named(node):
+                there = find_deployment(node.docker, head.deployment)
+        except NodeError as error:
+            unseen = error
+            continue
+        serving = there.serving if there is not None else None
+        if serving is not None and serving.launch == head.launch:
+            seen.append((node, serving))
+    return seen, unseen
+
+
+def _death_of(node: Node, fact: ContainerFact) -> UnhealthyError:
+    error: UnhealthyError = death(node.docker, fact.container_id, fact)
+    if fact.exit_code == EXIT_MEMORY_FLOOR:
+        error = NoMemoryLeftError(error.message, hint=error.hint, detail=error.detail)
+    if fact.nodes:
+        error.message = f"{node.name}: {error.message}"
+    return error

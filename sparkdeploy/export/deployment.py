@@ -10,15 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.lifecycle import PORT
 from sparkdeploy.deploy.request import (
+    PORT,
     from_anywhere,
     plan_for,
     resolve,
     sets_variables,
     up_words,
 )
-from sparkdeploy.deploy.wait import NOT_KNOWN
 from sparkdeploy.errors import BuildError, CheckpointError, UsageError
 from sparkdeploy.export.compose_file import Export, ExportedFile, compose_text
 from sparkdeploy.export.systemd_unit import (
@@ -32,7 +31,7 @@ from sparkdeploy.export.systemd_unit import (
     unit_text,
 )
 from sparkdeploy.plan.images import unresolved_tag
-from sparkdeploy.server.phases import similar_start_s
+from sparkdeploy.server.phases import expected_start
 from sparkdeploy.shell import AS_MODULE
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
@@ -150,12 +149,7 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
         else "it never stops by itself: --set limits.idle_stop_s=1800 lets it, after half an hour"
     )
     # The image of its next start is not known here: the newest start of the recipe tells.
-    known_s = similar_start_s(settings.state_dir, f"any {recipe.name}")
-    waits = (
-        f"about {format_seconds(known_s)}, as its last start here took"
-        if known_s is not None
-        else NOT_KNOWN
-    )
+    waits = expected_start(settings.state_dir, f"any {recipe.name}")
     notes = (f"how long a request waits that finds it stopped: {waits}", stops)
     return Export(files, next_step=f"{install} && {enable}", notes=notes)
 

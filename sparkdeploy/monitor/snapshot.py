@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.status import NO_CONTAINER, RUNNING
+from sparkdeploy.monitor.status_row import NO_CONTAINER, RUNNING
 from sparkdeploy.node.facts import GpuLoad
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.terminal.safe_text import visible_line

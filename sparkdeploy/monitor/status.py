@@ -21,7 +21,9 @@ from sparkdeploy.deploy.deployments import (
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, newest_crash
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.serving import answers
-from sparkdeploy.deploy.status import (
+from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
+from sparkdeploy.export.systemd_unit import proxy_name, socket_name, unit_name
+from sparkdeploy.monitor.status_row import (
     HALF_REPLACED,
     HEALTHY,
     NO_CONTAINER,
@@ -32,8 +34,6 @@ from sparkdeploy.deploy.status import (
     StatusRow,
     status_row,
 )
-from sparkdeploy.errors import NodeError, RecipeError, UnhealthyError
-from sparkdeploy.export.systemd_unit import proxy_name, socket_name, unit_name
 from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.facts import THIS_MACHINE, output_or_none
 from sparkdeploy.node.node import at_once, named

@@ -15,6 +15,7 @@ from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.server.facts import EngineFacts, read_facts
 from sparkdeploy.server.log_lines import LineSplitter, guard_report, message_of
 from sparkdeploy.stored_json import read_json
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ _BARS = {phase.name: phase.bar for phase in PHASES if phase.bar}
 _COUNTED = re.compile(r"\|\s*(\d{1,6})/(\d{1,6}) \[")
 """How much of how much such a bar has done."""
 RECENT_LINES = 5
+NOT_KNOWN = "not known here, for it was not started on this machine yet"
 
 
 @dataclass(slots=True)
@@ -147,15 +149,29 @@ def read_whole(log: Iterable[bytes]) -> PhaseTracker:
     return tracker
 
 
-def load_durations(
-    state_dir: Path, key: str, *, otherwise: Mapping[str, float] = SPARK_COLD_START_S
-) -> Mapping[str, float]:
-    """Return seconds a phase from the last start of this key, or else the table given."""
-    known = _read_durations(_durations_file(state_dir, key))
-    return otherwise if known is None else known
+def timing_key(image: str, recipe: str, node_count: int) -> str:
+    """Return the key under which the durations of such starts are remembered."""
+    return f"{image} {recipe}" + (f" on {node_count} nodes" if node_count > 1 else "")
 
 
-def similar_start_s(state_dir: Path, key: str) -> float | None:
+def load_durations(state_dir: Path, key: str) -> Mapping[str, float]:
+    """Return seconds a phase from the last start of this key; empty where none is known."""
+    return _read_durations(_durations_file(state_dir, key))
+
+
+def last_start_s(state_dir: Path, key: str) -> float | None:
+    return sum(load_durations(state_dir, key).values()) or None
+
+
+def expected_start(state_dir: Path, key: str) -> str:
+    """Say how long such a start takes, and how that is known."""
+    took_s, how = last_start_s(state_dir, key), "its last start here"
+    if took_s is None:
+        took_s, how = _similar_start_s(state_dir, key), "an earlier start of it here"
+    return NOT_KNOWN if took_s is None else f"about {format_seconds(took_s)}, as {how} took"
+
+
+def _similar_start_s(state_dir: Path, key: str) -> float | None:
     """Return the seconds of the newest start of the same recipe on another image; None for none."""
     recipe = re.sub(r"[^\w.-]", "_", key.partition(" ")[2])
     files = [
@@ -164,8 +180,7 @@ def similar_start_s(state_dir: Path, key: str) -> float | None:
         if re.fullmatch(rf".+_[0-9a-f]+_{re.escape(recipe)}\.json", path.name)
     ]
     newest_first = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
-    known = (_read_durations(path) for path in newest_first)
-    return next((sum(found.values()) for found in known if found is not None), None)
+    return next(filter(None, (sum(_read_durations(it).values()) for it in newest_first)), None)
 
 
 def save_durations(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> None:
@@ -176,11 +191,11 @@ def save_durations(state_dir: Path, key: str, phases_s: Mapping[str, float]) -> 
         write_private(_durations_file(state_dir, key), json.dumps(rounded))
 
 
-def _read_durations(path: Path) -> dict[str, float] | None:
+def _read_durations(path: Path) -> dict[str, float]:
     try:
         return {str(name): float(took_s) for name, took_s in read_json(path).items()}
     except (OSError, ValueError, TypeError, AttributeError, OverflowError):
-        return None
+        return {}
 
 
 def _durations_file(state_dir: Path, key: str) -> Path:

@@ -26,10 +26,9 @@ from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes, verify_headers
 from sparkdeploy.deploy.deployments import list_deployments
-from sparkdeploy.deploy.inputs import repositories_of
 from sparkdeploy.deploy.lock import deploy_lock, refuse_used
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.request import Request, repositories_of, resolve
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, SparkdeployError
 from sparkdeploy.node import facts
 from sparkdeploy.plan.models import locate_model

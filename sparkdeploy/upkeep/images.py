@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.inputs import pin_image, refuse_missing_mods
 from sparkdeploy.deploy.lock import refuse_used
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.prepare import build_stages
+from sparkdeploy.deploy.request import pin_image, refuse_missing_mods
 from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
 from sparkdeploy.image.emulation import PLATFORMS, platform_of, refuse_without_emulation
 from sparkdeploy.image.network import refuse_credentials, registry_reference

@@ -26,7 +26,7 @@ FOLDER = f"{HOME}/weights"
 SLOWLY = 'exec /usr/bin/rsync --bwlimit=4M "$@"'
 SEND = f"""\
 from pathlib import Path
-from sparkdeploy.deploy.sync import send_tree
+from sparkdeploy.deploy.prepare import send_tree
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.cluster import open_nodes
 from sparkdeploy.plan.paths import SyncTree

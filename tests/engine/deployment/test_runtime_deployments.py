@@ -9,7 +9,7 @@ from sparkdeploy.deploy.deployments import (
     remove_containers,
     require_deployment,
 )
-from sparkdeploy.deploy.status import StatusRow, status_row
+from sparkdeploy.monitor.status_row import StatusRow, status_row
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings

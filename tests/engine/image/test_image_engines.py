@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from sparkdeploy.deploy import sync
+from sparkdeploy.deploy import prepare
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.inside.prove import MARK
@@ -285,9 +285,9 @@ def test_images_travel_between_nodes_with_different_engines(
     ):
         before = listed(one.docker)
         for head, worker in ((one, two), (two, one)):
-            sent = sync._bring(engine, plugin, head, worker, settings)
+            sent = prepare._bring(engine, plugin, head, worker, settings)
             assert sent > 0
-            again = sync._bring(engine, plugin, head, worker, settings)
+            again = prepare._bring(engine, plugin, head, worker, settings)
             assert again == 0
             for stage in (plugin, engine):
                 arrived = listed(worker.docker)[stage.tag]

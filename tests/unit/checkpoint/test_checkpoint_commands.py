@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.deploy.inputs import bring_models
-from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.request import Request, bring_models, resolve
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.steps import Action

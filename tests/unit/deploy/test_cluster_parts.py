@@ -15,7 +15,7 @@ import yaml
 
 from sparkdeploy import shell
 from sparkdeploy.checks import survey
-from sparkdeploy.deploy.sync import compare
+from sparkdeploy.deploy.prepare import compare
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import fabric as node_fabric
 from sparkdeploy.node.cluster import FabricPort, read_cluster

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.deploy.serving import metrics_of
 from sparkdeploy.monitor import status
-from sparkdeploy.monitor.status_words import status_lines
+from sparkdeploy.monitor.status_row import status_lines
 from sparkdeploy.server.metrics import Metrics
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container

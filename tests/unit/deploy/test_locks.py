@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import lock
+from sparkdeploy.deploy import lifecycle, lock
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.prepare import stage_lock
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
@@ -16,6 +16,8 @@ from sparkdeploy.settings import load_settings
 from tests.fakes.machines import LATER, OLD, Lab, build, deployed, dies
 
 if TYPE_CHECKING:
+    from sparkdeploy.deploy.deployments import Inspected
+    from sparkdeploy.deploy.launch import Launch
     from sparkdeploy.recipe.load import Library
 
 
@@ -147,21 +149,18 @@ def test_a_stage_is_built_by_one_command_at_a_time(
 def test_down_all_goes_on_behind_one_that_cannot_be_removed(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    from sparkdeploy.deploy import removal
-
     deployed(lab)
     lab.record.note("broken", ("spark-9",))
     tried = []
-    real = removal.remove_deployment
+    real = lifecycle.remove_deployment
 
-    def remove(nodes: object, name: str, *about: object) -> tuple[str, ...]:
-        tried.append(name)
+    def remove(launch: Launch, found: Inspected | None) -> tuple[str, ...]:
+        tried.append(launch.deployment)
         if len(tried) == 1:
-            raise SparkdeployError(f"{name} cannot be removed")
-        return real(nodes, name, *about)  # type: ignore[arg-type]
+            raise SparkdeployError(f"{launch.deployment} cannot be removed")
+        return real(launch, found)
 
-    monkeypatch.setattr(removal, "remove_deployment", remove)
-    _, errors = removal.down_all()
+    monkeypatch.setattr(lifecycle, "remove_deployment", remove)
+    _, errors = lifecycle.down_all()
     assert tried == ["main", "broken"]
     assert [error.message for error in errors] == ["main cannot be removed"]

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import lifecycle, removal
+from sparkdeploy.deploy import lifecycle, request
 from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.monitor import status as operating
-from sparkdeploy.monitor.status_words import status_lines
+from sparkdeploy.monitor.status_row import status_lines
 from sparkdeploy.node.facts import own_name
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
@@ -31,7 +31,7 @@ def test_status_and_down_say_whose_a_deployment_is(
     engine = FakeContainers.of(container("sparkdeploy-main", "exited", user=user))
     reached_alone(monkeypatch, engine)
     lines = "\n".join(plain_lines(status_lines(operating.current_rows())))
-    removed = removal.down("main")
+    removed = lifecycle.down("main")
 
     assert removed == ("sparkdeploy-main",)
     assert ("  deployed by anna" in lines) == is_said
@@ -75,12 +75,12 @@ def test_a_public_deployment_of_another_user_is_not_switched_to_another_key(
 ) -> None:
     marks = {"port": "8123", "served_name": "old", "exposure": exposure}
     engine = FakeContainers.of(container("sparkdeploy-main", user=user, **marks))
-    monkeypatch.setattr(lifecycle, "connect", lambda _settings: engine)
+    monkeypatch.setattr(request, "connect", lambda _settings: engine)
     if not (is_anothers and exposure == "public"):
-        assert lifecycle.served_at("main", load_settings()).port == 8123
+        assert request.served_at("main", load_settings()).port == 8123
         return
     with pytest.raises(NodeError, match="main is public and anna deployed it") as caught:
-        lifecycle.served_at("main", load_settings())
+        request.served_at("main", load_settings())
     assert caught.value.hint is not None
     assert "have anna switch it" in caught.value.hint
     assert "up RECIPE --name main --public" in caught.value.hint

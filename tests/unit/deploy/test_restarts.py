@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.monitor import status
-from sparkdeploy.monitor.status_words import status_lines
+from sparkdeploy.monitor.status_row import status_lines
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
 from tests.unit.plain import plain_lines
 from tests.unit.server.log_files import recorded
 
 if TYPE_CHECKING:
-    from sparkdeploy.deploy.status import StatusRow
+    from sparkdeploy.monitor.status_row import StatusRow
 
 SERVES = "(APIServer pid=8) INFO 06-03 10:20:11 [launcher.py:46] Application startup complete.\n"
 FAULT = recorded("crashes/gpu_fault").decode()

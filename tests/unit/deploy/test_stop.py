@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.deploy import launch, lifecycle
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.monitor.status_words import status_lines
+from sparkdeploy.monitor.status_row import status_lines
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import plain_text

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import lifecycle
-from sparkdeploy.deploy.lifecycle import at_address, served_at
-from sparkdeploy.deploy.request import Request
+from sparkdeploy.deploy import request as deploy_request
+from sparkdeploy.deploy.request import Request, at_address, served_at
 from sparkdeploy.deploy.serving import ServedDeployment
-from sparkdeploy.deploy.wait import NOT_KNOWN, expected_downtime
 from sparkdeploy.errors import NodeError
 from sparkdeploy.plan.launch import Exposure
-from sparkdeploy.server.phases import save_durations
+from sparkdeploy.server.phases import NOT_KNOWN, expected_start, save_durations
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import Lab, build
@@ -33,7 +31,7 @@ def serving(**more: str) -> FakeContainers:
 
 
 def reached(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> None:
-    monkeypatch.setattr(lifecycle, "connect", lambda _settings: engine)
+    monkeypatch.setattr(deploy_request, "connect", lambda _settings: engine)
 
 
 def test_port_key_aliases_and_nodes_are_those_of_what_serves(
@@ -75,19 +73,19 @@ def test_what_is_typed_goes_before_what_is_taken_over(typed: str) -> None:
 def test_the_silence_is_that_of_earlier_starts() -> None:
     settings = load_settings()
     pace = f"sparkdeploy/plugin:{'a' * 16} v2"
-    assert expected_downtime(pace, settings) == NOT_KNOWN
+    assert expected_start(settings.state_dir, pace) == NOT_KNOWN
     for other, seconds in (("b", 600.0), ("c", 60.0)):
         save_durations(
             settings.state_dir, f"sparkdeploy/guard:{other * 16} v2", {"weights": seconds}
         )
     newest = max((settings.state_dir / "starts").iterdir(), key=lambda path: path.name)
     os.utime(newest, (2e9, 2e9))
-    assert "as a start of it took here on another image" in expected_downtime(pace, settings)
+    assert "as an earlier start of it here took" in expected_start(settings.state_dir, pace)
     for key in (f"sparkdeploy/plugin:{'d' * 16} other-v2", "no-key v2"):
         save_durations(settings.state_dir, key, {"weights": 5.0})
-    assert "1m" in expected_downtime(pace, settings)
+    assert "1m" in expected_start(settings.state_dir, pace)
     save_durations(settings.state_dir, pace, {"weights": 20.0, "warmup": 10.0})
-    assert expected_downtime(pace, settings) == "about 30.0s, as its last start here took"
+    assert expected_start(settings.state_dir, pace) == "about 30.0s, as its last start here took"
 
 
 @pytest.mark.parametrize("count", [1, 2, pytest.param(3, marks=pytest.mark.slow)])

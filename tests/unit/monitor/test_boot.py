@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.deploy.evidence import ROOT_CAUSE
-from sparkdeploy.deploy.status import StatusRow
 from sparkdeploy.errors import NodeError
 from sparkdeploy.monitor.status import FailedStart, failed_starts, with_failed_starts
-from sparkdeploy.monitor.status_words import status_lines
+from sparkdeploy.monitor.status_row import StatusRow, status_lines
 from sparkdeploy.shell import Completed
 from tests.unit.plain import plain_lines
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.deploy import sync
+from sparkdeploy.deploy import prepare
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.node import Node
@@ -55,9 +55,9 @@ def worker(**changes: Any) -> Node:
 def test_the_heads_own_engine_is_not_called_the_workers(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(sync, "free_bytes_on", lambda *_: None)
+    monkeypatch.setattr(prepare, "free_bytes_on", lambda *_: None)
     with pytest.raises(NodeError) as caught:
-        sync._bring(STAGE, STAGE, head(**changes), worker(), cast("Settings", None))
+        prepare._bring(STAGE, STAGE, head(**changes), worker(), cast("Settings", None))
     assert caught.value.message == "docker: the disk of this engine is broken"
 
 
@@ -65,18 +65,18 @@ def test_the_heads_own_engine_is_not_called_the_workers(
 def test_the_workers_engine_is_named(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(sync, "free_bytes_on", lambda *_: None)
+    monkeypatch.setattr(prepare, "free_bytes_on", lambda *_: None)
     with pytest.raises(NodeError) as caught:
-        sync._bring(STAGE, STAGE, head(), worker(**changes), cast("Settings", None))
+        prepare._bring(STAGE, STAGE, head(), worker(**changes), cast("Settings", None))
     assert caught.value.message == "spark-2: docker: the disk of this engine is broken"
 
 
 def test_another_image_under_the_tag_of_what_was_sent_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sync, "free_bytes_on", lambda *_: None)
+    monkeypatch.setattr(prepare, "free_bytes_on", lambda *_: None)
     other = replace(BUILT, layers=("sha256:other",))
     there = iter((None, None, None, other))
     receiver = worker(find_image=lambda _: next(there))
     with pytest.raises(NodeError, match="is another image than spark-1's after it was loaded"):
-        sync._bring(STAGE, STAGE, head(), receiver, cast("Settings", None))
+        prepare._bring(STAGE, STAGE, head(), receiver, cast("Settings", None))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.status import MemberRow, StatusRow
 from sparkdeploy.monitor import status
-from sparkdeploy.monitor.status_words import status_lines
+from sparkdeploy.monitor.status_row import MemberRow, StatusRow, status_lines
 from sparkdeploy.server.metrics import read_metrics
 from sparkdeploy.units import iso_utc, local_time
 from tests.fakes.containers import FakeContainers, container

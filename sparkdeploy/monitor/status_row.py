@@ -1,29 +1,37 @@
-"""What `status` shows of a deployment: one row, made by one function."""
+"""Deployments as `status` shows them: a row each, and beneath it what is the matter."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import uptime_s
 from sparkdeploy.deploy.serving import metrics_of, stopped_because
+from sparkdeploy.export.systemd_unit import unit_name
+from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
+from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.crash import Restarts
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
 from sparkdeploy.terminal.safe_text import visible_line
-from sparkdeploy.units import iso_utc
+from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_gib, format_seconds, iso_utc, local_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.style import Line
+    from sparkdeploy.terminal.tables import Block, TextRow
 
 RUNNING = "running"
 NO_CONTAINER = "no container"
@@ -39,6 +47,28 @@ CAUSE_CHARACTERS = 200
 WORKER = "worker"
 """A rank of what another machine heads."""
 BEING_REPLACED = "being replaced"
+COLUMNS = (
+    TextColumn("name"),
+    TextColumn("state"),
+    TextColumn("URL"),
+    TextColumn("model"),
+    TextColumn("recipe"),
+    TextColumn("since"),
+    TextColumn("requests", Fill.FIGURE),
+    TextColumn("a minute", Fill.FIGURE),
+    TextColumn("restarts", Fill.FIGURE),
+    TextColumn("memory", Fill.FIGURE),
+)
+INKS = {
+    HEALTHY: Style.GOOD,
+    RUNNING: Style.GOOD,
+    WORKER: Style.PLAIN,
+    "starting": Style.CAUTION,
+    BEING_REPLACED: Style.CAUTION,
+    STOPPED: Style.QUIET,
+}
+"""Every other state is a failure."""
+MEMBER_INKS = {RUNNING: Style.PLAIN, STOPPED: Style.QUIET}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +132,14 @@ def status_row(
     members: tuple[MemberRow, ...] = (),
 ) -> StatusRow:
     """Return the row of a deployment; `members` is what the other nodes say of it."""
-    fact = deployment.current
+    fact, serving = deployment.current, deployment.serving
+    is_stopped = serving is not None and serving.is_stopped
     own_state = _own_state(deployment, is_answering)
     metrics = metrics_of(fact, settings) if own_state == HEALTHY else Metrics()
     state, half_done = _among_nodes(own_state, deployment, members)
     if half_done:
         state, half_done = _attended(state, half_done, deployment, settings)
+    has_no_port = fact.port is None or deployment.is_of_another_head
     restarts = restarts_of(host, fact) if fact.is_running else Restarts()
     return StatusRow(
         name=deployment.name,
@@ -128,12 +160,12 @@ def status_row(
         restarts=restarts.count,
         last_cause=_last_cause(restarts),
         drafting=low_acceptance_warning(metrics.drafted),
-        url=_url(deployment),
+        url="" if has_no_port else f"http://127.0.0.1:{fact.port}/v1",
         model=fact.labels.get(labels.SERVED_NAME, ""),
         exposure=fact.labels.get(labels.EXPOSURE, ""),
         since=iso_utc(parse_time(fact.started_at)) if fact.is_running else "",
-        stopped_at=_stopped_at(deployment),
-        stopped_because=stopped_because(fact) if deployment.serving is not None else "",
+        stopped_at=iso_utc(parse_time(fact.finished_at)) if is_stopped else "",
+        stopped_because=stopped_because(fact) if is_stopped else "",
         requests=None if metrics.finished is None else int(metrics.finished),
         requests_a_minute=metrics.finished_a_minute(time.time()),
     )
@@ -150,11 +182,9 @@ def _among_nodes(
         return HALF_REPLACED, "the nodes have ranks of different starts"
     # What an earlier one has left on other nodes is no part of what serves now.
     asked = (*nodes, "cluster") if nodes else ()
-    is_stopped = state == STOPPED
-    wanted = STOPPED if is_stopped else RUNNING
-    if all(member.state == wanted for member in members if member.node in asked):
-        return state, ""
-    return (HALF_STOPPED if is_stopped else BROKEN), ""
+    wanted, otherwise = (STOPPED, HALF_STOPPED) if state == STOPPED else (RUNNING, BROKEN)
+    are_alike = all(member.state == wanted for member in members if member.node in asked)
+    return (state if are_alike else otherwise), ""
 
 
 def _attended(
@@ -167,17 +197,6 @@ def _attended(
         return BEING_REPLACED, f"{half_done}; {attendant.describe()} waits for it"
     where = f" on {deployment.current.nodes[0]}" if deployment.is_of_another_head else ""
     return state, f"{half_done}; `sparkdeploy rollback {name}`{where} finishes or reverts it"
-
-
-def _url(deployment: Inspected) -> str:
-    port = deployment.current.port
-    is_here = port is not None and not deployment.is_of_another_head
-    return f"http://127.0.0.1:{port}/v1" if is_here else ""
-
-
-def _stopped_at(deployment: Inspected) -> str:
-    fact = deployment.serving
-    return iso_utc(parse_time(fact.finished_at)) if fact is not None and fact.is_stopped else ""
 
 
 def _last_cause(restarts: Restarts) -> str:
@@ -208,3 +227,107 @@ def _half_done(deployment: Inspected) -> str:
         return f"the old container was set aside and {fate}; there is no new one"
     state = "has been started" if new.is_running else f"is {new.state}"
     return f"the new container {state}; the old one {fate}"
+
+
+def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
+    if not rows:
+        yield (
+            "nothing is deployed; `sparkdeploy up` deploys the default recipe, "
+            "`sparkdeploy list` shows all of them"
+        )
+        return
+    yield TextTable(COLUMNS, tuple(map(_row, rows)))
+    if any(row.requests_a_minute is not None for row in rows):
+        yield "(requests: finished since vLLM started, by its own count; a minute: their mean)"
+
+
+def _row(row: StatusRow) -> TextRow:
+    restarts = str(row.restarts) if row.uptime_s is not None else ""
+    return row_of(
+        Piece(row.name, Style.STRONG),
+        Piece(row.state, INKS.get(row.state, Style.BAD)),
+        row.url,
+        row.model,
+        row.recipe,
+        _since(row),
+        f"{row.requests:,}" if row.requests is not None else "",
+        f"{row.requests_a_minute:.1f}" if row.requests_a_minute is not None else "",
+        Piece(restarts, Style.CAUTION if row.restarts else Style.PLAIN),
+        format_gib(row.memory_bytes) if row.memory_bytes is not None else "",
+        beneath=_beneath(row),
+    )
+
+
+def _since(row: StatusRow) -> str:
+    """Return when it was started and how long ago that is."""
+    if row.uptime_s is None:
+        return ""
+    ago = format_seconds(row.uptime_s)
+    if not row.since:
+        return f"{ago} ago"
+    moment = datetime.fromisoformat(row.since)
+    return f"{local_time(moment, moment + timedelta(seconds=row.uptime_s))} ({ago})"
+
+
+def _moment(stamped: str) -> str:
+    """Return when something was, by the clock here, and how long ago that is."""
+    moment, now = datetime.fromisoformat(stamped), datetime.now(UTC)
+    # A clock that was set back is no reason to show an end in the future.
+    ago_s = max((now - moment).total_seconds(), 0.0)
+    return f"{local_time(moment, now)} ({format_seconds(ago_s)} ago)"
+
+
+def _how_to_start(row: StatusRow) -> str:
+    if row.head:
+        return f"`sparkdeploy start {row.name}` on {row.head} starts it again"
+    if row.state == HALF_STOPPED:
+        return f"`sparkdeploy stop {row.name}` ends what still runs of it"
+    return f"`sparkdeploy start {row.name}` starts it again"
+
+
+def _beneath(row: StatusRow) -> Iterator[Line | str]:
+    if is_another(row.user):
+        yield f"  deployed by {row.user}"
+    if row.head:
+        yield f"  worker of {row.head}; `sparkdeploy status` there shows the whole"
+    if row.exposure == Exposure.PUBLIC.value:
+        yield f"  other machines reach it, with its key, on port {row.port}"
+    if row.restarts:
+        times = "once" if row.restarts == 1 else f"{row.restarts} times"
+        told = f"restarted {times}, last because: {row.last_cause}"
+        yield line_of("  ", Piece(told, Style.CAUTION))
+    if row.drafting:
+        yield line_of("  ", Piece("!", Style.CAUTION), f" {row.drafting}")
+    for member in row.members:
+        ink = MEMBER_INKS.get(member.state, Style.BAD)
+        yield line_of(f"  {member.node}: ", Piece(member.state, ink))
+    if row.half_done:
+        yield f"  {row.half_done}"
+    yield from _boot(row)
+    yield from _next_step(row)
+
+
+def _boot(row: StatusRow) -> Iterator[Line | str]:
+    unit = unit_name(row.name)
+    if row.wake_failed:
+        yield line_of("  ", Piece(f"its last start failed because: {row.wake_failed}", Style.BAD))
+        yield f"  `journalctl --unit={unit}` has what it said; the next connection tries again"
+    if not row.given_up:
+        return
+    yield line_of("  ", Piece(f"systemd has given it up, last because: {row.given_up}", Style.BAD))
+    yield f"  `journalctl --unit={unit}` has what each start said"
+    yield f"  `sudo systemctl reset-failed {unit}`, then `sudo systemctl start {unit}` tries again"
+
+
+def _next_step(row: StatusRow) -> Iterator[str]:
+    if row.stopped_at:
+        why = f", {row.stopped_because}," if row.stopped_because else ""
+        yield f"  stopped{why} {_moment(row.stopped_at)}: {_how_to_start(row)}"
+    elif row.exit_code is not None and not row.half_done and row.state != STOPPED:
+        shows, packs = f"`sparkdeploy logs {row.name}`", f"`sparkdeploy diagnose {row.name}`"
+        yield f"  {shows} shows why, {packs} packs it"
+    elif row.state == "starting":
+        yield f"  `sparkdeploy logs {row.name} --follow` shows how far it is"
+    if row.kept:
+        earlier = "an earlier one is" if row.kept == 1 else f"{row.kept} earlier ones are"
+        yield f"  {earlier} kept: `sparkdeploy rollback {row.name}` brings the newest back"
