@@ -20,6 +20,8 @@ RECIPE_VALUES = PREFIX + "recipe-values"
 the names alone."""
 PORT = PREFIX + "port"
 EXPOSURE = PREFIX + "exposure"
+PUBLIC = "public"
+"""Of EXPOSURE, where the API is on every address; else `loopback`."""
 ROLE = PREFIX + "role"
 """For people, nothing reads it: `serving`, `worker` on the other nodes of a cluster, `check` or
 `compile` on what is thrown away."""

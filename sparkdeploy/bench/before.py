@@ -17,7 +17,6 @@ from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.recipe.schema import Recipe
 
@@ -68,7 +67,7 @@ def _noted(host: DockerHost, fact: ContainerFact) -> Before:
         wanted=fact.labels.get(labels.RECIPE, recipe.name),
         values=json.loads(written),
         env=env,
-        exposure=fact.labels.get(labels.EXPOSURE, Exposure.LOOPBACK.value),
+        exposure=fact.labels.get(labels.EXPOSURE, "loopback"),
     )
 
 
@@ -80,10 +79,9 @@ def restored(
     By its name where the recipe of that name is still the same but for what `--set` can say; else
     by a file of the noted values. RecipeError when neither can be read.
     """
-    exposure = Exposure(before.exposure)
     whole: dict[str, Any] = json.loads(json.dumps(before.values))
     whole["serve"]["env"] = dict(before.env)
-    request = Request(before.wanted, (), Deployment(deployment, exposure))
+    request = Request(before.wanted, (), Deployment(deployment, before.exposure == labels.PUBLIC))
     try:
         named = resolve(request, settings)
         request = replace(request, assignments=tuple(differences(_whole(named.recipe), whole)))

@@ -116,10 +116,8 @@ def litellm(
     Its clients need a key with --public, and where a deployment has one.
     """
     from sparkdeploy.export.companions import export_litellm
-    from sparkdeploy.plan.launch import Exposure
 
-    exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
-    _hand_over(export_litellm(names or (), port, exposure, current_settings()), folder)
+    _hand_over(export_litellm(names or (), port, current_settings(), is_public=public), folder)
 
 
 @group.command()
@@ -147,10 +145,8 @@ def open_webui(
 ) -> None:
     """A Compose file of Open WebUI in front of deployments."""
     from sparkdeploy.export.companions import export_open_webui
-    from sparkdeploy.plan.launch import Exposure
 
-    exposure = Exposure.PUBLIC if public else Exposure.LOOPBACK
-    _hand_over(export_open_webui(names or (), port, exposure, current_settings()), folder)
+    _hand_over(export_open_webui(names or (), port, current_settings(), is_public=public), folder)
 
 
 def _hand_over(export: Export, folder: Path | None) -> None:

@@ -162,9 +162,7 @@ def requested(
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.container import refuse_no_name
     from sparkdeploy.plan.container import Deployment
-    from sparkdeploy.plan.launch import Exposure
 
     refuse_no_name(name)
-    deployment = Deployment(name, Exposure.PUBLIC if public else Exposure.LOOPBACK)
     wanted = recipe or settings.default_recipe
-    return Request(wanted, tuple(assignments or ()), deployment, cluster)
+    return Request(wanted, tuple(assignments or ()), Deployment(name, public), cluster)

@@ -12,7 +12,7 @@ from sparkdeploy.cli.printing import answer
 from sparkdeploy.deploy.request import up_words
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.export.clients import with_key
-from sparkdeploy.plan.launch import Exposure, planned_backends
+from sparkdeploy.plan.launch import planned_backends
 from sparkdeploy.server.backend_check import compare_backends
 from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
 from sparkdeploy.settings import ON_VARIABLE
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json: bool) -> None:
     plan = outcome.plan
-    if extent is Extent.ANSWER and plan.deployment.exposure is Exposure.LOOPBACK:
+    if extent is Extent.ANSWER and not plan.deployment.is_public:
         say_tunnel(int(plan.base_url.rpartition(":")[2]))
     if outcome.downtime_s is not None:
         console.info(f"downtime: {format_seconds(outcome.downtime_s)}")
@@ -59,7 +59,7 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
         return
     model = plan.resolved.recipe.model.served_names[0]
     state = "answers" if outcome.changed else "was up already and answers"
-    key_file = plan.folders.key_file if plan.deployment.exposure is Exposure.PUBLIC else None
+    key_file = plan.folders.key_file if plan.deployment.is_public else None
     yield f"{name} {state} at {plan.base_url}/v1 as {model}"
     yield f"try: {curl_line(plan.base_url, _route_of(outcome), model, key_file)}"
     if key_file is not None:

@@ -30,7 +30,6 @@ from sparkdeploy.node.facts import free_bytes_on
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
 from sparkdeploy.plan.folders import write_template
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.models import conversion_for, locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.paths import mapping_to, sync_trees
@@ -146,7 +145,7 @@ def prepare_folders(plan: Plan, nodes: Nodes) -> None:
             continue
         planned.folders.cache.mkdir(parents=True, exist_ok=True)
         _give(planned.folders.cache, uid, gid, mode=0o755)
-        if plan.deployment.exposure is Exposure.PUBLIC:
+        if plan.deployment.is_public:
             _write_key(planned.folders.key_file, uid, gid)
 
 

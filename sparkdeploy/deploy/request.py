@@ -23,7 +23,6 @@ from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.images import stages_for
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.make import decide, draft_plan
 from sparkdeploy.plan.models import conversion_of
 from sparkdeploy.plan.observe import with_expected_models
@@ -96,7 +95,7 @@ def up_words(request: Request) -> list[str]:
         words.append("--cluster")
     if request.deployment.name != "main":
         words += ["--name", request.deployment.name]
-    if request.deployment.exposure is Exposure.PUBLIC:
+    if request.deployment.is_public:
         words.append("--public")
     return words
 
@@ -180,8 +179,7 @@ def at_address(request: Request, served: ServedDeployment, settings: Settings) -
         names = dict.fromkeys((*own, *aliases))
         if len(names) > len(own):
             taken.append(f"{NAMES}={json.dumps([*names])}")
-    exposure = Exposure.LOOPBACK if served.key_file is None else Exposure.PUBLIC
-    deployment = replace(request.deployment, exposure=exposure)
+    deployment = replace(request.deployment, is_public=served.key_file is not None)
     return replace(request, assignments=(*taken, *given), deployment=deployment)
 
 

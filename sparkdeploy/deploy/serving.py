@@ -12,7 +12,6 @@ from sparkdeploy import labels
 from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
 from sparkdeploy.node.container import EXIT_IDLE
 from sparkdeploy.node.ports import Listener, listener_of
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.metrics import Metrics, read_metrics
 from sparkdeploy.terminal.console import console
@@ -78,7 +77,7 @@ def require_listener(fact: ContainerFact, host: DockerHost | None = None) -> Non
 
 
 def _key_file(fact: ListedContainer, settings: Settings) -> Path | None:
-    is_public = fact.labels.get(labels.EXPOSURE) == Exposure.PUBLIC.value
+    is_public = fact.labels.get(labels.EXPOSURE) == labels.PUBLIC
     return settings.state_dir / "keys" / fact.deployment if is_public else None
 
 

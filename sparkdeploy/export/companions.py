@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.export.compose_file import Export
-    from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.settings import Settings
 
 KEY_BYTES = 32
@@ -47,16 +46,16 @@ def served_deployments(
 
 
 def export_litellm(
-    names: Sequence[str], port: int, exposure: Exposure, settings: Settings
+    names: Sequence[str], port: int, settings: Settings, *, is_public: bool
 ) -> Export:
     """Return LiteLLM's files; the key of its clients is made where there is none yet."""
     served = served_deployments(names, "export litellm", settings)
     if port in {item.port for item in served}:
         raise UsageError(f"port {port} is a deployment's", hint="another one: --port N")
     key_file = settings.state_dir / "keys" / GATEWAY_KEY_FILE
-    is_asked = needs_key(exposure, served)
+    is_asked = needs_key(served, is_public=is_public)
     user = _key_reader(served)
-    gateway = Gateway(port, exposure, user, key_file if is_asked else None)
+    gateway = Gateway(port, user, key_file if is_asked else None, is_public)
     export = litellm_export(served, gateway, settings.hosts)
     if is_asked:
         _make_key(key_file)
@@ -66,10 +65,10 @@ def export_litellm(
 
 
 def export_open_webui(
-    names: Sequence[str], port: int, exposure: Exposure, settings: Settings
+    names: Sequence[str], port: int, settings: Settings, *, is_public: bool
 ) -> Export:
     served = served_deployments(names, "export open-webui", settings)
-    return open_webui_export(served, port, exposure, settings.hosts)
+    return open_webui_export(served, port, settings.hosts, is_public=is_public)
 
 
 def export_prometheus(names: Sequence[str], settings: Settings) -> Export:

@@ -31,6 +31,7 @@ from sparkdeploy.export.systemd_unit import (
     unit_text,
 )
 from sparkdeploy.plan.images import unresolved_tag
+from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.server.phases import expected_start
 from sparkdeploy.shell import AS_MODULE
 from sparkdeploy.terminal.console import console
@@ -134,7 +135,7 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
     behind = server_port(port)
     others = [item for item in request.assignments if not item.startswith(f"{PORT}=")]
     moved = replace(request, assignments=(*others, f"{PORT}={behind}"))
-    host = request.deployment.exposure.host
+    host = bound_host(is_public=request.deployment.is_public)
     files = (
         ExportedFile(socket_name(name), socket_text(name, host, port)),
         ExportedFile(proxy_name(name), proxy_text(name, behind)),

@@ -15,7 +15,7 @@ from sparkdeploy.export.compose_file import (
     read_only,
     settings_of,
 )
-from sparkdeploy.plan.launch import Exposure
+from sparkdeploy.plan.launch import bound_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,16 +41,16 @@ _LIVES = (
 @dataclass(frozen=True, slots=True)
 class Gateway:
     port: int
-    exposure: Exposure
     user: str
     """UID:GID that may read the key files."""
     key_file: Path | None
     """What its clients have to show; None where it asks nobody."""
+    is_public: bool = False
 
 
-def needs_key(exposure: Exposure, served: Sequence[ServedDeployment]) -> bool:
+def needs_key(served: Sequence[ServedDeployment], *, is_public: bool) -> bool:
     """Say whether its clients need a key: nothing that has one is opened by a way around it."""
-    return exposure is Exposure.PUBLIC or any(map(_has_key, served))
+    return is_public or any(map(_has_key, served))
 
 
 def litellm_export(served: Sequence[ServedDeployment], gateway: Gateway, hosts: Hosts) -> Export:
@@ -123,8 +123,8 @@ def _service(served: Sequence[ServedDeployment], gateway: Gateway, image: str) -
         mounts.append(read_only(str(gateway.key_file), target))
     exports = "".join(f'export {name}="$(cat {path})"; ' for name, path in targets.items())
     command = (
-        f"exec litellm --config {CONFIG_TARGET} --host {gateway.exposure.host} "
-        f"--port {gateway.port}"
+        f"exec litellm --config {CONFIG_TARGET} "
+        f"--host {bound_host(is_public=gateway.is_public)} --port {gateway.port}"
     )
     return neighbour_service(
         image,
@@ -154,7 +154,7 @@ def _variable(number: int) -> str:
 
 
 def open_webui_export(
-    served: Sequence[ServedDeployment], port: int, exposure: Exposure, hosts: Hosts
+    served: Sequence[ServedDeployment], port: int, hosts: Hosts, *, is_public: bool
 ) -> Export:
     """Return its Compose file; deployments that write no text are none to talk to."""
     talking = [item for item in served if item.writes_text]
@@ -168,7 +168,7 @@ def open_webui_export(
         cap_add=["DAC_OVERRIDE"],
         entrypoint=["bash", "-c", f'export OPENAI_API_KEYS="{keys}"; exec bash start.sh'],
         environment={
-            "HOST": exposure.host,
+            "HOST": bound_host(is_public=is_public),
             "PORT": str(port),
             "ENABLE_OLLAMA_API": "False",
             "OPENAI_API_BASE_URLS": ";".join(f"http://127.0.0.1:{it.port}/v1" for it in talking),

@@ -14,7 +14,6 @@ from sparkdeploy.export.systemd_unit import unit_name
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.crash import Restarts
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
@@ -290,7 +289,7 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
         yield f"  deployed by {row.user}"
     if row.head:
         yield f"  worker of {row.head}; `sparkdeploy status` there shows the whole"
-    if row.exposure == Exposure.PUBLIC.value:
+    if row.exposure == labels.PUBLIC:
         yield f"  other machines reach it, with its key, on port {row.port}"
     if row.restarts:
         times = "once" if row.restarts == 1 else f"{row.restarts} times"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import __version__, labels
 from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
-from sparkdeploy.plan.launch import Exposure, uses_sockets
+from sparkdeploy.plan.launch import uses_sockets
 from sparkdeploy.recipe.fallbacks import launched
 
 if TYPE_CHECKING:
@@ -53,7 +53,12 @@ class HostFolders:
 @dataclass(frozen=True, slots=True)
 class Deployment:
     name: str
-    exposure: Exposure = Exposure.LOOPBACK
+    is_public: bool = False
+
+    @property
+    def exposure(self) -> str:
+        """Return what labels and JSON call it."""
+        return labels.PUBLIC if self.is_public else "loopback"
 
 
 def container_name(deployment: str) -> str:
@@ -109,13 +114,13 @@ def rank_spec(
     memory. Only the head has an API, and a key.
     """
     recipe = resolved.recipe
-    exposure = deployment.exposure if rank.is_head else Exposure.LOOPBACK
+    deployment = deployment if rank.is_head else Deployment(deployment.name)
     uid, gid = container_user(paths.model)
     serve = launch.serve_argv(
         launched(recipe, resolved.engine),
         _path_inside(paths.model),
-        exposure,
-        companions=[_path_inside(item) for item in paths.companions],
+        [_path_inside(item) for item in paths.companions],
+        is_public=deployment.is_public,
     )
     empty = _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}")
     return replace(
@@ -123,12 +128,12 @@ def rank_spec(
         name=container_name(deployment.name),
         entrypoint=GUARD_ENTRYPOINT,
         command=(
-            *_guard_options(recipe, exposure, topology, rank),
+            *_guard_options(recipe, deployment, topology, rank),
             "--",
             *launch.rank_command(recipe, topology, rank, serve),
         ),
-        mounts=_mounts(paths, exposure),
-        labels=_labels(recipe, deployment, exposure, topology, rank),
+        mounts=_mounts(paths, is_public=deployment.is_public),
+        labels=_labels(recipe, deployment, topology, rank),
     )
 
 
@@ -182,7 +187,7 @@ def _empty(
 
 
 def _guard_options(
-    recipe: Recipe, exposure: Exposure, topology: Topology, rank: NodeRank
+    recipe: Recipe, deployment: Deployment, topology: Topology, rank: NodeRank
 ) -> list[str]:
     options = ["--memory-floor-bytes", str(int(recipe.limits.memory_floor_gib * GIB))]
     if rank.is_head:
@@ -193,7 +198,7 @@ def _guard_options(
     if topology.is_alone:
         # One rank of several cannot come back by itself, so its guard restarts nothing.
         options += ["--max-restarts", str(MAX_RESTARTS)]
-    if exposure is Exposure.PUBLIC:
+    if deployment.is_public:
         options += ["--key-file", launch.KEY_TARGET]
     return options
 
@@ -211,7 +216,7 @@ def _stall_options(recipe: Recipe) -> list[str]:
     return options
 
 
-def _mounts(paths: NodePaths, exposure: Exposure) -> tuple[Mount, ...]:
+def _mounts(paths: NodePaths, *, is_public: bool) -> tuple[Mount, ...]:
     model, folders = paths.model, paths.folders
     models = (model, *paths.companions)
     # Two adapters may come from one repository.
@@ -224,7 +229,7 @@ def _mounts(paths: NodePaths, exposure: Exposure) -> tuple[Mount, ...]:
     if model.overlay is not None:
         mounts.append(Mount(str(model.overlay.path), f"/m/ck/{model.overlay.path.name}"))
     mounts.append(Mount(str(folders.cache), launch.CACHE_TARGET, "rw"))
-    if exposure is Exposure.PUBLIC:
+    if is_public:
         mounts.append(Mount(str(folders.key_file), launch.KEY_TARGET))
     if folders.chat_template is not None:
         mounts.append(Mount(str(folders.chat_template.path), launch.CHAT_TEMPLATE_TARGET))
@@ -232,7 +237,7 @@ def _mounts(paths: NodePaths, exposure: Exposure) -> tuple[Mount, ...]:
 
 
 def _labels(
-    recipe: Recipe, deployment: Deployment, exposure: Exposure, topology: Topology, rank: NodeRank
+    recipe: Recipe, deployment: Deployment, topology: Topology, rank: NodeRank
 ) -> Mapping[str, str]:
     among_others = {labels.NODES: ",".join(topology.nodes), labels.RANK: str(rank.number)}
     return {
@@ -243,7 +248,7 @@ def _labels(
         labels.RECIPE: recipe.name,
         labels.PORT: str(recipe.serve.port),
         labels.SERVED_NAME: recipe.model.served_names[0],
-        labels.EXPOSURE: exposure.value,
+        labels.EXPOSURE: deployment.exposure,
         labels.STARTUP_TIMEOUT: f"{recipe.limits.startup_timeout_s:g}",
         **({} if topology.is_alone else among_others),
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,18 +64,13 @@ RAY_HEAD = ("/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.ray_head")
 RAY_WORKER = ("/opt/venv/bin/python", "-I", "-m", "sparkdeploy_vllm.ray_worker")
 
 
-class Exposure(Enum):
-    LOOPBACK = "loopback"
-    PUBLIC = "public"
-
-    @property
-    def host(self) -> str:
-        """Return the address to bind. Host network, so loopback is the machine's own."""
-        return "127.0.0.1" if self is Exposure.LOOPBACK else "0.0.0.0"  # noqa: S104 - --public
+def bound_host(*, is_public: bool) -> str:
+    """Return the address to bind. Host network, so loopback is the machine's own."""
+    return "0.0.0.0" if is_public else "127.0.0.1"  # noqa: S104 - --public
 
 
 def serve_argv(
-    recipe: Recipe, model: str, exposure: Exposure, companions: Sequence[str] = ()
+    recipe: Recipe, model: str, companions: Sequence[str] = (), *, is_public: bool = False
 ) -> tuple[str, ...]:
     """Return `vllm serve ...` for one node, each flag once, in a stable order.
 
@@ -84,9 +78,8 @@ def serve_argv(
     """
     argv = ["vllm", "serve", model, *_media_arguments(recipe)]
     argv += ["--served-model-name", *recipe.model.served_names]
-    argv += ["--host", exposure.host, "--port", str(recipe.serve.port)]
+    argv += ["--host", bound_host(is_public=is_public), "--port", str(recipe.serve.port)]
     argv += _origin_arguments(recipe)
-    is_public = exposure is Exposure.PUBLIC
     argv += ["--middleware", KEY_MIDDLEWARE if is_public else HOST_MIDDLEWARE]
     argv += (word for _, words in flags.field_arguments(recipe.serve) for word in words)
     if recipe.serve.speculative is not None:

@@ -11,6 +11,7 @@ from sparkdeploy.node import ports
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.images import choose_base_source
+from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.plan.models import (
     conversion_of,
     expected_model,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.ports import PortOwner
     from sparkdeploy.plan.container import Deployment
-    from sparkdeploy.plan.launch import Exposure
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
     from sparkdeploy.settings import Settings
@@ -62,7 +62,7 @@ def observe(
         base_source=choose_base_source(
             resolved.engine, head.facts.architecture, head.images, settings, asked
         ),
-        port=_port_owner(recipe.serve.port, deployment.exposure, head.containers),
+        port=_port_owner(recipe.serve.port, deployment, head.containers),
         checks=compare(nodes, found),
         gid_indexes=found.gid_indexes(nodes),
         caller_uid=os.geteuid(),
@@ -138,10 +138,12 @@ def _unobserved(head: ObservedNode) -> Iterator[str]:
 
 
 def _port_owner(
-    port: int, exposure: Exposure, containers: tuple[ListedContainer, ...]
+    port: int, deployment: Deployment, containers: tuple[ListedContainer, ...]
 ) -> PortOwner | None:
     """A deployment of ours owns its port also while it starts, and is not listening yet."""
     owner = ports.port_owner(port, containers)
-    if owner.deployment is None and ports.is_port_free(port, exposure.host):
+    if owner.deployment is None and ports.is_port_free(
+        port, bound_host(is_public=deployment.is_public)
+    ):
         return None
     return owner

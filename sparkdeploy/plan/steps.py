@@ -164,7 +164,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "recipe": recipe.name,
         "engine": plan.resolved.engine.name,
         "deployment": plan.deployment.name,
-        "exposure": plan.deployment.exposure.value,
+        "exposure": plan.deployment.exposure,
         "node": plan.head.node,
         "images": [
             {"stage": step.stage.name, "tag": step.stage.tag, **_done_and_why(step)}

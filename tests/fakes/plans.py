@@ -12,7 +12,6 @@ from sparkdeploy.node.container import ContainerFact, ContainerSpec, ImageFact
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.plan.container import Deployment, HostFolders
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import ModelFact, Observed, ObservedNode, OverlayFact
 from sparkdeploy.recipe.load import load_recipe
@@ -130,7 +129,7 @@ def plan(shipped: Library, facts: Observed, recipe: str = "v2", *settings: str) 
     return make_plan(resolved, facts, stages=stages, deployment=Deployment("main"), folders=FOLDERS)
 
 
-def spec_of(resolved: Resolved, exposure: Exposure = Exposure.LOOPBACK) -> ContainerSpec:
+def spec_of(resolved: Resolved, *, is_public: bool = False) -> ContainerSpec:
     checkpoint = resolved.recipe.checkpoint
     is_stock = checkpoint.fp8_dense.mode == "off" and checkpoint.lm_head == "bf16"
     speculative = resolved.recipe.serve.speculative
@@ -140,6 +139,6 @@ def spec_of(resolved: Resolved, exposure: Exposure = Exposure.LOOPBACK) -> Conta
         model_fact(treated=not is_stock),
         drafter_fact() if has_drafter else None,
         image=IMAGE,
-        deployment=Deployment("main", exposure),
+        deployment=Deployment("main", is_public=is_public),
         folders=FOLDERS,
     )

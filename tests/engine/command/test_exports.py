@@ -18,7 +18,6 @@ from sparkdeploy.export.litellm import Gateway, litellm_export, open_webui_expor
 from sparkdeploy.export.prometheus import grafana_export, prometheus_export
 from sparkdeploy.export.systemd_unit import Unit, quoted, unit_text
 from sparkdeploy.node.container import Mount, Ulimit
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import DEADLINE_S, model_at, port_of, until
 from tests.engine.program import Program
@@ -96,10 +95,10 @@ def health_of(file: Path, *replaced: str) -> int:
 def test_compose_accepts_what_runs_beside(tmp_path: Path) -> None:
     hosts, key_file = load_settings({}).hosts, tmp_path / "it's $KEY"
     served = (ServedDeployment("main", "v2", 8000, ("qwen",), key_file),)
-    gateway = Gateway(4000, Exposure.LOOPBACK, "1:1", key_file)
+    gateway = Gateway(4000, "1:1", key_file)
     made = {
         "litellm": litellm_export(served, gateway, hosts),
-        "open-webui": open_webui_export(served, 3001, Exposure.LOOPBACK, hosts),
+        "open-webui": open_webui_export(served, 3001, hosts, is_public=False),
         "prometheus": prometheus_export(served, "0:0", hosts),
         "grafana": grafana_export("0:0", hosts),
     }

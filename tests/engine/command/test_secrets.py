@@ -18,7 +18,6 @@ from sparkdeploy.plan.container import (
     Deployment,
     HostFolders,
 )
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 from tests.engine.conftest import DEADLINE_S, TEST_LABEL, free_port, model_at, until
@@ -78,7 +77,7 @@ def deployed(
         ),
         _some_model(tmp_path),
         image=guarded_image,
-        deployment=Deployment(deployment, Exposure.PUBLIC),
+        deployment=Deployment(deployment, is_public=True),
         folders=HostFolders(cache=cache, key_file=key),
     )
     spec = replace(

@@ -19,7 +19,6 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.plan.container import Deployment, HostFolders
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
@@ -88,17 +87,17 @@ def neighbour() -> Iterator[Neighbour]:
 @pytest.fixture
 def serve(
     host: DockerHost, stand_in_image: str, mark: str, deployment: str, tmp_path: Path
-) -> Callable[[Exposure], tuple[str, int]]:
+) -> Callable[[bool], tuple[str, int]]:
     """Start a deployment in the product's shape for an exposure; return its id and port."""
 
-    def start(exposure: Exposure) -> tuple[str, int]:
+    def start(is_public: bool) -> tuple[str, int]:
         port = free_port()
         library = Library((resources() / "recipes",))
         shape = container_spec(
             load_recipe(library, "v2", [f"serve.port={port}"]),
             _some_model(tmp_path),
             image=stand_in_image,
-            deployment=Deployment(deployment, exposure),
+            deployment=Deployment(deployment, is_public=is_public),
             folders=HostFolders(cache=tmp_path / "cache", key_file=tmp_path / "key"),
         )
         bound = shape.command[shape.command.index("--host") + 1]
@@ -121,19 +120,19 @@ def serve(
 
 
 def test_no_address_answers_a_neighbour_by_default(
-    host: DockerHost, neighbour: Neighbour, serve: Callable[[Exposure], tuple[str, int]]
+    host: DockerHost, neighbour: Neighbour, serve: Callable[[bool], tuple[str, int]]
 ) -> None:
-    container_id, port = serve(Exposure.LOOPBACK)
+    container_id, port = serve(False)
     addresses = _host_addresses() | _container_addresses(host.inspect(container_id))
     assert neighbour.host_address in addresses
     assert neighbour.reaches(addresses, port) == set()
 
 
 def test_a_public_deployment_answers_the_neighbour(
-    neighbour: Neighbour, serve: Callable[[Exposure], tuple[str, int]]
+    neighbour: Neighbour, serve: Callable[[bool], tuple[str, int]]
 ) -> None:
     """Without this one, a neighbour with no route at all would pass the test above."""
-    _, port = serve(Exposure.PUBLIC)
+    _, port = serve(True)
     assert neighbour.reaches(_host_addresses(), port) >= {neighbour.host_address}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.plan.launch import Exposure, serve_argv, serve_env
+from sparkdeploy.plan.launch import serve_argv, serve_env
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import resources
 from tests.engine.inside.containers import python_in
@@ -97,7 +97,7 @@ def inside(host: DockerHost) -> Callable[..., Any]:
 def argv_of(*typed: str) -> list[str]:
     """The argument list of a launch of ours."""
     resolved = load_recipe(Library((resources() / "recipes",)), "v2", typed)
-    return list(serve_argv(resolved.recipe, "/m", Exposure.LOOPBACK))
+    return list(serve_argv(resolved.recipe, "/m"))
 
 
 # The golden argument lists hold what we say; what vLLM makes of it changes with an engine.

@@ -112,7 +112,7 @@ def ranks(resolved: Resolved, topology: Topology, model: str) -> Iterator[dict[s
 
 def argv(resolved: Resolved, topology: Topology, rank: NodeRank, model: str) -> tuple[str, ...]:
     recipe = launched(resolved.recipe, resolved.engine)
-    serve = launch.serve_argv(recipe, model, launch.Exposure.LOOPBACK)
+    serve = launch.serve_argv(recipe, model)
     return launch.rank_command(resolved.recipe, topology, rank, serve)
 
 

@@ -62,7 +62,7 @@ def up(resolved: Resolved, request: Request, _settings: Any, **_more: Any) -> Si
         raise UnhealthyError(f"{name} never answered; Bearer {PLANTED['key']} on {PLANTED['host']}")
     values = values_to_show(resolved.recipe)
     here = {"values": values, "env": dict(resolved.recipe.serve.env), "name": name}
-    here["exposure"] = request.deployment.exposure.value
+    here["exposure"] = request.deployment.exposure
     (lab() / "served.json").write_text(json.dumps(here))
     if name == os.environ.get("KILL_IN") and not (lab() / MARK).exists():
         (lab() / MARK).touch()

@@ -22,7 +22,6 @@ from sparkdeploy.bench.campaign.folder import (
 )
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, NodeError, RecipeError
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
@@ -76,7 +75,7 @@ def test_it_is_the_recipe_of_its_name_with_what_was_set(
 
     assert resolved.recipe == resolve(Request("v2", sets), load_settings()).recipe
     assert request.recipe == "v2"
-    assert request.deployment.exposure is Exposure.PUBLIC
+    assert request.deployment.is_public
     assert noted().env == {
         **resolve(Request("v2"), load_settings()).recipe.serve.env,
         "COLOUR": SECRET,

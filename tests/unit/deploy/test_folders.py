@@ -21,7 +21,7 @@ def asked(cache: Path, user: str) -> SimpleNamespace:
     planned = SimpleNamespace(
         spec=SimpleNamespace(user=user), folders=folders, rank=SimpleNamespace(is_head=True)
     )
-    return SimpleNamespace(nodes=(planned,), deployment=SimpleNamespace(exposure=None))
+    return SimpleNamespace(nodes=(planned,), deployment=SimpleNamespace(is_public=False))
 
 
 def test_a_folder_that_is_right_is_left_alone_also_when_it_is_somebody_elses(

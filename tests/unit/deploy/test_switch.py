@@ -12,7 +12,6 @@ from sparkdeploy.deploy import request as deploy_request
 from sparkdeploy.deploy.request import Request, at_address, served_at
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.errors import NodeError
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.server.phases import NOT_KNOWN, expected_start, save_durations
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
@@ -57,7 +56,7 @@ def test_the_new_model_keeps_its_names_and_gets_the_aliases() -> None:
     assert request.assignments[0] == "serve.port=8123"
     assert request.assignments[1].startswith('model.served_name=["')
     assert request.assignments[1].endswith('"chat", "default"]')
-    assert request.deployment.exposure is Exposure.PUBLIC
+    assert request.deployment.is_public
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from sparkdeploy.export.systemd_unit import (
     unit_text,
 )
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
@@ -72,7 +71,7 @@ def test_the_unit_of_a_deployment(request: pytest.FixtureRequest) -> None:
 def test_the_compose_file_of_a_public_deployment(
     request: pytest.FixtureRequest, shipped: Library
 ) -> None:
-    spec = spec_of(load_recipe(shipped, "v2"), Exposure.PUBLIC)
+    spec = spec_of(load_recipe(shipped, "v2"), is_public=True)
     text = compose_text(spec, prepare="sparkdeploy up v2 --public --prepare")
     assert_golden(request, "v2/compose.yaml", text)
 
@@ -219,7 +218,7 @@ def test_a_unit_runs_as_who_made_it_whatever_a_variable_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LOGNAME", "root\nExecStartPre=/bin/evil")
-    request = Request("v2", (), Deployment("second", Exposure.PUBLIC))
+    request = Request("v2", (), Deployment("second", is_public=True))
     text = export_systemd(request, load_settings(), {})
 
     assert "evil" not in text
@@ -295,7 +294,7 @@ def test_a_recipe_file_is_named_so_that_systemd_finds_it(
 ) -> None:
     (tmp_path / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: t\nextends: v2\n")
     monkeypatch.chdir(tmp_path)
-    deployment = Deployment("second", Exposure.PUBLIC)
+    deployment = Deployment("second", is_public=True)
     request = Request("./mine.yaml", ("serve.port=8001",), deployment)
     secrets = {"HF_TOKEN": "hf_planted", "https_proxy": "http://u:planted@p:1", "HF_HOME": "/data"}
     text = export_systemd(request, load_settings(), secrets)

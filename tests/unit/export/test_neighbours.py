@@ -19,7 +19,6 @@ from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.compose_file import UNCHECKED_LISTENER
 from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key, open_webui_export
 from sparkdeploy.export.prometheus import PROMETHEUS_ADDRESS, grafana_export, prometheus_export
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.settings import load_settings
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
 from tests.unit.golden import assert_golden
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
 USER = "1000:1000"
 EVERY = (MAIN, SMALL, EMBEDDER)
 KEY = Path("/home/ada/.local/state/sparkdeploy/keys/.litellm")
-GATEWAY = Gateway(4000, Exposure.LOOPBACK, USER, KEY)
+GATEWAY = Gateway(4000, USER, KEY)
 
 
 def exports() -> dict[str, Export]:
     hosts = load_settings({}).hosts
     return {
         "litellm": litellm_export(EVERY, GATEWAY, hosts),
-        "open-webui": open_webui_export(EVERY, 3001, Exposure.LOOPBACK, hosts),
+        "open-webui": open_webui_export(EVERY, 3001, hosts, is_public=False),
         "prometheus": prometheus_export(EVERY, USER, hosts),
         "grafana": grafana_export(USER, hosts),
     }
@@ -131,9 +130,9 @@ def test_no_models_name_reads_a_variable_of_the_gateway() -> None:
 
 
 def test_a_gateway_opens_nothing_that_has_a_key() -> None:
-    assert needs_key(Exposure.LOOPBACK, (SMALL, MAIN))
-    assert needs_key(Exposure.PUBLIC, (SMALL,))
-    assert not needs_key(Exposure.LOOPBACK, (SMALL, EMBEDDER))
+    assert needs_key((SMALL, MAIN), is_public=False)
+    assert needs_key((SMALL,), is_public=True)
+    assert not needs_key((SMALL, EMBEDDER), is_public=False)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from sparkdeploy.plan.container import (
     probe_spec,
     rank_spec,
 )
-from sparkdeploy.plan.launch import Exposure
 from sparkdeploy.plan.topology import Topology, for_cluster, make_topology
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -40,7 +39,7 @@ def formation_of(resolved: Resolved, count: int) -> Topology:
 
 
 def specs_of(
-    resolved: Resolved, count: int, exposure: Exposure = Exposure.LOOPBACK
+    resolved: Resolved, count: int, *, is_public: bool = False
 ) -> dict[str, ContainerSpec]:
     topology = formation_of(resolved, count)
     return {
@@ -49,7 +48,7 @@ def specs_of(
             topology,
             rank,
             image=IMAGE,
-            deployment=Deployment("main", exposure),
+            deployment=Deployment("main", is_public=is_public),
             paths=PATHS,
         )
         for rank in topology.ranks
@@ -105,7 +104,7 @@ def test_every_rank_is_given_the_names_and_the_address_of_its_own_node(
 @pytest.mark.parametrize("backend", ["native", "ray"])
 def test_only_the_head_may_be_public(shipped: Library, backend: str) -> None:
     resolved = load_recipe(shipped, "v2", [f"cluster.backend={backend}"])
-    head, worker = specs_of(resolved, 2, Exposure.PUBLIC).values()
+    head, worker = specs_of(resolved, 2, is_public=True).values()
     assert "--key-file" in head.command
     assert "0.0.0.0" in head.command
     assert "0.0.0.0" not in worker.command

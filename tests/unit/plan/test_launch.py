@@ -17,7 +17,6 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.launch import (
     HOST_MIDDLEWARE,
     KEY_MIDDLEWARE,
-    Exposure,
     serve_argv,
     serve_env,
 )
@@ -99,7 +98,7 @@ def test_all_that_vllm_reads_is_mounted_and_read_only(shipped: Library, name: st
 def test_a_public_container_listens_everywhere_behind_the_key(
     request: pytest.FixtureRequest, shipped: Library, plain: ContainerSpec
 ) -> None:
-    spec = spec_of(load_recipe(shipped, "v2"), Exposure.PUBLIC)
+    spec = spec_of(load_recipe(shipped, "v2"), is_public=True)
     assert_golden(request, "v2/public.diff", difference(as_json(plain), as_json(spec)))
     assert "0.0.0.0" in spec.command
     assert "--key-file" in spec.command
@@ -171,7 +170,7 @@ def test_nothing_but_such_a_list_opens_the_door(words: list[str]) -> None:
         model=Model(repo="a/b"),
         serve=Serve(extra_args=words),
     )
-    argv = serve_argv(recipe, "/m", Exposure.LOOPBACK)
+    argv = serve_argv(recipe, "/m")
     assert argv[3] == "--allowed-media-domains=none.invalid"
     # A word behind it would be taken for one more domain.
     assert argv[4].startswith("--")
@@ -181,7 +180,7 @@ def test_no_web_page_may_use_a_server_and_a_loopback_one_knows_its_host(shipped:
     argv = spec_of(load_recipe(shipped, "v2")).command
     assert argv[argv.index("--allowed-origins") + 1] == "[]"
     assert argv[argv.index("--middleware") + 1] == HOST_MIDDLEWARE
-    public = spec_of(load_recipe(shipped, "v2"), Exposure.PUBLIC).command
+    public = spec_of(load_recipe(shipped, "v2"), is_public=True).command
     assert public[public.index("--allowed-origins") + 1] == "[]"
     assert public[public.index("--middleware") + 1] == KEY_MIDDLEWARE
 
@@ -224,8 +223,8 @@ serves = st.builds(
 )
 
 
-@given(serves, st.sampled_from(Exposure))
-def test_every_valid_recipe_gives_each_flag_once(serve: Serve, exposure: Exposure) -> None:
+@given(serves, st.booleans())
+def test_every_valid_recipe_gives_each_flag_once(serve: Serve, is_public: bool) -> None:
     recipe = Recipe(
         schema_version=1,
         name="any",
@@ -234,7 +233,7 @@ def test_every_valid_recipe_gives_each_flag_once(serve: Serve, exposure: Exposur
         model=Model(repo="a/b"),
         serve=serve,
     )
-    argv = serve_argv(recipe, "/m", exposure)
+    argv = serve_argv(recipe, "/m", is_public=is_public)
     given_flags = [flags.flag_of(item) for item in argv if item.startswith("--")]
     assert len(given_flags) == len(set(given_flags))
     assert argv[:3] == ("vllm", "serve", "/m")
@@ -254,7 +253,7 @@ def test_adapters_are_named_with_their_folders_behind_the_drafter() -> None:
         ),
     )
     assert [weights.source for weights in recipe.companions] == ["a/draft", "a/one", "/two"]
-    argv = serve_argv(recipe, "/m", Exposure.LOOPBACK, ["/d", "/1", "/2"])
+    argv = serve_argv(recipe, "/m", ["/d", "/1", "/2"])
     names = argv.index("--served-model-name")
     assert argv[names + 1 : names + 3] == ("first", "second")
     drafting = json.loads(argv[argv.index("--speculative-config") + 1])
@@ -279,7 +278,7 @@ def test_further_keys_of_speculation_reach_vllm() -> None:
         model=Model(repo="a/b"),
         serve=Serve(speculative=drafting),
     )
-    argv = serve_argv(recipe, "/m", Exposure.LOOPBACK, ["/d"])
+    argv = serve_argv(recipe, "/m", ["/d"])
     assert json.loads(argv[argv.index("--speculative-config") + 1]) == {
         "model": "/d",
         "num_speculative_tokens": 3,

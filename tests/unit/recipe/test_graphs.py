@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.plan.launch import Exposure, serve_argv
+from sparkdeploy.plan.launch import serve_argv
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.fallbacks import launched, takes_piecewise_graphs
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -31,7 +31,7 @@ def loaded(shipped: Library, *settings: str) -> Resolved:
 
 def argv_of(resolved: Resolved) -> tuple[str, ...]:
     recipe = launched(resolved.recipe, resolved.engine)
-    return serve_argv(recipe, "/m", Exposure.LOOPBACK)
+    return serve_argv(recipe, "/m")
 
 
 @pytest.mark.parametrize("recipe", ["v2-tq", "v2-tq-k8v4", "v2-tq-3bit"])
