@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from sparkdeploy import atomic_files
-from sparkdeploy.checkpoint.repo_files import git_blob_hash
+from sparkdeploy.checkpoint.repo_files import git_blob_hash, printable
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.lock import lock_within
 from sparkdeploy.node.shared_files import NotPlainError, freeing_command, open_plain
@@ -217,8 +217,10 @@ def disk_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         full = "free some space, then try again"
+        file = printable(str(error.filename or ""))
+        of = f" ({file})" if file and file not in what else ""
         raise CheckpointError(
-            f"{what} cannot be written: {error.strerror or error}",
+            f"{what} cannot be written: {error.strerror or error}{of}",
             hint=full if error.errno in {errno.ENOSPC, errno.EDQUOT} else None,
         ) from error
 

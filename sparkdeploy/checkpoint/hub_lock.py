@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -55,8 +55,8 @@ Models = dict[str, dict[str, RevisionPin]]
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    models: Models = field(default_factory=dict)
-    schema: Literal[1] = 1
+    models: Models
+    schema: Literal[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class HubLock:
     def _change(self, change: Callable[[Models], object]) -> None:
         make_private(self.state_dir)
         with only_one(self.path.with_suffix(".lock"), f"changes of {self.path}"):
-            content = _Content(self._read())
+            content = _Content(self._read(), 1)
             change(content.models)
             text = json.dumps(asdict(content), indent=1, sort_keys=True)
             if len(text) > MAX_BYTES:

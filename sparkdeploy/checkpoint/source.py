@@ -74,9 +74,11 @@ def readable() -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
+        path = str(error.filename or ".")
         raise NodeError(
-            f"{printable(error.filename)} cannot be read by this user",
-            hint="run this as the owner of the model's files, or make them readable: chmod a+rX",
+            f"{printable(str(error.filename or error))} cannot be read by this user",
+            hint="run this as the owner of the model's files, or make them readable: "
+            f"chmod -R a+rX {shlex.quote(path)}",
         ) from error
 
 

@@ -123,9 +123,11 @@ def _scale_problems(config: Mapping[str, Any], infos: Mapping[str, TensorInfo]) 
     """
     method = method_of(config)
     packed = {name: found for name, info in infos.items() if (found := _scales_of(name, info))}
-    if method is None and packed:
+    # Bytes may be anything where nothing says that they are packed.
+    named = [name for name in packed if infos[name].dtype != "U8"]
+    if method is None and named:
         yield (
-            f"{len(packed)} matrices are packed, {printable(min(packed))} among them, and "
+            f"{len(named)} matrices are packed, {printable(min(named))} among them, and "
             "config.json has no quantization_config"
         )
     elif method in KNOWN_METHODS:

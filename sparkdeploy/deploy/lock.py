@@ -57,9 +57,11 @@ def defer_signals() -> Iterator[None]:
                 signal.signal(number, lambda it, _frame: received.append(it))
         yield
     finally:
-        for known, handler in handlers.items():
-            signal.signal(known, handler)
         _DEFERRING.reset(deferring)
+        # One that comes while they are given back leaves none of the others behind.
+        with contextlib.ExitStack() as given_back:
+            for known, handler in handlers.items():
+                given_back.callback(signal.signal, known, handler)
         if received:
             raise KeyboardInterrupt
 

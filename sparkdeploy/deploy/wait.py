@@ -212,56 +212,81 @@ class End:
 
 
 class GroupWatch:
-    """Looks at all ranks until one ends, which ends the rest; a context manager."""
+    """Looks at all ranks until one ends, which ends the rest; a context manager.
+
+    Each node has a thread: one that hangs keeps nobody from seeing how the others are.
+    """
 
     def __init__(self, ranks: Mapping[Node, str], clock_skews_s: Mapping[str, float]) -> None:
         self.first: End | None = None
         self._ranks = ranks
         self._clock_skews_s = clock_skews_s
-        self._answered_s = dict.fromkeys(ranks, time.monotonic())
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._follow, args=rank, daemon=True) for rank in ranks.items()
+        ]
 
     def __enter__(self) -> Self:
         # The wait itself sees the end of one alone.
-        if len(self._ranks) > 1:
-            self._thread.start()
+        if len(self._threads) > 1:
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join(LOST_AFTER_S)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(LOST_AFTER_S)
 
     def find_first(self) -> End | None:
         """Return the first end, looking once more at every rank; None when all live."""
-        self.__exit__()
-        if self.first is None and (ends := self._ends()):
-            self.first = earliest(ends)
-        return self.first
-
-    def _follow(self) -> None:
-        while not self._over.wait(POLL_S):
-            if ends := self._ends():
+        with self._lock:
+            if self.first is None and (ends := self._ends()):
                 self.first = earliest(ends)
-                stop_all(self._ranks.items())
+                self._over.set()
+            return self.first
+
+    def _follow(self, node: Node, container_id: str) -> None:
+        answered_s = time.monotonic()
+        while not self._over.wait(POLL_S):
+            try:
+                end = self._find_end(node, container_id)
+                answered_s = time.monotonic()
+            except NodeError as error:
+                if time.monotonic() - answered_s <= LOST_AFTER_S:
+                    continue
+                end = End(node, container_id, None, lost=error)
+            if end is not None:
+                self._end(end)
+
+    def _end(self, noticed: End) -> None:
+        """Of all that have ended by now the earliest is the first; the others are stopped."""
+        with self._lock:
+            # Whoever looked when the watch was left comes too late: nobody waits any more.
+            if self._over.is_set():
                 return
+            others = (end for end in self._ends() if end.node is not noticed.node)
+            self.first = earliest((noticed, *others))
+            self._over.set()
+        stop_all(self._ranks.items())
 
     def _ends(self) -> list[End]:
+        """Return how those ended that live no more; one that does not answer is left out."""
         ends = []
         for node, container_id in self._ranks.items():
-            try:
-                fact = node.docker.find_container(container_id)
-            except NodeError as error:
-                if time.monotonic() - self._answered_s[node] > LOST_AFTER_S:
-                    ends.append(End(node, container_id, None, lost=error))
-                continue
-            self._answered_s[node] = time.monotonic()
-            if fact is None or fact.state not in ALIVE:
-                at = parse_time(fact.finished_at) if fact is not None else None
-                skew = timedelta(seconds=self._clock_skews_s.get(node.name, 0.0))
-                ends.append(End(node, container_id, fact, at - skew if at is not None else None))
-        return ends
+            with contextlib.suppress(NodeError):
+                ends.append(self._find_end(node, container_id))
+        return [end for end in ends if end is not None]
+
+    def _find_end(self, node: Node, container_id: str) -> End | None:
+        fact = node.docker.find_container(container_id)
+        if fact is not None and fact.state in ALIVE:
+            return None
+        at = parse_time(fact.finished_at) if fact is not None else None
+        skew = timedelta(seconds=self._clock_skews_s.get(node.name, 0.0))
+        return End(node, container_id, fact, at - skew if at is not None else None)
 
 
 def earliest(ends: Sequence[End]) -> End:

@@ -50,8 +50,10 @@ def keep_private(folder: Path) -> None:
     # the home folder, which are more than a folder of ours whatever a variable says.
     status, place = folder.stat(), folder.resolve()
     is_own = status.st_uid == os.geteuid() and not status.st_mode & _ARRANGED
+    if not (is_own and status.st_mode & _OTHERS):
+        return
     is_more = place in (Path("~").expanduser().resolve(), Path("/")) or place.is_mount()
-    if is_own and status.st_mode & _OTHERS and not is_more:
+    if not is_more:
         # A disk that takes no modes, such as a share of another system's, is no reason to stop.
         with contextlib.suppress(OSError):
             folder.chmod(PRIVATE_MODE)

@@ -72,13 +72,15 @@ def open_lock(path: Path) -> int:
                 break
             time.sleep(pause_s)
     cause, fix = f"the lock {path} cannot be opened: {refusal.strerror}", None
-    # Without a file it is the folder that may not be written to.
-    with contextlib.suppress(OSError):
-        status = path.lstat()
-        mode = f"mode {stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FILE_MODE:04o}"
-        # One user keeps it from the others; a lock elsewhere would not exclude its users.
-        cause += f"; it belongs to {user_name(status.st_uid)} ({mode})"
-        fix = f"as root: rm {shlex.quote(str(path))}"
+    # Without a file it is the folder that may not be written to. A sound lock that could not be
+    # opened for another reason, such as too many open files, may be in use: it stays.
+    if isinstance(refusal, PermissionError):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            mode = f"mode {stat.S_IMODE(status.st_mode):04o}, wanted {SHARED_FILE_MODE:04o}"
+            # One user keeps it from the others; a lock elsewhere would not exclude its users.
+            cause += f"; it belongs to {user_name(status.st_uid)} ({mode})"
+            fix = f"as root: rm {shlex.quote(str(path))}"
     raise RefusedError(cause, fix) from refusal
 
 

@@ -245,6 +245,19 @@ def test_a_lock_file_is_held_to_the_rules_of_a_listing(entry: object) -> None:
 
 
 @pytest.mark.parametrize(
+    "content", [{}, {"models": {}}, {"schema": 1}, {"schema": 2, "models": {}}]
+)
+def test_a_lock_file_of_another_form_is_refused_and_kept(
+    tmp_path: Path, content: dict[str, object]
+) -> None:
+    lock = HubLock(tmp_path)
+    lock.path.write_text(json.dumps(content))
+    assert refusal(lock.pins) is not None
+    assert refusal(lambda: lock.forget(REPO)) is not None
+    assert json.loads(lock.path.read_text()) == content
+
+
+@pytest.mark.parametrize(
     "name", ["lab/twin@../../x", "lab/twin@\udcff", "lab/tw\x1bin", "lab/.", "lab/x.", "lab/é"]
 )
 def test_a_name_that_no_cache_can_hold_is_refused_before_anybody_is_asked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import cast
 
 import pytest
@@ -23,10 +24,14 @@ class Engine:
     def __init__(self, fact: ContainerFact | None) -> None:
         self.fact = fact
         self.stopped: list[str] = []
-
         self.is_lost = False
+        self.asked = 0
+        self.answers = threading.Event()
+        self.answers.set()
 
     def find_container(self, reference: str) -> ContainerFact | None:
+        self.asked += 1
+        self.answers.wait()
         if self.is_lost:
             raise NodeError("spark-2: it broke off")
         return self.fact
@@ -72,6 +77,38 @@ def test_a_node_that_is_lost_stops_all_the_others(monkeypatch: pytest.MonkeyPatc
         until(lambda: bool(head.stopped))
     assert group.first is not None
     assert (group.first.node.name, group.first.fact) == ("b", None)
+
+
+def test_a_node_that_hangs_keeps_nobody_from_seeing_the_death_of_another() -> None:
+    hanging, worker = Engine(fact("running")), Engine(fact("running"))
+    with watch(a=hanging, b=worker, c=Engine(fact("running"))) as group:
+        hanging.answers.clear()
+        seen = hanging.asked
+        until(lambda: hanging.asked > seen)
+        worker.fact = fact("exited", "2026-11-21T10:00:00Z")
+        looks = worker.asked
+        until(lambda: worker.asked > looks)
+        hanging.answers.set()
+        until(lambda: bool(worker.stopped))
+    assert group.first is not None
+    assert group.first.node.name == "b"
+
+
+def test_what_a_look_finds_after_the_watch_was_left_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wait, "LOST_AFTER_S", 0.01)
+    head, worker = Engine(fact("running")), Engine(fact("running"))
+    group = watch(a=head, b=worker)
+    with group:
+        worker.answers.clear()
+        seen = worker.asked
+        until(lambda: worker.asked > seen)
+    worker.fact = fact("exited", "2026-11-21T10:00:00Z")
+    worker.answers.set()
+    for thread in group._threads:
+        thread.join()
+    assert (group.first, head.stopped, worker.stopped) == (None, [], [])
 
 
 @pytest.mark.parametrize(

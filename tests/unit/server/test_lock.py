@@ -1,6 +1,7 @@
 """The node's lock."""
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,3 +100,18 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         node_lock(tmp_path / "file", "n", command="x"),
     ):
         pass
+
+
+def test_a_sound_lock_that_cannot_be_opened_just_now_is_not_to_be_removed(tmp_path: Path) -> None:
+    with node_lock(tmp_path, "n", command="x"):
+        pass
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        with pytest.raises(NodeError) as refused, node_lock(tmp_path, "n", command="x"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "Too many open files" in refused.value.message
+    assert "rm " not in f"{refused.value.message} {refused.value.hint}"
