@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.deployments import list_deployments, nodes_with, refuse_as_worker
+from sparkdeploy.deploy.deployments import deployments_in, nodes_with, refuse_as_worker
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.lifecycle import remove_deployment
 from sparkdeploy.deploy.lock import deploy_lock
@@ -65,7 +65,7 @@ def find_everything(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
     that the user named may hold other things as well, and stays. Raises NodeError on a machine
     that has a part of what another one heads.
     """
-    for deployment in list_deployments(host):
+    for deployment in deployments_in(host.own_containers()).values():
         refuse_as_worker(deployment, there=f"sparkdeploy down {deployment.name}")
     yield from _over_several_nodes(settings, host)
     for fact in host.own_containers():
@@ -84,7 +84,7 @@ def find_everything(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
 
 def _over_several_nodes(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
     record = ClusterRecord.below(settings.state_dir)
-    here = {found.name: found for found in list_deployments(host)}
+    here = deployments_in(host.own_containers())
     for name in dict.fromkeys((*here, *record.deployments())):
         if nodes := nodes_with(here.get(name), record.nodes(name)):
             yield Leftover("deployment", name, 0, f"its parts on {', '.join(nodes)}")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
-from sparkdeploy.deploy.names import resolve_name
-from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.nodes import connect, resolve_name
 from sparkdeploy.deploy.serving import model_of, require_answers
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.chat.answer import AnswerPrinter, follow, remark, took
-from sparkdeploy.deploy import names
+from sparkdeploy.deploy.nodes import is_deployment
 from sparkdeploy.errors import UsageError
 from sparkdeploy.stored_json import read_bytes
 from sparkdeploy.terminal.console import console
@@ -38,7 +38,7 @@ def read_words(words: Sequence[str]) -> tuple[str | None, str]:
     """
     if len(words) > 2:
         raise UsageError("the question is more than one word of the command line", hint=QUOTES)
-    is_left_out = not words or (len(words) == 1 and names.is_deployment(words[0]))
+    is_left_out = not words or (len(words) == 1 and is_deployment(words[0]))
     name = words[0] if words and (len(words) == 2 or is_left_out) else None
     text = FROM_INPUT if is_left_out else words[-1]
     if text == FROM_INPUT:

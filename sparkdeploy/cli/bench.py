@@ -108,12 +108,12 @@ def measure(
 
 def _refuse_misspelt(name: str) -> None:
     """Raise UsageError for what is no deployment, and almost one of the commands beside this."""
-    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.nodes import require_name
 
     commands = (command.name or "" for command in group.registered_commands)
     for meant in difflib.get_close_matches(name, commands, n=1):
         try:
-            names.require_name(name)
+            require_name(name)
         except NodeError as error:
             command = f"sparkdeploy bench {meant}"
             raise UsageError(error.message, hint=f"did you mean `{command}`?") from error

@@ -57,6 +57,6 @@ def one_side(name: str | None, url: str | None, command: str) -> str:
         raise UsageError("give a deployment's name or --url, not both")
     if url:
         return url
-    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.nodes import resolve_name
 
-    return names.resolve_name(name or None, command.split())
+    return resolve_name(name or None, command.split())

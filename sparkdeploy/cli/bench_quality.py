@@ -141,14 +141,14 @@ def tools(
 
 def _capture(asked: list[str], ask: Callable[[str], Capture], save: Path) -> None:
     from sparkdeploy.bench.quality.capture import write_capture
-    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.nodes import resolve_name
 
     if len(asked) > 1:
         raise UsageError("--save captures one side", hint="capture the other into a second file")
     if save.suffix != ".json":
         raise UsageError(f"--save {save}: a capture's name ends in .json")
     typed = ("bench", "quality", "--save", str(save))
-    side = names.resolve_name(asked[0] if asked else None, typed)
+    side = resolve_name(asked[0] if asked else None, typed)
     write_capture(ask(side), save)
     console.info(
         f"wrote {save}; compare it with `sparkdeploy bench quality {shlex.quote(str(save))} OTHER`"

@@ -111,14 +111,14 @@ def switch(
     as_json: options.JsonOption = False,
 ) -> None:
     """Serve another recipe at the address of a deployment. Port, key and aliases stay."""
-    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.nodes import resolve_name_or_none
     from sparkdeploy.deploy.request import at_address, served_at
     from sparkdeploy.deploy.up import UpOptions
 
     if solo and cluster:
         raise UsageError("--solo and --cluster exclude each other")
     settings = options.current_settings()
-    name = names.resolve_name_or_none(name, ("switch", recipe, "--name"))
+    name = resolve_name_or_none(name, ("switch", recipe, "--name"))
     if name is None:
         raise NodeError("nothing is deployed", hint=shlex.join(["sparkdeploy", "up", recipe]))
     served = served_at(name, settings)
@@ -195,11 +195,11 @@ def logs(
     nccl: Annotated[bool, typer.Option("--nccl", help="With what NCCL tells of itself.")] = False,
 ) -> None:
     """Show a deployment's log."""
-    from sparkdeploy.deploy import names
+    from sparkdeploy.deploy.nodes import resolve_name
     from sparkdeploy.monitor.status import read_log, read_quiet_log
 
     read = read_log if nccl else read_quiet_log
-    chosen = names.resolve_name(name, ("logs",))
+    chosen = resolve_name(name, ("logs",))
     console.answer_log(read(chosen, node=node, follow=follow, tail=tail))
 
 
@@ -208,13 +208,14 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
 ) -> None:
     """Stop and remove a deployment; images and checkpoints stay."""
-    from sparkdeploy.deploy import lifecycle, names
+    from sparkdeploy.deploy import lifecycle
+    from sparkdeploy.deploy.nodes import resolve_name_or_none
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
     if everything:
         removed, errors = lifecycle.down_all()
-    elif (only := names.resolve_name_or_none(name, ("down",))) is not None:
+    elif (only := resolve_name_or_none(name, ("down",))) is not None:
         removed, errors = [*lifecycle.down(only)], []
     else:
         console.info("nothing to do: nothing is deployed")
@@ -236,10 +237,10 @@ def rollback(
 
     One that is under way, or was interrupted, is ended.
     """
-    from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import roll_back
+    from sparkdeploy.deploy.nodes import resolve_name_or_none
 
-    name = names.resolve_name_or_none(name, ("rollback",))
+    name = resolve_name_or_none(name, ("rollback",))
     if name is None:
         text = "nothing to do: nothing is deployed"
         answer([text], {"deployment": None, "action": "nothing", "text": text}, as_json=as_json)

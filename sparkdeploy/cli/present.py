@@ -26,10 +26,10 @@ NoThinkOption = Annotated[
 
 def stop(name: options.NameArgument = None) -> None:
     """End a deployment's containers; `start` brings them back."""
-    from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import stop as end
+    from sparkdeploy.deploy.nodes import resolve_name_or_none
 
-    name = names.resolve_name_or_none(name, ("stop",))
+    name = resolve_name_or_none(name, ("stop",))
     if name is None:
         console.info("nothing to do: nothing is deployed")
         return
@@ -49,10 +49,10 @@ def start(
 ) -> None:
     """Start a stopped deployment, and wait for its first answer."""
     from sparkdeploy.cli.outcome import print_started
-    from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import start as begin
+    from sparkdeploy.deploy.nodes import resolve_name
 
-    chosen = names.resolve_name(name, ("start",))
+    chosen = resolve_name(name, ("start",))
     print_started(begin(chosen, drop_page_cache=drop_page_cache), as_json=as_json)
 
 
@@ -63,10 +63,10 @@ def restart(
 ) -> None:
     """Stop a deployment, and start the same containers again."""
     from sparkdeploy.cli.outcome import print_started
-    from sparkdeploy.deploy import names
     from sparkdeploy.deploy.lifecycle import restart as begin_anew
+    from sparkdeploy.deploy.nodes import resolve_name
 
-    chosen = names.resolve_name(name, ("restart",))
+    chosen = resolve_name(name, ("restart",))
     print_started(begin_anew(chosen, drop_page_cache=drop_page_cache), as_json=as_json)
 
 

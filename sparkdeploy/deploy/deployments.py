@@ -49,8 +49,7 @@ class DeploymentContainers(Generic[Seen]):
     @property
     def is_of_another_head(self) -> bool:
         """Say whether this machine has only a worker's part of it."""
-        fact = self.current
-        return fact.rank > 0 and bool(fact.nodes)
+        return self.current.rank > 0 and bool(self.current.nodes)
 
     @property
     def containers(self) -> tuple[ListedContainer, ...]:
@@ -59,7 +58,6 @@ class DeploymentContainers(Generic[Seen]):
 
 
 Listed: TypeAlias = DeploymentContainers[ListedContainer]
-"""A deployment as a list of containers shows it."""
 Inspected: TypeAlias = DeploymentContainers[ContainerFact]
 """A deployment whose current containers were inspected; kept ones are as the list has them."""
 
@@ -86,11 +84,6 @@ def deployments_in(listing: Iterable[ListedContainer]) -> dict[str, Listed]:
             by_name.setdefault(item.deployment, []).append(item)
     found = (_deployment(name, by_name[name], by_name[name]) for name in sorted(by_name))
     return {it.name: it for it in found if it is not None}
-
-
-def list_deployments(host: DockerHost) -> tuple[Listed, ...]:
-    """Return every deployment, by name, from one list of containers."""
-    return tuple(deployments_in(host.own_containers()).values())
 
 
 def inspect_deployment(host: DockerHost, listed: Listed) -> Inspected | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -56,30 +57,26 @@ T = TypeVar("T")
 
 
 class _Task(Generic[T]):
-    """Work in a thread of its own that nobody has to wait for."""
+    """Work in a daemon thread, which does not keep the program from ending."""
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self.result: T | None = None
         self.error: SparkdeployError | None = None
-        self._bug: Exception | None = None
-        # A daemon thread does not keep the program from ending.
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
+        self._done: Future[T | None] = Future()
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
     def _run(self, work: Callable[[], T]) -> None:
         try:
-            self.result = work()
+            self._done.set_result(work())
         except SparkdeployError as error:
             self.error = error
+            self._done.set_result(None)
         except Exception as error:  # noqa: BLE001 - whoever waits raises it
-            self._bug = error
+            self._done.set_exception(error)
 
     def wait(self, until_s: float) -> T | None:
         """Return the result, or None when it has failed or is not there in time; raise a bug."""
-        self._thread.join(max(until_s - time.monotonic(), 0.0))
-        if self._bug is not None:
-            raise self._bug
-        return self.result
+        wait([self._done], timeout=max(until_s - time.monotonic(), 0.0))
+        return self._done.result() if self._done.done() else None
 
 
 def doctor_report(
@@ -199,8 +196,8 @@ def _plan_findings(
 def _attended(containers: Sequence[ListedContainer], settings: Settings) -> dict[str, str]:
     """Return the deployments that a command waits for or changes, each with that command."""
     names = {item.deployment for item in containers if item.name.endswith(REPLACED_SUFFIX)}
-    found = ((name, attendant_of(settings.lock_dir, settings.node_name, name)) for name in names)
-    return {name: attendant.describe() for name, attendant in found if attendant is not None}
+    found = {name: attendant_of(settings.lock_dir, settings.node_name, name) for name in names}
+    return {name: it.describe() for name, it in found.items() if it is not None}
 
 
 def _host(machine: TimeLimitedMachine, resolved: Resolved, settings: Settings) -> CheckedHost:

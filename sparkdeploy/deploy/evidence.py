@@ -6,6 +6,7 @@ Secrets are known by the name beside them, by their shape, and by value where it
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import platform
 import re
@@ -49,9 +50,8 @@ def save_evidence(
 ) -> Path:
     """Save all that is known of a container; return the new folder `<deployment>-<UTC time>`.
 
-    In it: the root cause in one line, inspect, the whole log as `logs` shows it, what the guard
-    said, versions, and `details` (cause, plan, phases...) as a JSON file each. Readable by its
-    owner only; secrets are taken out, those of the state folder's keys by value. Only the newest
+    In it are the root cause in one line, the log as `logs` shows it, and a JSON file each for what
+    Docker and the guard say, versions and `details`. Readable by its owner only. Only the newest
     KEPT_CRASHES folders stay. Raises OSError when the disk does not take it.
     """
     folder = _new_folder(crashes_dir, deployment)
@@ -135,11 +135,9 @@ def _versions(host: DockerHost, record: Mapping[str, Any], log: bytes) -> dict[s
 def _new_folder(crashes_dir: Path, deployment: str) -> Path:
     make_private(crashes_dir)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = crashes_dir / f"{deployment}-{stamp}"
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = crashes_dir / f"{deployment}-{stamp}-{number}"
+    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    folders = (crashes_dir / f"{deployment}-{stamp}{ending}" for ending in endings)
+    folder = next(folder for folder in folders if not folder.exists())
     folder.mkdir(mode=0o700)
     return folder
 

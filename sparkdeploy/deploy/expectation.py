@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.node import Node
     from sparkdeploy.plan.steps import NodePlan, Plan
+    from sparkdeploy.server.backend_check import BackendCheck
     from sparkdeploy.server.facts import EngineFacts
 
 
@@ -124,22 +125,7 @@ def check_backends(expected: Expectation, facts: EngineFacts) -> None:
     Warns of a back end that is not the recipe's. Raises UnhealthyError when the plugin converted
     something else, or NCCL goes over sockets where the recipe does not allow it.
     """
-    if expected.converted is not None:
-        _check_converted(expected.converted, facts)
-    found = compare_backends(expected.backends, facts)
-    for finding in found:
-        if finding.match is Match.DIFFERS and not finding.is_failure:
-            console.warn(finding.describe())
-    failed = next((finding for finding in found if finding.is_failure), None)
-    if failed is not None:
-        raise UnhealthyError(
-            f"NCCL fell back: {failed.describe()}",
-            hint="if that is fine: --set 'backends.warn_only=[transport]'",
-        )
-
-
-def _check_converted(expected: Mapping[str, int | str], facts: EngineFacts) -> None:
-    for name, wanted in expected.items():
+    for name, wanted in (expected.converted or {}).items():
         made = getattr(facts, name)
         # The plugin has no word for what it leaves alone.
         if (made or 0) != (wanted or 0):
@@ -148,3 +134,14 @@ def _check_converted(expected: Mapping[str, int | str], facts: EngineFacts) -> N
                 f"the recipe asks for {name}={wanted}, and the plugin {said}",
                 hint="this is a fault of sparkdeploy: please report it with the crash folder",
             )
+    failed: BackendCheck | None = None
+    for found in compare_backends(expected.backends, facts):
+        if found.is_failure:
+            failed = failed or found
+        elif found.match is Match.DIFFERS:
+            console.warn(found.describe())
+    if failed is not None:
+        raise UnhealthyError(
+            f"NCCL fell back: {failed.describe()}",
+            hint="if that is fine: --set 'backends.warn_only=[transport]'",
+        )

@@ -69,7 +69,6 @@ class Launch:
     """What was typed, for who waits for the lock: `up v2 --name main`."""
     drop_page_cache: bool = False
     begun: list[Replacement] = field(default_factory=list)
-    """In the order in which they were begun; each knows how far it has come."""
     is_finished: bool = False
     noted_before: tuple[str, ...] = ()
     answered_s: float | None = None
@@ -79,11 +78,9 @@ class Launch:
         return ClusterRecord.below(self.settings.state_dir)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Lock this node while the containers change."""
         return deploy_lock(self.settings, self.command, self.deployment)
 
     def find_here(self) -> Inspected | None:
-        """Return what this node has of the deployment now."""
         return look_again(self.nodes.here, self.deployment)
 
     @property
@@ -93,10 +90,7 @@ class Launch:
     @property
     def head(self) -> Replacement:
         """Return the container with the API: that of this machine."""
-        for replacement in self.begun:
-            if replacement.node.is_here:
-                return replacement
-        raise NodeError(f"deployment {self.deployment} was not started here")
+        return next(it for it in self.begun if it.node.is_here)
 
     @property
     def replaces(self) -> bool:
@@ -112,9 +106,8 @@ class Launch:
     def start(self, ranks: Sequence[Rank]) -> None:
         """Put new containers, or kept ones, in place, in this order; if one cannot be, none is.
 
-        Each node has to have the memory when nothing of the deployment runs there any more. Nodes
-        that have a rank of the old deployment and none of the new come first. The nodes have listed
-        their containers under the lock.
+        Nodes that have a rank of the old deployment and none of the new come first. All nodes have
+        listed their containers under the lock.
         """
         _refuse_foreign(ranks, self.deployment)
         names = [rank.node.name for rank in sorted(ranks, key=lambda rank: not rank.node.is_here)]
@@ -184,7 +177,7 @@ class Launch:
             self.undo(watch)
             raise
         with defer_signals(), self.lock():
-            self._require_in_place(None)
+            self._require_in_place()
             self.commit()
         return readiness
 
@@ -200,7 +193,6 @@ class Launch:
                 error.message += f"; what was there before is not back yet: {busy.message}"
                 return
             self._require_in_place(error)
-            self._require_wanted(error)
             folders = self.revert(report)
         fate = "; the previous deployment is starting again" if self.replaces else ""
         error.message += fate + "".join(f"; evidence: {folder}" for folder in folders)
@@ -263,19 +255,18 @@ class Launch:
     def _is_in_place(self) -> bool:
         return all(it.is_in_place() for it in self.begun if it.node.is_here)
 
-    def _require_wanted(self, cause: SparkdeployError) -> None:
-        """`stop` verifies what it stops, so that it stays: nothing of it has failed."""
-        head = self.head
-        fact = head.host.find_container(head.container_id)
-        is_stopped = fact is not None and fact.is_stopped
-        if is_stopped and not self.record.is_unverified(self.deployment, head.container_id):
+    def _require_in_place(self, failure: SparkdeployError | None = None) -> None:
+        """Raise TakenAwayError when another command has replaced, removed or stopped it."""
+        is_wanted = self._is_in_place()
+        if is_wanted and failure is not None:
+            new_id = self.head.container_id
+            fact = self.head.host.find_container(new_id)
+            # `stop` verifies what it stops, so that it stays: nothing of it has failed.
+            is_stopped = fact is not None and fact.is_stopped
+            is_wanted = not is_stopped or self.record.is_unverified(self.deployment, new_id)
+        if not is_wanted:
             self.is_finished = True
-            raise TakenAwayError(self.deployment) from cause
-
-    def _require_in_place(self, cause: SparkdeployError | None) -> None:
-        if not self._is_in_place():
-            self.is_finished = True
-            raise TakenAwayError(self.deployment) from cause
+            raise TakenAwayError(self.deployment) from failure
 
 
 def _refuse_foreign(ranks: Sequence[Rank], deployment: str) -> None:
@@ -311,10 +302,9 @@ def require_memory(
 ) -> None:
     """Compare a claim with a node's memory that is free now, when nothing of the deployment runs.
 
-    What the other deployments were planned to take counts as taken. Its containers were listed
-    under the lock, so that no other start is missing from them. Waits for memory that a stopped
-    container still gives back. Where CUDA counts only what is really free, a page cache in the way
-    is dropped with consent, else there is a warning. Raises NodeError when the memory is not there.
+    What the other deployments were planned to take counts as taken. Waits for memory that a stopped
+    container still gives back; NodeError when it is not there. Where CUDA counts only what is
+    really free, a page cache in the way is dropped with consent, else there is a warning.
     """
     if claim is None:
         return

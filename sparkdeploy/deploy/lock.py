@@ -89,7 +89,7 @@ def deploy_lock(
     """Lock this node for a change of its containers; NodeError names who keeps the lock too long.
 
     Nothing waits for a person, a network or a build inside it. `command` is what others see in the
-    message, without the program's name: `up v2 --name main`; `deployment` is what it changes.
+    message, without the program's name: `up v2 --name main`.
     """
     # A full disk, or a file in a folder's place, is for whoever writes there to report.
     with contextlib.suppress(OSError):
@@ -124,19 +124,17 @@ def ranks_lock(nodes: Iterable[Node], command: str) -> Iterator[None]:
 def naming(plan: Plan, launch: Launch) -> Iterator[None]:
     """Name the plan's images and models inside the block, in which they are prepared."""
     settings = launch.settings
-    name = f"{settings.node_name}-{launch.deployment}{ENDING}"
-    with contextlib.ExitStack() as note:
+    note = node_lock(
+        settings.lock_dir,
+        f"{settings.node_name}-{launch.deployment}{ENDING}",
+        command=f"sparkdeploy {launch.command}",
+        deployment=launch.deployment,
+        uses=tuple(_named_by(plan)),
+    )
+    with contextlib.ExitStack() as entered:
         # Of two `up`s of one deployment the second names nearly the same, and need not.
         with contextlib.suppress(NodeError):
-            note.enter_context(
-                node_lock(
-                    settings.lock_dir,
-                    name,
-                    command=f"sparkdeploy {launch.command}",
-                    deployment=launch.deployment,
-                    uses=tuple(_named_by(plan)),
-                )
-            )
+            entered.enter_context(note)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Which machines a command is about, and how it reaches them."""
+"""Which deployment and which machines a command is about, and how it reaches them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.deployments import deployments_in, nodes_with
-from sparkdeploy.errors import NodeError, RecipeError
+from sparkdeploy.deploy.deployments import deployments_in, no_deployment, nodes_with
+from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
-from sparkdeploy.node.container import refuse_no_name
+from sparkdeploy.node.container import is_name, refuse_no_name
+from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.plan.topology import make_topology
+from sparkdeploy.settings import load_settings
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
+
+MAX_SHOWN = 3
 
 
 def connect(settings: Settings) -> DockerHost:
@@ -121,3 +125,72 @@ class ClusterRecord:
         # It was typed, and could lead to another file.
         refuse_no_name(deployment)
         return self.folder / f"{deployment}.json"
+
+
+def resolve_name(name: str | None, command: Sequence[str], behind: str = "") -> str:
+    """Return the name that was given, or that of the user's only deployment.
+
+    `command` is what was typed, word by word and without `sparkdeploy`, and `behind` what follows
+    the name. Raises UsageError where several may be meant, or where all are other users', and
+    NodeError where there is none.
+    """
+    return name if name is not None else _only(*_known(), command, behind)
+
+
+def resolve_names(names: Sequence[str], command: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that were given, each once, or those of all of the user's deployments."""
+    if names:
+        return tuple(dict.fromkeys(names))
+    own, others = _known()
+    return own or (_only(own, others, command),)
+
+
+def resolve_name_or_none(name: str | None, command: Sequence[str]) -> str | None:
+    """Do as `resolve_name`; None where nothing is deployed."""
+    if name is not None:
+        return name
+    own, others = _known()
+    return _only(own, others, command) if own or others else None
+
+
+def require_name(name: str) -> None:
+    """Raise NodeError where no deployment has the name, and nothing of one is left over."""
+    own, others = _known()
+    if name not in (*own, *others):
+        raise no_deployment(name, (*own, *others))
+
+
+def is_deployment(word: str) -> bool:
+    """Say whether a word is the name of a deployment; what can be no name is not looked for."""
+    return is_name(word) and any(word in names for names in _known())
+
+
+def _only(
+    own: tuple[str, ...], others: tuple[str, ...], command: Sequence[str], behind: str = ""
+) -> str:
+    if len(own) == 1:
+        return own[0]
+    names = own or others
+    if not names:
+        raise NodeError("nothing is deployed", hint="start with `sparkdeploy up`")
+    before = ["sparkdeploy", *command]
+    typed = [f"{shlex.join([*before, name])} {behind}".rstrip() for name in names[:MAX_SHOWN]]
+    shown = " or ".join(f"`{words}`" for words in typed)
+    more = f"; there is: {', '.join(names)}" if len(names) > MAX_SHOWN else ""
+    message = f"there are {len(names)} deployments: which one?"
+    if len(names) == 1:
+        message = "what is deployed is not yours: name it"
+    raise UsageError(message, hint=f"{shown}{more}")
+
+
+def _known() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return this user's names, with those of leftovers, and others' or another machine's."""
+    settings = load_settings()
+    with connect(settings) as host:
+        found = deployments_in(host.own_containers())
+    others = tuple(
+        name for name, it in found.items() if it.is_of_another_head or is_another(it.current.user)
+    )
+    noted = ClusterRecord.below(settings.state_dir).deployments()
+    own = dict.fromkeys(name for name in (*found, *noted) if name not in others)
+    return tuple(own), others

@@ -13,7 +13,6 @@ import secrets
 import shlex
 import stat
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,7 +83,7 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
 
 
 def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings) -> None:
-    """Build stages, lowest first; raise BuildError with the end of the log when one fails."""
+    """Build stages, lowest first; BuildError has the end of the log of one that fails."""
     for stage in missing:
         if stage.unverified:
             console.warn(stage.unverified)
@@ -284,21 +283,6 @@ def _explained(error: NodeError, worker: Node, image: ImageFact, read_bytes: int
     return error
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a worker lacks of a tree, or has otherwise."""
-
-    missing: tuple[str, ...]
-    changed: tuple[str, ...]
-    size_bytes: int
-    has_shared: bool
-    """Whether some of it lies in a hub cache's shared store here; it is sent as plain files."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (*self.missing, *self.changed)
-
-
 def send_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> int:
     """Make a node's folders hold what ours hold; return the bytes that were sent."""
     mapping = mapping_to(plan.observed, worker.name)
@@ -316,27 +300,32 @@ def send_tree(tree: SyncTree, head: Node, worker: Node, settings: Settings) -> i
     Raises CheckpointError when a file is still another one after it was sent, NodeError when
     there is no room or rsync fails; both name the node.
     """
-    difference = compare(tree, head, worker, settings)
-    if not difference.paths:
+    differing, changed = compare(tree, head, worker, settings)
+    if not differing:
         return 0
-    for path in difference.changed[:SHOWN_FILES]:
+    for path in changed[:SHOWN_FILES]:
         console.warn(f"{worker.name}: {tree.there / path} differs from {head.name}'s; sent again")
     done = worker.script(f"mkdir -p {shlex.quote(str(tree.there))}")
     if done.exit_code != 0:
         raise NodeError(f"{worker.name}: {tree.there} cannot be made", detail=done.stderr.strip())
-    sent_bytes = _send_files(tree, difference, worker)
-    left = compare(tree, head, worker, settings)
-    if left.paths:
+    sent_bytes = _send_files(tree, differing, worker)
+    left, _ = compare(tree, head, worker, settings)
+    if left:
         raise CheckpointError(
-            f"{worker.name}: {tree.there / left.paths[0]} is not what {head.name} has, right after "
-            "it was sent",
+            f"{worker.name}: {tree.there / next(iter(left))} is not what {head.name} has, right "
+            "after it was sent",
             hint=f"its disk may be failing: on {worker.name}: sudo dmesg | tail",
         )
     return sent_bytes
 
 
-def compare(tree: SyncTree, head: Node, worker: Node, settings: Settings) -> Difference:
-    """Hold a worker's files against ours, by sha256; unchanged files are not read again."""
+def compare(
+    tree: SyncTree, head: Node, worker: Node, settings: Settings
+) -> tuple[dict[str, Entry], list[str]]:
+    """Return what a worker lacks or has otherwise, by sha256, and which of it is there already.
+
+    Unchanged files are not read again.
+    """
 
     def list_and_hash(node: Node) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
         root = tree.here if node is head else tree.there
@@ -346,16 +335,13 @@ def compare(tree: SyncTree, head: Node, worker: Node, settings: Settings) -> Dif
 
     with console.step(f"comparing {tree.here.name} with {worker.name}"):
         (ours, our_hashes), (theirs, their_hashes) = at_once(list_and_hash, (head, worker))
-    missing = tuple(path for path in ours if path not in theirs)
-    changed = tuple(
-        path
+    differing = {
+        path: entry
         for path, entry in ours.items()
-        if path in theirs
-        and _said(entry, our_hashes.get(path)) != _said(theirs[path], their_hashes.get(path))
-    )
-    differing = [ours[path] for path in missing + changed]
-    size_bytes = sum(entry.size_bytes for entry in differing)
-    return Difference(missing, changed, size_bytes, any(entry.is_shared for entry in differing))
+        if path not in theirs
+        or _said(entry, our_hashes.get(path)) != _said(theirs[path], their_hashes.get(path))
+    }
+    return differing, [path for path in differing if path in theirs]
 
 
 def _said(entry: Entry, digest: str | None) -> tuple[str, str | None]:
@@ -363,16 +349,19 @@ def _said(entry: Entry, digest: str | None) -> tuple[str, str | None]:
     return entry.kind, entry.link if entry.kind == "l" else digest
 
 
-def _send_files(tree: SyncTree, difference: Difference, worker: Node) -> int:
+def _send_files(tree: SyncTree, differing: Mapping[str, Entry], worker: Node) -> int:
     if worker.link is None:
         raise NodeError(f"{worker.name} is this machine")
-    title = f"{tree.here.name} to {worker.name} ({format_bytes(difference.size_bytes)})"
-    with console.step(title) as step, shell.list_file(difference.paths) as names:
+    size_bytes = sum(entry.size_bytes for entry in differing.values())
+    is_shared = any(entry.is_shared for entry in differing.values())
+    title = f"{tree.here.name} to {worker.name} ({format_bytes(size_bytes)})"
+    with console.step(title) as step, shell.list_file([*differing]) as names:
         argv = [
             *("rsync", "--archive", "--numeric-ids", "--ignore-times", "--no-implied-dirs"),
             *("--partial-dir", PARTIAL, "--no-inc-recursive", "--info=progress2", "--stats"),
-            # Their store is theirs: the hub's library counts there who uses a file.
-            *(("--copy-unsafe-links",) if difference.has_shared else ()),
+            # What lies in our hub cache's shared store goes as plain files. Their store is theirs:
+            # the hub's library counts there who uses a file.
+            *(("--copy-unsafe-links",) if is_shared else ()),
             *("--files-from", str(names), "--rsh", worker.link.rsync_shell(worker.entry.ip)),
             *(f"{tree.here}/", worker.link.remote_path(f"{tree.there}/")),
         ]
@@ -380,7 +369,7 @@ def _send_files(tree: SyncTree, difference: Difference, worker: Node) -> int:
         def show(text: str) -> None:
             for match in _PROGRESS.finditer(text):
                 done_bytes = int(match[1].replace(",", ""))
-                step.progress(done_bytes, max(difference.size_bytes, done_bytes))
+                step.progress(done_bytes, max(size_bytes, done_bytes))
 
         done = shell.follow(argv, show)
     if done.exit_code != 0:
@@ -391,4 +380,4 @@ def _send_files(tree: SyncTree, difference: Difference, worker: Node) -> int:
             detail=done.stderr.strip(),
         )
     sent = _SENT.search(done.stdout)
-    return int(sent[1].replace(",", "")) if sent else difference.size_bytes
+    return int(sent[1].replace(",", "")) if sent else size_bytes

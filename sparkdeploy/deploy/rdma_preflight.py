@@ -70,10 +70,12 @@ def probe_containers(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
     """
     wanted = [it for it in plan.nodes if wants_rdma(plan.resolved, plan.topology, it.rank)]
     found = at_once(lambda planned: list(_probe(plan, planned, nodes.node(planned.node))), wanted)
-    findings = [finding for of_node in found for finding in of_node]
-    if allows_sockets(plan.resolved):
-        findings = [_as_warning(finding) for finding in findings]
-    return tuple(findings)
+    is_enough = allows_sockets(plan.resolved)
+    return tuple(
+        replace(it, verdict=Verdict.WARN) if is_enough and it.verdict is Verdict.FAIL else it
+        for of_node in found
+        for it in of_node
+    )
 
 
 def check_all_reduce(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
@@ -90,10 +92,6 @@ def check_all_reduce(plan: Plan, nodes: Nodes) -> tuple[Finding, ...]:
     if reason:
         return (_sum(plan.head.node, Verdict.NOT_SEEN, reason),)
     return tuple(at_once(lambda it: _add(plan, it, nodes.node(it.node), port), plan.nodes))
-
-
-def _as_warning(finding: Finding) -> Finding:
-    return replace(finding, verdict=Verdict.WARN) if finding.verdict is Verdict.FAIL else finding
 
 
 def _spec(plan: Plan, planned: NodePlan, program: str, *arguments: str) -> ContainerSpec:
@@ -119,22 +117,20 @@ def _probe(plan: Plan, planned: NodePlan, node: Node) -> Iterator[Finding]:
         return
     try:
         code, output = node.docker.run_to_end(spec, timeout_s=LOOK_TIMEOUT_S)
-    except DockerRefusedError as error:
-        # Such as a device that the machine does not have, or a limit that its user may not raise.
-        fix = f"on {planned.node}: ls -l /dev/infiniband"
-        seen = f"{subject}: {error.message}"
-        yield node_finding(check, planned.node, False, seen, "one that starts", fix)
-        return
     except NodeError as error:
         seen = f"{subject}: {error.message}"
-        yield node_finding(check, planned.node, Verdict.NOT_SEEN, seen, fix=error.hint)
+        if isinstance(error, DockerRefusedError):
+            # Such as a device that the machine does not have, or a limit its user may not raise.
+            fix = f"on {planned.node}: ls -l /dev/infiniband"
+            yield node_finding(check, planned.node, False, seen, "one that starts", fix)
+        else:
+            yield node_finding(check, planned.node, Verdict.NOT_SEEN, seen, fix=error.hint)
         return
     fact = read_rdma(_after_mark(output, rdma.MARK))
     if code == 0 and fact is not None:
         yield from rdma_checks(node.entry, fact, spec.env)
         return
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    last = lines[-1] if lines else "the program said nothing"
+    last = next(iter(output.strip().splitlines()[-1:]), "the program said nothing").strip()
     yield node_finding(check, planned.node, Verdict.NOT_SEEN, f"{subject}: {last}")
 
 
@@ -160,9 +156,8 @@ def _why_not(plan: Plan, nodes: Nodes) -> str:
 
 @dataclass(frozen=True)
 class _Added:
-    """What the program found: the sum of one element, and the rate of each node."""
-
     sum: float
+    """Of one element."""
     gb_per_s: float
 
 

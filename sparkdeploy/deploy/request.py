@@ -68,9 +68,8 @@ def resolve(
 ) -> Resolved:
     """Load the recipe with everything it inherits; raise RecipeError with all mistakes.
 
-    For several nodes it has what its `cluster` section changes. `images` says what tags mean
-    instead of the state folder's own lock. `unpinned` loads it as if no tag were known yet: what
-    one was may be what the recipe does not fit, and the registry will be asked anew.
+    `images` says what tags mean instead of the state folder's own lock. `unpinned` loads it as if
+    no tag were known yet: what one was may be what the recipe does not fit.
     """
     shelf = library(settings)
     if images is not None or unpinned:
@@ -241,7 +240,7 @@ def _inspected(
     before: ImagePin | None,
     pin: ImagePin | None,
 ) -> Resolved:
-    """Return the recipe for what an image holds; raises BuildError for one that cannot serve."""
+    """Return the recipe for what an image holds; BuildError for one that cannot serve."""
     images = ImageLock(inspector.settings.state_dir, {name: pin} if pin is not None else {})
     known = reload(images)
     if isinstance(known.engine, InspectedEngine):
@@ -288,8 +287,7 @@ def repositories_of(
 def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool]) -> bool:
     """Fetch the models a plan lacks, after asking; say whether the plan must be made anew.
 
-    A model that is here already is pinned to the commit it has. Raises CheckpointError when
-    nobody agrees, and as `pull_repositories` does.
+    A model that is here already is pinned to the commit it has. CheckpointError when nobody agrees.
     """
     recipe, observed = plan.resolved.recipe, plan.observed
     lock = HubLock(settings.state_dir)

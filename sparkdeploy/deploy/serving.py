@@ -27,7 +27,6 @@ PATIENCE_S = 10.0
 """A server that reads a long prompt may be slow to say that it is well."""
 _SAID_UNKNOWN: set[str] = set()
 COUNTERS_TIMEOUT_S = 2.0
-"""A busy server counts on, and nobody waits long for a remark."""
 _UNITS = (("h", 3600), ("m", 60), ("s", 1))
 
 
@@ -53,10 +52,7 @@ def model_of(
 
 
 def require_listener(fact: ContainerFact, host: DockerHost | None = None) -> None:
-    """UnhealthyError unless a container's own process listens on its port.
-
-    Where that cannot be known, a warning says so once.
-    """
+    """UnhealthyError unless a container's own process listens there; one warning if unknown."""
     now = (host.find_container(fact.container_id) if host is not None else None) or fact
     port = fact.port or 0
     found = listener_of(now, port)
@@ -152,7 +148,6 @@ class ServedDeployment:
     drafts: bool = False
     """Whether it speculates, so that some kinds of sampling are refused."""
     nodes: tuple[str, ...] = ()
-    """Of a cluster, by rank."""
 
     @property
     def model(self) -> str:
@@ -160,10 +155,7 @@ class ServedDeployment:
 
 
 def served_by(fact: ListedContainer, settings: Settings) -> ServedDeployment:
-    """Return what a container of ours serves, running or not.
-
-    Raises NodeError where its labels do not tell a port and a name for requests.
-    """
+    """Return what a container of ours serves, running or not; NodeError where no label tells."""
     values = _recipe_values(fact)
     named = fact.labels.get(labels.SERVED_NAME)
     if fact.port is None or named is None:

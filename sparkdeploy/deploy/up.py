@@ -67,7 +67,6 @@ class Outcome:
     plan: Plan
     changed: bool
     readiness: Readiness | None = None
-    """None when nothing was started, or nobody waited."""
     downtime_s: float | None = None
     """From the end of what was replaced to the first answer; None where nothing ran before."""
     is_answering: bool = False
@@ -218,10 +217,8 @@ def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
     for seen in plan.observed.nodes:
         node = ranks.node(seen.facts.name)
         found = deployments_in(node.listing).get(plan.deployment.name)
-        before = seen.container(plan.deployment.name)
-        fact = found.serving if found is not None else None
-        then = (before.container_id, before.is_running) if before is not None else None
-        now = (fact.container_id, fact.is_running) if fact is not None else None
+        facts = (seen.container(plan.deployment.name), found.serving if found is not None else None)
+        then, now = ((it.container_id, it.is_running) if it is not None else None for it in facts)
         if then != now:
             where = "" if node.is_here else f"{node.name}: "
             raise NodeError(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
 from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
-from sparkdeploy.deploy.names import resolve_names
-from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.nodes import connect, resolve_names
 from sparkdeploy.deploy.serving import served_by
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.compose_file import WRITTEN_BY

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
+    deployments_in,
     inspect_deployment,
-    list_deployments,
     require_deployment,
 )
 from sparkdeploy.deploy.serving import model_of
@@ -177,8 +177,9 @@ class EngineReader(Reader):
     def read_once(self) -> None:
         try:
             names = self._names
-            listed = (it for it in list_deployments(self._host) if not names or it.name in names)
-            inspected = (inspect_deployment(self._host, it) for it in listed)
+            listed = deployments_in(self._host.own_containers()).values()
+            asked = (it for it in listed if not names or it.name in names)
+            inspected = (inspect_deployment(self._host, it) for it in asked)
             found = tuple(it for it in inspected if it is not None)
             self._keep_servers(found)
             looks = {
@@ -316,7 +317,7 @@ class PartsReader(Reader):
     def read_once(self) -> None:
         try:
             with named(self._node):
-                found = list_deployments(self._node.docker)
+                found = deployments_in(self._node.docker.own_containers()).values()
         except NodeError:
             # That the node is gone is seen from what it no longer tells.
             return

@@ -25,7 +25,7 @@ from sparkdeploy.checkpoint.source import fetch_command, real_path
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
 from sparkdeploy.checkpoint.verify import Verified, verify_bytes, verify_headers
-from sparkdeploy.deploy.deployments import list_deployments
+from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.lock import deploy_lock, refuse_used
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, repositories_of, resolve
@@ -202,7 +202,7 @@ def _running_from(item: Stored, host: DockerHost) -> list[str]:
         sources = map(Path, host.mounted_from(fact.container_id))
         return any(source.resolve().is_relative_to(folder) for source in sources)
 
-    for deployment in list_deployments(host):
+    for deployment in deployments_in(host.own_containers()).values():
         users = [fact for fact in deployment.containers if uses(fact)]
         if any(fact.is_running for fact in users):
             running.append(deployment.name)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
-from sparkdeploy.deploy import names
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.doctor import doctor_report
 from sparkdeploy.deploy.evidence import (
@@ -23,7 +22,7 @@ from sparkdeploy.deploy.evidence import (
     newest_crash,
     write_evidence,
 )
-from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.nodes import connect, resolve_name_or_none
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.monitor.status import current_rows
@@ -85,7 +84,7 @@ def _only_subject(settings: Settings) -> str:
     """Raises UsageError where there are several deployments."""
     folders = [path for path in settings.crashes_dir.glob("*") if path.is_dir()]
     try:
-        name = names.resolve_name_or_none(None, ("diagnose",))
+        name = resolve_name_or_none(None, ("diagnose",))
     except NodeError:
         # The Docker Engine itself is what has failed.
         if not folders:

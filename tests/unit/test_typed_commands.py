@@ -57,7 +57,7 @@ REVIEWED = {
     "chat/answer.py": {"body", "name", "partner.model.base_url", "route.path"},
     "deploy/lifecycle.py": {"launch.deployment", "name"},
     "deploy/lock.py": {"command", "launch.command"},
-    "deploy/names.py": {"words"},
+    "deploy/nodes.py": {"words"},
     "deploy/recovery.py": {"name"},
     "deploy/replace.py": {"self.name"},
     "deploy/request.py": {"name"},

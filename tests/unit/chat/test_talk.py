@@ -12,7 +12,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.chat import answer as stage
 from sparkdeploy.chat.answer import AnswerPrinter
-from sparkdeploy.deploy import names
+from sparkdeploy.deploy import nodes
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import Handler, HttpServer, serving
@@ -95,7 +95,7 @@ def server() -> Iterator[Talking]:
 @pytest.fixture
 def engine(server: Talking, monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers.of(server.fact())
-    for module in (stage, names):
+    for module in (stage, nodes):
         monkeypatch.setattr(module, "connect", lambda _settings: made)
     return made
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import names
+from sparkdeploy.deploy import nodes
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.facts import own_name
 from tests.fakes.containers import FakeContainers, container
@@ -25,7 +25,7 @@ def deployment(name: str, **more: str) -> ContainerFact:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers()
     reached_alone(monkeypatch, made)
-    monkeypatch.setattr(names, "connect", lambda _settings: made)
+    monkeypatch.setattr(nodes, "connect", lambda _settings: made)
     return made
 
 
@@ -34,39 +34,39 @@ def given(engine: FakeContainers, *facts: ContainerFact) -> None:
 
 
 def test_a_name_that_is_given_is_taken_unasked() -> None:
-    assert names.resolve_name("web", ("logs",)) == "web"
+    assert nodes.resolve_name("web", ("logs",)) == "web"
 
 
 def test_one_alone_needs_no_name(engine: FakeContainers) -> None:
     given(engine, deployment("web", user=own_name()))
-    assert names.resolve_name(None, ("logs",)) == "web"
+    assert nodes.resolve_name(None, ("logs",)) == "web"
 
 
 def test_of_several_none_is_guessed_main_among_them_or_not(engine: FakeContainers) -> None:
     given(engine, deployment("main"), deployment("web"))
     with pytest.raises(UsageError, match="there are 2 deployments") as refused:
-        names.resolve_name(None, ("bench", "load"))
+        nodes.resolve_name(None, ("bench", "load"))
     assert refused.value.hint == "`sparkdeploy bench load main` or `sparkdeploy bench load web`"
 
 
 def test_anothers_has_to_be_named(engine: FakeContainers) -> None:
     given(engine, deployment("web", user="anna"))
     with pytest.raises(UsageError, match="not yours") as refused:
-        names.resolve_name(None, ("down",))
+        nodes.resolve_name(None, ("down",))
     assert refused.value.hint == "`sparkdeploy down web`"
     given(engine, deployment("mine", user=own_name()))
-    assert names.resolve_name(None, ("down",)) == "mine"
+    assert nodes.resolve_name(None, ("down",)) == "mine"
 
 
 def test_a_part_of_what_another_machine_heads_has_to_be_named(engine: FakeContainers) -> None:
     given(engine, deployment("big", nodes="spark-1,spark-2", rank="1"))
     with pytest.raises(UsageError):
-        names.resolve_name(None, ("down",))
+        nodes.resolve_name(None, ("down",))
 
 
 def test_with_nothing_deployed_it_is_said_how_to_begin(engine: FakeContainers) -> None:
     with pytest.raises(NodeError, match="nothing is deployed") as refused:
-        names.resolve_name(None, ("logs",))
+        nodes.resolve_name(None, ("logs",))
     assert refused.value.hint == "start with `sparkdeploy up`"
 
 

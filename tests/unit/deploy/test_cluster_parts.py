@@ -85,8 +85,9 @@ def test_a_difference_is_found_by_content(tmp_path: Path) -> None:
     (tmp_path / "there" / "other").write_bytes(b"2")
     (tmp_path / "here" / "missing").write_bytes(b"123")
     tree = SyncTree(tmp_path / "here", tmp_path / "there", ("missing", "other", "same"))
-    found = compare(tree, HERE, Node("spark-2", spark(2)), load_settings())
-    assert (found.missing, found.changed, found.size_bytes) == (("missing",), ("other",), 4)
+    differing, changed = compare(tree, HERE, Node("spark-2", spark(2)), load_settings())
+    sizes = {path: entry.size_bytes for path, entry in differing.items()}
+    assert (sizes, changed) == ({"missing": 3, "other": 1}, ["other"])
 
 
 STORED = "c1/c1" + "0" * 62
@@ -116,13 +117,15 @@ def test_weights_are_the_same_wherever_a_cache_keeps_them(
     (tree,) = sync_trees((model_fact(treated=False, root=ours, files="snapshots/1"),), None, ASIDE)
     tree = replace(tree, there=theirs)
     worker = Node("spark-2", spark(2))
-    assert compare(tree, HERE, worker, load_settings()).paths == ()
+    assert compare(tree, HERE, worker, load_settings()) == ({}, [])
     held = compare_tree(tree, HERE, worker)
     stored = tmp_path / "there" / "blobs" / STORED
     assert (held.missing_bytes, held.shared) == (0, (stored,) if there else ())
     (stored if there else theirs / "blobs" / "etag").write_bytes(b"12")
-    differs = compare(tree, HERE, worker, load_settings())
-    assert (differs.changed, differs.size_bytes, differs.has_shared) == (("blobs/etag",), 3, here)
+    differing, changed = compare(tree, HERE, worker, load_settings())
+    assert [*differing] == changed == ["blobs/etag"]
+    (entry,) = differing.values()
+    assert (entry.size_bytes, entry.is_shared) == (3, here)
     assert compare_tree(tree, HERE, worker).missing_bytes == 3
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from sparkdeploy.deploy import names
+from sparkdeploy.deploy import nodes
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export import companions
 from sparkdeploy.export.client_names import Client
@@ -41,7 +41,7 @@ def deployment(name: str, port: int = 8000, **more: str) -> ContainerFact:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers()
     reached_alone(monkeypatch, made)
-    for module in (names, companions):
+    for module in (nodes, companions):
         monkeypatch.setattr(module, "connect", lambda _settings: made)
     return made
 
