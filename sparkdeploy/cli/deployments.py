@@ -84,7 +84,7 @@ def up(
     how = UpOptions(extent, drop_page_cache, update_image, stop_on_interrupt=stay)
     _deploy(request, settings, how, yes=yes, as_json=as_json)
     if stay:
-        from sparkdeploy.deploy.wait import stay_with
+        from sparkdeploy.deploy.stay import stay_with
 
         stay_with(name)
 

@@ -1,30 +1,23 @@
-"""A start that is waited for, and one that systemd watches: ranks live and die together."""
+"""A start that is waited for: its progress, and its ranks, which live and die together."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import queue
-import socket
 import threading
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
-from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.expectation import verify_rank
-from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.serving import model_of
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
-from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
-from sparkdeploy.node.lock import attendant_of, watching
+from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import Node, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.steps import plan_as_dict
-from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import ALIVE, death, wait_until_answering
 from sparkdeploy.server.phases import (
     PHASES,
@@ -35,16 +28,15 @@ from sparkdeploy.server.phases import (
     load_durations,
     save_durations,
 )
-from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
 from sparkdeploy.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sparkdeploy.deploy.launch import Launch
-    from sparkdeploy.node.node import Nodes
+    from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
@@ -57,10 +49,6 @@ POLL_S = 0.5
 LOST_AFTER_S = 5.0
 """How long a node may not answer before its container counts as lost."""
 STOP_TIMEOUT_S = 3
-NOTIFY = "NOTIFY_SOCKET"
-LOOK_EVERY_S = 2.0
-"""Between two looks while another command changes the deployment."""
-CONNECT_EVERY_S = 10.0
 
 
 def start_title(deployment: str) -> str:
@@ -299,124 +287,3 @@ def stop_all(ranks: Iterable[tuple[Node, str]]) -> None:
     for node, container_id in ranks:
         with contextlib.suppress(NodeError):
             node.docker.stop(container_id, timeout_s=STOP_TIMEOUT_S)
-
-
-RankFact: TypeAlias = tuple[Node, ContainerFact]
-
-
-class NoMemoryLeftError(UnhealthyError):
-    """The memory guard ended it: whoever starts it again at once fills the machine again."""
-
-    exit_code = EXIT_MEMORY_FLOOR
-
-
-def notify_systemd(state: str) -> None:
-    """Send one word of sd_notify(3); nothing where nobody asked for it."""
-    address = os.environ.get(NOTIFY, "")
-    if not address.startswith(("/", "@")):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-        # An abstract address begins with a zero byte.
-        notifier.sendto(state.encode(), address.replace("@", "\0", 1))
-
-
-class Ends:
-    """The ends of containers, of which each is waited for in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._waited_for: set[str] = set()
-
-    def wait(self, ranks: Iterable[RankFact]) -> None:
-        """Return when one has ended, or its node does not answer any more."""
-        for node, fact in ranks:
-            if fact.container_id not in self._waited_for:
-                self._waited_for.add(fact.container_id)
-                arguments = (node, fact.container_id)
-                threading.Thread(target=self._wait_for, args=arguments, daemon=True).start()
-        self._waited_for.discard(self._ended.get())
-
-    def _wait_for(self, node: Node, container_id: str) -> None:
-        # Why nobody answers is seen the next time.
-        with contextlib.suppress(NodeError):
-            node.docker.wait(container_id)
-        self._ended.put(container_id)
-
-
-def stay_with(
-    deployment: str,
-    sleep: Callable[[float], None] = time.sleep,
-    make_ends: Callable[[], Ends] = Ends,
-) -> None:
-    """Tell systemd, where it asks, that it serves; return when it was stopped or removed.
-
-    Whoever replaces it, changes it or starts it again decides what becomes of it: that is watched
-    on. When a rank has died the others are stopped, and UnhealthyError says what it died of,
-    NoMemoryLeftError where the memory guard did it. A network that is cut ends nothing.
-    """
-    notify_systemd("READY=1")
-    settings = load_settings()
-    is_attended = partial(attendant_of, settings.lock_dir, settings.node_name, deployment)
-    while True:
-        with contextlib.suppress(NodeError), connect_nodes(settings, deployment) as nodes:
-            ends = make_ends()
-            while (ranks := _running_ranks(nodes, deployment, is_attended)) is not None:
-                if ranks:
-                    ends.wait(ranks)
-                else:
-                    sleep(LOOK_EVERY_S)
-            break
-        # A connection that broke off stays so.
-        sleep(CONNECT_EVERY_S)
-    console.info(f"{deployment} was stopped")
-
-
-def _running_ranks(
-    nodes: Nodes, deployment: str, is_attended: Callable[[], object]
-) -> list[RankFact] | None:
-    """Return the ranks when all of them run, none during a change, None when it was stopped."""
-    found = find_deployment(nodes.here.docker, deployment)
-    if found is not None and found.is_half_replaced:
-        return []
-    head = found.serving if found is not None else None
-    if head is None or head.is_stopped:
-        return [] if is_attended() else None
-    ranks, unseen = _ranks_of(nodes, head)
-    died = next((it for it in ranks if not it[1].is_running), None)
-    # A rank alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
-    now = nodes.here.docker.find_container(head.container_id) if died is not None else None
-    runs_still = now is not None and now.is_running and now.name == head.name
-    is_ending = not head.is_running or runs_still
-    if died is not None and is_ending and not is_attended():
-        stop_all((node, fact.container_id) for node, fact in ranks)
-        raise _death_of(*died)
-    if unseen is not None:
-        raise unseen
-    return ranks if died is None else []
-
-
-def _ranks_of(nodes: Nodes, head: ContainerFact) -> tuple[list[RankFact], NodeError | None]:
-    """Return the ranks of a head's launch that can be seen, the head first, and why not all."""
-    seen: list[RankFact] = [(nodes.here, head)]
-    unseen: NodeError | None = None
-    for name in head.nodes[1:]:
-        try:
-            node = nodes.node(name)
-            with named(node):
-                there = find_deployment(node.docker, head.deployment)
-        except NodeError as error:
-            unseen = error
-            continue
-        serving = there.serving if there is not None else None
-        if serving is not None and serving.launch == head.launch:
-            seen.append((node, serving))
-    return seen, unseen
-
-
-def _death_of(node: Node, fact: ContainerFact) -> UnhealthyError:
-    error: UnhealthyError = death(node.docker, fact.container_id, fact)
-    if fact.exit_code == EXIT_MEMORY_FLOOR:
-        error = NoMemoryLeftError(error.message, hint=error.hint, detail=error.detail)
-    if fact.nodes:
-        error.message = f"{node.name}: {error.message}"
-    return error

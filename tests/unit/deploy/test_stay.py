@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sparkdeploy.deploy import lifecycle
-from sparkdeploy.deploy.wait import Ends, NoMemoryLeftError, notify_systemd, stay_with
+from sparkdeploy.deploy.stay import Ends, NoMemoryLeftError, notify_systemd, stay_with
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, watching
 from sparkdeploy.settings import load_settings

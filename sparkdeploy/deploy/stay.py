@@ -1,0 +1,153 @@
+"""`up --stay`: what systemd runs, so that it knows when a deployment serves and when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from sparkdeploy.deploy.deployments import find_deployment
+from sparkdeploy.deploy.nodes import connect_nodes
+from sparkdeploy.deploy.wait import stop_all
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.lock import attendant_of
+from sparkdeploy.node.node import Node, named
+from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
+from sparkdeploy.server.health import death
+from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from sparkdeploy.node.node import Nodes
+
+NOTIFY = "NOTIFY_SOCKET"
+LOOK_EVERY_S = 2.0
+"""Between two looks while another command changes the deployment."""
+CONNECT_EVERY_S = 10.0
+RankFact: TypeAlias = tuple[Node, ContainerFact]
+
+
+class NoMemoryLeftError(UnhealthyError):
+    """The memory guard ended it: whoever starts it again at once fills the machine again."""
+
+    exit_code = EXIT_MEMORY_FLOOR
+
+
+def notify_systemd(state: str) -> None:
+    """Send one word of sd_notify(3); nothing where nobody asked for it."""
+    address = os.environ.get(NOTIFY, "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        # An abstract address begins with a zero byte.
+        notifier.sendto(state.encode(), address.replace("@", "\0", 1))
+
+
+class Ends:
+    """The ends of containers, of which each is waited for in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._waited_for: set[str] = set()
+
+    def wait(self, ranks: Iterable[RankFact]) -> None:
+        """Return when one has ended, or its node does not answer any more."""
+        for node, fact in ranks:
+            if fact.container_id not in self._waited_for:
+                self._waited_for.add(fact.container_id)
+                arguments = (node, fact.container_id)
+                threading.Thread(target=self._wait_for, args=arguments, daemon=True).start()
+        self._waited_for.discard(self._ended.get())
+
+    def _wait_for(self, node: Node, container_id: str) -> None:
+        # Why nobody answers is seen the next time.
+        with contextlib.suppress(NodeError):
+            node.docker.wait(container_id)
+        self._ended.put(container_id)
+
+
+def stay_with(
+    deployment: str,
+    sleep: Callable[[float], None] = time.sleep,
+    make_ends: Callable[[], Ends] = Ends,
+) -> None:
+    """Tell systemd, where it asks, that it serves; return when it was stopped or removed.
+
+    Whoever replaces it, changes it or starts it again decides what becomes of it: that is watched
+    on. When a rank has died the others are stopped, and UnhealthyError says what it died of,
+    NoMemoryLeftError where the memory guard did it. A network that is cut ends nothing.
+    """
+    notify_systemd("READY=1")
+    settings = load_settings()
+    is_attended = partial(attendant_of, settings.lock_dir, settings.node_name, deployment)
+    while True:
+        with contextlib.suppress(NodeError), connect_nodes(settings, deployment) as nodes:
+            ends = make_ends()
+            while (ranks := _running_ranks(nodes, deployment, is_attended)) is not None:
+                if ranks:
+                    ends.wait(ranks)
+                else:
+                    sleep(LOOK_EVERY_S)
+            break
+        # A connection that broke off stays so.
+        sleep(CONNECT_EVERY_S)
+    console.info(f"{deployment} was stopped")
+
+
+def _running_ranks(
+    nodes: Nodes, deployment: str, is_attended: Callable[[], object]
+) -> list[RankFact] | None:
+    """Return the ranks when all of them run, none during a change, None when it was stopped."""
+    found = find_deployment(nodes.here.docker, deployment)
+    if found is not None and found.is_half_replaced:
+        return []
+    head = found.serving if found is not None else None
+    if head is None or head.is_stopped:
+        return [] if is_attended() else None
+    ranks, unseen = _ranks_of(nodes, head)
+    died = next((it for it in ranks if not it[1].is_running), None)
+    # A rank alone was stopped by nobody of ours: a `stop` ends the head first, meanwhile.
+    now = nodes.here.docker.find_container(head.container_id) if died is not None else None
+    runs_still = now is not None and now.is_running and now.name == head.name
+    is_ending = not head.is_running or runs_still
+    if died is not None and is_ending and not is_attended():
+        stop_all((node, fact.container_id) for node, fact in ranks)
+        raise _death_of(*died)
+    if unseen is not None:
+        raise unseen
+    return ranks if died is None else []
+
+
+def _ranks_of(nodes: Nodes, head: ContainerFact) -> tuple[list[RankFact], NodeError | None]:
+    """Return the ranks of a head's launch that can be seen, the head first, and why not all."""
+    seen: list[RankFact] = [(nodes.here, head)]
+    unseen: NodeError | None = None
+    for name in head.nodes[1:]:
+        try:
+            node = nodes.node(name)
+            with named(node):
+                there = find_deployment(node.docker, head.deployment)
+        except NodeError as error:
+            unseen = error
+            continue
+        serving = there.serving if there is not None else None
+        if serving is not None and serving.launch == head.launch:
+            seen.append((node, serving))
+    return seen, unseen
+
+
+def _death_of(node: Node, fact: ContainerFact) -> UnhealthyError:
+    error: UnhealthyError = death(node.docker, fact.container_id, fact)
+    if fact.exit_code == EXIT_MEMORY_FLOOR:
+        error = NoMemoryLeftError(error.message, hint=error.hint, detail=error.detail)
+    if fact.nodes:
+        error.message = f"{node.name}: {error.message}"
+    return error
