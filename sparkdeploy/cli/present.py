@@ -88,7 +88,7 @@ def connect(
     """Print a client's own settings for a deployment. A key is named by its file."""
     from sparkdeploy.cli.outcome import say_tunnel
     from sparkdeploy.export.clients import connect_client
-    from sparkdeploy.export.compose_file import UNCHECKED_LISTENER
+    from sparkdeploy.export.neighbours import UNCHECKED_LISTENER
     from sparkdeploy.recipe.report import BESIDE_DRAFTS
 
     made = connect_client(client, name, host, options.current_settings())

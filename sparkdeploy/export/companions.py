@@ -12,8 +12,13 @@ from sparkdeploy.deploy.nodes import connect, resolve_names
 from sparkdeploy.deploy.serving import served_by
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.compose_file import WRITTEN_BY
-from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key, open_webui_export
-from sparkdeploy.export.prometheus import grafana_export, prometheus_export
+from sparkdeploy.export.neighbours import (
+    grafana_export,
+    litellm_export,
+    needs_key,
+    open_webui_export,
+    prometheus_export,
+)
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -53,9 +58,14 @@ def export_litellm(
         raise UsageError(f"port {port} is a deployment's", hint="another one: --port N")
     key_file = settings.state_dir / "keys" / GATEWAY_KEY_FILE
     is_asked = needs_key(served, is_public=is_public)
-    user = _key_reader(served)
-    gateway = Gateway(port, user, key_file if is_asked else None, is_public)
-    export = litellm_export(served, gateway, settings.hosts)
+    export = litellm_export(
+        served,
+        port,
+        settings.hosts,
+        user=(user := _key_reader(served)),
+        key_file=key_file if is_asked else None,
+        is_public=is_public,
+    )
     if is_asked:
         _make_key(key_file)
         _give(key_file, user)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels, yaml_text
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkdeploy.node.container import ContainerSpec
-    from sparkdeploy.settings import Hosts
 
 HEALTH_EVERY_S = 30
 HEALTH_TIMEOUT_S = 10
@@ -109,14 +107,8 @@ def _without_interpolation(value: Any) -> Any:  # noqa: ANN401 - any YAML value
     return [_without_interpolation(item) for item in value] if isinstance(value, list) else value
 
 
-COMPOSE_FILE = "compose.yaml"
 WRITTEN_BY = "written by `sparkdeploy export"
 """In each file that a later export may replace."""
-UNCHECKED_LISTENER = (
-    "a client does not look who listens on a deployment's port: while nothing of yours does, "
-    "another user of that machine can, and would get what is sent, the key too"
-)
-"""What sparkdeploy's own requests are guarded against, and those of what is exported are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,64 +128,3 @@ class Export:
     """UID:GID whose these folders are; empty where there is none."""
     next_step: str = ""
     notes: tuple[str, ...] = ()
-
-
-def shipped_file(path: str, *, is_program: bool = False) -> ExportedFile:
-    """Return a file of this package that is exported as it is."""
-    text = Path(__file__).with_name(path).read_text(encoding="utf-8")
-    return ExportedFile(path, text, is_program)
-
-
-def image_of(name: str, hosts: Hosts) -> str:
-    image = yaml_text.load_file(Path(__file__).with_name("images.yaml"))[name]
-    return f"{getattr(hosts, image['registry'])}/{image['image']}:{image['tag']}"
-
-
-def neighbour_service(image: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML content
-    """Return a service on the machine's own network, for that is where deployments listen.
-
-    It has no capability, and `more` takes the place of what stands here.
-    """
-    return {
-        "image": image,
-        "network_mode": "host",
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges"],
-        "restart": "unless-stopped",
-        "logging": {"driver": LOG_DRIVER, "options": LOG_SIZE},
-        **more,
-    }
-
-
-def read_only(source: str, target: str) -> dict[str, Any]:
-    return {"type": "bind", "source": source, "target": target, "read_only": True}
-
-
-def writable(source: str, target: str) -> dict[str, Any]:
-    return {"type": "bind", "source": source, "target": target}
-
-
-def compose_of(
-    command: str,
-    services: Mapping[str, Any],
-    *,
-    note: str = "",
-    **more: Any,  # noqa: ANN401
-) -> ExportedFile:
-    """Return the Compose file of these services, as `sparkdeploy export COMMAND` writes it.
-
-    `note` stands in a comment at its head.
-    """
-    return _marked(COMPOSE_FILE, command, note, services_text(services, **more))
-
-
-def settings_of(
-    command: str, path: str, content: dict[str, Any], *, note: str = ""
-) -> ExportedFile:
-    """Return a YAML file of settings, as `sparkdeploy export COMMAND` writes it."""
-    return _marked(path, command, note, yaml_text.dump(content))
-
-
-def _marked(path: str, command: str, note: str, text: str) -> ExportedFile:
-    head = f"# {WRITTEN_BY} {command}`.\n" + (f"# Known: {note}.\n" if note else "")
-    return ExportedFile(path, head + text)

@@ -10,6 +10,7 @@ sparkdeploy-NAME.service          the deployment, on a port of its own
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import UsageError
@@ -30,9 +31,6 @@ FAILING_IS_FINE = "-"
 UNLESS_IT_ENDED = ("/bin/sh", "-c", '[ -z "$MAINPID" ] || exec "$@"', "sh")
 """systemd stops also what has ended by itself, then without MAINPID: what somebody has stopped by
 hand may be starting again by now."""
-HOPELESS_EXIT_CODES = (2, 3, 5, 6, 86)
-"""Usage, recipe, image, checkpoint: trying again changes nothing. After a trip of the memory guard
-it would fill the machine once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,38 +58,21 @@ def unit_text(unit: Unit) -> str:
     interval is longer than three tries that each use up their time.
     """
     _check_admitted(unit)
-    interval_s = int((MAX_STARTS + 1) * (unit.startup_timeout_s + BETWEEN_STARTS_S))
-    limit = f"StartLimitIntervalSec={interval_s}\nStartLimitBurst={MAX_STARTS}"
-    again = f"Restart=on-failure\nRestartSec={BETWEEN_STARTS_S}"
-    if unit.is_woken:
-        limit, again = "StartLimitIntervalSec=0", "Restart=no"
-    environment = "".join(
-        f"Environment={quoted(f'{name}={value}')}\n" for name, value in sorted(unit.env.items())
+    shell, *words = UNLESS_IT_ENDED
+    text = _rendered(
+        "systemd.service.j2",
+        name=unit_name(unit.deployment),
+        deployment=unit.deployment,
+        is_woken=unit.is_woken,
+        interval_s=int((MAX_STARTS + 1) * (unit.startup_timeout_s + BETWEEN_STARTS_S)),
+        max_starts=MAX_STARTS,
+        between_starts_s=BETWEEN_STARTS_S,
+        user=_specifiers_escaped(unit.user),
+        working_directory=_specifiers_escaped(unit.folder),
+        environment=[quoted(f"{name}={value}") for name, value in sorted(unit.env.items())],
+        up=command_line(unit.up),
+        stop=command_line((f"{FAILING_IS_FINE}{shell}", *words, *unit.stop)),
     )
-    text = f"""\
-# {unit_name(unit.deployment)}: written by `sparkdeploy export systemd`.
-[Unit]
-Description=sparkdeploy deployment {unit.deployment}
-Requires=docker.service
-Wants=network-online.target
-After=docker.service network-online.target
-{limit}
-
-[Service]
-Type=notify
-User={_specifiers_escaped(unit.user)}
-WorkingDirectory={_specifiers_escaped(unit.folder)}
-{environment}ExecStart={command_line(unit.up)}
-ExecStop={_stop_line(unit.stop)}
-{again}
-SuccessExitStatus=130
-RestartPreventExitStatus={" ".join(map(str, HOPELESS_EXIT_CODES))}
-TimeoutStartSec=infinity
-TimeoutStopSec=120
-
-[Install]
-WantedBy=multi-user.target
-"""
     if max(len(line) for line in text.encode(errors="replace").split(b"\n")) >= LONGEST_LINE_BYTES:
         raise UsageError("a line of the unit is longer than the 1 MiB that systemd reads")
     return text
@@ -130,11 +111,6 @@ def command_line(argv: Sequence[str]) -> str:
     return " ".join([quoted(program), *(quoted(word).replace("$", "$$") for word in words)])
 
 
-def _stop_line(stop: Sequence[str]) -> str:
-    shell, *words = UNLESS_IT_ENDED
-    return command_line((FAILING_IS_FINE + shell, *words, *stop))
-
-
 def quoted(word: str) -> str:
     """Return a word in quotes that systemd reads back as it was (systemd.syntax, "Quoting")."""
     escaped = "".join(_escaped(character) for character in word)
@@ -168,40 +144,32 @@ def server_port(port: int) -> int:
 
 
 def socket_text(deployment: str, host: str, port: int) -> str:
-    """Return the socket's unit; connections that come before the server answers wait.
-
-    Where it cannot be started they are closed: one that stayed would start it again and again.
-    """
-    return f"""\
-# {socket_name(deployment)}: written by `sparkdeploy export systemd --socket`.
-[Unit]
-Description=port {port} of sparkdeploy deployment {deployment}
-
-[Socket]
-ListenStream={host}:{port}
-Service={proxy_name(deployment)}
-FlushPending=yes
-
-[Install]
-WantedBy=sockets.target
-"""
+    """Return the socket's unit; connections that come before the server answers wait."""
+    return _rendered(
+        "systemd.socket.j2",
+        name=socket_name(deployment),
+        deployment=deployment,
+        host=host,
+        port=port,
+        proxy=proxy_name(deployment),
+    )
 
 
 def proxy_text(deployment: str, port: int) -> str:
     """Return the unit that starts with the deployment, once it answers, and ends with it."""
-    server = unit_name(deployment)
-    return f"""\
-# {proxy_name(deployment)}: written by `sparkdeploy export systemd --socket`.
-[Unit]
-Description=way from the socket to sparkdeploy deployment {deployment}
-BindsTo={server}
-After={server} {socket_name(deployment)}
-Requires={socket_name(deployment)}
+    return _rendered(
+        "systemd-proxy.service.j2",
+        name=proxy_name(deployment),
+        deployment=deployment,
+        server=unit_name(deployment),
+        socket=socket_name(deployment),
+        program=PROXY,
+        port=port,
+    )
 
-[Service]
-Type=exec
-ExecStart={PROXY} 127.0.0.1:{port}
-DynamicUser=yes
-PrivateTmp=yes
-NoNewPrivileges=yes
-"""
+
+def _rendered(template: str, **values: object) -> str:
+    # `status` needs the units' names alone, and Jinja takes its time to load.
+    from sparkdeploy.image.templates import render  # noqa: PLC0415
+
+    return render(Path(__file__).parent, template, **values)

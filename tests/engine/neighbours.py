@@ -16,15 +16,14 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import yaml
 
-from sparkdeploy.export.compose_file import image_of, shipped_file
-from sparkdeploy.export.prometheus import COLLECTORS, DASHBOARD_FILE
-from sparkdeploy.settings import load_settings
+from sparkdeploy.export.neighbours import SERVICES
 from tests.engine.conftest import free_port, until
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-RELEASE = image_of("litellm", load_settings({}).hosts).rpartition(":v")[2]
+SHIPPED = yaml.safe_load(SERVICES.read_text())
+RELEASE = SHIPPED["litellm"]["image"].rpartition(":v")[2]
 ENVIRONMENT = Path("/var/tmp") / f"sparkdeploy-litellm-{RELEASE}"
 OPENER = build_opener(ProxyHandler({}))
 UNASKED = "deployment:prefix_hits:ratio5m"
@@ -86,7 +85,7 @@ def _answer(request: Request) -> Any:
 def dashboard_expressions() -> list[str]:
     return [
         target["expr"].replace("$deployment", ".*")
-        for panel in json.loads(shipped_file(DASHBOARD_FILE).text)["panels"]
+        for panel in json.loads(SERVICES.with_name("dashboard.json").read_text())["panels"]
         for target in panel["targets"]
     ]
 
@@ -136,8 +135,7 @@ def exporter(folder: Path) -> Iterator[int]:
     port = free_port()
     words = [
         f"--web.listen-address=127.0.0.1:{port}",
-        "--collector.disable-defaults",
-        *(f"--collector.{name}" for name in COLLECTORS),
+        *(word for word in SHIPPED["node-exporter"]["command"] if word.count("=") == 0),
         f"--collector.textfile.directory={folder / 'textfile'}",
     ]
     with _started("prometheus-node-exporter", *words):

@@ -14,8 +14,12 @@ import yaml
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.compose_file import compose_text
-from sparkdeploy.export.litellm import Gateway, litellm_export, open_webui_export
-from sparkdeploy.export.prometheus import grafana_export, prometheus_export
+from sparkdeploy.export.neighbours import (
+    grafana_export,
+    litellm_export,
+    open_webui_export,
+    prometheus_export,
+)
 from sparkdeploy.export.systemd_unit import Unit, quoted, unit_text
 from sparkdeploy.node.container import Mount, Ulimit
 from sparkdeploy.settings import load_settings
@@ -95,9 +99,8 @@ def health_of(file: Path, *replaced: str) -> int:
 def test_compose_accepts_what_runs_beside(tmp_path: Path) -> None:
     hosts, key_file = load_settings({}).hosts, tmp_path / "it's $KEY"
     served = (ServedDeployment("main", "v2", 8000, ("qwen",), key_file),)
-    gateway = Gateway(4000, "1:1", key_file)
     made = {
-        "litellm": litellm_export(served, gateway, hosts),
+        "litellm": litellm_export(served, 4000, hosts, user="1:1", key_file=key_file),
         "open-webui": open_webui_export(served, 3001, hosts, is_public=False),
         "prometheus": prometheus_export(served, "0:0", hosts),
         "grafana": grafana_export("0:0", hosts),

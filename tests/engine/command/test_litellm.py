@@ -12,7 +12,7 @@ import pytest
 
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.companions import write_export
-from sparkdeploy.export.litellm import Gateway, litellm_export
+from sparkdeploy.export.neighbours import litellm_export
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port
 from tests.engine.neighbours import litellm, post
@@ -89,8 +89,9 @@ def gateway(models: tuple[Model, Model], tmp_path_factory: pytest.TempPathFactor
         ServedDeployment("main", "v2", big.port, ("qwen", "alias"), keys / "main", 4096),
         ServedDeployment("small", "x", small.port, ("org/embed",), writes_text=False),
     )
-    told = Gateway(port, "0:0", keys / ".gateway")
-    write_export(litellm_export(served, told, HOSTS), folder)
+    key_file = keys / ".gateway"
+    made = litellm_export(served, port, HOSTS, user="0:0", key_file=key_file)
+    write_export(made, folder)
     with litellm(folder, port) as url:
         yield url
 

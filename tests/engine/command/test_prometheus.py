@@ -15,7 +15,7 @@ import pytest
 
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.companions import write_export
-from sparkdeploy.export.prometheus import prometheus_export
+from sparkdeploy.export.neighbours import prometheus_export
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port, until
 from tests.engine.neighbours import (

@@ -16,31 +16,41 @@ import yaml
 
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.companions import write_export
-from sparkdeploy.export.compose_file import UNCHECKED_LISTENER
-from sparkdeploy.export.litellm import Gateway, litellm_export, needs_key, open_webui_export
-from sparkdeploy.export.prometheus import PROMETHEUS_ADDRESS, grafana_export, prometheus_export
+from sparkdeploy.export.neighbours import (
+    UNCHECKED_LISTENER,
+    grafana_export,
+    litellm_export,
+    needs_key,
+    open_webui_export,
+    prometheus_export,
+)
 from sparkdeploy.settings import load_settings
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
 from tests.unit.golden import assert_golden
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.export.compose_file import Export
+    from sparkdeploy.settings import Hosts
 
 USER = "1000:1000"
 EVERY = (MAIN, SMALL, EMBEDDER)
 KEY = Path("/home/ada/.local/state/sparkdeploy/keys/.litellm")
-GATEWAY = Gateway(4000, USER, KEY)
+HOSTS = load_settings({}).hosts
+
+
+def gateway(served: Sequence[ServedDeployment], hosts: Hosts = HOSTS) -> Export:
+    return litellm_export(served, 4000, hosts, user=USER, key_file=KEY)
 
 
 def exports() -> dict[str, Export]:
-    hosts = load_settings({}).hosts
     return {
-        "litellm": litellm_export(EVERY, GATEWAY, hosts),
-        "open-webui": open_webui_export(EVERY, 3001, hosts, is_public=False),
-        "prometheus": prometheus_export(EVERY, USER, hosts),
-        "grafana": grafana_export(USER, hosts),
+        "litellm": gateway(EVERY),
+        "open-webui": open_webui_export(EVERY, 3001, HOSTS, is_public=False),
+        "prometheus": prometheus_export(EVERY, USER, HOSTS),
+        "grafana": grafana_export(USER, HOSTS),
     }
 
 
@@ -92,7 +102,7 @@ def test_what_each_panel_of_the_dashboard_shows(request: pytest.FixtureRequest) 
 def test_grafana_reads_its_dashboard_and_prometheus() -> None:
     grafana = exports()["grafana"]
     (source,) = read(grafana, "datasources.yaml")["datasources"]
-    assert (source["type"], source["url"]) == ("prometheus", f"http://{PROMETHEUS_ADDRESS}")
+    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
     (provider,) = read(grafana, "dashboards.yaml")["providers"]
     volumes = read(grafana, "compose.yaml")["services"]["grafana"]["volumes"]
     (mounted,) = [it["target"] for it in volumes if it["source"] == "./dashboard.json"]
@@ -114,19 +124,18 @@ def test_a_gateway_routes_each_name_to_its_own_port() -> None:
 
 def test_a_name_that_would_mean_two_models_is_refused() -> None:
     other = replace(SMALL, models=("qwen",))
-    hosts = load_settings({}).hosts
     with pytest.raises(UsageError, match="main and small are both called qwen"):
-        litellm_export((MAIN, other), GATEWAY, hosts)
+        gateway((MAIN, other))
     # Two copies of one recipe share the requests.
     twin = replace(MAIN, name="twin", port=8003)
-    told = read(litellm_export((MAIN, twin), GATEWAY, hosts), "litellm.yaml")["model_list"]
+    told = read(gateway((MAIN, twin)), "litellm.yaml")["model_list"]
     assert [entry["model_name"] for entry in told].count("qwen") == 2
 
 
 def test_no_models_name_reads_a_variable_of_the_gateway() -> None:
     named = replace(SMALL, models=("os.environ/LITELLM_MASTER_KEY",))
     with pytest.raises(UsageError, match="for a variable's"):
-        litellm_export((named,), GATEWAY, load_settings({}).hosts)
+        gateway((named,))
 
 
 def test_a_gateway_opens_nothing_that_has_a_key() -> None:
@@ -176,7 +185,7 @@ def test_every_neighbour_is_held_as_tight_as_it_can_be() -> None:
 
 def test_images_come_from_the_mirror_that_is_configured() -> None:
     hosts = load_settings({"SPARKDEPLOY_GITHUB_REGISTRY": "mirror.test"}).hosts
-    compose = read(litellm_export((SMALL,), GATEWAY, hosts), "compose.yaml")
+    compose = read(gateway((SMALL,), hosts), "compose.yaml")
     assert compose["services"]["litellm"]["image"].startswith("mirror.test/")
 
 
