@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.bench.load.plan import parse_span, span_text
-from sparkdeploy.bench.report import loads, sections
+from sparkdeploy.bench.report import sections
 from sparkdeploy.monitor.draw import duration
 from tests.fakes.bench_runs import loaded_run, sample_run
 
@@ -26,7 +26,7 @@ FIGURES = {
     for of, figures, cells in (
         ("streams", sections.CONCURRENCY.figures, SWEPT),
         ("contexts", sections.CONTEXT.figures, SWEPT),
-        ("load", loads.LOAD_FIGURES, LOADED),
+        ("load", sections.LOAD_FIGURES, LOADED),
     )
     for heading, say in figures.items()
     if re.search(r", m?s:", heading)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.report.loads import load_section
 from sparkdeploy.bench.report.published import beside_published
 from sparkdeploy.bench.report.sections import (
     acceptance_section,
     concurrency_section,
     context_section,
+    load_section,
     speed_section,
 )
 from sparkdeploy.bench.report.shown import LOAD, ShownRun, with_names

@@ -56,6 +56,34 @@ class ShownRun:
         return next((suite for suite in found if suite is not None), None)
 
 
+def asked_of(suite: SuiteResult) -> tuple[object, ...] | None:
+    """Return what two suites must have in common for their figures to be compared.
+
+    None for a load without a rate: it was interrupted in its first.
+    """
+    if suite.asking is Asking.CLOSED_LOOP:
+        return suite.asking, suite.prompts
+    loads = suite.loads
+    if not loads:
+        return None
+    share = suite.sustained.wanted_share if suite.sustained is not None else None
+    limits = tuple(sorted(loads[0].limits_s.items()))
+    return suite.asking, suite.prompts, loads[0].arrivals, loads[0].ramp_s, limits, share
+
+
+def alike(runs: Sequence[ShownRun], asking: Asking) -> list[tuple[ShownRun, SuiteResult]]:
+    """Return the runs whose load was asked as the first one's was, each with its load."""
+    loaded = [(shown, suite) for shown in runs if (suite := shown.load(asking)) is not None]
+    asked = next((asked for _, suite in loaded if (asked := asked_of(suite)) is not None), None)
+    return [pair for pair in loaded if asked is not None and asked_of(pair[1]) == asked]
+
+
+def common_rate(suites: Sequence[SuiteResult]) -> float | None:
+    """Return the highest rate that all have."""
+    rates = [{load.rate_per_s for load in suite.loads} for suite in suites]
+    return max(set.intersection(*rates), default=None) if rates else None
+
+
 class Bar(NamedTuple):
     """A figure with a bar beneath it; `percent` is of the table's largest figure."""
 

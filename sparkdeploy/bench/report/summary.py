@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkdeploy.bench.compare import (
     DifferenceVerdict,
     Side,
-    Spread,
     cell_mean,
     ratio_of,
     repeated_sides,
@@ -19,8 +17,14 @@ from sparkdeploy.bench.compare import (
 )
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.report.loads import alike, asked_of, common_rate
-from sparkdeploy.bench.report.shown import LOAD, Section, in_thousands
+from sparkdeploy.bench.report.shown import (
+    LOAD,
+    Section,
+    alike,
+    asked_of,
+    common_rate,
+    in_thousands,
+)
 from sparkdeploy.bench.tables import change, figure
 
 if TYPE_CHECKING:
@@ -30,20 +34,34 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.report.shown import ShownRun
 
 AGENT = "agent"
-COUNTED = {Asking.OPEN_LOOP: "requests", Asking.CONVERSATIONS: "conversations"}
+SUSTAINED = "sustained"
+"""In place of a metric: the highest rate that held the limits."""
 
 
 class Decision(NamedTuple):
-    """A question a reader has, and the figure of a run that answers it; None: it has none."""
+    """A question a reader has, and the cells of a suite whose figure answers it."""
 
     title: str
-    read: Callable[[Run], float | None]
+    like: SuiteResult
+    """A run's suite answers where it was asked as this one was."""
+    metric: str
+    is_asked: Callable[[Cell], bool]
     digits: int = 1
     lower_is_better: bool = False
-    is_judged: bool = True
 
     def values(self, side: Side) -> list[float]:
-        return [value for run in side.runs if (value := self.read(run)) is not None]
+        return [value for run in side.runs if (value := self._read(run)) is not None]
+
+    def _read(self, run: Run) -> float | None:
+        suite = run.suite(self.like.name, self.like.asking)
+        if suite is None or asked_of(suite) != asked_of(self.like):
+            return None
+        if self.metric == SUSTAINED and suite.sustained is not None:
+            # Nothing is the answer where no rate that was tried held the limits.
+            return suite.sustained.rate_per_s or 0.0
+        found = [cell_mean(cell, self.metric) for cell in suite.cells if self.is_asked(cell)]
+        values = [value for value in found if value is not None]
+        return statistics.fmean(values) if values and len(values) == len(found) else None
 
 
 def summary_section(runs: Sequence[ShownRun], known: Sequence[Side]) -> Section | None:
@@ -60,13 +78,13 @@ def summary_section(runs: Sequence[ShownRun], known: Sequence[Side]) -> Section 
 
 
 def _decisions(runs: Sequence[ShownRun]) -> Iterator[Decision]:
-    if read := _closed(runs, "five", "end_to_end_tok_s", lambda cell: cell.concurrency == 1):
-        yield Decision("One user: five prompt classes, tok/s end to end", read)
+    title = "One user: five prompt classes, tok/s end to end"
+    yield from _closed(runs, "five", title, "end_to_end_tok_s", lambda it: it.concurrency == 1)
     yield from _of_load("Several users", runs, Asking.OPEN_LOOP)
     yield from _of_sweep(runs)
     yield from _of_load("Agents", runs, Asking.CONVERSATIONS)
-    if read := _closed(runs, "decode", "stream_decode_tok_s", _is_agent):
-        yield Decision("Agents: an agent's turns, tok/s decoding", read)
+    title = "Agents: an agent's turns, tok/s decoding"
+    yield from _closed(runs, "decode", title, "stream_decode_tok_s", _is_agent)
 
 
 def _is_agent(cell: Cell) -> bool:
@@ -74,26 +92,18 @@ def _is_agent(cell: Cell) -> bool:
 
 
 def _closed(
-    runs: Sequence[ShownRun], name: str, metric: str, is_asked: Callable[[Cell], bool]
-) -> Callable[[Run], float | None] | None:
-    """Return what reads the mean over some cells of a suite, as the first run was asked that has
-    them; None where none has."""
-    suites = (shown.run.suite(name, Asking.CLOSED_LOOP) for shown in runs)
+    runs: Sequence[ShownRun],
+    suite: str,
+    title: str,
+    metric: str,
+    is_asked: Callable[[Cell], bool],
+    **more: Any,  # noqa: ANN401 - of a Decision
+) -> Iterator[Decision]:
+    """Yield what is asked of a closed loop's cells, as the first run was asked that has them."""
+    suites = (shown.run.suite(suite, Asking.CLOSED_LOOP) for shown in runs)
     like = next((it for it in suites if it is not None and any(map(is_asked, it.cells))), None)
-    if like is None:
-        return None
-    return partial(_mean_of, like=like, metric=metric, is_asked=is_asked)
-
-
-def _mean_of(
-    run: Run, like: SuiteResult, metric: str, is_asked: Callable[[Cell], bool]
-) -> float | None:
-    suite = run.suite(like.name, like.asking)
-    if suite is None or suite.prompts != like.prompts:
-        return None
-    found = [cell_mean(cell, metric) for cell in suite.cells if is_asked(cell)]
-    values = [value for value in found if value is not None]
-    return statistics.fmean(values) if values and len(values) == len(found) else None
+    if like is not None:
+        yield Decision(title, like, metric, is_asked, **more)
 
 
 def _of_sweep(runs: Sequence[ShownRun]) -> Iterator[Decision]:
@@ -102,28 +112,25 @@ def _of_sweep(runs: Sequence[ShownRun]) -> Iterator[Decision]:
     common = set.intersection(*tables) if tables else set()
     if not common:
         return
-    streams, context = max(common, key=lambda place: (place[0], -place[1]))
-    read = _closed(runs, "sweep", "decode_tok_s", partial(_is_at, place=(streams, context)))
-    if read and streams > 1:
-        words = f"{streams} at once with {in_thousands(context)} each, tok/s of all together"
-        yield Decision(f"Several users: {words}", read)
+    most = max(common, key=lambda place: (place[0], -place[1]))
+    if most[0] > 1:
+        title = (
+            f"Several users: {most[0]} at once with {in_thousands(most[1])} each, tok/s of all "
+            "together"
+        )
+        yield from _closed(runs, "sweep", title, "decode_tok_s", lambda it: _place(it) == most)
     longest = max((tokens for count, tokens in common if count == 1), default=0)
     if longest <= min(tokens for _, tokens in common):
         return
-    words, is_asked = f"{in_thousands(longest)}, one request", partial(_is_at, place=(1, longest))
-    if read := _closed(runs, "sweep", "stream_decode_tok_s", is_asked):
-        yield Decision(f"Long context: {words}, tok/s decoding", read)
-    if read := _closed(runs, "sweep", "ttft_p50_s", is_asked):
-        title = f"Long context, wait: {words}, s to the first token"
-        yield Decision(title, read, digits=2, lower_is_better=True)
+    where, at = f"{in_thousands(longest)}, one request", lambda it: _place(it) == (1, longest)
+    title = f"Long context: {where}, tok/s decoding"
+    yield from _closed(runs, "sweep", title, "stream_decode_tok_s", at)
+    title = f"Long context, wait: {where}, s to the first token"
+    yield from _closed(runs, "sweep", title, "ttft_p50_s", at, digits=2, lower_is_better=True)
 
 
 def _place(cell: Cell) -> tuple[int, int]:
     return cell.concurrency, cell.context_tokens or 0
-
-
-def _is_at(cell: Cell, place: tuple[int, int]) -> bool:
-    return _place(cell) == place
 
 
 def _of_load(title: str, runs: Sequence[ShownRun], asking: Asking) -> Iterator[Decision]:
@@ -131,39 +138,33 @@ def _of_load(title: str, runs: Sequence[ShownRun], asking: Asking) -> Iterator[D
     suites = [suite for _, suite in alike(runs, asking)]
     if not suites:
         return
-    limits_s, rate = suites[0].loads[0].limits_s, common_rate(suites)
-    source = f"{COUNTED[asking]} a second (bench load, {asking})"
-    asked = partial(_of_alike, like=suites[0])
-    if suites[0].sustained is not None:
-        share = f"{suites[0].sustained.wanted_share:.0%} within {Slo(limits_s)}"
-        yield Decision(f"{title}: highest rate with {share}, {source}", asked, 2, is_judged=False)
+    like, rate = suites[0], common_rate(suites)
+    limits_s = like.loads[0].limits_s
+    counted = "conversations" if asking is Asking.CONVERSATIONS else "requests"
+    source = f"{counted} a second (bench load, {asking})"
+    at = f"{title}: {rate or 0:.3g} {source}:"
+
+    def is_asked(cell: Cell) -> bool:
+        return cell.load is not None and cell.load.rate_per_s == rate
+
+    if like.sustained is not None:
+        share = f"{like.sustained.wanted_share:.0%} within {Slo(limits_s)}"
+        words = f"{title}: highest rate with {share}, {source}"
+        yield Decision(words, like, SUSTAINED, is_asked, 2)
     elif rate is not None and limits_s:
         # Of conversations each turn is a request of its own.
-        words = f"{title}: {rate:.3g} {source}: requests within {Slo(limits_s)}, a second"
-        yield Decision(words, partial(asked, metric="goodput_per_s", rate=rate), 2)
+        words = f"{at} requests within {Slo(limits_s)}, a second"
+        yield Decision(words, like, "goodput_per_s", is_asked, 2)
     elif rate is not None:
-        words = f"{title}: {rate:.3g} {source}: s to the first token, 95th percentile"
-        yield Decision(words, partial(asked, metric="ttft_p95_s", rate=rate), 2, True)
-
-
-def _of_alike(run: Run, like: SuiteResult, metric: str = "", rate: float = 0) -> float | None:
-    """Return a load's figure at a rate, or the rate it sustained; None for one asked otherwise."""
-    suite = run.suite(LOAD, like.asking)
-    if suite is None or asked_of(suite) != asked_of(like):
-        return None
-    if not metric:
-        # Nothing is the answer where no rate that was tried held the limits.
-        return (suite.sustained.rate_per_s or 0.0) if suite.sustained is not None else None
-    found = (cell for cell in suite.cells if cell.load and cell.load.rate_per_s == rate)
-    return next((cell_mean(cell, metric) for cell in found), None)
+        words = f"{at} s to the first token, 95th percentile"
+        yield Decision(words, like, "ttft_p95_s", is_asked, 2, lower_is_better=True)
 
 
 def _answers(item: Decision, sides: Sequence[Side], repeated: Sequence[Side]) -> Iterator[str]:
     base, *others = [item.values(side) for side in sides]
     yield figure(statistics.fmean(base) if base else None, item.digits)
-    spread = Spread(0.0, 0)
-    if item.is_judged:
-        spread = spread_of(_logarithms(item.values(side)) for side in repeated)
+    groups = repeated if item.metric != SUSTAINED else ()
+    spread = spread_of(_logarithms(item.values(side)) for side in groups)
     for values in others:
         text = figure(statistics.fmean(values) if values else None, item.digits)
         if base and values and min(*base, *values) > 0:
@@ -205,12 +206,12 @@ def _notes(sides: Sequence[Side], repeated: Sequence[Side]) -> Iterator[str]:
 
 
 def _load_notes(asked: Sequence[Decision]) -> Iterator[str]:
-    if any("(bench load, " in item.title for item in asked):
+    if any(item.like.name == LOAD for item in asked):
         yield (
             "Rows that name bench load are of an open loop: requests do not wait for one another. "
             "All others are of a closed loop, and their figures do not compare with those."
         )
-    if not all(item.is_judged for item in asked):
+    if any(item.metric == SUSTAINED for item in asked):
         yield "A highest rate lies between two that were tried, so no difference is judged."
 
 
