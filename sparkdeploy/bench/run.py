@@ -26,8 +26,7 @@ from sparkdeploy.bench.load.plan import LoadPlan
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, outcome_of, usage_support
 from sparkdeploy.bench.quality.comparison import newest_of_each, read_result
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
-from sparkdeploy.bench.report.page import SERIES, report_page
-from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.report.page import SERIES, read_published, report_page
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools

@@ -34,7 +34,7 @@ SAFE = {
 }
 """Whatever else is put into a command needs a `shlex.quote`, or a line below."""
 REVIEWED = {
-    "bench/report/loads.py": {"other.run.run_id"},
+    "bench/report/sections.py": {"other.run.run_id"},
     "bench/report/page.py": {"item.run.run_id"},
     "checks/docker.py": {"dead[0].deployment", "running[-1].deployment"},
     "cli/bench.py": {"command", "meant"},

@@ -25,9 +25,7 @@ from sparkdeploy.bench.quality.capture import read_capture
 from sparkdeploy.bench.quality.comparison import QualityFigures, compare, newest_of_each
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
-from sparkdeploy.bench.record import Estimate
-from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.report.page import read_published, report_page
 from sparkdeploy.bench.run import ISO_8601
 from sparkdeploy.errors import BenchError
 from sparkdeploy.image.templates import render_page
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.bench.campaign.folder import Campaign
-    from sparkdeploy.bench.report.published import Field
+    from sparkdeploy.bench.report.page import Field
     from sparkdeploy.settings import Settings
 
 
@@ -136,35 +134,6 @@ def _rendered(template: str, bundle: CampaignBundle) -> str:
         Path(__file__).parent,
         template,
         bundle=bundle,
-        said=list(_said(bundle)),
         took=format_seconds,
         tunings=[recipe for recipe in bundle.recipes if recipe.tuning],
     )
-
-
-def _said(bundle: CampaignBundle) -> Iterator[tuple[str, str, str]]:
-    """Yield what models said: quality beside the first, needles, tool calls."""
-    for recipe in bundle.recipes:
-        if recipe.quality is not None:
-            found = recipe.quality
-            yield (
-                recipe.name,
-                f"quality beside {found.against}",
-                f"top-1 agreement {found.top1_agreement.text('.2%')}; change of perplexity "
-                f"{found.perplexity_change.text('+.2%')}; mean KL at least "
-                f"{Estimate(found.mean_kl_nats.value).text('.5f')} and at most "
-                f"{Estimate(found.most_mean_kl_nats).text('.5f')} nats; "
-                f"{found.positions} positions",
-            )
-        if recipe.needles:
-            count = sum(item.is_found for item in recipe.needles)
-            longest = max(item.length for item in recipe.needles)
-            yield (
-                recipe.name,
-                "needles",
-                f"found {count} of {len(recipe.needles)}, up to {longest} tokens",
-            )
-        if recipe.tools:
-            wrong = [f"{item.name}: {item.problem}" for item in recipe.tools if item.problem]
-            right = f"right {len(recipe.tools) - len(wrong)} of {len(recipe.tools)}"
-            yield recipe.name, "tool calls", "; ".join([right, *wrong])

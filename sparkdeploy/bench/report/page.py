@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.report.published import beside_published
 from sparkdeploy.bench.report.sections import (
     acceptance_section,
     concurrency_section,
@@ -15,10 +15,11 @@ from sparkdeploy.bench.report.sections import (
     load_section,
     speed_section,
 )
-from sparkdeploy.bench.report.shown import LOAD, ShownRun, with_names
+from sparkdeploy.bench.report.shown import LOAD, NOTHING, ShownRun, with_names
 from sparkdeploy.bench.report.summary import cache_hits, summary_section
-from sparkdeploy.bench.tables import figure, machine_facts, origin_facts
+from sparkdeploy.bench.tables import change, figure, machine_facts, origin_facts
 from sparkdeploy.image.templates import render_page
+from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.compare import Side
     from sparkdeploy.bench.quality.comparison import QualityResult
     from sparkdeploy.bench.record import Run, SuiteResult
-    from sparkdeploy.bench.report.published import Field
     from sparkdeploy.bench.report.shown import Section
 
 SPARK = "DGX Spark"
+FIGURES = {"end_to_end_tok_s": "end to end", "stream_decode_tok_s": "decode only"}
 _LIMITS = {
     "min_top1_agreement": "top-1 agreement at least {:.1%}",
     "max_mean_kl_nats": "mean KL at most {:g} nats",
@@ -179,3 +180,69 @@ def _ill(suite: SuiteResult) -> Iterator[str]:
     if failures:
         asked = sum(r.requests for cell in suite.cells for r in cell.rounds)
         yield f"{failures} of {asked} requests of {suite.name} failed; they are in no figure."
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What somebody reported of one recipe: by prompt, or one figure for all of a suite."""
+
+    label: str
+    recipe: str
+    suite: str
+    figure: str
+    """Ours that it can stand beside: a name of `record.METRICS`."""
+    method: str
+    hardware: str
+    source: str
+    prompts: Mapping[str, float]
+    mean: float
+    """Of the prompts, unless only one figure was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    published: tuple[Published, ...]
+    others: tuple[Mapping[str, Any], ...]
+    """Other set-ups for the 122B on one Spark: what, tok_s, method and source."""
+
+
+def read_published(path: Path) -> Field:
+    """Read the table; it is ours, so its shape is not questioned."""
+    content = read_document(path).content
+    published = tuple(_published(**entry) for entry in content["published"])
+    return Field(published, tuple(content["others"]))
+
+
+def _published(prompts: Mapping[str, float] | None = None, **entry: Any) -> Published:  # noqa: ANN401 - YAML
+    prompts = prompts or {}
+    mean = entry.pop("mean", None) or sum(prompts.values()) / len(prompts)
+    return Published(**entry, prompts=prompts, mean=mean)
+
+
+def beside_published(
+    runs: Sequence[ShownRun], field: Field
+) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield what, here, published, difference and source for each figure of these recipes."""
+    for shown in runs:
+        for item in (item for item in field.published if item.recipe == shown.recipe):
+            here = _here(shown, item)
+            counted = FIGURES.get(item.figure, item.figure)
+            yield (
+                f"{shown.name}: {item.recipe}, {counted} ({item.label})",
+                figure(here),
+                figure(item.mean),
+                change(here / item.mean - 1) if here is not None else NOTHING,
+                f"{item.method}; {item.hardware}; {item.source}",
+            )
+
+
+def _here(shown: ShownRun, item: Published) -> float | None:
+    means = [
+        cell.statistics[item.figure].mean
+        for cell in shown.cells(item.suite)
+        if cell.concurrency == 1
+        and item.figure in cell.statistics
+        and (not item.prompts or cell.prompt in item.prompts)
+    ]
+    # A class that is missing would make the mean one of something else.
+    return sum(means) / len(means) if means and len(means) >= len(item.prompts) else None

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.report.plot import Line, Plot
 from sparkdeploy.bench.report.shown import (
     LOAD,
     NOTHING,
     Bar,
+    Line,
+    Plot,
     Section,
     across,
     alike,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.bench.load.record import LoadResult, Quantiles, TurnResult
     from sparkdeploy.bench.record import Cell, ServerDelta, SuiteResult
-    from sparkdeploy.bench.report.published import Field, Published
+    from sparkdeploy.bench.report.page import Field, Published
     from sparkdeploy.bench.report.shown import Groups, Row, ShownRun
 
     CellsOfRuns = Sequence[tuple[ShownRun, Sequence[Cell]]]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.report.page import read_published, report_page
 from sparkdeploy.settings import resources
 from tests.engine.bench.browser import Browser, Screen
 from tests.fakes.bench_runs import judged, loaded_run, sample_run

@@ -26,7 +26,7 @@ from sparkdeploy.bench.quality.comparison import QualityFigures
 from sparkdeploy.bench.quality.needle import NeedleResult
 from sparkdeploy.bench.quality.tool_calls import CaseResult
 from sparkdeploy.bench.record import Estimate
-from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.report.page import read_published
 from sparkdeploy.settings import load_settings
 from tests.fakes.bench_runs import fields_of, judged, loaded_run
 from tests.unit.bench.planted import HOME, PLANTED, planted_run

@@ -8,8 +8,7 @@ import pytest
 
 from sparkdeploy.bench.files import read_all
 from sparkdeploy.bench.quality.comparison import QualityResult, keep, read_result
-from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.published import read_published
+from sparkdeploy.bench.report.page import read_published, report_page
 from tests.fakes.bench_runs import judged, sample_run
 from tests.unit.conftest import REPOSITORY
 

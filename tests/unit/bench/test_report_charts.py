@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.report.plot import Line, Plot
+from sparkdeploy.bench.report.shown import Line, Plot
 from sparkdeploy.bench.tables import change
 
 points = st.lists(

@@ -14,8 +14,7 @@ from pydantic import TypeAdapter
 from sparkdeploy.bench.compare import sides_of
 from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.record import Run
-from sparkdeploy.bench.report.page import report_page
-from sparkdeploy.bench.report.published import Field, read_published
+from sparkdeploy.bench.report.page import Field, read_published, report_page
 from tests.fakes.bench_runs import origin, sample_run
 from tests.unit.conftest import REPOSITORY
 
