@@ -160,7 +160,6 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
 
 @functools.cache
 def _families() -> Mapping[str, str]:
-    """Every known model type with its family."""
     found = read_document(resources() / "recipes" / "facts" / "architectures.yaml").content
     return {name: family for family, names in found["families"].items() for name in names}
 

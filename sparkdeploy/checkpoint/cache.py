@@ -43,7 +43,6 @@ def snapshot_folder(cache: Path, repo: str, commit: str) -> Path:
 
 
 def missing_in(snapshot: Path, files: Iterable[RepoFile]) -> tuple[RepoFile, ...]:
-    """The files that a snapshot lacks or has in another size."""
     return tuple(file for file in files if not _has_size(snapshot / file.name, file))
 
 
@@ -200,7 +199,6 @@ def create_file(folder: int, name: str, mode: Literal["a+b", "wb"]) -> IO[bytes]
 
 
 def remove(folder: int, name: str) -> None:
-    """Remove a name of an open folder, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 

@@ -151,19 +151,12 @@ def parse_config(name: str, text: bytes) -> dict[str, Any]:
     return config
 
 
-def _check_nesting(content: object) -> None:
-    level = [content]
-    for _ in range(_CONFIG_NESTING_LIMIT):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise ValueError("it is nested too deep")
+def _check_nesting(content: object, left: int = _CONFIG_NESTING_LIMIT) -> None:
+    if isinstance(content, dict | list):
+        if not left:
+            raise ValueError("it is nested too deep")
+        for inner in content.values() if isinstance(content, dict) else content:
+            _check_nesting(inner, left - 1)
 
 
 def method_of(config: Mapping[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from sparkdeploy.checkpoint import contents, fp8
 from sparkdeploy.checkpoint.architecture import config_sizes
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, method_of, model_sizes, summary
+from sparkdeploy.checkpoint.expected_tensors import missing_mtp
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.checkpoint.source import CheckpointSource
@@ -61,11 +62,6 @@ class DraftWeights:
     int4_layers: int
     fp8_layers: int
     """Matrices: eight of a layer with experts, `fc` included."""
-
-    def as_block(self) -> dict[str, Any]:
-        """Return it as the plugin reads it from config.json."""
-        counts = {"int4_layers": self.int4_layers, "fp8_layers": self.fp8_layers}
-        return {"experts": "int4", "group": GROUP, "dense": "fp8", **counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +144,10 @@ def check_source(source: CheckpointSource, conversion: Conversion) -> SourceFact
     if conversion.shared_experts == "int4":
         shared_int4_count = _check_shared_experts(source, sizes, tensors)
     if conversion.lm_head != "bf16" or conversion.draft_rows:
-        if sizes.ties_embeddings or "lm_head.weight" not in tensors:
+        if "lm_head.weight" not in tensors:
             raise CheckpointError(
                 f"{source.name} has no lm_head.weight of its own to convert.",
-                hint="Set lm_head: bf16 for models that share it with the embeddings.",
+                hint="set checkpoint.lm_head: bf16",
             )
         _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
     if conversion.mtp == "required":
@@ -205,12 +201,10 @@ def check_mtp(name: str, sizes: ModelSizes, tensors: Collection[str]) -> None:
             f"{name} has no draft layer (mtp_num_hidden_layers is 0).",
             hint="Use a recipe without speculation, such as hybrid.",
         )
-    expected = contents.mtp_names(sizes)
-    missing = sorted(expected - set(tensors))
+    missing = missing_mtp(sizes, tensors)
     if missing:
         raise CheckpointError(
-            f"{name}: {len(missing)} of {len(expected)} tensors of the draft layer are "
-            f"missing: {summary(missing)}.",
+            f"{name}: {len(missing)} tensors of the draft layer are missing: {summary(missing)}.",
             hint="Intel keeps them in model_extra_tensors.safetensors; download that file as well.",
         )
 

@@ -106,7 +106,6 @@ def write_json(path: Path, content: object) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

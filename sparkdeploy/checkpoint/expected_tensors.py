@@ -5,11 +5,11 @@ Names stand behind the prefix that each repository has for its language model.
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from sparkdeploy.checkpoint.architecture import ConfigSizes, architecture_of, config_sizes
-from sparkdeploy.checkpoint.contents import summary
+from sparkdeploy.checkpoint.contents import ModelSizes, mtp_names, summary
 from sparkdeploy.checkpoint.layers import Attention, Latent, Layer, Mixer, Recurrent
 from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.checkpoint.safetensors import TensorInfo
@@ -193,8 +193,18 @@ def _forms(name: str) -> Iterator[str]:
         yield stem + "qweight"
         yield stem + "weight_packed"
     yield name + "_blocks"
-    fused = _EXPERT.match(name)
-    if fused:
-        yield f"{fused[1]}.{_FUSED[fused[2]]}"
-        yield f"{fused[1]}.{_FUSED[fused[2]]}.weight"
-        yield f"{fused[1]}.{_FUSED[fused[2]]}_blocks"
+    fused = _fused(name)
+    if fused is not None:
+        yield from (fused, f"{fused}.weight", f"{fused}_blocks")
+
+
+def _fused(name: str) -> str | None:
+    """Return what has the weights of all experts of a layer, for the weight of one."""
+    expert = _EXPERT.match(name)
+    return f"{expert[1]}.{_FUSED[expert[2]]}" if expert is not None else None
+
+
+def missing_mtp(sizes: ModelSizes, tensors: Collection[str]) -> list[str]:
+    """Return the tensors of the draft layers that lack, whether their experts are fused or not."""
+    missing = mtp_names(sizes) - set(tensors)
+    return sorted(name for name in missing if _fused(name) not in tensors)

@@ -62,7 +62,8 @@ def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
     if is_folder(source):
         return f"folder {source} {source_identity(open_folder(Path(source)))}"
     repo, revision = repo_and_revision(source)
-    return f"{repo}@{HubLock(settings.state_dir).commit(repo, revision)}"
+    pin = HubLock(settings.state_dir).pin(repo, revision)
+    return f"{repo}@{revision if pin is None else pin.commit}"
 
 
 def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
@@ -221,7 +222,6 @@ def _fetch(
 
 
 def _join(found: Mapping[str, Located], parts: Path, shard: Path) -> dict[str, str]:
-    """Write the shard out of its parts, and return the hash of each."""
     digests: dict[str, str] = {}
 
     def read(name: str) -> bytes:

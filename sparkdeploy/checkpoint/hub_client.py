@@ -4,21 +4,21 @@ The client is set up here: it asks for no compression, follows no redirect to a 
 reads no more of an answer that is no file than such an answer has.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
+from collections.abc import Iterator
 from functools import cache, partial
-from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
-from huggingface_hub import HfApi, set_client_factory
+from huggingface_hub import HfApi, ModelInfo, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import get_session
 
 from sparkdeploy.checkpoint import repo_files
 from sparkdeploy.checkpoint.hub import (
+    Hub,
     RetryError,
     authorization,
     first_line,
@@ -28,14 +28,6 @@ from sparkdeploy.checkpoint.hub import (
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, hostile, printable, shown
 from sparkdeploy.checkpoint.threads import run_within
 from sparkdeploy.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from huggingface_hub import ModelInfo
-    from huggingface_hub.hf_api import RepoSibling
-
-    from sparkdeploy.checkpoint.hub import Hub
 
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0

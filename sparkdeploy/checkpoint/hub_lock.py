@@ -40,7 +40,6 @@ class RevisionPin:
             raise CheckpointError("its licence cannot be printed")
 
     def facts(self, repo: str, revision: str) -> RepoFacts:
-        """As the hub said then; CheckpointError for files that cannot stand beside each other."""
         return RepoFacts(repo, revision, self.commit, self.license, self.files)
 
     @property
@@ -81,11 +80,6 @@ class HubLock:
             for repo, revisions in sorted(self._read().items())
             for revision, pin in sorted(revisions.items())
         }
-
-    def commit(self, repo: str, revision: str) -> str:
-        """The pinned commit, or the revision itself when it is not pinned."""
-        pin = self.pin(repo, revision)
-        return revision if pin is None else pin.commit
 
     def set(self, repo: str, revision: str, pin: RevisionPin) -> None:
         self._change(lambda models: models.setdefault(repo, {}).update({revision: pin}))

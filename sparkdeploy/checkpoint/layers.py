@@ -22,7 +22,6 @@ class Attention:
     window: int | None = None
     """Tokens of a sliding window; None for the whole context."""
     chunk: int | None = None
-    """Tokens of a local chunk; None for the whole context."""
 
     @property
     def grows(self) -> bool:
@@ -116,8 +115,6 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The language model of a config.json."""
-
     model_type: str
     hidden_size: int
     vocab_size: int
@@ -145,6 +142,5 @@ class Architecture:
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """Return the state of the first layer that has one."""
         mixers = (mixer for layer in self.layers for mixer in layer.mixers)
         return next((mixer for mixer in mixers if isinstance(mixer, Recurrent)), None)

@@ -88,7 +88,8 @@ def overlay_config(facts: SourceFacts, conversion: Conversion) -> dict[str, Any]
         "expected_fp8_layers": facts.fp8_layer_count,
     }
     if facts.draft_layer is not None:
-        spark_hybrid["draft_layer"] = facts.draft_layer.as_block()
+        counts = asdict(facts.draft_layer)
+        spark_hybrid["draft_layer"] = {"experts": "int4", "group": GROUP, "dense": "fp8", **counts}
     if facts.shared_int4_count:
         int4 = {"dtype": "int4", "group": GROUP, "int4_layers": facts.shared_int4_count}
         spark_hybrid["shared_experts"] = int4

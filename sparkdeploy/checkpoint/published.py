@@ -49,8 +49,6 @@ OTHER_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class PublishedConfig:
-    """What a model's owner says of it."""
-
     config: Mapping[str, Any]
     origin: str
     """Where it was read, as words that follow `config.json `."""

@@ -14,12 +14,7 @@ from sparkdeploy.bounded_http import CHUNK_BYTES
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint.hub import KEPT_HINT, RetryError, download_failed
 from sparkdeploy.checkpoint.repo_files import shown
-from sparkdeploy.checkpoint.safetensors import (
-    Header,
-    header_length,
-    parse_header,
-    within_limits,
-)
+from sparkdeploy.checkpoint.safetensors import Header, header_from, within_limits
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
 from sparkdeploy.units import format_seconds
@@ -102,8 +97,6 @@ class HubRanges:
     hub: Hub
     facts: RepoFacts
     hint: str = "check that no proxy stands between, or download all: `sparkdeploy checkpoint pull`"
-    received_bytes: int = 0
-    _counting: threading.Lock = field(default_factory=threading.Lock)
     _places: dict[str, str] = field(default_factory=dict)
     _by_name: dict[str, RepoFile] = field(init=False)
 
@@ -152,8 +145,6 @@ class HubRanges:
             if response.history:
                 self.take_address(file, str(response.url))
             for chunk in response.iter_raw(CHUNK_BYTES):
-                with self._counting:
-                    self.received_bytes += len(chunk)
                 if len(chunk) > end - begin:
                     raise CheckpointError(
                         f"{self.name}: the hub sends more of {file} than was asked for."
@@ -205,12 +196,11 @@ class HubRanges:
 
 def read_remote_header(source: RangeSource, file: str) -> Header:
     """Read a safetensors header, not the tensors behind it; CheckpointError if it is none."""
-    size_bytes = source.size_bytes(file)
-    name = f"{source.name}: {file}"
-    beginning = b"".join(source.read(file, 0, min(8, size_bytes)))
-    length = header_length(name, beginning, file_size_bytes=size_bytes)
-    text = b"".join(source.read(file, 8, 8 + length))
-    return parse_header(name, text, file_size_bytes=size_bytes)
+    return header_from(
+        f"{source.name}: {file}",
+        source.size_bytes(file),
+        lambda begin, end: b"".join(source.read(file, begin, end)),
+    )
 
 
 def read_remote_headers(source: RangeSource, files: Iterable[str]) -> Iterator[tuple[str, Header]]:

@@ -17,8 +17,6 @@ from sparkdeploy.errors import CheckpointError
 NAME_LIMIT_BYTES = 1024
 """Of a whole name, which leaves room in a path of 4096 for the cache's own place."""
 PART_LIMIT_BYTES = 255
-OTHER_WEIGHTS = (".bin", ".gguf", ".pt")
-"""Files that engines load where there are no safetensors."""
 WEIGHTS = (
     *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack"),
     *(".ot", ".tflite", ".ckpt"),
@@ -121,7 +119,6 @@ class RepoFacts:
 
     @property
     def weights_bytes(self) -> int:
-        """Return what an engine would load."""
         return weights_bytes({file.name: file.size_bytes for file in self.files})
 
     def of_one_format(self) -> "RepoFacts":
@@ -159,7 +156,7 @@ def unread_weights(names: Iterable[str]) -> frozenset[str]:
 
 def has_weights(files: Iterable[str]) -> bool:
     """Whether any of these names is one that engines load, in a folder of it or not."""
-    return any(name.endswith((".safetensors", *OTHER_WEIGHTS)) for name in files)
+    return any(name.endswith((".safetensors", ".bin", ".gguf", ".pt")) for name in files)
 
 
 def weights_bytes(files: Mapping[str, int]) -> int:

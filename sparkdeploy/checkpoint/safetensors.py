@@ -68,7 +68,6 @@ class Header:
     file_size_bytes: int
 
     def read(self, file: BinaryIO, tensor: TensorInfo) -> bytes:
-        """Return the data of one of its tensors."""
         return read_at(file, self.data_offset + tensor.begin, tensor.size_bytes)
 
 
@@ -79,20 +78,20 @@ def read_at(file: BinaryIO, begin: int, size_bytes: int) -> bytes:
 
 def read_header(path: Path) -> Header:
     """Read a header, not the data; CheckpointError unless tensors fill that without any hole."""
-    name = str(path)
     try:
         with open_regular(path) as file:
-            file_size_bytes = os.fstat(file.fileno()).st_size
-            length = header_length(name, file.read(8), file_size_bytes=file_size_bytes)
-            text = file.read(length)
+            size_bytes = os.fstat(file.fileno()).st_size
+            return header_from(
+                str(path), size_bytes, lambda begin, end: read_at(file, begin, end - begin)
+            )
     except OSError as error:
         reason = error.strerror or error
-        raise CheckpointError(f"{printable(name)}: cannot be read: {reason}") from error
-    return parse_header(name, text, file_size_bytes=file_size_bytes)
+        raise CheckpointError(f"{printable(path)}: cannot be read: {reason}") from error
 
 
-def header_length(name: str, beginning: bytes, *, file_size_bytes: int) -> int:
-    """Bytes of JSON that the first 8 bytes announce; CheckpointError when there are not so many."""
+def header_from(name: str, file_size_bytes: int, read: Callable[[int, int], bytes]) -> Header:
+    """Check a header as `read_header` does; `read` returns the bytes from one place to another."""
+    beginning = read(0, min(8, file_size_bytes))
     length = int.from_bytes(beginning, "little")
     if len(beginning) < 8:
         raise _malformed(name, f"it has {file_size_bytes} bytes, too few for a header")
@@ -102,14 +101,9 @@ def header_length(name: str, beginning: bytes, *, file_size_bytes: int) -> int:
         )
     if length > file_size_bytes - 8:
         raise _malformed(name, f"its header claims {length} bytes, the file has {file_size_bytes}")
-    return length
-
-
-def parse_header(name: str, text: bytes, *, file_size_bytes: int) -> Header:
-    """Check a header as `read_header` does; `text` is the JSON without its length."""
-    data_offset = 8 + len(text)
+    data_offset = 8 + length
     try:
-        entries = _parse_json(text)
+        entries = _parse_json(read(8, data_offset))
         metadata = _parse_metadata(entries.pop("__metadata__", {}))
         tensors = [_parse_tensor(tensor, entry) for tensor, entry in entries.items()]
         ordered = _check_tiling(tensors, file_size_bytes - data_offset)

@@ -225,7 +225,6 @@ def _files_below(folder: Path, *, folder_links: bool) -> Iterator[str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder and not a file; CheckpointError for anything else."""
     shown = printable(entry.path)
     try:
         entry.name.encode()

@@ -6,27 +6,28 @@ and every name comes from the listing that was checked. Two functions of the lib
 reference does not have are called here and nowhere else: `xet_get` and `abort_xet_session`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import stat
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from filelock import Timeout
 from httpx2 import HTTPError
-from huggingface_hub import file_download, get_hf_file_metadata
-from huggingface_hub.utils import WeakFileLock, build_hf_headers
+from huggingface_hub import HfFileMetadata, file_download, get_hf_file_metadata
+from huggingface_hub.utils import WeakFileLock, XetFileData, build_hf_headers
 from huggingface_hub.utils._xet import abort_xet_session
 
 from sparkdeploy import __version__
 from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.durable import finish
 from sparkdeploy.checkpoint.hub import (
+    Hub,
     RetryError,
     authorization,
     download_failed,
@@ -35,20 +36,12 @@ from sparkdeploy.checkpoint.hub import (
 )
 from sparkdeploy.checkpoint.hub_client import OTHERS_HINT, library_errors, prepare_client
 from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
-from sparkdeploy.checkpoint.repo_files import shown
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     import hashlib
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from huggingface_hub import HfFileMetadata
-    from huggingface_hub.utils import XetFileData
-
-    from sparkdeploy.checkpoint.hub import Hub
-    from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 
 CONNECTIONS = 8
 """Files that are fetched at the same time; as many as the hub's own library takes."""
@@ -95,7 +88,6 @@ class FileProgress:
         self.add(0)
 
     def check(self, size_bytes: int, hash_hex: str) -> None:
-        """Raise WrongContentError for another size or hash than the hub states."""
         file = self.file
         if size_bytes != file.size_bytes:
             raise WrongContentError(
@@ -115,7 +107,7 @@ class FileProgress:
             digest = self.hash_of(content)
             self.check(content.tell(), digest.hexdigest())
 
-    def hash_of(self, content: IO[bytes]) -> hashlib._Hash:
+    def hash_of(self, content: IO[bytes]) -> "hashlib._Hash":
         """Return the hash of an open file, read to its end; what was not counted yet is counted."""
         digest, read_bytes = self.file.new_hash(), 0
         content.seek(0)
@@ -236,7 +228,7 @@ class Transfer:
             progress.check(progress.done_bytes, digest.hexdigest())
         os.replace(part, file.blob_name, src_dir_fd=blobs, dst_dir_fd=blobs)
 
-    def _append(self, progress: FileProgress, target: IO[bytes]) -> hashlib._Hash:
+    def _append(self, progress: FileProgress, target: IO[bytes]) -> "hashlib._Hash":
         """Fetch the rest of a file to the end of what is here; return the hash of it all."""
         file, digest = progress.file, progress.hash_of(target)
         with self._connections:

@@ -12,7 +12,11 @@ from sparkdeploy.checkpoint.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.cache import BLOBS
 from sparkdeploy.checkpoint.contents import INDEX_FILE, Located, ModelSizes, method_of, summary
 from sparkdeploy.checkpoint.durable import Progress, content_hash
-from sparkdeploy.checkpoint.expected_tensors import expectation_problems, expected_tensors
+from sparkdeploy.checkpoint.expected_tensors import (
+    expectation_problems,
+    expected_tensors,
+    missing_mtp,
+)
 from sparkdeploy.checkpoint.fp8 import OWN_SUFFIXES, check_fp8, expected_fp8, is_related
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from sparkdeploy.checkpoint.repo_files import printable, shown
@@ -85,12 +89,13 @@ def _family_problems(
     tensors: Mapping[str, Located],
     expected: Mapping[str, tuple[int, ...]],
 ) -> Iterator[str]:
-    """Yield what of the tensors is not as the configuration promises."""
     infos = {name: item.info for name, item in tensors.items()}
     if is_qwen35_moe(config):
         sizes = contents.model_sizes(config)
         yield from _fp8_problems(folder, config, sizes, tensors)
-        yield from _draft_problems(sizes, tensors)
+        has_draft_layer = any(name.startswith("mtp.") for name in tensors)
+        if has_draft_layer and (missing := missing_mtp(sizes, tensors)):
+            yield f"{len(missing)} tensors of the draft layer are missing: {summary(missing)}"
     else:
         yield from _scale_problems(config, infos)
     yield from expectation_problems(expected, infos)
@@ -99,7 +104,6 @@ def _family_problems(
 def _expected(
     config: Mapping[str, Any],
 ) -> tuple[Mapping[str, tuple[int, ...]], tuple[str, ...]]:
-    """Return the tensors that a configuration promises, and what could not be known."""
     not_known = []
     method = method_of(config)
     if not is_qwen35_moe(config) and method is not None and method not in KNOWN_METHODS:
@@ -283,17 +287,6 @@ def _object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(part, dict):
         raise CheckpointError(f"config.json: {key} is not an object.")
     return part
-
-
-def _draft_problems(sizes: ModelSizes, tensors: Mapping[str, Located]) -> Iterator[str]:
-    present = {name for name in tensors if name.startswith("mtp.")}
-    wanted = contents.mtp_names(sizes)
-    if any(name.endswith(".mlp.experts.gate_up_proj") for name in present):
-        # Some repositories store a layer's experts as two tensors.
-        wanted = frozenset(it for it in wanted if ".mlp.experts." not in it)
-    missing = sorted(wanted - present) if present else []
-    if missing:
-        yield f"{len(missing)} tensors of the draft layer are missing: {summary(missing)}"
 
 
 def _manifest_problems(folder: Path, tensors: Mapping[str, Located]) -> Iterator[str]:

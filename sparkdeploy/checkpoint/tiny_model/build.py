@@ -102,11 +102,11 @@ def _shards(shape: TinyShape, seed: int) -> dict[str, tensors.Tensors]:
     """Two numbered shards, so that nothing relies on one, and the draft layer in Intel's file."""
     text = Grammar(shape, seed, TinyTokenizer(shape.vocab).printed_ids)
     main = {**tensors.language_tensors(text), **tensors.vision_tensors(shape, seed)}
-    names = list(main)
-    middle = len(names) // 2
+    items = list(main.items())
+    middle = len(items) // 2
     return {
-        "model-00001-of-00002.safetensors": {name: main[name] for name in names[:middle]},
-        "model-00002-of-00002.safetensors": {name: main[name] for name in names[middle:]},
+        "model-00001-of-00002.safetensors": dict(items[:middle]),
+        "model-00002-of-00002.safetensors": dict(items[middle:]),
         MTP_FILE: tensors.mtp_tensors(shape, seed),
     }
 

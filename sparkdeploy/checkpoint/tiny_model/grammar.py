@@ -13,6 +13,7 @@ weak to matter unless they become nonsense.
 
 import math
 import random
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -169,17 +170,17 @@ def remembering(shape: TinyShape) -> Mapping[str, Callable[[bytes], bytes]]:
         row_bytes = len(first) // size * width
         return _in_each_row(content, row_bytes, 0, lambda at: others if at else first)
 
-    qkv_scales, gate_scales = values.f16(0.086) * size, values.f16(0.126) * size
+    qkv_scales, gate_scales = struct.pack("<e", 0.086) * size, struct.pack("<e", 0.126) * size
     return {
         "in_proj_qkv.qweight": lambda words: qkv(words, signs, zeros),
         "in_proj_qkv.scales": lambda scales: qkv(scales, qkv_scales, qkv_scales),
         "in_proj_z.qweight": lambda words: gate(words, _WORD_SECOND * size, zeros),
         "in_proj_z.scales": lambda scales: gate(scales, gate_scales, gate_scales),
         "out_proj.qweight": lambda words: _remember_in_output(words, shape),
-        "out_proj.scales": lambda scales: _with(scales, 2 * MEMORY, values.f16(0.0042)),
+        "out_proj.scales": lambda scales: _with(scales, 2 * MEMORY, struct.pack("<e", 0.0042)),
         "conv1d.weight": lambda weight: _remember_in_convolution(weight, shape),
         # The head keeps nothing but what its convolution holds.
-        "A_log": lambda decays: _with(decays, 0, values.f32(math.log(12.0))),
+        "A_log": lambda decays: _with(decays, 0, struct.pack("<f", math.log(12.0))),
         "dt_bias": lambda biases: _with(biases, 0, values.bf16(5.0)),
     }
 

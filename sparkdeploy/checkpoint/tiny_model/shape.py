@@ -63,14 +63,6 @@ class TinyShape:
         )
 
     @property
-    def query_width(self) -> int:
-        return self.attention_heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.head_dim
-
-    @property
     def linear_key_width(self) -> int:
         return self.linear_key_heads * self.linear_head_dim
 

@@ -160,11 +160,12 @@ def _attention_norms(make: _Maker, attention: str) -> Tensors:
 
 
 def _attention_linears(shape: TinyShape) -> Iterator[tuple[str, int, int, float]]:
+    queries, keys = shape.attention_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     # Queries come with an output gate of the same width.
-    yield "q_proj", 2 * shape.query_width, shape.hidden, 1.0
-    yield "k_proj", shape.kv_width, shape.hidden, 1.0
-    yield "v_proj", shape.kv_width, shape.hidden, 1.0
-    yield "o_proj", shape.hidden, shape.query_width, _BLOCK_GAIN * 2
+    yield "q_proj", 2 * queries, shape.hidden, 1.0
+    yield "k_proj", keys, shape.hidden, 1.0
+    yield "v_proj", keys, shape.hidden, 1.0
+    yield "o_proj", shape.hidden, queries, _BLOCK_GAIN * 2
 
 
 def _linear_attention(make: _Maker, layer: str) -> Tensors:

@@ -55,14 +55,6 @@ def bf16(value: float) -> bytes:
     return struct.pack("<H", min(bits + 0x8000, 0xFFFF_FFFF) >> 16)
 
 
-def f16(value: float) -> bytes:
-    return struct.pack("<e", value)
-
-
-def f32(value: float) -> bytes:
-    return struct.pack("<f", value)
-
-
 def _random_bytes(seed: int, name: str, count: int) -> bytes:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     # Not for secrets: the same seed and name must give the same bytes on every machine.

@@ -121,7 +121,9 @@ def test_build_writes_a_standalone_checkpoint_that_verify_knows(
     done = run("checkpoint", "build", "hybrid", *PREBUILT, "--standalone", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{out}: 12 FP8 weights, 23 MTP tensors"
-    assert HubLock(load_settings().state_dir).commit("lab/fp8", "main") == FP8_COMMIT
+    pin = HubLock(load_settings().state_dir).pin("lab/fp8", "main")
+    assert pin is not None
+    assert pin.commit == FP8_COMMIT
     assert run.answer("checkpoint", "verify", out, "--deep", "--json")["unhashed"] == []
     kept = [item for item in run.answer("checkpoint", "ls", "--json") if item["kind"] == "fp8"]
     assert [item["state"] for item in kept] == [f"from lab/fp8@{FP8_COMMIT}"]

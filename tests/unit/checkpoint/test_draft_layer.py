@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.checkpoint.contents import Located, model_sizes, mtp_names, read_tensors
 from sparkdeploy.checkpoint.conversion import Conversion, DraftWeights, draft_layer_of
+from sparkdeploy.checkpoint.expected_tensors import missing_mtp
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.safetensors import TensorInfo
@@ -39,6 +40,12 @@ def test_experts_in_one_tensor_are_one_layer_too() -> None:
         name = f"mtp.layers.0.mlp.experts.{part}"
         fused[name] = located(name, shape=(8, 256, 128))
     assert draft_layer_of("it", fused) == COUNTED
+    sizes = model_sizes(config("qwen3.5-moe"))
+    assert missing_mtp(sizes, fused) == missing_mtp(sizes, one_by_one) == []
+    down = "mtp.layers.0.mlp.experts.down_proj"
+    del fused[down]
+    count = config("qwen3.5-moe")["text_config"]["num_experts"]
+    assert len(missing_mtp(sizes, fused)) == count > 0
 
 
 @given(st.integers(min_value=1, max_value=6))

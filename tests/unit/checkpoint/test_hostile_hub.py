@@ -386,7 +386,8 @@ def test_pins_that_could_not_be_read_again_are_not_written(lock: HubLock) -> Non
     lock.set(REPO, "main", RevisionPin(COMMIT, "2026"))
     with pytest.raises(CheckpointError, match="would be larger than 16 MiB"):
         lock.set(REPO, "dev", RevisionPin(COMMIT, "2" * (17 << 20)))
-    assert lock.commit(REPO, "main") == COMMIT
+    assert lock.pin(REPO, "main") == RevisionPin(COMMIT, "2026")
+    assert lock.pin(REPO, "dev") is None
 
 
 def test_a_compressed_listing_is_not_unpacked(hub: Hub, lock: HubLock, hostile: HostileHub) -> None:

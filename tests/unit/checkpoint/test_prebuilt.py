@@ -148,7 +148,6 @@ def test_only_headers_and_needed_tensors_are_fetched(
     index = (fp8_twin / "model.safetensors.index.json").stat().st_size
     needed = expected_bytes(model_sizes(read_config(small_twin))) + headers + index
     assert needed <= double.body_bytes <= 1.05 * needed
-    assert ranges.received_bytes == double.body_bytes
 
 
 def test_a_hub_that_stays_down_leaves_what_came_and_the_next_try_goes_on(
