@@ -2,10 +2,10 @@
 
 import shlex
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import cache
 from sparkdeploy.checkpoint.conversion import Conversion, check_remote
@@ -20,9 +20,6 @@ from sparkdeploy.node import facts as machine
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SPARE_BYTES = 1 << 30
 THREADS = 12
@@ -89,7 +86,7 @@ def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -
     return download
 
 
-def planned_downloads(downloads: "Iterable[Download]") -> list[PlannedStep]:
+def planned_downloads(downloads: Iterable[Download]) -> list[PlannedStep]:
     """Return what `fetch` is going to do, as steps to come."""
     return [PlannedStep(_title(item.facts)) for item in downloads if not item.is_verified]
 

@@ -38,7 +38,7 @@ from sparkdeploy.checkpoint.fp8 import BLOCK, SCALE_SUFFIX, WEIGHT_SUFFIX, decod
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
 from sparkdeploy.checkpoint.tiny_model import tensors, values
 from sparkdeploy.checkpoint.tiny_model.grammar import CONSTANT, Grammar
-from sparkdeploy.checkpoint.tiny_model.shape import FULL_ATTENTION_INTERVAL, ExpertFormat, TinyShape
+from sparkdeploy.checkpoint.tiny_model.shape import FULL_ATTENTION_INTERVAL, TinyShape
 from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import read_json
@@ -155,7 +155,7 @@ def _kept_modules(shape: TinyShape) -> list[str]:
     for layer, kind in enumerate(shape.layer_types):
         prefix = f"{tensors.TEXT_PREFIX}.layers.{layer}"
         names += _kept_in_mlp(f"{prefix}.mlp")
-        if shape.expert_format is ExpertFormat.BF16:
+        if shape.expert_format == "bf16":
             names.append(f"{prefix}.mlp.experts")
         if kind == "linear_attention" and not shape.in_proj_ab_is_packed:
             names += [f"{prefix}.linear_attn.in_proj_a", f"{prefix}.linear_attn.in_proj_b"]

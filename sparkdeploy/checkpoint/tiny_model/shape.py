@@ -1,20 +1,10 @@
 """How large a twin is."""
 
 from dataclasses import dataclass
-from enum import StrEnum
-
-GROUP_SIZE = 128
-"""Input elements that share one INT4 scale, as in Intel's checkpoint."""
+from typing import Literal
 
 FULL_ATTENTION_INTERVAL = 4
 """Every fourth layer has full attention, the others are Gated DeltaNet."""
-
-
-class ExpertFormat(StrEnum):
-    """How the routed experts are stored. CPU engines can only run BF16 ones."""
-
-    BF16 = "bf16"
-    INT4 = "int4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +32,8 @@ class TinyShape:
     vision_depth: int = 2
     vision_hidden: int = 128
     vision_heads: int = 2
-    expert_format: ExpertFormat = ExpertFormat.BF16
+    expert_format: Literal["bf16", "int4"] = "bf16"
+    """Of the routed experts. CPU engines can only run BF16 ones."""
 
     @property
     def in_proj_ab_is_packed(self) -> bool:

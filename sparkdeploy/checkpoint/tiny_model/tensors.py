@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from sparkdeploy.checkpoint.conversion import GROUP
 from sparkdeploy.checkpoint.safetensors import TensorData
 from sparkdeploy.checkpoint.tiny_model import grammar, values
 from sparkdeploy.checkpoint.tiny_model.grammar import Grammar
-from sparkdeploy.checkpoint.tiny_model.shape import GROUP_SIZE, ExpertFormat, TinyShape
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
 Tensors = Mapping[str, TensorData]
 Size = tuple[int, ...]
@@ -57,7 +58,7 @@ def mtp_tensors(shape: TinyShape, seed: int) -> Tensors:
         **make.offset_norms(hidden, "mtp.norm"),
         **make.offset_norms(hidden, "mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding"),
         **make.layer_offset_norms(layer),
-        **_mlp(make, f"{layer}.mlp", ExpertFormat.BF16),
+        **_mlp(make, f"{layer}.mlp", "bf16"),
         **_attention_norms(make, f"{layer}.self_attn"),
     }
     for name, outputs, inputs, gain in _attention_linears(shape):
@@ -121,7 +122,7 @@ class _Maker:
 
     def packed(self, name: str, outputs: int, inputs: int, *, gain: float = 1.0) -> Tensors:
         """An INT4 linear layer, packed along its inputs as auto_gptq does."""
-        groups, std = inputs // GROUP_SIZE, gain / math.sqrt(inputs)
+        groups, std = inputs // GROUP, gain / math.sqrt(inputs)
         words, scales = f"{name}.qweight", f"{name}.scales"
         zeros = _SYMMETRIC_ZERO_POINT.to_bytes(4, "little") * (groups * outputs // 8)
         draw_words = partial(values.int4_words, self.seed, words, count=inputs // 8 * outputs)
@@ -188,9 +189,9 @@ def _linear_attention(make: _Maker, layer: str) -> Tensors:
     }
 
 
-def _mlp(make: _Maker, name: str, experts: ExpertFormat) -> Tensors:
+def _mlp(make: _Maker, name: str, experts: str) -> Tensors:
     shape = make.shape
-    expert_linear = make.packed if experts is ExpertFormat.INT4 else make.linear
+    expert_linear = make.packed if experts == "int4" else make.linear
     tensors = {
         **make.linear(f"{name}.gate", shape.experts, shape.hidden),
         **make.linear(f"{name}.shared_expert_gate", 1, shape.hidden),

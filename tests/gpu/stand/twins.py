@@ -23,7 +23,7 @@ from sparkdeploy.checkpoint.safetensors import TensorData
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.tiny_model import build, grammar, tensors, values
 from sparkdeploy.checkpoint.tiny_model.build import build_drafter, build_tiny_model
-from sparkdeploy.checkpoint.tiny_model.shape import ExpertFormat, TinyShape
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
 SEED = 7
 WIDE = TinyShape(
@@ -38,7 +38,7 @@ WIDE = TinyShape(
     kv_heads=2,
     linear_key_heads=4,
     linear_value_heads=8,
-    expert_format=ExpertFormat.INT4,
+    expert_format="int4",
 )
 NERVOUS = TinyShape(
     layers=32,
@@ -52,12 +52,12 @@ NERVOUS = TinyShape(
     kv_heads=2,
     linear_key_heads=4,
     linear_value_heads=8,
-    expert_format=ExpertFormat.INT4,
+    expert_format="int4",
 )
 NARROW = replace(
     WIDE, hidden=2048, expert_intermediate=512, shared_expert_intermediate=512, attention_heads=16
 )
-SMALL = TinyShape(hidden=256, expert_format=ExpertFormat.INT4)
+SMALL = TinyShape(hidden=256, expert_format="int4")
 """A made drafter has one head as wide as the stream, and GPUs have kernels for 256 at most."""
 DRAFT_ROWS = 65_536
 DRAFT = DraftVocabulary(rank_tokens({}, special=(), vocabulary=WIDE.vocab), 0, 0, ())

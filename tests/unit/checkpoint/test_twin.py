@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy.checkpoint.safetensors import TensorInfo, read_header
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model, config_files
 from sparkdeploy.checkpoint.tiny_model.grammar import Grammar
-from sparkdeploy.checkpoint.tiny_model.shape import ExpertFormat, TinyShape
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.checkpoint.tiny_model.tensors import language_tensors, mtp_tensors, vision_tensors
 from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from tests.unit.checkpoint.conftest import SMALL, tree
@@ -82,7 +82,7 @@ def test_the_draft_layer_has_three_tensors_an_expert_and_seventeen_more(experts:
 
 @pytest.mark.parametrize(
     "shape",
-    [TinyShape(), TinyShape(expert_format=ExpertFormat.INT4), TinyShape(linear_value_heads=32)],
+    [TinyShape(), TinyShape(expert_format="int4"), TinyShape(linear_value_heads=32)],
 )
 def test_the_16_bit_linears_are_exactly_those_that_the_configuration_keeps(
     shape: TinyShape,
@@ -102,7 +102,7 @@ def test_the_16_bit_linears_are_exactly_those_that_the_configuration_keeps(
     "shape",
     [
         TinyShape(layers=8, hidden=256, vocab=2048),
-        TinyShape(linear_value_heads=32, vocab=320, expert_format=ExpertFormat.INT4),
+        TinyShape(linear_value_heads=32, vocab=320, expert_format="int4"),
         TinyShape(attention_heads=4, linear_key_heads=4, linear_value_heads=8, vision_depth=1),
     ],
 )

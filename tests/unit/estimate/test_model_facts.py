@@ -11,7 +11,7 @@ from sparkdeploy.checkpoint.contents import read_config, read_tensors
 from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
-from sparkdeploy.checkpoint.tiny_model.shape import ExpertFormat, TinyShape
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model import ModelFacts, WeightKind, facts_from, read_shipped_facts
 from tests.families.derived import derived_facts
@@ -29,9 +29,7 @@ BIG = FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
 def int4_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A twin in the real model's format, DeltaNet's two small projections packed as well."""
     out = tmp_path_factory.mktemp("int4") / "twin"
-    shape = TinyShape(
-        expert_format=ExpertFormat.INT4, linear_value_heads=32, linear_key_heads=2, vocab=320
-    )
+    shape = TinyShape(expert_format="int4", linear_value_heads=32, linear_key_heads=2, vocab=320)
     build_tiny_model(out, shape, seed=1)
     return out
 
