@@ -47,18 +47,12 @@ class EndlessOutputError(NodeError):
     """A program wrote more than it may, and was ended."""
 
 
-def _not_installed(program: str) -> NodeError:
-    return NodeError(
-        f"{program} is not installed", hint=f"install the package that brings `{program}`"
-    )
-
-
 def which(name: str) -> Path | None:
     found = shutil.which(name)
     return Path(found) if found else None
 
 
-def run(
+def run(  # noqa: PLR0913 - what a program reads, where its output goes, and its limits
     argv: Sequence[str],
     *,
     timeout_s: float | None = None,
@@ -66,81 +60,32 @@ def run(
     env: Mapping[str, str] | None = None,
     into: IO[bytes] | None = None,
     max_bytes: int | None = None,
+    on_text: Callable[[str], None] | None = None,
 ) -> Completed:
-    """Run a program to its end; raise NodeError when it cannot start or runs out of time.
+    """Run a program to its end; raise NodeError when it cannot start, writes more than `max_bytes`
+    or takes longer than `timeout_s`.
 
     Its output goes byte for byte into a file where one is given; `stdout` stays empty then.
+    `on_text` is given what comes as it comes, and Ctrl-C at the terminal is for us alone then.
     """
-    output = bytearray()
+    output, errors = bytearray(), bytearray()
     take = output.extend if into is None else into.write
-    process = _start(argv, stdin=stdin, env=env)
-    exit_code, errors = _read_to_the_end(process, argv, take, timeout_s, max_bytes)
-    text = output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return Completed(tuple(argv), exit_code, text, errors)
-
-
-def follow(argv: Sequence[str], on_text: Callable[[str], None]) -> Completed:
-    """Run a program to its end, handing on its output as it comes; it is also returned."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts: list[str] = []
-
-    def take(chunk: bytes) -> None:
-        texts.append(decoder.decode(chunk))
-        on_text(texts[-1])
-
-    # Ctrl-C at the terminal is for us; we end what we started.
-    process = _start(argv, new_session=True)
-    exit_code, errors = _read_to_the_end(process, argv, take, None)
-    return Completed(tuple(argv), exit_code, "".join(texts), errors)
-
-
-def _start(
-    argv: Sequence[str],
-    *,
-    stdin: str | None = None,
-    env: Mapping[str, str] | None = None,
-    new_session: bool = False,
-) -> subprocess.Popen[bytes]:
-    """Start a program that reads `stdin`, and whose two streams are pipes to us."""
-    console.detail(shlex.join(argv))
+    timeout_s = LONGEST_S if timeout_s is None else timeout_s
+    deadline_s = time.monotonic() + timeout_s
     with tempfile.TemporaryFile() as given:
         given.write((stdin or "").encode())
         given.seek(0)
-        try:
-            return subprocess.Popen(
-                list(argv),
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(env) if env is not None else None,
-                start_new_session=new_session,
-            )
-        except FileNotFoundError as error:
-            raise _not_installed(argv[0]) from error
-
-
-def _read_to_the_end(
-    process: subprocess.Popen[bytes],
-    argv: Sequence[str],
-    take: Callable[[bytes], object],
-    timeout_s: float | None,
-    max_bytes: int | None = None,
-) -> tuple[int, str]:
-    """Hand on a program's output; return its exit code and what it wrote to its error stream.
-
-    The program is ended when it writes more than `max_bytes` or takes longer than `timeout_s`,
-    which is a NodeError, and when `take` raises.
-    """
-    timeout_s = LONGEST_S if timeout_s is None else timeout_s
-    deadline_s = time.monotonic() + timeout_s
-    errors = bytearray()
+        process = _start(argv, stdin=given, env=env, new_session=on_text is not None)
     with process:
         try:
             for stream, chunk in _chunks(process, argv, deadline_s, max_bytes):
                 if stream is process.stderr:
                     errors += chunk
-                else:
-                    take(chunk)
+                    continue
+                take(chunk)
+                if on_text is not None:
+                    on_text(decoder.decode(chunk))
             exit_code = process.wait(max(deadline_s - time.monotonic(), 0.01))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             _end(process)
@@ -149,7 +94,32 @@ def _read_to_the_end(
         except BaseException:
             _end(process)
             raise
-    return exit_code, errors.decode(errors="replace")
+    text = output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return Completed(tuple(argv), exit_code, text, errors.decode(errors="replace"))
+
+
+def _start(
+    argv: Sequence[str],
+    *,
+    stdin: IO[bytes] | int,
+    env: Mapping[str, str] | None = None,
+    new_session: bool,
+) -> subprocess.Popen[bytes]:
+    """Start a program whose two streams are pipes to us; NodeError when it is not installed."""
+    console.detail(shlex.join(argv))
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env) if env is not None else None,
+            start_new_session=new_session,
+        )
+    except FileNotFoundError as error:
+        program = argv[0]
+        hint = f"install the package that brings `{program}`"
+        raise NodeError(f"{program} is not installed", hint=hint) from error
 
 
 def _chunks(
@@ -217,14 +187,6 @@ def attached(
         process.wait()
 
 
-@contextlib.contextmanager
-def list_file(lines: Sequence[str]) -> Iterator[Path]:
-    with tempfile.NamedTemporaryFile("w", prefix="sparkdeploy-", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
-        file.flush()
-        yield Path(file.name)
-
-
 class Running:
     """A program that goes on beside us, in a block; its standard input stays open until its end.
 
@@ -233,18 +195,8 @@ class Running:
 
     def __init__(self, argv: Sequence[str]) -> None:
         """Start it; raise NodeError when it is not installed."""
-        console.detail(shlex.join(argv))
-        try:
-            self._process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # Ctrl-C at the terminal is for us; we end what we started.
-                start_new_session=True,
-            )
-        except FileNotFoundError as error:
-            raise _not_installed(argv[0]) from error
+        # Ctrl-C at the terminal is for us; we end what we started.
+        self._process = _start(argv, stdin=subprocess.PIPE, new_session=True)
         self._is_ending = False
         self._errors = bytearray()
         self._errors_reader = threading.Thread(target=self._read_errors, daemon=True)

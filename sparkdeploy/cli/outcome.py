@@ -13,7 +13,7 @@ from sparkdeploy.deploy.request import up_words
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.export.clients import with_key
 from sparkdeploy.plan.launch import planned_backends
-from sparkdeploy.server.backend_check import compare_backends
+from sparkdeploy.server.facts import compare_backends
 from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.terminal.console import console

@@ -20,7 +20,7 @@ from sparkdeploy.estimate.memory import MemoryClaim  # noqa: TC001 - read from a
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.launch import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.server.backend_check import Match, compare_backends
+from sparkdeploy.server.facts import Match, compare_backends
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.terminal.console import console
 

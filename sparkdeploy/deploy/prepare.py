@@ -355,14 +355,14 @@ def _send_files(tree: SyncTree, differing: Mapping[str, Entry], worker: Node) ->
     size_bytes = sum(entry.size_bytes for entry in differing.values())
     is_shared = any(entry.is_shared for entry in differing.values())
     title = f"{tree.here.name} to {worker.name} ({format_bytes(size_bytes)})"
-    with console.step(title) as step, shell.list_file([*differing]) as names:
+    with console.step(title) as step:
         argv = [
             *("rsync", "--archive", "--numeric-ids", "--ignore-times", "--no-implied-dirs"),
             *("--partial-dir", PARTIAL, "--no-inc-recursive", "--info=progress2", "--stats"),
             # What lies in our hub cache's shared store goes as plain files. Their store is theirs:
             # the hub's library counts there who uses a file.
             *(("--copy-unsafe-links",) if is_shared else ()),
-            *("--files-from", str(names), "--rsh", worker.link.rsync_shell(worker.entry.ip)),
+            *("--files-from", "-", "--rsh", worker.link.rsync_shell(worker.entry.ip)),
             *(f"{tree.here}/", worker.link.remote_path(f"{tree.there}/")),
         ]
 
@@ -371,7 +371,8 @@ def _send_files(tree: SyncTree, differing: Mapping[str, Entry], worker: Node) ->
                 done_bytes = int(match[1].replace(",", ""))
                 step.progress(done_bytes, max(size_bytes, done_bytes))
 
-        done = shell.follow(argv, show)
+        names = "".join(f"{path}\n" for path in differing)
+        done = shell.run(argv, stdin=names, on_text=show)
     if done.exit_code != 0:
         raise NodeError(
             f"{worker.name}: rsync could not send {tree.here.name} (exit code {done.exit_code}): "

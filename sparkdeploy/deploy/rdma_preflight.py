@@ -27,8 +27,8 @@ from sparkdeploy.plan.container import probe_spec, wants_rdma
 from sparkdeploy.plan.launch import allows_sockets, planned_transport
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.preflight import refuse_to_start
-from sparkdeploy.server.backend_check import Match, compare_backends
 from sparkdeploy.server.crash import root_cause
+from sparkdeploy.server.facts import Match, compare_backends
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib

@@ -231,8 +231,8 @@ class EngineReader(Reader):
 
     def _read_cause(self, fact: ContainerFact) -> tuple[int, str]:
         if fact.is_running:
-            restarts = restarts_of(self._host, fact)
-            return restarts.count, restarts.cause.describe() if restarts.cause else ""
+            count, cause = restarts_of(self._host, fact)
+            return count, cause.describe() if cause else ""
         if fact.state not in {"exited", "dead"} or fact.is_stopped:
             return 0, ""
         return 0, death(self._host, fact.container_id, fact).cause.describe()

@@ -14,7 +14,6 @@ from sparkdeploy.export.systemd_unit import unit_name
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
-from sparkdeploy.server.crash import Restarts
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
 from sparkdeploy.terminal.safe_text import visible_line
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.server.crash import Cause
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.style import Line
     from sparkdeploy.terminal.tables import Block, TextRow
@@ -139,7 +139,7 @@ def status_row(
     if half_done:
         state, half_done = _attended(state, half_done, deployment, settings)
     has_no_port = fact.port is None or deployment.is_of_another_head
-    restarts = restarts_of(host, fact) if fact.is_running else Restarts()
+    restarts, cause = restarts_of(host, fact) if fact.is_running else (0, None)
     return StatusRow(
         name=deployment.name,
         recipe=fact.labels.get(labels.RECIPE, ""),
@@ -156,8 +156,8 @@ def status_row(
         head=fact.nodes[0] if deployment.is_of_another_head else "",
         nodes=fact.nodes,
         launch=fact.launch,
-        restarts=restarts.count,
-        last_cause=_last_cause(restarts),
+        restarts=restarts,
+        last_cause=_last_cause(cause),
         drafting=low_acceptance_warning(metrics.drafted),
         url="" if has_no_port else f"http://127.0.0.1:{fact.port}/v1",
         model=fact.labels.get(labels.SERVED_NAME, ""),
@@ -198,9 +198,9 @@ def _attended(
     return state, f"{half_done}; `sparkdeploy rollback {name}`{where} finishes or reverts it"
 
 
-def _last_cause(restarts: Restarts) -> str:
+def _last_cause(cause: Cause | None) -> str:
     """A line of the log may be of any length, and hold what a terminal obeys."""
-    said = visible_line(restarts.cause.describe()) if restarts.cause is not None else ""
+    said = visible_line(cause.describe()) if cause is not None else ""
     return said if len(said) <= CAUSE_CHARACTERS else said[: CAUSE_CHARACTERS - 3] + "..."
 
 

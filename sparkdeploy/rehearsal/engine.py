@@ -23,7 +23,7 @@ from sparkdeploy.settings import resources
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.engine import Engine
@@ -31,12 +31,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-def rehearsal_engine(
-    resolved: Resolved,
-    settings: Settings,
-    *,
-    nearest: bool,
-) -> Engine:
+def rehearsal_engine(resolved: Resolved, settings: Settings, *, nearest: bool) -> Engine:
     """Return the recipe's own engine for CPUs, the one in the settings, or the nearest or newest.
 
     One that cannot be had here is passed over: its image is not here, and neither is its build of
@@ -48,8 +43,12 @@ def rehearsal_engine(
         return own
     if settings.rehearsal_engine:
         return _named(known, settings)
-    engines = list(_engines(known))
-    ranked = by_nearness(own, engines) if nearest else newest_first(engines)
+    engines: list[Engine] = []
+    for name in known.engine_files():
+        # Somebody's broken file of another engine keeps nobody from rehearsing.
+        with suppress(RecipeError):
+            engines.append(load_engine(known, name))
+    ranked = by_nearness(own if nearest else None, engines)
     with connect(settings) as docker:
         found = next((it for it in ranked if _is_at_hand(it, docker, settings)), None)
     if found is None:
@@ -63,21 +62,17 @@ def rehearsal_engine(
     return found
 
 
-def by_nearness(own: Engine, candidates: Iterable[Engine]) -> list[Engine]:
+def by_nearness(own: Engine | None, candidates: Iterable[Engine]) -> list[Engine]:
     """Return the engines for CPUs among these, the one nearest to the recipe's own first.
 
-    Between two that are equally near the newer one goes first, and the newest of all where nobody
-    knows what release an image has.
+    Between two that are equally near the newer one goes first, and the newest of all for None and
+    where nobody knows what release an image has.
     """
-    engines = newest_first(candidates)
-    if is_unknown(own):
+    for_cpus = (engine for engine in candidates if engine.kind == "cpu")
+    engines = sorted(for_cpus, key=_number, reverse=True)
+    if own is None or is_unknown(own):
         return engines
     return sorted(engines, key=lambda engine: abs(_number(engine) - _number(own)))
-
-
-def newest_first(candidates: Iterable[Engine]) -> list[Engine]:
-    for_cpus = (engine for engine in candidates if engine.kind == "cpu")
-    return sorted(for_cpus, key=_number, reverse=True)
 
 
 def _number(engine: Engine) -> int:
@@ -88,23 +83,16 @@ def _number(engine: Engine) -> int:
 def _named(known: Library, settings: Settings) -> Engine:
     engine = load_engine(known, settings.rehearsal_engine or "")
     if engine.kind != "cpu":
-        raise RecipeError(
-            f"rehearsal_engine is {engine.name}, which is not for CPUs",
-            hint=f"it is set by {settings.sources.get('rehearsal_engine', 'the environment')}",
-        )
+        where = settings.sources.get("rehearsal_engine", "the environment")
+        message = f"rehearsal_engine is {engine.name}, which is not for CPUs"
+        raise RecipeError(message, hint=f"it is set by {where}")
     return engine
-
-
-def _engines(known: Library) -> Iterator[Engine]:
-    for name in known.engine_files():
-        # Somebody's broken file of another engine keeps nobody from rehearsing.
-        with suppress(RecipeError):
-            yield load_engine(known, name)
 
 
 def _is_at_hand(engine: Engine, docker: DockerHost, settings: Settings) -> bool:
     """Say whether its image is here on either base, or what builds it."""
     architecture = facts.architecture_of(docker.info())
+    tags = {tag for image in docker.own_images() for tag in image.tags}
     stages = [
         stage
         for source in BASE_SOURCES
@@ -113,5 +101,4 @@ def _is_at_hand(engine: Engine, docker: DockerHost, settings: Settings) -> bool:
         )
         if stage.name == "engine"
     ]
-    tags = {tag for image in docker.own_images() for tag in image.tags}
-    return any(stage.tag in tags for stage in stages) or has_torch_at_hand(stages[0], settings)
+    return any(it.tag in tags for it in stages) or has_torch_at_hand(stages[0], settings)

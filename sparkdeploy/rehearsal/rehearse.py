@@ -25,7 +25,7 @@ from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, Unhealth
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.topology import for_cluster
-from sparkdeploy.rehearsal import reference
+from sparkdeploy.rehearsal import requests
 from sparkdeploy.rehearsal.engine import rehearsal_engine
 from sparkdeploy.rehearsal.miniature import (
     Miniature,
@@ -38,8 +38,7 @@ from sparkdeploy.rehearsal.miniature import (
     with_fp8_twin,
     without_speculation,
 )
-from sparkdeploy.rehearsal.reference import Answer
-from sparkdeploy.rehearsal.requests import ANSWERED, Asked, ask_conversation, ask_sampled
+from sparkdeploy.rehearsal.requests import ANSWERED, Answer, Asked
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.facts import EngineFacts
@@ -136,12 +135,7 @@ class _Run:
 
 
 def rehearse(
-    request: Request,
-    settings: Settings,
-    *,
-    fresh: bool,
-    keep: bool,
-    consent: Callable[[str], bool],
+    request: Request, settings: Settings, *, fresh: bool, keep: bool, consent: Callable[[str], bool]
 ) -> Report:
     """Serve a recipe's miniature, and ask it what its users will ask.
 
@@ -186,17 +180,14 @@ def _serve_and_compare(
     """Serve it, and say where the text came from that its own was compared with."""
     resolved = small.resolved
     if small.stand_in is not None:
-        run = _serve(resolved, request, settings)
-        _check_drafting(resolved, run.speculation)
-        return run, NOT_COMPARED
+        return _serve(resolved, request, settings), NOT_COMPARED
     file = _reference_file(resolved, request, settings)
     texts, source = _texts_without_speculation(resolved, request, settings, file, fresh=fresh)
     run = _serve(resolved, request, settings)
     if texts is None:
-        reference.write_reference(file, run.answers)
+        requests.write_reference(file, run.answers)
     else:
-        reference.compare_with_reference(run.answers, texts)
-    _check_drafting(resolved, run.speculation)
+        requests.compare_with_reference(run.answers, texts)
     return run, source
 
 
@@ -264,14 +255,14 @@ def _texts_without_speculation(
     resolved: Resolved, request: Request, settings: Settings, file: Path, *, fresh: bool
 ) -> tuple[dict[str, str] | None, str]:
     """Return the texts and where they came from; None means: this run's own are the reference."""
-    known = None if fresh else reference.read_reference(file)
+    known = None if fresh else requests.read_reference(file)
     if known is not None:
         return known, RECORDED_EARLIER
     if resolved.recipe.serve.speculative is None:
         return None, FIRST_OF_ITS_KIND
     console.info("the text without speculation is not recorded yet: serving that first")
     run = _serve(without_speculation(resolved), replace(request, cluster=False), settings)
-    reference.write_reference(file, run.answers)
+    requests.write_reference(file, run.answers)
     return {item.prompt: item.text for item in run.answers}, SERVED_BEFORE
 
 
@@ -279,7 +270,7 @@ def _reference_file(resolved: Resolved, request: Request, settings: Settings) ->
     asked = {"seed": TWIN_SEED, **asdict(TWIN_SHAPE), "prompts": PROMPTS, "tokens": MAX_TOKENS}
     with this_node(settings) as nodes:
         plan = draft_plan(resolved, settings, nodes, request.deployment)
-    return reference.reference_path(plan, asked, settings.state_dir)
+    return requests.reference_path(plan, asked, settings.state_dir)
 
 
 def _serve(resolved: Resolved, request: Request, settings: Settings) -> _Run:
@@ -299,10 +290,11 @@ def _serve(resolved: Resolved, request: Request, settings: Settings) -> _Run:
             done = [model.complete(it, MAX_TOKENS, extra={"ignore_eos": True}) for it in PROMPTS]
         after = read_metrics(model.exposition())
         with console.step(QUESTIONS):
-            asked = (*ask_sampled(model), *ask_conversation(model, recipe))
+            asked = (*requests.ask_sampled(model), *requests.ask_conversation(model, recipe))
     drafted = after.drafted if after is not None else None
     if drafted is not None and before is not None and before.drafted is not None:
         drafted = drafted.since(before.drafted)
+    _check_drafting(recipe, drafted)
     answers = (
         Answer(prompt, it.text, it.completion_tokens, it.duration_s)
         for prompt, it in zip(PROMPTS, done, strict=True)
@@ -316,12 +308,10 @@ def _require_own_listener(name: str, settings: Settings) -> None:
         require_listener(require_deployment(host, name).current)
 
 
-def _check_drafting(resolved: Resolved, drafted: Speculation | None) -> None:
-    wanted = resolved.recipe.serve.speculative
-    if wanted is None:
-        return
+def _check_drafting(recipe: Recipe, drafted: Speculation | None) -> None:
+    wanted = recipe.serve.speculative
     seen = drafted.tokens_a_draft if drafted is not None else None
-    if seen is None or round(seen) != wanted.tokens:
+    if wanted is not None and (seen is None or round(seen) != wanted.tokens):
         raise UnhealthyError(
             f"the recipe drafts {wanted.tokens} tokens a step, and the server drafted "
             f"{'none' if seen is None else f'{seen:.2f}'}"
@@ -351,9 +341,7 @@ def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Repor
 
 
 def _proved(recipe: Recipe, run: _Run) -> Iterator[str]:
-    yield "container"
-    yield "flags"
-    yield "start"
+    yield from ("container", "flags", "start")
     serve = recipe.serve
     parsers = [it for it in (serve.reasoning_parser, serve.tool_call_parser) if it is not None]
     if parsers:
@@ -361,19 +349,17 @@ def _proved(recipe: Recipe, run: _Run) -> Iterator[str]:
     readiness = run.outcome.readiness
     if readiness is not None and readiness.facts.attention_backend == TURBOQUANT:
         yield f"a {serve.kv_cache_dtype} cache"
-    for item in run.asked:
-        if item.is_answered:
-            yield item.what
+    yield from (item.what for item in run.asked if item.is_answered)
     if run.speculation is not None and run.speculation.drafts:
         yield "drafts"
 
 
 def _not_proved(small: Miniature) -> str:
     drafting = small.resolved.recipe.serve.speculative
-    if small.stand_in is None and drafting is not None and drafting.drafter is not None:
-        return f"{MADE_DRAFTER}, the real weights, and everything that only a GPU computes"
     if small.stand_in is None:
-        return "the real weights, and everything that only a GPU computes"
+        has_drafter = drafting is not None and drafting.drafter is not None
+        made = f"{MADE_DRAFTER}, " if has_drafter else ""
+        return f"{made}the real weights, and everything that only a GPU computes"
     if small.stand_in.has_own_tokenizer:
         return "weights, text, and everything that only a GPU computes"
     return "weights, text, the model's own tokenizer and template, and what only a GPU computes"

@@ -1,20 +1,30 @@
-"""What a rehearsed server is asked beside greedy text: sampling, a conversation, a tool call."""
+"""What a rehearsed server is asked beside greedy text, and what its greedy text must equal.
+
+The text without speculation is recorded once for the same images and weights.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy import yaml_text
+from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.pooling import CHAT, COMPLETIONS
+from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.schema import Recipe
 
 MAX_TOKENS = 16
@@ -26,6 +36,7 @@ TOOL: Final[Mapping[str, Any]] = _REQUESTS["tool"]
 _SHOWN_CHARACTERS = 200
 ANSWERED: Final = "answered"
 _REFUSED = " answered 400: "
+_WITHOUT_EFFECT = {"speculative", "port", "max_num_batched_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +71,8 @@ def _asked_at_once(model: ServedModel, bodies: Sequence[Mapping[str, Any]]) -> A
 
     def ask(body: Mapping[str, Any]) -> Asked:
         # Each over a connection of its own.
-        with ServedModel(
-            model.base_url,
-            model.api_key,
-            model=model.name,
-            require_listener=model.require_listener,
-        ) as apart:
+        listener = model.require_listener
+        with ServedModel(model.base_url, model=model.name, require_listener=listener) as apart:
             return _asked(apart, what, COMPLETIONS, body)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -103,3 +110,55 @@ def _is_healthy(model: ServedModel) -> bool:
     """Ask over a new connection: vLLM 0.25.1 ends the one on which it refused a request."""
     with ServedModel(model.base_url) as again:
         return again.is_healthy()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    prompt: str
+    text: str
+    tokens: int
+    duration_s: float
+
+
+def reference_path(plan: Plan, asked: Mapping[str, object], state_dir: Path) -> Path:
+    """Return the file for these images, this conversion, these settings and what is asked of whom.
+
+    Speculation, MTP weights, the port and how many tokens a step may have are left out: they must
+    not change the text.
+    """
+    recipe = plan.resolved.recipe
+    inputs = {
+        "image": plan.images[-1].stage.tag,
+        "asked": dict(asked),
+        "fp8": recipe.checkpoint.fp8_dense.model_dump(),
+        "lm_head": recipe.checkpoint.lm_head,
+        "shared_experts": recipe.checkpoint.shared_experts,
+        "serve": recipe.serve.model_dump(exclude=_WITHOUT_EFFECT),
+    }
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return state_dir / "rehearsals" / f"{digest[:32]}.json"
+
+
+def read_reference(path: Path) -> dict[str, str] | None:
+    """Return text by prompt, or None when none is recorded or the file is broken."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return {str(key): str(value) for key, value in read_json(path).items()} or None
+    return None
+
+
+def write_reference(path: Path, answers: Sequence[Answer]) -> None:
+    """Record the texts; the file appears whole or not at all."""
+    make_private(path.parent)
+    durable.write_text(path, json.dumps({item.prompt: item.text for item in answers}))
+
+
+def compare_with_reference(answers: Sequence[Answer], texts: Mapping[str, str]) -> None:
+    """Raise UnhealthyError naming the first text that is not the recorded one."""
+    for answer in answers:
+        expected = texts.get(answer.prompt)
+        if expected != answer.text:
+            raise UnhealthyError(
+                f"greedy text for {answer.prompt!r} is not what it is without speculation",
+                detail=f"without: {expected!r}\nwith:    {answer.text!r}",
+                hint="the drafter or a kernel is wrong; `--fresh` makes the reference anew",
+            )

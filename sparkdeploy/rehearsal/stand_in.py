@@ -27,23 +27,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checkpoint.published import PublishedConfig
 
-TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "tekken.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "generation_config.json",
-)
 _BY_NUMBER: Final = {"gpt_oss"}
 """vLLM writes their conversations by tokens' numbers, which a smaller vocabulary lacks."""
 _VOCABULARIES: Final = ("tokenizer.json", "tekken.json", "tokenizer.model", "vocab.txt")
@@ -51,7 +34,8 @@ _MARKS: Final = Path(__file__).with_name("marks.json")
 """What vLLM's parsers look for in a vocabulary (its tool_parsers/ and reasoning/, 0.32); a
 tokenizer without them ends the server's start."""
 HIDDEN = 256
-_MOST: Final[Mapping[str, int]] = yaml_text.load_file(Path(__file__).with_name("most.yaml"))
+_TABLES: Final = yaml_text.load_file(Path(__file__).with_name("stand_in.yaml"))
+_MOST: Final[Mapping[str, int]] = _TABLES["most"]
 _TOKEN_COUNTS: Final = ("vocab_size", "vocab_size_per_layer_input")
 
 
@@ -88,7 +72,7 @@ def _copy_tokenizer(published: PublishedConfig, folder: Path) -> bool:
     source = published.folder
     if source is None or not any((source / name).is_file() for name in _VOCABULARIES):
         return False
-    for name in TOKENIZER_FILES:
+    for name in _TABLES["tokenizer_files"]:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     return True
@@ -117,15 +101,8 @@ def _write_stand_in_tokenizer(folder: Path) -> int:
 
 
 def _mark(number: int, content: str) -> dict[str, object]:
-    return {
-        "id": number,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": False,
-    }
+    properties = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"id": number, "content": content, **dict.fromkeys(properties, False)}
 
 
 @dataclass(frozen=True, slots=True)

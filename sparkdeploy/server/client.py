@@ -13,7 +13,7 @@ from sparkdeploy.bounded_http import AnswerTooLargeError, BoundedSession, chunks
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
 from sparkdeploy.server.streaming import error_message
-from sparkdeploy.server.trust import CA_HINT, connection_error, is_untrusted
+from sparkdeploy.server.trust import CA_HINT, UNTRUSTED, connection_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,11 +93,10 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         self._session.close()
 
     def is_healthy(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
-        try:
+        with contextlib.suppress(UnhealthyError):
             self._call(HEALTH_PATH, timeout_s=timeout_s)
-        except UnhealthyError:
-            return False
-        return True
+            return True
+        return False
 
     def max_model_len(self) -> int | None:
         """Return how many tokens a request may take in all; None when the server does not say."""
@@ -107,11 +106,10 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     def version(self) -> str | None:
         """Return vLLM's own version; None for a server that does not say."""
-        try:
+        with contextlib.suppress(UnhealthyError):
             version = self._call_json("/version").get("version")
-        except UnhealthyError:
-            return None
-        return str(version) if version else None
+            return str(version) if version else None
+        return None
 
     def complete(
         self,
@@ -222,7 +220,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         is_streamed: bool = False,
     ) -> requests.Response:
         url = self.base_url + path
-        method = "GET" if body is None else "POST"
         headers: dict[str, str] = {}
         if path != HEALTH_PATH:
             if self.require_listener is not None:
@@ -232,7 +229,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         self._session.deadline.allow(timeout_s)
         try:
             response = self._session.request(
-                method,
+                "GET" if body is None else "POST",
                 url,
                 json=body,
                 headers=headers,
@@ -285,10 +282,9 @@ def _chunks(response: requests.Response) -> Iterator[bytes]:
 
 def _no_connection(url: str, error: requests.RequestException) -> UnhealthyError:
     reason = connection_error(error)
-    if not reason:
-        return UnhealthyError(f"{url} is not reachable", detail=str(error))
-    hint = CA_HINT if is_untrusted(error) else None
-    return UnhealthyError(f"{url} is not reachable: {reason}", hint=hint)
+    hint, detail = (CA_HINT if UNTRUSTED in reason else None), (None if reason else str(error))
+    words = f"{url} is not reachable" + (f": {reason}" if reason else "")
+    return UnhealthyError(words, hint=hint, detail=detail)
 
 
 def _refusal(url: str, response: requests.Response) -> UnhealthyError:

@@ -66,30 +66,6 @@ class Cause:
         return f"{self.meaning}: {self.line}" if self.line else self.meaning
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfRun:
-    """How vLLM ended inside a container that runs on; `log` is what it wrote up to its end."""
-
-    log: str
-    exit_code: int | None
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
-class Restarts:
-    """How often the guard started vLLM again in its container, and why the last time."""
-
-    count: int = 0
-    cause: Cause | None = None
-
-
-_KERNEL_KILLED = Cause(
-    "oom_killed",
-    "the kernel killed it because memory ran out",
-    hint="stop other programs, or lower serve.gpu_memory_utilization",
-)
-
-
 @functools.cache
 def signatures() -> tuple[Signature, ...]:
     """Return the rows of signatures.yaml in their order; the file is a part of the program."""
@@ -98,7 +74,7 @@ def signatures() -> tuple[Signature, ...]:
 
 
 @functools.cache
-def _exit_causes() -> Mapping[int | None, Cause]:
+def _exit_causes() -> Mapping[int | str | None, Cause]:
     rows = yaml_text.load_file(Path(__file__).with_name("exit_codes.yaml"))
     return {row.pop("code"): Cause(**row) for row in rows}
 
@@ -111,10 +87,10 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
     """
     by_code = _exit_causes().get(exit_code, Cause("unknown", "its log names no cause"))
     if exit_code in _GUARD_EXITS:
-        reports = _reports_of(log, by_code.name)
+        reports = [it for it in guard_reports(log) if it.get("event") == by_code.name]
         return replace(by_code, line=_describe_report(reports[-1])) if reports else by_code
     if oom_killed:
-        return _KERNEL_KILLED
+        return _exit_causes()["oom"]
     lines = [read_line(text) for text in lines_of(log)]
     # It survived everything before its server was up, if that ever was.
     served = [index for index, line in enumerate(lines) if _SERVES in line.text]
@@ -137,19 +113,11 @@ def guard_events(log: str, exit_code: int | None) -> list[str]:
     return [it for it in events if it != "memory_floor" or exit_code == EXIT_MEMORY_FLOOR]
 
 
-def restarts_in(log: str) -> Restarts:
-    """Return how often the guard started vLLM again, and why the last time, from a log's end."""
-    reports = _reports_of(log, "restart")
-    if not reports:
-        return Restarts()
-    # The guard counts them itself: earlier ones may be above the part of the log that is read.
-    number = reports[-1].get("restart")
-    count = number if isinstance(number, int) else 0
-    return Restarts(max(count, len(reports)), end_before_restart(log).cause)
+def end_before_restart(log: str) -> tuple[str, int | None, Cause]:
+    """Return what vLLM wrote before the guard's last restart, its exit code and why it ended.
 
-
-def end_before_restart(log: str) -> EndOfRun:
-    """Return how vLLM ended before the guard's last restart; without one, how the log ends."""
+    Without a restart that is how the log ends.
+    """
     lines, exit_code = lines_of(log), None
     for index, text in reversed(list(enumerate(lines))):
         report = guard_report(text)
@@ -159,17 +127,13 @@ def end_before_restart(log: str) -> EndOfRun:
             break
     # After a memory trip the guard starts nothing again: this code is vLLM's own.
     own = None if exit_code == EXIT_MEMORY_FLOOR else exit_code
-    return EndOfRun(log, exit_code, root_cause(log, own, oom_killed=False))
+    return log, exit_code, root_cause(log, own, oom_killed=False)
 
 
 def log_tail(log: str, line_count: int) -> str:
     """Return a log's last lines without NCCL's INFO lines and terminal codes."""
     lines = [line for line in lines_of(log) if not is_nccl_info(line)]
     return "\n".join(lines[-line_count:])
-
-
-def _reports_of(log: str, event: str) -> list[dict[str, Any]]:
-    return [report for report in guard_reports(log) if report.get("event") == event]
 
 
 def _describe_report(report: Mapping[str, Any]) -> str:

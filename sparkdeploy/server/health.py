@@ -7,17 +7,16 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.server.client import NoSuchRouteError
 from sparkdeploy.server.crash import (
     Cause,
-    Restarts,
     end_before_restart,
     guard_events,
+    guard_reports,
     log_tail,
-    restarts_in,
     root_cause,
 )
 from sparkdeploy.server.log_lines import LineSplitter
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.server.client import Completion
+    from sparkdeploy.server.client import Completion, ServedModel
     from sparkdeploy.server.facts import EngineFacts
 
 EARLY_S = 60.0
@@ -42,12 +41,6 @@ EXAMINED_LINES = 5000
 ALIVE = frozenset({"created", "running", "paused", "restarting"})
 FIRST_PROMPT = "The capital of France is"
 FIRST_TOKENS = 4
-
-
-class Answering(Protocol):
-    def is_healthy(self, *, timeout_s: float) -> bool: ...
-    def complete(self, prompt: str, max_tokens: int, *, timeout_s: float) -> Completion: ...
-    def pool(self, text: str, *, timeout_s: float) -> Completion: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,7 @@ class ContainerDiedError(UnhealthyError):
 def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracker are for tests
     host: DockerHost,
     container_id: str,
-    model: Answering,
+    model: ServedModel,
     *,
     deadline_s: float,
     clock: Callable[[], float] = time.monotonic,
@@ -109,7 +102,7 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
 class _Wait:
     host: DockerHost
     container_id: str
-    model: Answering
+    model: ServedModel
     tracker: PhaseTracker
     log_thread: threading.Thread
     refusal: str = ""
@@ -156,9 +149,10 @@ class _Wait:
             raise death(self.host, self.container_id, fact, phase=self.tracker.describe())
         refused_at = self.restarts_before_refusal
         if refused_at is not None and self.tracker.restarts > refused_at:
-            end = end_before_restart(recent_log(self.host, self.container_id, EXAMINED_LINES))
-            message = f"{fact.name} died of its first request (exit code {end.exit_code})"
-            raise ContainerDiedError(f"{message}: {end.cause.describe()}", end.cause, end.log)
+            log = recent_log(self.host, self.container_id, EXAMINED_LINES)
+            log, exit_code, cause = end_before_restart(log)
+            message = f"{fact.name} died of its first request (exit code {exit_code})"
+            raise ContainerDiedError(f"{message}: {cause.describe()}", cause, log)
 
 
 @contextlib.contextmanager
@@ -200,10 +194,10 @@ def death(
     return ContainerDiedError(message, cause, log)
 
 
-def restarts_of(host: DockerHost, fact: ContainerFact) -> Restarts:
-    """Return how often vLLM was started again in a running container, by its log's last lines.
+def restarts_of(host: DockerHost, fact: ContainerFact) -> tuple[int, Cause | None]:
+    """Return how often the guard started vLLM again in a container, and why the last time.
 
-    A log that cannot be read has none.
+    That is by its log's last lines; one that cannot be read has none.
     """
     lines: deque[str] = deque(maxlen=EXAMINED_LINES)
     splitter = LineSplitter()
@@ -212,8 +206,15 @@ def restarts_of(host: DockerHost, fact: ContainerFact) -> Restarts:
         for chunk in host.logs(fact.container_id, tail=EXAMINED_LINES, this_run=fact):
             lines.extend(splitter.feed(chunk))
     except NodeError:
-        return Restarts()
-    return restarts_in("\n".join(lines))
+        return 0, None
+    log = "\n".join(lines)
+    reports = [it for it in guard_reports(log) if it.get("event") == "restart"]
+    if not reports:
+        return 0, None
+    # The guard counts them itself: earlier ones may be above the part of the log that is read.
+    number = reports[-1].get("restart")
+    count = number if isinstance(number, int) else 0
+    return max(count, len(reports)), end_before_restart(log)[2]
 
 
 def recent_log(host: DockerHost, container_id: str, line_count: int) -> str:

@@ -25,7 +25,6 @@ _SUMMED = {
 """Each by today's name, then by those of earlier releases; where both are there, today's counts."""
 _NEVER_FALL = tuple(_SUMMED)[:6]
 _KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-_FIRST_TOKEN = ("vllm:time_to_first_token_seconds",)
 _GAP = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 LEAST_COUNTED_S = 10.0
 """In less time a mean says nothing."""
@@ -97,8 +96,7 @@ class Histogram:
         """
         if not self.count:
             return None
-        rank = share * self.count
-        lower_s, below = 0.0, 0.0
+        rank, lower_s, below = share * self.count, 0.0, 0.0
         for edge_s, count in zip(self.edges_s, self.counts, strict=True):
             if count >= rank and count > below:
                 inside = (rank - below) / (count - below)
@@ -155,7 +153,7 @@ def read_metrics(exposition: str) -> Metrics | None:
         **{field: families.sum(*names) for field, names in _SUMMED.items()},
         kv_usage=families.highest(*_KV_USAGE),
         started_at_s=families.highest("process_start_time_seconds"),
-        first_token=families.histogram(*_FIRST_TOKEN),
+        first_token=families.histogram("vllm:time_to_first_token_seconds"),
         gap=families.histogram(*_GAP),
         drafted=families.speculation(),
     )
@@ -205,9 +203,10 @@ class _Families:
         buckets = (self.by_name.get(f"{name}_bucket") for name in names)
         summed: defaultdict[float, float] = defaultdict(float)
         for labels, value in next((found for found in buckets if found), ()):
-            edge_s = _edge(labels.get("le", ""))
-            if not math.isnan(edge_s) and math.isfinite(value):
-                summed[edge_s] += value
+            with contextlib.suppress(ValueError):
+                edge_s = float(labels.get("le", ""))
+                if not math.isnan(edge_s) and math.isfinite(value):
+                    summed[edge_s] += value
         edges_s = tuple(sorted(summed))
         return Histogram(edges_s, tuple(summed[edge_s] for edge_s in edges_s))
 
@@ -225,10 +224,3 @@ class _Families:
             accepted_tokens=int(self.sum(f"{_SPEC}accepted_tokens") or 0),
             accepted_per_position=tuple(int(positions[key]) for key in sorted(positions)),
         )
-
-
-def _edge(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -13,6 +13,7 @@ from sparkdeploy.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+UNTRUSTED = "its certificate is not trusted"
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 CA_HINT = (
     "a private CA's certificate is named with --ca-file FILE.pem, or in the variable SSL_CERT_FILE"
@@ -53,13 +54,9 @@ def connection_error(error: BaseException) -> str:
     return reason
 
 
-def is_untrusted(error: BaseException) -> bool:
-    return "certificate is not trusted" in connection_error(error)
-
-
 def _reason(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
+        return f"{UNTRUSTED}: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
     if isinstance(error, socket.gaierror):

@@ -34,7 +34,7 @@ COLLECTORS: dict[str, Callable[[list[str]], object]] = {
     "run into": lambda argv: shell.run(
         argv, into=io.BytesIO(), timeout_s=60, max_bytes=LIMIT_BYTES
     ),
-    "follow": lambda argv: shell.follow(argv, lambda _: None),
+    "run on_text": lambda argv: shell.run(argv, on_text=lambda _: None),
 }
 READ_AS_IT_COMES = {"Running": "its reader keeps what it needs; `read_until` has limits"}
 UNREAD = {"attached": "its output goes to our own standard streams"}
@@ -69,7 +69,10 @@ def test_every_function_that_starts_a_program_is_tried_here() -> None:
         and getattr(value, "__module__", "") == shell.__name__
         and "argv" in inspect.signature(value).parameters
     }
-    assert starting - {"Completed"} == {*COLLECTORS, *READ_AS_IT_COMES, *UNREAD} - {"run into"}
+    assert starting - {"Completed"} == {*COLLECTORS, *READ_AS_IT_COMES, *UNREAD} - {
+        "run into",
+        "run on_text",
+    }
 
 
 @pytest.mark.parametrize("name", ["git", "ssh", "docker"])

@@ -20,7 +20,7 @@ from sparkdeploy.bench.files import record_text
 from sparkdeploy.bench.quality.capture import Capture
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.errors import NodeError
-from sparkdeploy.rehearsal.reference import read_reference
+from sparkdeploy.rehearsal.requests import read_reference
 from sparkdeploy.server.phases import load_durations
 from sparkdeploy.stored_json import MAX_BYTES, MAX_VALUES
 from tests.examples import examples

@@ -165,7 +165,7 @@ def test_a_program_beside_us_is_read_and_ended() -> None:
         assert program.read_until("ready", timeout_s=20) == "ready\n"
         assert program.is_alive
     seen: list[str] = []
-    done = shell.follow(["sh", "-c", "echo one; echo two >&2; exit 3"], seen.append)
+    done = shell.run(["sh", "-c", "echo one; echo two >&2; exit 3"], on_text=seen.append)
     assert (done.exit_code, done.stdout, done.stderr) == (3, "one\n", "two\n")
     assert "".join(seen) == "one\n"
     with pytest.raises(NodeError, match="is not installed"):

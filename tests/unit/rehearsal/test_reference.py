@@ -11,7 +11,7 @@ import pytest
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.recipe.load import load_engine, load_recipe
 from sparkdeploy.rehearsal.miniature import miniature_of
-from sparkdeploy.rehearsal.reference import (
+from sparkdeploy.rehearsal.requests import (
     Answer,
     compare_with_reference,
     read_reference,

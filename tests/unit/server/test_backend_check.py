@@ -7,8 +7,7 @@ import pytest
 from sparkdeploy.checks.rdma import chosen_adapters
 from sparkdeploy.plan.launch import PlannedBackend, planned_backends, planned_transport
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
-from sparkdeploy.server.backend_check import BackendCheck, Match, compare_backends
-from sparkdeploy.server.facts import EngineFacts, read_facts
+from sparkdeploy.server.facts import BackendCheck, EngineFacts, Match, compare_backends, read_facts
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.settings import resources
 from tests.unit.server.log_files import recorded

@@ -204,8 +204,7 @@ def test_a_prompt_that_quotes_nccl_is_not_the_cause() -> None:
 
 
 def test_the_guards_own_restart_ends_what_came_before() -> None:
-    end = end_before_restart(f"a\n{RESTART}\nb")
-    assert (end.log, end.exit_code) == ("a", 1)
+    assert end_before_restart(f"a\n{RESTART}\nb")[:2] == ("a", 1)
 
 
 def test_a_memory_that_is_too_large_for_a_number_is_no_bug() -> None:

@@ -23,6 +23,7 @@ from tests.unit.server.log_files import recorded
 
 if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.server.client import ServedModel
 
 RUNNING = ContainerFact("c1", "sparkdeploy-main", "i1", "running", {})
 DEAD = replace(RUNNING, state="exited", exit_code=7)
@@ -72,7 +73,7 @@ class Timeline:
         return wait_until_answering(
             cast("DockerHost", self),
             "c1",
-            self,
+            cast("ServedModel", self),
             deadline_s=deadline_s,
             clock=self.clock,
             sleep=self.sleep,
