@@ -65,10 +65,15 @@ def find_everything(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
     that the user named may hold other things as well, and stays. Raises NodeError on a machine
     that has a part of what another one heads.
     """
-    for deployment in deployments_in(host.own_containers()).values():
+    containers = host.own_containers()
+    here = deployments_in(containers)
+    for deployment in here.values():
         refuse_as_worker(deployment, there=f"sparkdeploy down {deployment.name}")
-    yield from _over_several_nodes(settings, host)
-    for fact in host.own_containers():
+    record = ClusterRecord.below(settings.state_dir)
+    for name in dict.fromkeys((*here, *record.deployments())):
+        if nodes := nodes_with(here.get(name), record.nodes(name)):
+            yield Leftover("deployment", name, 0, f"its parts on {', '.join(nodes)}")
+    for fact in containers:
         yield Leftover("container", fact.name, 0, f"deployment {fact.deployment}")
     for container_id in host.ended_checks():
         yield Leftover("container", container_id[:12], 0, "it looked into an image")
@@ -80,14 +85,6 @@ def find_everything(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
         folder: Path = getattr(settings, f"{role}_dir")
         if settings.sources[f"{role}_dir"] == "default" and folder.is_dir():
             yield Leftover("folder", str(folder), 0, why)
-
-
-def _over_several_nodes(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
-    record = ClusterRecord.below(settings.state_dir)
-    here = deployments_in(host.own_containers())
-    for name in dict.fromkeys((*here, *record.deployments())):
-        if nodes := nodes_with(here.get(name), record.nodes(name)):
-            yield Leftover("deployment", name, 0, f"its parts on {', '.join(nodes)}")
 
 
 def _take_clusters_down(found: Sequence[Leftover], settings: Settings) -> tuple[str, ...]:

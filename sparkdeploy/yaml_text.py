@@ -120,7 +120,7 @@ def in_line(content: Any) -> str:  # noqa: ANN401 - YAML content
     # In a list of one: what stands alone would be followed by a line that ends the document.
     written = yaml.dump(
         [content],
-        Dumper=_LineDumper,
+        Dumper=_Dumper,
         default_flow_style=True,
         sort_keys=False,
         allow_unicode=False,
@@ -134,24 +134,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = '"' if _LIKE_NO_TEXT.match(text) else None
+    """Write a text of several lines with escapes: no line breaks within it."""
+    style = '"' if _LIKE_NO_TEXT.match(text) or not text.isprintable() else None
     return dumper.represent_scalar(TEXT_TAG, text, style=style)
 
 
 _Dumper.add_representer(str, _quoted)
-
-
-class _LineDumper(_Dumper):
-    """Breaks no line within a text."""
-
-
-def _on_one_line(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    if text.isprintable():
-        return _quoted(dumper, text)
-    return dumper.represent_scalar(TEXT_TAG, text, style='"')
-
-
-_LineDumper.add_representer(str, _on_one_line)
 
 
 def _duplicates(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:

@@ -131,11 +131,12 @@ def verify(
 ) -> None:
     """Check a checkpoint's index, headers and configuration."""
     from sparkdeploy.checkpoint.store import find_folder
-    from sparkdeploy.upkeep import checkpoints as work
+    from sparkdeploy.upkeep.checkpoints import unknown_hashes
+    from sparkdeploy.upkeep.checkpoints import verify as verified
 
     settings = options.current_settings()
     folder = find_folder(name, settings)
-    found = work.verify_deep(folder, settings) if deep else work.verify_stored(folder)
+    found = verified(folder, settings, deep=deep)
     for warning in found.warnings:
         console.warn(warning)
     if not found.unhashed:
@@ -143,7 +144,7 @@ def verify(
         return
     if as_json:
         console.answer_json(asdict(found))
-    raise work.unknown_hashes(name, folder, found)
+    raise unknown_hashes(name, folder, found)
 
 
 def _verified_lines(found: Verified) -> Iterator[str]:

@@ -266,13 +266,17 @@ def twin_to_serve(resolved: Resolved, twin: Path) -> Path:
     """The twin itself; for a recipe with a finished hybrid, the one that is made of it here."""
     if not resolved.recipe.checkpoint.fp8_dense.is_finished:
         return twin
+
+    def unseen(_done_bytes: int, _total_bytes: int) -> None:
+        """A twin is made in a second: nobody needs to watch."""
+
     fp8, finished = (twin.with_name(f"{twin.name}-{part}") for part in ("fp8", "finished"))
     build_tiny_fp8_model(fp8, twin)
     origin = f"the twin {source_identity(open_folder(fp8))}"
     order = Order(model_sizes(read_config(twin)), origin, model=twin)
     folder = shard_folder(twin.with_name(f"{twin.name}-shards"), order)
-    shard = fetch_shard(FolderRanges(fp8), order, folder, _unseen)
-    build_standalone(open_folder(twin), shard, finished, overwrite=True, on_progress=_unseen)
+    shard = fetch_shard(FolderRanges(fp8), order, folder, unseen)
+    build_standalone(open_folder(twin), shard, finished, overwrite=True, on_progress=unseen)
     return finished
 
 
@@ -303,7 +307,3 @@ def count_twin(resolved: Resolved, twin: Path, settings: Settings) -> None:
     counted = DraftVocabulary(tokens, len(spoken), len(spoken), ("the twin's grammar",))
     model = recipe.model.model_copy(update={"path": str(twin)})
     write_vocabulary(vocabulary_file(model, settings), counted)
-
-
-def _unseen(_done_bytes: int, _total_bytes: int) -> None:
-    """A twin is made in a second: nobody needs to watch."""

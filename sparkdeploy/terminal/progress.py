@@ -281,11 +281,18 @@ class _Screen(RichConsole):
         return False
 
 
-class _Lasting:
-    """A terminal's stream: one that has gone away is no reason to leave work half done."""
+class _Around:
+    """A stream with another way to write to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+class _Lasting(_Around):
+    """A terminal's stream: one that has gone away is no reason to leave work half done."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
@@ -296,15 +303,12 @@ class _Lasting:
         with contextlib.suppress(OSError):
             self._stream.flush()
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
 
-
-class _Above:
+class _Above(_Around):
     """A stream of the terminal: lines that are written to it go above the steps."""
 
     def __init__(self, stream: TextIO, progress: Progress) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._progress = progress
         self._rest = ""
 
@@ -320,6 +324,3 @@ class _Above:
         if self._rest:
             self._stream.write(self._rest)
             self._stream.flush()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)

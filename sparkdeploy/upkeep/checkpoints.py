@@ -48,12 +48,7 @@ if TYPE_CHECKING:
 
 
 def pull_repositories(
-    name: str,
-    settings: Settings,
-    assignments: Sequence[str] = (),
-    *,
-    anew: bool,
-    all_files: bool,
+    name: str, settings: Settings, assignments: Sequence[str] = (), *, anew: bool, all_files: bool
 ) -> tuple[Pulled, ...]:
     """Download and verify `ORG/NAME[@REVISION]`, or a recipe's model and drafter.
 
@@ -83,20 +78,16 @@ def _is_of_hub(name: str, settings: Settings) -> bool:
     return True
 
 
-def verify_stored(folder: Path) -> Verified:
-    """Look at headers alone; CheckpointError for what is not sound."""
-    if is_shard_folder(folder):
-        return _of_shard(check_shard(folder))
-    return verify_headers(folder)
-
-
-def verify_deep(folder: Path, settings: Settings) -> Verified:
-    """Read every byte of files whose hash a pin, the cache or a manifest states.
+def verify(folder: Path, settings: Settings, *, deep: bool) -> Verified:
+    """Look at headers; `deep` reads all of a file whose hash a pin, the cache or a manifest states.
 
     Raises CheckpointError for what is not sound, has changed or is gone.
     """
+    is_shard = is_shard_folder(folder)
+    if not deep:
+        return _of_shard(check_shard(folder)) if is_shard else verify_headers(folder)
     with console.step(f"every byte of {folder}") as step:
-        if not is_shard_folder(folder):
+        if not is_shard:
             pins = HubLock(settings.state_dir).pins().values()
             files = next((pin.files for pin in pins if pin.files and pin.commit == folder.name), ())
             hashes = {file.name: file.blob_name for file in files}
@@ -126,11 +117,7 @@ def unknown_hashes(name: str, folder: Path, found: Verified) -> SparkdeployError
 
 
 def write_standalone(
-    request: Request,
-    out: Path,
-    settings: Settings,
-    *,
-    overwrite: bool,
+    request: Request, out: Path, settings: Settings, *, overwrite: bool
 ) -> Manifest:
     """Write a recipe's model with FP8 shared experts as a checkpoint of its own.
 
@@ -203,8 +190,8 @@ def _running_from(item: Stored, host: DockerHost) -> list[str]:
         return any(source.resolve().is_relative_to(folder) for source in sources)
 
     for deployment in deployments_in(host.own_containers()).values():
-        users = [fact for fact in deployment.containers if uses(fact)]
-        if any(fact.is_running for fact in users):
+        users = [fact.is_running for fact in deployment.containers if uses(fact)]
+        if any(users):
             running.append(deployment.name)
         elif users:
             console.warn(f"{deployment.name} is stopped and will not start without {item.name}")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 KEPT_DAYS = 14
+ENDED_CHECK = "it looked into an image for a command that was killed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,8 @@ def clean(
         return ()
     with deploy_lock(settings, "clean"):
         # What a deployment has begun to use since the question stays.
-        still = {
-            (item.kind, item.name) for item in find_leftovers(settings, host, now_s=time.time())
-        }
+        again = find_leftovers(settings, host, now_s=time.time())
+        still = {(item.kind, item.name) for item in again}
         found = tuple(item for item in agreed if (item.kind, item.name) in still)
         for item in found:
             _remove(item, host)
@@ -86,12 +86,7 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
     sources = (host.mounted_from(container.container_id) for container in host.own_containers())
     mounted = frozenset(itertools.chain.from_iterable(sources))
     return (
-        *(
-            Leftover(
-                "container", it[:12], 0, "it looked into an image for a command that was killed"
-            )
-            for it in host.ended_checks()
-        ),
+        *(Leftover("container", it[:12], 0, ENDED_CHECK) for it in host.ended_checks()),
         *(_image(host.measured(image)) for image in old),
         *_old_crashes(settings.crashes_dir, now_s),
         *_old_caches(caches_of_engines(settings), staying, wanted, mounted),
@@ -99,14 +94,13 @@ def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tup
 
 
 def _remove(item: Leftover, host: DockerHost) -> None:
-    if item.kind == "container":
-        host.remove(item.name)
-        return
-    if item.kind == "image":
-        host.remove_image(item.name)
-        return
     try:
-        shutil.rmtree(item.name)
+        if item.kind == "container":
+            host.remove(item.name)
+        elif item.kind == "image":
+            host.remove_image(item.name)
+        else:
+            shutil.rmtree(item.name)
     except OSError as error:
         message = f"{item.name} cannot be removed: {error.strerror}"
         raise NodeError(message, hint=f"sudo rm -r {shlex.quote(item.name)}") from error
@@ -120,12 +114,11 @@ def old_images(
     What a kept image stands on is kept; those that stand on others come first.
     """
     ours = [image for image in images if image.stage in UPPERMOST_FIRST]
+    opaque = wanted.opaque_engines
     kept = [
-        image
-        for image in ours
-        if image.image_id in used
-        or wanted.tags & set(image.tags)
-        or image.engine in wanted.opaque_engines
+        it
+        for it in ours
+        if it.image_id in used or wanted.tags & set(it.tags) or it.engine in opaque
     ]
     by_tag = {tag: image for image in ours for tag in image.tags}
     for image in kept:

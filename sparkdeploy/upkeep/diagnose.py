@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import atomic_files
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.doctor import doctor_report
-from sparkdeploy.deploy.evidence import (
-    ROOT_CAUSE,
-    known_secrets,
-    newest_crash,
-    write_evidence,
-)
+from sparkdeploy.deploy.evidence import ROOT_CAUSE, known_secrets, newest_crash, write_evidence
 from sparkdeploy.deploy.nodes import connect, resolve_name_or_none
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.context import ContextFile, write_tar
@@ -53,9 +48,8 @@ def diagnose(subject: str | None, output: Path | None) -> Bundle:
     """Pack a crash folder, or what is known of a deployment: its newest crash and how it is now.
 
     `subject` is a deployment's name or a folder of evidence; None is the only deployment, or where
-    there is none, the newest crash. The file is a tar.gz, readable by its
-    owner only. Raises SparkdeployError when nothing is known of the subject or the file cannot be
-    written.
+    there is none, the newest crash. The file is a tar.gz, readable by its owner only. Raises
+    SparkdeployError when nothing is known of the subject or the file cannot be written.
     """
     settings = load_settings()
     subject = subject if subject is not None else _only_subject(settings)
@@ -156,9 +150,10 @@ def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
         return doctor_report(load_recipe(library(settings), settings.default_recipe), settings)
 
     def status() -> object:
-        return [asdict(row) for row in current_rows()]
+        return list(map(asdict, current_rows()))
 
-    for name, look in (("doctor.json", doctor), ("status.json", status)):
+    looks = {"doctor.json": doctor, "status.json": status}
+    for name, look in looks.items():
         try:
             seen = look()
         except SparkdeployError as error:

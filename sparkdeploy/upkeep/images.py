@@ -25,7 +25,7 @@ from sparkdeploy.recipe.words import closest, shown
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.stages import Stage
@@ -145,11 +145,11 @@ def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
         known = (image.image_id.removeprefix("sha256:"), image.fingerprint)
         if reference in image.tags or (is_start and any(it.startswith(start) for it in known)):
             return image
-    for image in tagged:
-        if reference and image.engine == reference and image.stage in ("plugin", "guard"):
-            return image
-    unknown = f"no image of sparkdeploy is known as {reference}"
-    raise UsageError(unknown, hint="sparkdeploy image ls")
+    newest = [it for it in tagged if it.engine == reference and it.stage in ("plugin", "guard")]
+    if not reference or not newest:
+        unknown = f"no image of sparkdeploy is known as {reference}"
+        raise UsageError(unknown, hint="sparkdeploy image ls")
+    return newest[0]
 
 
 def image_chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
@@ -203,11 +203,10 @@ def build_engine(
             refuse_missing_mods(meant)
             foreign = platform_of(wanted) if wanted != own else None
             inspector = ImageInspector(host, wanted, settings, foreign)
+            known = library(settings)
             meant = pin_image(
                 meant,
-                lambda images: load_recipe(
-                    replace(library(settings), images=images), name, assignments
-                ),
+                lambda images: load_recipe(replace(known, images=images), name, assignments),
                 inspector,
             )
         steps = _steps(meant, wanted, host, settings)
@@ -215,7 +214,9 @@ def build_engine(
         if wanted != own:
             missing = [_for_platform(stage, host, settings) for stage in missing]
         build_stages(missing, host, settings)
-        return tuple(_seen(steps, host))
+        seen = ((step, host.find_image(step.stage.tag)) for step in steps)
+        # What lies below a stage that was here may be gone.
+        return tuple(_stage_image(step, image) for step, image in seen if image is not None)
 
 
 def what_is_meant(name: str, assignments: Sequence[str], settings: Settings) -> Engine | Resolved:
@@ -286,18 +287,15 @@ def _for_platform(stage: Stage, host: DockerHost, settings: Settings) -> Stage:
     return replace(stage, registry_image=f"{image}@{digest}")
 
 
-def _seen(steps: Sequence[ImageStep], host: DockerHost) -> Iterator[StageImage]:
-    for step in steps:
-        stage, image = step.stage, host.find_image(step.stage.tag)
-        # What lies below a stage that was here may be gone.
-        if image is not None:
-            yield StageImage(
-                stage=stage.name,
-                tag=stage.tag,
-                image_id=image.image_id,
-                engine=stage.engine,
-                platform=platform_of(stage.architecture),
-                size_bytes=image.size_bytes,
-                fingerprint=stage.fingerprint,
-                was_built=step.action is Action.BUILD,
-            )
+def _stage_image(step: ImageStep, image: ImageFact) -> StageImage:
+    stage = step.stage
+    return StageImage(
+        stage=stage.name,
+        tag=stage.tag,
+        image_id=image.image_id,
+        engine=stage.engine,
+        platform=platform_of(stage.architecture),
+        size_bytes=image.size_bytes,
+        fingerprint=stage.fingerprint,
+        was_built=step.action is Action.BUILD,
+    )

@@ -211,8 +211,8 @@ def check_lock(lock_dir: str, entry: str) -> Need:
     if any(map(str.isspace, lock_dir)):
         return Need(ok(check, lock_dir))  # systemd-tmpfiles could not read it
     seen = f"{lock_dir} belongs to the first user of sparkdeploy after a boot"
-    command = f"printf '{wanted}\\n' | sudo install -D -m 644 /dev/stdin {LOCK_ENTRY} && "
-    command += (
+    command = (
+        f"printf '{wanted}\\n' | sudo install -D -m 644 /dev/stdin {LOCK_ENTRY} && "
         f"(sudo systemd-tmpfiles --create {LOCK_ENTRY} || sudo install -d -m 1777 {lock_dir})"
     )
     return Need(warn(check, seen, command), is_fixable=True)
@@ -291,14 +291,11 @@ def _registry_answers(settings: Settings) -> bool:
 
 def _start_and_wait(settings: Settings) -> None:
     """Start what was installed as the machine starts services, unless its package has, and wait."""
-    system = _system()
-    is_started = False
-    deadline_s = time.monotonic() + ENGINE_WAIT_S
+    system, deadline_s = _system(), time.monotonic() + ENGINE_WAIT_S
+    if _engine(settings, system)[1] is None:
+        # Of two that start together the second finds the first's file and ends.
+        shell.run(("sh", "-c", start_engine_command(system).replace("sudo ", "")))
     while (found := _engine(settings, system))[1] is None:
-        if not is_started:
-            # Of two that start together the second finds the first's file and ends.
-            shell.run(("sh", "-c", start_engine_command(system).replace("sudo ", "")))
-            is_started = True
         if time.monotonic() >= deadline_s:
             log = facts.read_or_none(THIS_MACHINE, ENGINE_LOG)
             raise NodeError(
