@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
+from sparkdeploy.checkpoint import draft_vocabulary
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
-from sparkdeploy.checkpoint.draft_vocabulary import (
-    DraftVocabulary,
-    rank_tokens,
-    vocabulary_file,
-    write_vocabulary,
-)
 from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder, source_identity
@@ -262,35 +257,32 @@ def make_drafter(resolved: Resolved, twin: Path, shape: TinyShape, *, seed: int)
         build_drafter(drafter_beside(twin), shape, seed=seed)
 
 
-def twin_to_serve(resolved: Resolved, twin: Path) -> Path:
-    """The twin itself; for a recipe with a finished hybrid, the one that is made of it here."""
-    if not resolved.recipe.checkpoint.fp8_dense.is_finished:
-        return twin
+def with_fp8_twin(resolved: Resolved, twin: Path) -> tuple[Resolved, Path]:
+    """Return the recipe with FP8 tensors of a twin, where it takes them from elsewhere, and the
+    twin to serve: for a recipe with a finished hybrid, the one that is made of both here.
+    """
+    fp8 = resolved.recipe.checkpoint.fp8_dense
+    is_prebuilt = fp8.mode == "prebuilt" and fp8.source is not None and not is_folder(fp8.source)
+    if not fp8.is_finished and not is_prebuilt:
+        return resolved, twin
+    folder = twin.with_name(f"{twin.name}-fp8")
+    build_tiny_fp8_model(folder, twin)
+    if is_prebuilt:
+        from_twin = fp8.model_copy(update={"source": str(folder)})
+        checkpoint = resolved.recipe.checkpoint.model_copy(update={"fp8_dense": from_twin})
+        recipe = resolved.recipe.model_copy(update={"checkpoint": checkpoint})
+        return replace(resolved, recipe=recipe), twin
 
     def unseen(_done_bytes: int, _total_bytes: int) -> None:
         """A twin is made in a second: nobody needs to watch."""
 
-    fp8, finished = (twin.with_name(f"{twin.name}-{part}") for part in ("fp8", "finished"))
-    build_tiny_fp8_model(fp8, twin)
-    origin = f"the twin {source_identity(open_folder(fp8))}"
+    finished = twin.with_name(f"{twin.name}-finished")
+    origin = f"the twin {source_identity(open_folder(folder))}"
     order = Order(model_sizes(read_config(twin)), origin, model=twin)
-    folder = shard_folder(twin.with_name(f"{twin.name}-shards"), order)
-    shard = fetch_shard(FolderRanges(fp8), order, folder, unseen)
+    shards = shard_folder(twin.with_name(f"{twin.name}-shards"), order)
+    shard = fetch_shard(FolderRanges(folder), order, shards, unseen)
     build_standalone(open_folder(twin), shard, finished, overwrite=True, on_progress=unseen)
-    return finished
-
-
-def with_fp8_twin(resolved: Resolved, twin: Path) -> Resolved:
-    """Let a recipe with prebuilt FP8 tensors take them from a twin of its FP8 repository."""
-    recipe = resolved.recipe
-    fp8 = recipe.checkpoint.fp8_dense
-    if fp8.mode != "prebuilt" or fp8.source is None or is_folder(fp8.source):
-        return resolved
-    folder = twin.with_name(f"{twin.name}-fp8")
-    build_tiny_fp8_model(folder, twin)
-    from_twin = fp8.model_copy(update={"source": str(folder)})
-    checkpoint = recipe.checkpoint.model_copy(update={"fp8_dense": from_twin})
-    return replace(resolved, recipe=recipe.model_copy(update={"checkpoint": checkpoint}))
+    return resolved, finished
 
 
 def count_twin(resolved: Resolved, twin: Path, settings: Settings) -> None:
@@ -303,7 +295,9 @@ def count_twin(resolved: Resolved, twin: Path, settings: Settings) -> None:
         return
     size = model_sizes(read_config(twin)).vocab
     spoken = dict.fromkeys(TinyTokenizer(size).printed_ids, 1)
-    tokens = rank_tokens(spoken, special=(), vocabulary=size)
-    counted = DraftVocabulary(tokens, len(spoken), len(spoken), ("the twin's grammar",))
+    tokens = draft_vocabulary.rank_tokens(spoken, special=(), vocabulary=size)
+    counted = draft_vocabulary.DraftVocabulary(
+        tokens, len(spoken), len(spoken), ("the twin's grammar",)
+    )
     model = recipe.model.model_copy(update={"path": str(twin)})
-    write_vocabulary(vocabulary_file(model, settings), counted)
+    draft_vocabulary.write_vocabulary(draft_vocabulary.vocabulary_file(model, settings), counted)

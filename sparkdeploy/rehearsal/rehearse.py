@@ -25,19 +25,8 @@ from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, Unhealth
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.topology import for_cluster
-from sparkdeploy.rehearsal import requests
+from sparkdeploy.rehearsal import miniature, requests
 from sparkdeploy.rehearsal.engine import rehearsal_engine
-from sparkdeploy.rehearsal.miniature import (
-    Miniature,
-    count_twin,
-    make_drafter,
-    miniature_of,
-    miniature_of_stand_in,
-    port_of,
-    twin_to_serve,
-    with_fp8_twin,
-    without_speculation,
-)
 from sparkdeploy.rehearsal.requests import ANSWERED, Answer, Asked
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
@@ -175,7 +164,7 @@ def rehearse(
 
 
 def _serve_and_compare(
-    small: Miniature, request: Request, settings: Settings, *, fresh: bool
+    small: miniature.Miniature, request: Request, settings: Settings, *, fresh: bool
 ) -> tuple[_Run, str]:
     """Serve it, and say where the text came from that its own was compared with."""
     resolved = small.resolved
@@ -209,9 +198,9 @@ def _tidied(name: str, *, keep: bool) -> Iterator[None]:
                     console.info(f"{name} is taken down: it was interrupted")
 
 
-def _miniature(request: Request, settings: Settings, taken: set[int | None]) -> Miniature:
+def _miniature(request: Request, settings: Settings, taken: set[int | None]) -> miniature.Miniature:
     resolved = resolve(request, settings)
-    port = port_of(resolved, taken)
+    port = miniature.port_of(resolved, taken)
     published = _published(resolved, settings)
     if published is None or is_qwen35_moe(published.config):
         engine = rehearsal_engine(resolved, settings, nearest=True)
@@ -225,7 +214,7 @@ def _miniature(request: Request, settings: Settings, taken: set[int | None]) -> 
             f"{resolved.recipe.name} cannot be rehearsed: not known is {error}",
             hint="`sparkdeploy plan` holds its flags and parsers against the release all the same",
         ) from error
-    return miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=port)
+    return miniature.miniature_of_stand_in(resolved, engine=engine, stand_in=stand_in, port=port)
 
 
 def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None:
@@ -240,15 +229,14 @@ def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None
 
 def _miniature_of_twin(
     resolved: Resolved, engine: Engine, port: int, settings: Settings
-) -> Miniature:
+) -> miniature.Miniature:
     twin = settings.data_dir / "twins" / f"twin-{TWIN_SEED}"
     with console.step("twin checkpoint"):
         build_tiny_model(twin, TWIN_SHAPE, seed=TWIN_SEED)
-    twin = twin_to_serve(resolved, twin)
-    resolved = with_fp8_twin(resolved, twin)
-    count_twin(resolved, twin, settings)
-    make_drafter(resolved, twin, TWIN_SHAPE, seed=TWIN_SEED)
-    return miniature_of(resolved, engine=engine, twin=twin, port=port)
+    resolved, twin = miniature.with_fp8_twin(resolved, twin)
+    miniature.count_twin(resolved, twin, settings)
+    miniature.make_drafter(resolved, twin, TWIN_SHAPE, seed=TWIN_SEED)
+    return miniature.miniature_of(resolved, engine=engine, twin=twin, port=port)
 
 
 def _texts_without_speculation(
@@ -261,7 +249,7 @@ def _texts_without_speculation(
     if resolved.recipe.serve.speculative is None:
         return None, FIRST_OF_ITS_KIND
     console.info("the text without speculation is not recorded yet: serving that first")
-    run = _serve(without_speculation(resolved), replace(request, cluster=False), settings)
+    run = _serve(miniature.without_speculation(resolved), replace(request, cluster=False), settings)
     requests.write_reference(file, run.answers)
     return {item.prompt: item.text for item in run.answers}, SERVED_BEFORE
 
@@ -318,7 +306,7 @@ def _check_drafting(recipe: Recipe, drafted: Speculation | None) -> None:
         )
 
 
-def _report(small: Miniature, run: _Run, source: str, *, is_kept: bool) -> Report:
+def _report(small: miniature.Miniature, run: _Run, source: str, *, is_kept: bool) -> Report:
     readiness, plan = run.outcome.readiness, run.outcome.plan
     recipe = small.resolved.recipe
     return Report(
@@ -354,7 +342,7 @@ def _proved(recipe: Recipe, run: _Run) -> Iterator[str]:
         yield "drafts"
 
 
-def _not_proved(small: Miniature) -> str:
+def _not_proved(small: miniature.Miniature) -> str:
     drafting = small.resolved.recipe.serve.speculative
     if small.stand_in is None:
         has_drafter = drafting is not None and drafting.drafter is not None

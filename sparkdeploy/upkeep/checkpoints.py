@@ -8,14 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.checkpoint import draft_vocabulary
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_of
-from sparkdeploy.checkpoint.draft_vocabulary import (
-    HINT,
-    DraftVocabulary,
-    count_tokens,
-    vocabulary_file,
-    write_vocabulary,
-)
 from sparkdeploy.checkpoint.fp8_shard import check_shard, fetch_fp8, is_shard_folder
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
@@ -198,7 +192,9 @@ def _running_from(item: Stored, host: DockerHost) -> list[str]:
     return running
 
 
-def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> DraftVocabulary:
+def count_for(
+    request: Request, texts: Sequence[Path], settings: Settings
+) -> draft_vocabulary.DraftVocabulary:
     """Count the tokens of a recipe's model in files and in the files of folders; keep the order.
 
     Raises CheckpointError when the model is not here or when there is nothing to count.
@@ -217,9 +213,11 @@ def count_for(request: Request, texts: Sequence[Path], settings: Settings) -> Dr
         if file == text or file.is_file()
     ]
     with console.step(f"tokens of {len(files)} files") as step:
-        counted = count_tokens(source.files_dir, files, on_progress=step.progress)
+        counted = draft_vocabulary.count_tokens(source.files_dir, files, on_progress=step.progress)
     if not counted.counted:
-        raise CheckpointError("the named files hold no text", hint=HINT)
+        raise CheckpointError("the named files hold no text", hint=draft_vocabulary.HINT)
     vocabulary = replace(counted, texts=tuple(map(str, texts)))
-    write_vocabulary(vocabulary_file(recipe.model, settings), vocabulary)
+    draft_vocabulary.write_vocabulary(
+        draft_vocabulary.vocabulary_file(recipe.model, settings), vocabulary
+    )
     return vocabulary
