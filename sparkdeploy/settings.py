@@ -37,8 +37,6 @@ resources = folders.resources
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Hosts of the outside world; the defaults come from registries.yaml."""
-
     container_registry: str
     github_registry: str
     torch_cpu_index: str
@@ -115,7 +113,6 @@ ConfigFile = create_model(
 
 
 def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
-    """Read environment and config file; RecipeError when one of them is invalid."""
     config_dir = _absolute(folders.config_dir(env), "SPARKDEPLOY_CONFIG_DIR")
     path = config_dir / folders.CONFIG_FILE
     file = _read_config(path)
@@ -209,7 +206,6 @@ def _absolute(text: str, where: str) -> Path:
 
 @functools.cache
 def _default_hosts() -> Mapping[str, str]:
-    """Return what registries.yaml says; it is a part of the program, like its code."""
     return dict(yaml_text.load_file(Path(__file__).parent / "registries.yaml"))
 
 

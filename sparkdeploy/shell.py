@@ -194,7 +194,6 @@ class Running:
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        """Start it; raise NodeError when it is not installed."""
         # Ctrl-C at the terminal is for us; we end what we started.
         self._process = _start(argv, stdin=subprocess.PIPE, new_session=True)
         self._is_ending = False
@@ -240,13 +239,11 @@ class Running:
         return output
 
     def errors(self) -> str:
-        """Return what it wrote to its error stream, up to a size."""
         if self._is_ending or not self.is_alive:
             self._errors_reader.join(END_TIMEOUT_S)
         return self._errors.decode(errors="replace")
 
     def end(self) -> None:
-        """Close its input, then end it; ended is fine."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):

@@ -54,7 +54,6 @@ _RULES = yaml_text.load_file(Path(__file__).with_name("cpu.yaml"))
 class Miniature:
     resolved: Resolved
     dropped: tuple[str, ...]
-    """What had to be left out, in sentences."""
     stand_in: StandInModel | None = None
     """What is served instead of a twin; None for Qwen3.5-MoE."""
 
@@ -72,7 +71,6 @@ class _Edit:
             self.notes.append(note)
 
     def keep_states(self, engine: Engine) -> None:
-        """Take recurrent states that the engine's release can keep."""
         own = self.serve.mamba_ssm_cache_dtype
         if parse_version(engine.vllm) < ANY_STATES_SINCE and own != STATES:
             self.set(
@@ -131,7 +129,6 @@ def miniature_of_stand_in(
 
 
 def _on_cpu(serve: Serve, port: int, dropped: Mapping[str, str]) -> _Edit:
-    """Return it without what only a GPU has, and short."""
     edit = _Edit(serve)
     edit.set(port=port)
     for name, reason in (_RULES["always"] | dropped).items():

@@ -72,7 +72,6 @@ CONVERTED = (
     *("fp8_layers", "lm_head", "shared_int4_layers"),
     *("draft_head_rows", "draft_int4_layers", "draft_fp8_layers"),
 )
-"""What the engine's log says of the conversion, in the report's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,6 @@ class Report:
     reference: str
     base_url: str
     endpoint: str
-    """The route that may be tried."""
     model: str
     is_kept: bool
     deployment: str
@@ -166,7 +164,6 @@ def rehearse(
 def _serve_and_compare(
     small: miniature.Miniature, request: Request, settings: Settings, *, fresh: bool
 ) -> tuple[_Run, str]:
-    """Serve it, and say where the text came from that its own was compared with."""
     resolved = small.resolved
     if small.stand_in is not None:
         return _serve(resolved, request, settings), NOT_COMPARED

@@ -147,7 +147,6 @@ def read_reference(path: Path) -> dict[str, str] | None:
 
 
 def write_reference(path: Path, answers: Sequence[Answer]) -> None:
-    """Record the texts; the file appears whole or not at all."""
     make_private(path.parent)
     durable.write_text(path, json.dumps({item.prompt: item.text for item in answers}))
 

@@ -44,7 +44,6 @@ class StandInModel:
     folder: Path
     notes: tuple[str, ...]
     has_own_tokenizer: bool
-    """Whether tokenizer and template are the model's own."""
     is_hybrid: bool = False
 
 
@@ -110,7 +109,6 @@ class Shrunken:
     config: dict[str, Any]
     notes: tuple[str, ...]
     is_hybrid: bool = False
-    """Whether it keeps states beside its cache (Gated DeltaNet, Mamba)."""
 
 
 def shrink(config: Mapping[str, Any], vocabulary: int | None = None) -> Shrunken:

@@ -47,7 +47,6 @@ class Completion:
     completion_tokens: int
     duration_s: float
     reasoning: str = ""
-    """Split off by a reasoning parser; a chat answer may have nothing else."""
     path: str = COMPLETIONS
 
 
@@ -105,7 +104,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         return int(length) if length else None
 
     def version(self) -> str | None:
-        """Return vLLM's own version; None for a server that does not say."""
         with contextlib.suppress(UnhealthyError):
             version = self._call_json("/version").get("version")
             return str(version) if version else None
@@ -119,7 +117,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         timeout_s: float = ANSWER_TIMEOUT_S,
         extra: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """Continue a text with /v1/completions, greedily."""
         body = {"prompt": prompt, "max_tokens": max_tokens, **(extra or {})}
         return self.generate(COMPLETIONS, body, timeout_s=timeout_s)
 
@@ -135,7 +132,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     def ask(
         self, path: str, body: Mapping[str, Any], *, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Post a request of the caller's own making and return the answer whole."""
         answer = self._call_json(path, timeout_s=timeout_s, body={**body, "model": self.name})
         if not answer.get("choices"):
             raise UnhealthyError(f"{self.base_url}{path} answered without a choice")

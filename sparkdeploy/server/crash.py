@@ -131,7 +131,6 @@ def end_before_restart(log: str) -> tuple[str, int | None, Cause]:
 
 
 def log_tail(log: str, line_count: int) -> str:
-    """Return a log's last lines without NCCL's INFO lines and terminal codes."""
     lines = [line for line in lines_of(log) if not is_nccl_info(line)]
     return "\n".join(lines[-line_count:])
 
@@ -213,8 +212,6 @@ def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | N
 
 @dataclass(slots=True)
 class Traceback:
-    """One traceback with its chain of exceptions, the cause first."""
-
     origin: str
     exceptions: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -222,7 +219,6 @@ class Traceback:
 
     @property
     def is_echo(self) -> bool:
-        """Say whether it only repeats that another process failed."""
         return all(_ECHOES.search(exception) for exception in self.exceptions)
 
     @property

@@ -33,7 +33,6 @@ class EngineFacts:
     """The served model's, which is loaded first; a drafter may choose another one."""
     moe_backend: str | None = None
     linear_kernels: tuple[str, ...] = ()
-    """Every kernel that was chosen for some linear layer, in order of appearance."""
     kv_cache_dtype: str | None = None
     graph_mode: str | None = None
     """vLLM's CUDAGraphMode after all that it took back: FULL_AND_PIECEWISE, PIECEWISE, NONE..."""
@@ -64,7 +63,6 @@ _VLLM_LINES = tuple(re.compile(pattern) for pattern in _PATTERNS["vllm"])
 
 
 def read_facts(text: str, known: EngineFacts) -> EngineFacts:
-    """Return what is known after one more line; a line may have several facts."""
     # The plugin's own lines say that the conversion is on: a prompt that quotes one says nothing.
     message = message_of(text)
     for pattern in _PLUGIN_LINES:
@@ -118,8 +116,6 @@ class Match(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BackendCheck:
-    """One choice of the engine's: planned, seen, and what follows."""
-
     planned: PlannedBackend
     seen: str | None
 

@@ -159,7 +159,6 @@ class _Wait:
 def _followed(
     host: DockerHost, container_id: str, tracker: PhaseTracker, clock: Callable[[], float]
 ) -> Iterator[threading.Thread]:
-    """Feed the log to the tracker from a thread until the block or the container ends."""
     with host.open_log(container_id) as stream:
 
         def read() -> None:

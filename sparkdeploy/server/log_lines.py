@@ -86,7 +86,6 @@ def guard_report(text: str) -> dict[str, Any]:
 
 
 def message_of(text: str) -> str:
-    """Return a line's message without process names and its logger's head."""
     return _HEAD.sub("", _ORIGINS.sub("", text))
 
 
@@ -97,7 +96,6 @@ def lines_of(log: bytes | str) -> list[str]:
 
 
 def read_line(text: str) -> LogLine:
-    """Split a line into who wrote it, how serious it is, and what it says."""
     origin = ""
     if match := _ORIGIN.match(text):
         origin = match["origin"] + (match["rank"] or "")

@@ -42,8 +42,6 @@ _LOW_ACCEPTANCE_CAUSES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Counters of speculative decoding since the server started."""
-
     drafts: int
     draft_tokens: int
     accepted_tokens: int
@@ -75,7 +73,6 @@ class Histogram:
 
     edges_s: tuple[float, ...] = ()
     counts: tuple[float, ...] = ()
-    """Cumulative, one an edge."""
 
     @property
     def count(self) -> float:
@@ -114,10 +111,8 @@ class Metrics:
     generated_tokens: float | None = None
     prompt_tokens: float | None = None
     finished: float | None = None
-    """Requests that were answered to their end."""
     preemptions: float | None = None
     prefix_queries: float | None = None
-    """Tokens that were looked up in the prefix cache."""
     prefix_hits: float | None = None
     running: float | None = None
     waiting: float | None = None
@@ -127,7 +122,6 @@ class Metrics:
     """When the server's newest process began, in seconds since 1970 by its machine's clock."""
     first_token: Histogram = Histogram()
     gap: Histogram = Histogram()
-    """Between two tokens of an answer."""
     drafted: Speculation | None = None
 
     def is_after_restart_of(self, before: Metrics) -> bool:
@@ -145,7 +139,6 @@ class Metrics:
 
 
 def read_metrics(exposition: str) -> Metrics | None:
-    """Read /metrics; None where nothing in it is vLLM's."""
     families = _Families(exposition)
     if not any(name.startswith("vllm:") for name in families.by_name):
         return None

@@ -38,7 +38,6 @@ class Transport:
     """How NCCL reaches other nodes, as far as its log says."""
 
     network: str | None = None
-    """`IB`, `Socket` or a plugin's name, once it has chosen."""
     offers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The adapters of each process (host:pid): under Ray the head's log has those of all nodes."""
     interfaces: tuple[str, ...] = ()

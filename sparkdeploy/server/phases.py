@@ -41,7 +41,6 @@ _INDEX = {phase.name: index for index, phase in enumerate(PHASES)}
 _MARKERS = {it.name: re.compile("|".join(it.begins)) for it in PHASES if it.begins}
 _BARS = {phase.name: phase.bar for phase in PHASES if phase.bar}
 _COUNTED = re.compile(r"\|\s*(\d{1,6})/(\d{1,6}) \[")
-"""How much of how much such a bar has done."""
 RECENT_LINES = 5
 NOT_KNOWN = "not known here, for it was not started on this machine yet"
 
@@ -57,15 +56,11 @@ class PhaseTracker:
     typical_s: Mapping[str, float] = field(default_factory=lambda: SPARK_COLD_START_S)
     facts: EngineFacts = field(default_factory=EngineFacts, init=False)
     percent: int | None = field(default=None, init=False)
-    """How far the current phase is by its own progress bar; None where it shows none."""
     count: tuple[int, int] | None = field(default=None, init=False)
-    """Units of the current phase done, and in all, by its bar."""
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT_LINES), init=False)
     weight_loads: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
-    """How often the guard has started the server again."""
     visits: list[tuple[Phase, float]] = field(default_factory=list, init=False)
-    """Each phase so far with the time when it began."""
     _splitter: LineSplitter = field(default_factory=LineSplitter, init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +77,6 @@ class PhaseTracker:
         self._read_percent(self._splitter.unfinished(), at_s)
 
     def durations_s(self, now_s: float) -> dict[str, float]:
-        """Return how long each phase visited so far took; the last one until now."""
         ends = [began_s for _, began_s in self.visits[1:]] + [now_s]
         return {
             phase.name: max(end_s - began_s, 0.0)
@@ -99,7 +93,6 @@ class PhaseTracker:
         return later_s + max(self.typical_s.get(self.phase.name, 0.0) - spent_s, 0.0)
 
     def describe(self) -> str:
-        """Return the phase in words: `loading weights 42%`."""
         percent = "" if self.percent is None else f" {self.percent}%"
         return self.phase.title + percent
 
@@ -141,7 +134,6 @@ class PhaseTracker:
 
 
 def read_whole(log: Iterable[bytes]) -> PhaseTracker:
-    """Return where a log ends: its last phase and its facts."""
     tracker = PhaseTracker()
     for chunk in log:
         tracker.feed(chunk)

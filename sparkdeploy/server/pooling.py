@@ -21,8 +21,6 @@ MEASURE_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class PoolingEndpoint:
-    """A route, and the names of its fields."""
-
     path: str
     key: str
     constant: tuple[tuple[str, str], ...] = ()
@@ -48,7 +46,6 @@ def route_to_try(answered: str) -> str:
 
 
 def example_body(path: str, model: str) -> Mapping[str, Any]:
-    """Return what a user may try on a route."""
     if path == CHAT:
         return {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
     endpoint = next(item for item in POOLING_ENDPOINTS if item.path == path)

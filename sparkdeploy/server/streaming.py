@@ -22,8 +22,6 @@ _MAX_LINE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """The content of one event; most have text or reasoning."""
-
     text: str = ""
     thought: str = ""
     finish_reason: str = ""
@@ -33,8 +31,6 @@ class AnswerPiece:
 
 @dataclass(slots=True)
 class AnswerSoFar:
-    """An answer built from its pieces, with times by the client's clock."""
-
     clock: Callable[[], float] = time.perf_counter
     text: str = ""
     thought: str = ""
@@ -62,7 +58,6 @@ class AnswerSoFar:
 
     @property
     def first_token_s(self) -> float | None:
-        """Return the time to the first piece; None before it."""
         return None if self.first_s is None else self.first_s - self.asked_s
 
     @property

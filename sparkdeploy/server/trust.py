@@ -30,7 +30,6 @@ def ca_file(named: Path | None, environment: Mapping[str, str] = os.environ) -> 
 
 
 def ssl_context(path: Path | None) -> ssl.SSLContext:
-    """Return a TLS context; UsageError for a file without certificates."""
     try:
         return ssl.create_default_context(cafile=path)
     except OSError as error:  # an SSLError is one, too

@@ -58,7 +58,6 @@ class Console:
         self.answer_text(text + "\n")
 
     def answer_text(self, text: str) -> None:
-        """Print text that has its own line ends."""
         with self._while_read():
             sys.stdout.write(visible(text))
             sys.stdout.flush()
@@ -149,7 +148,6 @@ class Console:
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[Step]:
-        """Show a step while it runs, and how long it took when it has ended."""
         with self._drawing():
             if self._progress is not None:
                 step: Step = self._progress.begin(title)
@@ -166,7 +164,6 @@ class Console:
                 step.end(outcome)
 
     def expect(self, *planned: PlannedStep) -> None:
-        """Announce steps that come within this block of steps."""
         if self._progress is not None:
             self._progress.expect(planned)
 
@@ -196,7 +193,6 @@ class Console:
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     def confirm(self, question: str) -> bool:
-        """Ask on a terminal; without one the answer is no."""
         if not self.can_ask:
             return False
         with self._progress.paused() if self._progress is not None else contextlib.nullcontext():
@@ -224,7 +220,6 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _write_line(stream: TextIO, line: Line) -> None:
-    """Write a line, in its inks where somebody looks at it on a terminal."""
     if draws_on(stream):
         # Its text was made visible; its colours are to be obeyed.
         with contextlib.suppress(UnicodeEncodeError):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 REFRESHES_A_SECOND = 4
 TITLE_CELLS = 46
-"""Where the times of steps stand."""
 BAR_CELLS = 24
 MAX_CELLS = 79
 """Of a drawn line: a terminal that is made narrower down to 80 columns wraps none of them."""
@@ -32,7 +31,6 @@ LATE_SHARE = 1.25
 LATE_S = 3.0
 """A step is late that took a quarter longer than usual, and these seconds."""
 SHORT_S = 10.0
-"""Below this a fraction of a second says something."""
 _ASCII = str.maketrans("█░✓✗▸·…", "#-+x>..")
 
 
@@ -180,7 +178,6 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the steps away as long as somebody is asked something."""
         self.__exit__()
         try:
             yield
@@ -282,8 +279,6 @@ class _Screen(RichConsole):
 
 
 class _Around:
-    """A stream with another way to write to it."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 

@@ -69,7 +69,6 @@ class LogReading:
         return _shown(text[:cut])
 
     def finish(self) -> str:
-        """Return what was held back when the log has ended."""
         held, self._held = self._held, ""
         return _shown(held)
 

@@ -68,7 +68,6 @@ class FullScreen(contextlib.AbstractContextManager["FullScreen"]):
         self._write("\x1b[H" + "\n".join(rows) + "\x1b[J")
 
     def wait(self, duration_s: float) -> str:
-        """Wait until a key was pressed or the time is over; return the keys."""
         if self._keys is None:
             time.sleep(max(duration_s, 0.0))
             return ""

@@ -37,7 +37,6 @@ Line = tuple[Piece, ...]
 
 
 def line_of(*parts: Piece | str) -> Line:
-    """Return a line; bare text is written plainly."""
     return tuple(Piece(part) if isinstance(part, str) else part for part in parts)
 
 
@@ -70,7 +69,6 @@ def coloured(text: str, style: Style) -> str:
 
 
 def cells(text: str) -> int:
-    """Return how many cells a terminal gives a text without control characters."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
 

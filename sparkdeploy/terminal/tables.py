@@ -32,8 +32,6 @@ _NAMED = re.compile(r" *[^ ]+(?: [^ ]+)*  +(?=[^ ])")
 
 
 class Fill(Enum):
-    """How a column shows what is in it."""
-
     WHOLE = "on the left, in one row"
     FIGURE = "on the right, in one row"
     WORDS = "on the left, in as many rows as it takes"
@@ -67,7 +65,6 @@ Block = str | Line | TextTable
 
 
 def row_of(*parts: str | Piece | Line, beneath: Iterable[str | Line] = ()) -> TextRow:
-    """Return a row; bare text is written plainly."""
     lines = tuple(line_of(line) if isinstance(line, str) else line for line in beneath)
     return TextRow(tuple(it if isinstance(it, tuple) else line_of(it) for it in parts), lines)
 

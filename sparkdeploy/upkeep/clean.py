@@ -45,8 +45,6 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class WantedImages:
-    """The images that this version would build, and the engines whose images it cannot name."""
-
     tags: frozenset[str]
     engine_fingerprints: frozenset[str]
     opaque_engines: frozenset[str]

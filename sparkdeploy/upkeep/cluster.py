@@ -94,7 +94,6 @@ class Host:
     address: str
     facts: FabricFact | None
     refusal: str = ""
-    """Why it does not count."""
 
 
 def addresses_of(subnet: str | None, hosts: Sequence[str]) -> list[str]:
@@ -131,7 +130,6 @@ def discover(addresses: Sequence[str], user: str | None, settings: Settings) -> 
 
 
 def section(found: Iterable[Host], user: str | None) -> str:
-    """Return the section for config.yaml that holds every host that counts."""
     good = [(item.address, item.facts) for item in found if item.facts is not None]
     nodes = [_node(address, facts, user, [other for _, other in good]) for address, facts in good]
     return f"{schema_line('config')}\n{yaml_text.dump({'cluster': {'nodes': nodes}})}"

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 SERVING_BYTES, REHEARSAL_BYTES = 30 * GIB, 10 * GIB
-"""The disk that images take."""
 ENGINE_PACKAGES: tuple[str, ...] = ("docker.io", "iptables", "ca-certificates", "xz-utils")
 """The engine and what it cannot run without: recommended packages are not installed."""
 ENGINE_LOG = "/var/log/sparkdeploy-dockerd.log"
@@ -67,8 +66,6 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """How packages and services are installed on a machine."""
-
     has_apt: bool = True
     has_systemd: bool = True
     has_apparmor: bool = False
