@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.node import Node
     from sparkdeploy.plan.steps import NodePlan, Plan
-    from sparkdeploy.server.backend_check import BackendCheck
-    from sparkdeploy.server.facts import EngineFacts
+    from sparkdeploy.server.facts import BackendCheck, EngineFacts
 
 
 @dataclass(frozen=True, slots=True)
