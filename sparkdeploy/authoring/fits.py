@@ -10,7 +10,7 @@ from sparkdeploy.authoring.outlook import HERE, VERDICT_INKS, WhenMissing, facts
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits, Tenant, Together
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.load import Resolved, load_recipe
 from sparkdeploy.recipe.report import FIT_INKS
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import Piece, Style
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.authoring.outlook import Ground
-    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.terminal.tables import Block, TextRow
 
 TITLES = ("claims", "share", "least share")
 
 
-def fitting_rows(hardware: str) -> list[dict[str, object]]:
+def fitting_rows(ground: Ground) -> list[dict[str, object]]:
     """Return every recipe's verdict on a machine; a model that nobody knows is one too."""
-    ground = ground_for(hardware, load_settings())
-    return [fitting_row(ground, item) for _, item in sorted(ground.recipes.items())]
+    loaded = ground.loaded.values()
+    return [fitting_row(ground, item) for item in loaded if isinstance(item, Resolved)]
 
 
 def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 import timeit
@@ -26,7 +25,7 @@ from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
-from sparkdeploy.recipe.load import library, load_recipe
+from sparkdeploy.recipe.load import Resolved, library, load_all, load_recipe
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.terminal.console import console
@@ -37,12 +36,14 @@ if TYPE_CHECKING:
 
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.speed import Acceptance, Speed
-    from sparkdeploy.recipe.load import Library, Resolved
+    from sparkdeploy.recipe.load import Library
     from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.tables import Block
 
 HERE = "here"
+HEADERS = "safetensors headers on the hub (tensors were not downloaded)"
+SIZES = "file sizes on the hub (no header was read in time: `--headers` waits for them)"
 COPIED_BYTES = 128 * 2**20
 COPIES = 3
 VERDICT_INKS = {Fits.YES: Style.GOOD, Fits.NO: Style.BAD, Fits.UNKNOWN: Style.CAUTION}
@@ -174,7 +175,7 @@ class Ground:
     settings: Settings
     recipe_library: Library
     shipped: Mapping[str, model.ModelFacts]
-    recipes: Mapping[str, Resolved]
+    loaded: Mapping[str, Resolved | RecipeError]
     acceptance: Mapping[str, Acceptance]
     reached: Speed
 
@@ -254,10 +255,11 @@ def ground_for(hardware: str, settings: Settings) -> Ground:
     machine = machine_wanted(hardware, machines)
     shipped = model.read_shipped_facts(folder / "models.yaml")
     acceptance = read_acceptance(folder / "speculation.yaml")
-    recipes = _recipes(recipe_library)
+    loaded = load_all(recipe_library)
+    recipes = {name: it for name, it in loaded.items() if isinstance(it, Resolved)}
     measured = measured_on(machine, settings)
     reached = fit_speed(machine, recipes, shipped, acceptance, measured)
-    return Ground(settings, recipe_library, shipped, recipes, acceptance, reached)
+    return Ground(settings, recipe_library, shipped, loaded, acceptance, reached)
 
 
 def _of_one_node(whole: Outlook) -> Outlook:
@@ -307,21 +309,43 @@ def facts_of(
             "safetensors headers on this machine",
         )
     if when_missing is WhenMissing.HUB:
-        # It imports requests, which no other estimate needs.
-        from sparkdeploy.authoring.remote_facts import hub_facts  # noqa: PLC0415
+        return _hub_facts(weights, settings, in_time=False)
+    if name in shipped:
+        return shipped[name]
+    if when_missing is WhenMissing.SHIPPED:
+        return _hub_facts(weights, settings, in_time=True)
+    fetch = sources.fetch_command(name, weights.revision)
+    raise CheckpointError(
+        f"nothing is known of {name}: it is not here and has no shipped facts",
+        hint=f"read its headers with --headers, or {fetch}",
+    )
 
-        return hub_facts(weights, settings)
-    if name not in shipped and when_missing is WhenMissing.SHIPPED:
-        from sparkdeploy.authoring.remote_facts import facts_in_time  # noqa: PLC0415
 
-        return facts_in_time(weights, settings)
-    if name not in shipped:
-        fetch = sources.fetch_command(name, weights.revision)
+def _hub_facts(weights: Weights, settings: Settings, *, in_time: bool) -> model.ModelFacts:
+    """Return what a hub says of a model, at the pinned commit if there is one; nothing is kept.
+
+    `in_time` takes what comes within seconds. Raises CheckpointError where that is nothing, and
+    when the hub refuses or a header is damaged.
+    """
+    # It imports requests, which no other estimate needs.
+    from sparkdeploy.checkpoint.published import ask_hub, ask_in_time  # noqa: PLC0415
+
+    name, revision = weights.source, weights.revision
+    if in_time:
+        remote = ask_in_time(name, revision, settings, headers=True)
+    else:
+        remote = ask_hub(name, revision, settings)
+    if in_time and (remote.listing is None or remote.config is None):
         raise CheckpointError(
-            f"nothing is known of {name}: it is not here and has no shipped facts",
-            hint=f"read its headers with --headers, or {fetch}",
+            f"nothing is known of {name}: it is not here, has no shipped facts, and "
+            f"{remote.failure}",
+            hint="try again where the hub answers, or name a folder with --set model.path=...",
         )
-    return shipped[name]
+    config = remote.config or {}
+    if remote.tensors is not None:
+        return model.facts_from(name, config, remote.tensors, HEADERS)
+    size_bytes = remote.listing.weights_bytes if remote.listing is not None else 0
+    return model.facts_from(name, config, (), SIZES, untyped_bytes=size_bytes)
 
 
 def _drafter_of(
@@ -342,12 +366,3 @@ def _drafter_of(
         if when_missing is not WhenMissing.NOBODY:
             console.info(f"{drafter.source} is not counted: {error.message}")
         return None
-
-
-def _recipes(recipe_library: Library) -> Mapping[str, Resolved]:
-    """Every recipe that loads; a broken one is `list`'s to report."""
-    found: dict[str, Resolved] = {}
-    for name in recipe_library.recipe_files():
-        with contextlib.suppress(RecipeError):
-            found[name] = load_recipe(recipe_library, name)
-    return found

@@ -43,18 +43,17 @@ def list_recipes(
 ) -> None:
     """List the recipes by model, and the engines. With --fits, how fast on another machine."""
     from sparkdeploy.authoring.fits import fit_words, fitting_lines, fitting_rows
-    from sparkdeploy.authoring.outlook import HERE
+    from sparkdeploy.authoring.outlook import HERE, ground_for
     from sparkdeploy.recipe import report
-    from sparkdeploy.recipe.load import library
 
-    rows = fitting_rows(fits or HERE)
+    ground = ground_for(fits or HERE, options.current_settings())
+    rows, known = fitting_rows(ground), ground.recipe_library
     if fits is not None:
         answer(fitting_lines(rows, fits), rows, as_json=as_json)
         return
-    settings = options.current_settings()
-    known, words = library(settings), fit_words(rows)
-    recipes, engines = report.recipe_rows(known), report.engine_rows(known)
-    default = settings.default_recipe
+    words, default = fit_words(rows), ground.settings.default_recipe
+    recipes = list(report.recipe_rows(ground.loaded, known.replaced()))
+    engines = list(report.engine_rows(known))
     fitting = [{**row, "fits_here": words.get(row["name"], "?")} for row in recipes]
     content = {"default": default, "recipes": fitting, "engines": engines}
     answer(report.list_lines(recipes, engines, words, default), content, as_json=as_json)

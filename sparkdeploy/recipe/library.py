@@ -5,13 +5,12 @@ A search reads hundreds of them, so nothing here loads the rules, the releases o
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdeploy import folders
 from sparkdeploy.errors import RecipeError, UsageError
@@ -30,7 +29,7 @@ from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from sparkdeploy.recipe.image_pins import ImageLock
     from sparkdeploy.settings import Settings
@@ -88,18 +87,6 @@ def library(settings: Settings) -> Library:
     state = settings.state_dir
     folders = recipe_folders(settings)
     return Library(folders, ImageLock(state), Sources.below(state), state / "consents")
-
-
-def read_unchecked(library: Library) -> Iterator[tuple[str, Path, Mapping[str, Any]]]:
-    """Yield the name, the file and the content of each of a library's recipes, with all that it
-    inherits, not held against the format.
-
-    It takes a tenth of the time. A file that cannot be read is `list`'s to report.
-    """
-    read = functools.cache(read_document)
-    for name, path in sorted(library.recipe_files().items()):
-        with contextlib.suppress(RecipeError):
-            yield name, path, resolve_inheritance(library, path, (), read).content
 
 
 def locate(library: Library, wanted: str) -> Path:
@@ -161,18 +148,13 @@ def known_file(files: Mapping[str, Path], name: str, what: str) -> Path:
     return files[name]
 
 
-def resolve_inheritance(
-    library: Library,
-    path: Path,
-    chain: Sequence[Path],
-    read: Callable[[Path], Document] = read_document,
-) -> Document:
+def resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) -> Document:
     if path.resolve() in chain:
         names = " -> ".join(item.stem for item in (*chain, path))
         raise RecipeError(f"{path} extends itself: {names}")
     if len(chain) > MAX_ANCESTORS:
         raise RecipeError(f"{path} has more than {MAX_ANCESTORS} recipes that extend one another")
-    document = read(path)
+    document = read_document(path)
     if is_foreign(document):
         from sparkdeploy.recipe.foreign.translate import translate  # noqa: PLC0415 - as above
 
@@ -182,7 +164,7 @@ def resolve_inheritance(
     if not isinstance(parent, str):
         return document
     parent_path = _locate_parent(library, parent, path)
-    inherited = resolve_inheritance(library, parent_path, (*chain, path.resolve()), read)
+    inherited = resolve_inheritance(library, parent_path, (*chain, path.resolve()))
     kept = replace(
         inherited,
         content={key: it for key, it in inherited.content.items() if key not in NOT_INHERITED},

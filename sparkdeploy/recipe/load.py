@@ -49,6 +49,7 @@ __all__ = [
     "Loaded",
     "Resolved",
     "library",
+    "load_all",
     "load_engine",
     "load_recipe",
     "look_into",
@@ -112,6 +113,17 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
     if isinstance(error, ConsentNeededError) and loaded.consent_record is not None:
         error.record = loaded.consent_record
     raise error
+
+
+def load_all(library: Library) -> dict[str, Resolved | RecipeError]:
+    """Load every recipe of a library, in the order of their names; a broken one is its error."""
+    found: dict[str, Resolved | RecipeError] = {}
+    for name in sorted(library.recipe_files()):
+        try:
+            found[name] = load_recipe(library, name)
+        except RecipeError as error:
+            found[name] = error
+    return found
 
 
 def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Loaded:

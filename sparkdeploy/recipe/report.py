@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.load import load_engine, load_recipe
+from sparkdeploy.recipe.load import load_engine
 from sparkdeploy.recipe.words import shortest_ends
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.load import Library, Resolved
@@ -36,13 +36,16 @@ _FORMAT = re.compile(
 """Where a repository's name turns to the format of its weights."""
 
 
-def recipe_rows(library: Library) -> list[dict[str, Any]]:
-    replaced = library.replaced()
-
-    def row(name: str) -> dict[str, Any]:
-        recipe = load_recipe(library, name).recipe
-        expect = recipe.expect
-        return {
+def recipe_rows(
+    loaded: Mapping[str, Resolved | RecipeError], replaced: Container[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each recipe; `replaced` are the names that take a shipped one's place."""
+    for name, found in loaded.items():
+        if isinstance(found, RecipeError):
+            yield {"name": name, "error": found.message}
+            continue
+        recipe, expect = found.recipe, found.recipe.expect
+        yield {
             "name": name,
             "title": recipe.title,
             "model": model_name(recipe.model.known_as),
@@ -56,8 +59,6 @@ def recipe_rows(library: Library) -> list[dict[str, Any]]:
             "replaces_shipped": name in replaced,
         }
 
-    return [_row_or_error(row, name) for name in sorted(library.recipe_files())]
-
 
 def model_name(known_as: str) -> str:
     """Return what a repository's quantised copies have in common: the name before their format."""
@@ -65,22 +66,17 @@ def model_name(known_as: str) -> str:
     return _FORMAT.split(short, maxsplit=1)[0] or short
 
 
-def engine_rows(library: Library) -> list[dict[str, Any]]:
-    def row(name: str) -> dict[str, Any]:
-        engine = load_engine(library, name)
+def engine_rows(library: Library) -> Iterator[dict[str, Any]]:
+    for name in sorted(library.engine_files()):
+        try:
+            engine = load_engine(library, name)
+        except RecipeError as error:
+            yield {"name": name, "error": error.message}
+            continue
         values = engine.model_dump(include={"name", "title", "kind", "vllm"})
         # Until an image is named its release is only what flags are held against.
         is_any = engine.kind == "image" and engine.image is None
-        return {**values, "vllm": ANY_RELEASE} if is_any else values
-
-    return [_row_or_error(row, name) for name in sorted(library.engine_files())]
-
-
-def _row_or_error(row: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any]:
-    try:
-        return row(name)
-    except RecipeError as error:
-        return {"name": name, "error": error.message}
+        yield {**values, "vllm": ANY_RELEASE} if is_any else values
 
 
 def list_lines(

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint.published import remote_tensors
+from sparkdeploy.checkpoint.ranges import read_config
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
 from sparkdeploy.checkpoint.standalone import build_standalone
+from sparkdeploy.estimate.model import facts_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from sparkdeploy.checkpoint.fp8_shard import Fp8Shard
+    from sparkdeploy.checkpoint.ranges import RangeSource
     from sparkdeploy.checkpoint.source import CheckpointSource
+    from sparkdeploy.estimate.model import ModelFacts
 
 
 def ignore(_done_bytes: int, _total_bytes: int) -> None:
     """Show no progress."""
+
+
+def facts_in(repo: str, source: RangeSource) -> ModelFacts:
+    """Return the facts that files of `source` state; tensor data is never read."""
+    tensors = remote_tensors(source).values()
+    return facts_from(repo, read_config(source), tensors, "headers")
 
 
 def tensors_of(path: Path) -> dict[str, TensorData]:

@@ -161,17 +161,28 @@ def rows_of(folder: Path, files: Sequence[str], recipe_library: Library) -> Iter
     """Yield a row for each recipe; RecipeError for more of them than a source may have."""
     recipes: dict[str, Loaded | RecipeError] = {}
     for file in sorted(file for file in files if file.endswith(RECIPE_SUFFIXES)):
-        try:
-            recipes[file] = look_into(recipe_library, str(folder / file))
-        except NoRecipeError:
-            continue  # workflows, settings and lists of other tools end in .yaml as well
-        except RecipeError as error:
-            recipes[file] = error
+        found = _looked_into(recipe_library, folder / file)
+        # Workflows, settings and lists of other tools end in .yaml as well.
+        if not isinstance(found, NoRecipeError):
+            recipes[file] = found
         if len(recipes) > MAX_RECIPES:
             raise RecipeError(f"the source holds more than {MAX_RECIPES} recipes")
     names = shortest_ends([stem(file) for file in recipes])
     for (file, found), name in zip(recipes.items(), names, strict=True):
         yield _row(name, file, found)
+
+
+def own_rows(recipe_library: Library) -> Iterator[RecipeRow]:
+    """Yield a row for each recipe of the user's own and the shipped ones."""
+    for name, path in sorted(recipe_library.recipe_files().items()):
+        yield _row(name, path.name, _looked_into(recipe_library, path))
+
+
+def _looked_into(recipe_library: Library, path: Path) -> Loaded | RecipeError:
+    try:
+        return look_into(recipe_library, str(path))
+    except RecipeError as error:
+        return error
 
 
 def _row(name: str, file: str, found: Loaded | RecipeError) -> RecipeRow:

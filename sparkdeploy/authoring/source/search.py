@@ -6,15 +6,16 @@ import contextlib
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.authoring.source import files
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.library import Library, read_unchecked, recipe_folders
+from sparkdeploy.recipe.load import Resolved, library, load_recipe
 from sparkdeploy.recipe.sources import RecipeRow, Sources
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from sparkdeploy.settings import Settings
@@ -57,7 +58,7 @@ def search(words: Sequence[str], nodes: int | None, settings: Settings) -> Itera
 
     One's own and the shipped ones come first. What is refused is found by its file's name alone.
     """
-    for row in _own_rows(settings):
+    for row in files.own_rows(library(settings)):
         if row.holds(words) and _serves(row, nodes):
             yield Hit(row.name, row)
     sources = Sources.below(settings.state_dir)
@@ -69,11 +70,6 @@ def search(words: Sequence[str], nodes: int | None, settings: Settings) -> Itera
                 yield Hit(f"{name}/{row.name}", row, folder / row.file)
 
 
-def _own_rows(settings: Settings) -> Iterator[RecipeRow]:
-    for name, path, content in read_unchecked(Library(recipe_folders(settings))):
-        yield _row(name, path.name, content)
-
-
 def _machines(row: RecipeRow, *, always: bool) -> str:
     """Say how many machines serve a recipe, where it is not one or more."""
     least, most = row.min_nodes, row.max_nodes
@@ -82,34 +78,6 @@ def _machines(row: RecipeRow, *, always: bool) -> str:
     if least == most:
         return "1 machine" if least == 1 else f"{least} machines"
     return f"{least} to {most} machines"
-
-
-def _row(name: str, file: str, content: Mapping[str, Any]) -> RecipeRow:
-    """A recipe that nobody held against the format yet may hold anything."""
-    model, cluster = _part(content, "model"), _part(content, "cluster")
-    drafting = _part(_part(content, "serve"), "speculative")
-    nodes = [cluster.get(key) for key in ("min_nodes", "max_nodes")]
-    least, most = (number if isinstance(number, int) else None for number in nodes)
-    return RecipeRow(
-        name=name,
-        file=file,
-        title=str(content.get("title", "")),
-        model=str(model.get("repo") or model.get("path", "")),
-        engine=str(content.get("engine", "")),
-        image=str(content.get("image", "")),
-        drafts=f"{drafting.get('method', 'draft')} {drafting.get('tokens', '')}"
-        if drafting
-        else "",
-        min_nodes=least or 1,
-        max_nodes=most,
-        consents=0,
-        refusal="",
-    )
-
-
-def _part(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    part = content.get(key)
-    return part if isinstance(part, dict) else {}
 
 
 def _serves(row: RecipeRow, nodes: int | None) -> bool:
@@ -126,20 +94,18 @@ def with_fits(hits: Iterable[Hit], hardware: str) -> Iterator[Hit]:
     # A search without it is there sooner.
     from sparkdeploy.authoring.fits import fitting_row  # noqa: PLC0415
     from sparkdeploy.authoring.outlook import ground_for  # noqa: PLC0415
-    from sparkdeploy.recipe.load import load_recipe  # noqa: PLC0415
 
     ground = ground_for(hardware, load_settings())
     for hit in hits:
         if hit.row.refusal:
             continue
-        resolved = ground.recipes.get(hit.called) if hit.path is None else None
+        found = ground.loaded.get(hit.called) if hit.path is None else None
         fits: object = "may fit"
         with contextlib.suppress(RecipeError):
             # Nothing is run: what needs consent is looked at like the rest.
-            wanted = hit.called if hit.path is None else str(hit.path)
-            resolved = resolved or load_recipe(
-                ground.recipe_library, wanted, ("allow_unsafe=true",)
-            )
-            fits = fitting_row(ground, resolved)["fits"]
+            if not isinstance(found, Resolved):
+                wanted = hit.called if hit.path is None else str(hit.path)
+                found = load_recipe(ground.recipe_library, wanted, ("allow_unsafe=true",))
+            fits = fitting_row(ground, found)["fits"]
         if fits != "does not fit":
             yield replace(hit, fits="fits" if fits == "fits" else "unknown")

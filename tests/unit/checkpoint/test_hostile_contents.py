@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.authoring.remote_facts import facts_in
 from sparkdeploy.checkpoint import hub_client
 from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.checkpoint.contents import (
@@ -37,7 +36,7 @@ from sparkdeploy.checkpoint.ranges import (
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.errors import CheckpointError
 from tests.examples import examples
-from tests.fakes.checkpoints import ignore
+from tests.fakes.checkpoints import facts_in, ignore
 from tests.hub.hostile import hostile_hub
 from tests.unit.checkpoint.conftest import tree
 from tests.unit.checkpoint.hostile_listings import (

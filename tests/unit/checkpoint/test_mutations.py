@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.authoring.remote_facts import facts_in
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
 from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.checkpoint.fp8_shard import Fp8Shard, Order, fetch_shard
@@ -30,7 +29,7 @@ from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.plan.models import locate_model
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
-from tests.fakes.checkpoints import ignore, standalone
+from tests.fakes.checkpoints import facts_in, ignore, standalone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

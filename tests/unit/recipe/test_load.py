@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.recipe.flags import field_arguments
-from sparkdeploy.recipe.load import Library, load_engine, load_recipe
+from sparkdeploy.recipe.load import Library, load_all, load_engine, load_recipe
 from sparkdeploy.recipe.report import list_lines, origin_lines, recipe_rows
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
@@ -152,7 +152,8 @@ def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
     shipped: Library, tmp_path: Path
 ) -> None:
     write(tmp_path, "mine", "schema: 1\n")
-    rows = recipe_rows(Library((tmp_path, *shipped.folders)))
+    both = Library((tmp_path, *shipped.folders))
+    rows = list(recipe_rows(load_all(both), both.replaced()))
     text = "\n".join(plain_lines(list_lines(rows, [], {"v2": "fits"}, "v2")))
     assert "broken: mine:" in text
     assert re.search(r"^  \* v2 +fits +51 ", text, re.MULTILINE)

@@ -9,8 +9,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.authoring.fits import fitting_rows
+from sparkdeploy.authoring.outlook import ground_for
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.report import model_name
+from sparkdeploy.settings import load_settings
 from tests.rehearsed import (
     BY_A_SMALL_ONE,
     BY_THEIR_OWN_CONFIGURATION,
@@ -63,7 +65,9 @@ def recipes() -> list[Recipe]:
 
 
 def page() -> str:
-    found, verdicts = recipes(), {str(row["recipe"]): row for row in fitting_rows("spark")}
+    found = recipes()
+    rows = fitting_rows(ground_for("spark", load_settings()))
+    verdicts = {str(row["recipe"]): row for row in rows}
     return "\n".join([HEAD, *_table(found), *_sections(found, verdicts)]) + "\n"
 
 
@@ -143,7 +147,7 @@ def test_each_is_rehearsed_or_has_its_reason() -> None:
 
 
 def test_of_each_the_planner_knows_the_weights() -> None:
-    for row in fitting_rows("spark"):
+    for row in fitting_rows(ground_for("spark", load_settings())):
         assert "words" in row, row
         assert row["fits"] != "does not fit", row
 
