@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.failures import ended_by_node
 from sparkdeploy.node.private_folder import make_private
-from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.image.stages import DebianRecipe, Stage
-    from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step
 
 POLL_EVERY_S = 0.5
 MAKE_TIMEOUT_S = 3600
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CONFIGURATION = (f"ENV PATH={SEARCH_PATH}", 'CMD ["/bin/sh"]')
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -57,21 +53,9 @@ def debian_root(stage: Stage, settings: Settings, step: Step) -> Iterator[Path]:
         yield archive
 
 
-def import_root(host: DockerHost, stage: Stage, archive: Path, step: Step) -> None:
-    """Make the base of a root file system's tar, for the engine's own architecture."""
-    step.say(f"importing {format_bytes(archive.stat().st_size)}")
-    changes = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
-    changes += _CONFIGURATION
-    try:
-        with archive.open("rb") as stream:
-            host.import_rootfs(stream, reference=stage.tag, changes=changes)
-    except NodeError as error:
-        raise ended_by_node(stage, error) from error
-
-
 def base_of_root(name: str) -> str:
-    """Return the Dockerfile that makes the same base of that tar, for whatever platform."""
-    return "\n".join(["FROM scratch", f"ADD {name} /", *_CONFIGURATION, ""])
+    """Return the Dockerfile that makes a base of a root file system's tar."""
+    return f'FROM scratch\nADD {name} /\nENV PATH={SEARCH_PATH}\nCMD ["/bin/sh"]\n'
 
 
 def missing_packages(uid: int) -> list[str]:

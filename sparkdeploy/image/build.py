@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import network
-from sparkdeploy.image.base import base_of_root, debian_root, import_root
+from sparkdeploy.image.base import base_of_root, debian_root
 from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.failures import ended_by_node, failed
@@ -25,7 +25,6 @@ from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
@@ -83,8 +82,11 @@ def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) 
         return found
     _require_builder(host)
     if stage.debian is not None:
+        # Not by an import: older engines note their own architecture on whatever they import.
         with debian_root(stage, settings, step) as archive:
-            _make_base(host, stage, archive, settings, step)
+            root = ContextFile("root.tar", archive)
+            made = replace(stage, dockerfile=base_of_root(root.path), context=(root,))
+            _Build(host, made, settings, step).run(made, made.tag, made.labels())
     else:
         _require_below(host, stage)
         _refuse_volumes(host, stage, settings)
@@ -105,18 +107,6 @@ def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) 
         host.remove_image(stage.tag)
         raise
     return built
-
-
-def _make_base(
-    host: DockerHost, stage: Stage, archive: Path, settings: Settings, step: Step
-) -> None:
-    if stage.platform is None:
-        import_root(host, stage, archive, step)
-        return
-    # Older engines note their own architecture on whatever they import.
-    root = ContextFile("root.tar", archive)
-    made = replace(stage, dockerfile=base_of_root(root.path), context=(root,))
-    _Build(host, made, settings, step).run(made, made.tag, made.labels())
 
 
 def _require_builder(host: DockerHost) -> None:

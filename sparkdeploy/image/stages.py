@@ -19,7 +19,7 @@ from sparkdeploy.recipe.image_name import ANY_IMAGE, WAYS, is_tag
 from sparkdeploy.secret_shapes import text_without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.recipe.engine import Base, Engine, SourceBuild
@@ -139,12 +139,6 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Additions:
-    mods: Sequence[ModFiles] = ()
-    top: Top = "plugin"
-
-
-@dataclass(frozen=True, slots=True)
 class _StageMaker:
     engine: Engine
     base_source: BaseSource
@@ -200,14 +194,15 @@ class _StageMaker:
         )
 
 
-def stages_of(
+def stages_of(  # noqa: PLR0913 - each says one thing of the image
     engine: Engine,
     *,
     base_source: BaseSource,
     architecture: lock.Architecture,
     resources: Path,
     plugin_tree: Path | None = None,
-    additions: Additions | None = None,
+    mods: Iterable[ModFiles] = (),
+    top: Top = "plugin",
 ) -> tuple[Stage, ...]:
     """Return base, engine, mods and what tops them, lowest first; an existing image has no base.
 
@@ -226,10 +221,9 @@ def stages_of(
     else:
         base = _base(maker, engine.base)
         made = [base, _engine(maker, base)]
-    wanted = additions or Additions()
-    for mod in placed(wanted.mods):
+    for mod in placed(mods):
         made.append(_mod(maker, made[-1], mod))
-    return (*made, _top(maker, made[-1], wanted.top))
+    return (*made, _top(maker, made[-1], top))
 
 
 def fingerprint(inputs: Mapping[str, str]) -> str:

@@ -273,13 +273,9 @@ def spelled(name: str) -> Architecture | None:
 
 def architecture(machine: Machine = THIS_MACHINE) -> Architecture:
     """Return what the kernel calls the processor; NodeError for one no engine is built for."""
-    is_elsewhere = isinstance(machine, Node) and not machine.is_here
-    argv = ("uname", "-m")
-    return known_architecture(
-        machine.run(argv, timeout_s=QUERY_TIMEOUT_S).stdout.strip()
-        if is_elsewhere
-        else platform.machine()
-    )
+    if not isinstance(machine, Node) or machine.is_here:
+        return known_architecture(platform.machine())
+    return known_architecture(machine.run(("uname", "-m")).stdout.strip())
 
 
 def free_bytes(path: Path) -> int | None:

@@ -110,18 +110,6 @@ class DockerHost(Containers):
             for message in stream:
                 yield reports.read_build_event(message)
 
-    def import_rootfs(self, archive: IO[bytes], *, reference: str, changes: Sequence[str]) -> str:
-        """Make an image of a root file system's tar; return its id. NodeError when Docker fails."""
-        repository, _, tag = reference.rpartition(":")
-        with translated(f"import {reference}"):
-            self._api.import_image_from_data(
-                archive, repository=repository, tag=tag, changes=list(changes)
-            )
-        image = self.find_image(reference)
-        if image is None:
-            raise NodeError(f"import {reference}: the image did not appear")
-        return image.image_id
-
     def remove_image(self, reference: str) -> None:
         """Remove one image of ours; an image without our label is refused."""
         image = self.find_image(reference)

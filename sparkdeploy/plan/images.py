@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.image.network import registry_reference
-from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, Additions, stages_of
+from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
 from sparkdeploy.plan.steps import Action, ImageStep
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.settings import resources
@@ -42,7 +42,8 @@ def stages_for(
         base_source=base_source,
         architecture=architecture,
         resources=resources(),
-        additions=Additions(mods_of(resolved), top_of(resolved)),
+        mods=mods_of(resolved),
+        top=top_of(resolved),
     )
     if is_tag(resolved.image) and not first.unpinned:
         first = replace(first, pinned_tag=resolved.image or "")

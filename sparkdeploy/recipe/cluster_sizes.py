@@ -10,13 +10,10 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.schema import Cluster
 
 
-def world_size(cluster: Cluster) -> int:
-    return cluster.tensor_parallel * cluster.pipeline_parallel * cluster.data_parallel
-
-
 def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
     """Return how many nodes the sizes take; RecipeError where such nodes cannot serve them."""
-    copy, world = cluster.tensor_parallel * cluster.pipeline_parallel, world_size(cluster)
+    copy = cluster.tensor_parallel * cluster.pipeline_parallel
+    world = copy * cluster.data_parallel
     if cluster.data_parallel > 1 and copy > gpus_per_node:
         raise RecipeError(
             f"cluster.data_parallel is {cluster.data_parallel}, and one copy of the model takes "
@@ -30,11 +27,6 @@ def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:
             f"{world} GPUs ({_sizes(cluster)}) do not fill nodes of {gpus_per_node} GPUs evenly",
             hint=f"choose sizes whose product is a multiple of {gpus_per_node}",
         )
-    hold_node_limits(cluster, nodes)
-    return nodes
-
-
-def hold_node_limits(cluster: Cluster, nodes: int) -> None:
     if cluster.min_nodes is not None and nodes < cluster.min_nodes:
         raise RecipeError(
             f"the recipe needs at least {_nodes(cluster.min_nodes)} (cluster.min_nodes), and "
@@ -48,6 +40,7 @@ def hold_node_limits(cluster: Cluster, nodes: int) -> None:
             f"{_sizes(cluster)} takes {_nodes(nodes)}",
             hint="lower cluster.tensor_parallel, pipeline_parallel or data_parallel",
         )
+    return nodes
 
 
 def _nodes(count: int) -> str:

@@ -30,7 +30,7 @@ MAX_LEVELS = 6
 """How many folders are looked in where no repository ends it: the recipe's own and those above."""
 REPOSITORY_SIGNS = (".git", SNAPSHOT)
 MAX_SHOWN = 300
-"""Of a list of mods that is proposed, in characters."""
+"""Of a setting of mods that is proposed, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +90,29 @@ def find_mods(
 
 def proposed_setting(mods: Sequence[FoundMod]) -> str:
     """Return a `--set` that names the folders of all these mods; of a missing one it is a guess."""
-    rows = [_proposed(mod) for mod in mods]
-    setting = f"mods=[{', '.join(rows)}]"
-    if len(setting) > MAX_SHOWN or not setting.isprintable():
-        setting = "mods=[{folder: /path/to/the/mod}]"
-    return f"--set {shlex.quote(setting)}"
+    setting = mods_setting([_proposed(mod) for mod in mods])
+    is_shown = len(setting) <= MAX_SHOWN and setting.isprintable()
+    return setting if is_shown else mods_setting([{"folder": "/path/to/the/mod"}])
 
 
-def _proposed(mod: FoundMod) -> str:
-    network = ", network: true" if mod.needs_network else ""
-    if mod.run:
-        return f"{{run: {json.dumps(mod.run)}{network}}}"
+def mods_setting(items: Sequence[Mapping[str, str]]) -> str:
+    """Return a `--set` that names mods, each by its keys and values, as YAML on one line."""
+    rows = (", ".join(f"{key}: {_in_flow(key, it)}" for key, it in item.items()) for item in items)
+    flow = ", ".join(f"{{{row}}}" for row in rows)
+    return f"--set {shlex.quote(f'mods=[{flow}]') if flow else 'mods=[]'}"
+
+
+def _in_flow(key: str, value: str) -> str:
+    # A path of such letters is a text for YAML without quotes.
+    is_plain = key == "network" or re.fullmatch(r"[\w.-]*/[\w./-]*", value, re.ASCII) is not None
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
+
+
+def _proposed(mod: FoundMod) -> dict[str, str]:
     # Of `../mods/NAME` and `~/mods/NAME` what follows a placeholder.
     name = mod.name.rstrip("/").rpartition("..")[2].strip("~/")
-    folder = str(mod.folder or f"/path/to/{name}")
-    is_plain = re.fullmatch(r"[\w./-]+", folder, re.ASCII) is not None
-    return f"{{folder: {folder if is_plain else json.dumps(folder)}{network}}}"
+    named = {"run": mod.run} if mod.run else {"folder": str(mod.folder or f"/path/to/{name}")}
+    return named | ({"network": "true"} if mod.needs_network else {})
 
 
 def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:

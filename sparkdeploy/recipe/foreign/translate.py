@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +17,13 @@ from sparkdeploy.recipe.foreign.source_recipe import (
     read_source_recipe,
     tables,
 )
+from sparkdeploy.recipe.mods import mods_setting
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import names_a_secret, text_without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from sparkdeploy.recipe.document import Document, ValueOrigin
@@ -34,8 +33,6 @@ MAX_TITLE = 200
 V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
 """Keys of eugr's format; a recipe of his may leave out its version."""
 PULL_REQUEST = re.compile(r"--apply-vllm-prs?(?:[= ]+(\d+(?:,\d+)*))?")
-PLAIN_FOLDER = re.compile(r"mods/[\w./-]+")
-"""What YAML takes for a text without quotes."""
 OUR_ENGINE_KEYS = ("engine", "image")
 TRANSLATED = frozenset(
     {
@@ -101,17 +98,8 @@ def _refuse_pull_requests(source: SourceRecipe, assignments: Sequence[str]) -> N
         "requests are not fetched while an image is built",
         hint=f"save the patch as {first}/pr.patch, with a run.sh beside it that says "
         "`patch -p1 -d /usr/local/lib/python3.12/dist-packages < pr.patch`, and name it: "
-        f"{_mods_option([*own, *patches])}; or do without: {_mods_option(own)}",
+        f"{mods_setting([*own, *patches])}; or do without: {mods_setting(own)}",
     )
-
-
-def _mods_option(items: Sequence[Mapping[str, str]]) -> str:
-    flow = ", ".join(
-        f"{{{key}: {it if PLAIN_FOLDER.fullmatch(it) else json.dumps(it, ensure_ascii=False)}}}"
-        for item in items
-        for key, it in item.items()
-    )
-    return f"--set {shlex.quote(f'mods=[{flow}]') if items else 'mods=[]'}"
 
 
 def _other_server(source: SourceRecipe, key: str, name: str) -> RecipeError:

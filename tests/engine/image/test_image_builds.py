@@ -88,10 +88,13 @@ def test_foreign_images_stay(host: DockerHost, make_stage: MakeStage, settings: 
     reference = f"lab-image-foreign:{uuid.uuid4().hex[:12]}"
     empty = io.BytesIO()
     tarfile.open(fileobj=empty, mode="w").close()
-    foreign = host.import_rootfs(io.BytesIO(empty.getvalue()), reference=reference, changes=[])
+    repository, _, tag = reference.rpartition(":")
+    host._api.import_image_from_data(empty.getvalue(), repository=repository, tag=tag)
+    foreign = host.find_image(reference)
+    assert foreign is not None
     try:
         build(host, make_stage(IN_HALVES.replace("COPY network/ /network/\n", "")), settings)
-        host.remove_leftovers((foreign,))
+        host.remove_leftovers((foreign.image_id,))
         with pytest.raises(NodeError, match="was not made by sparkdeploy"):
             host.remove_image(reference)
         with pytest.raises(NodeError, match="was not made by sparkdeploy"):

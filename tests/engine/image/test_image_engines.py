@@ -116,7 +116,7 @@ def held(host: DockerHost) -> tuple[set[str], set[str]]:
 
 
 def import_base(host: DockerHost) -> Stage:
-    """Make a base as `make_debian_base` does, without Debian."""
+    """Make a base of a root file system's tar, without Debian."""
     stage = make_stage("engine", "# no Dockerfile makes it")
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -125,7 +125,8 @@ def import_base(host: DockerHost) -> Stage:
     archive.seek(0)
     changes = [f'LABEL "{name}"="{value}"' for name, value in stage.labels().items()]
     changes += ["ENV PATH=/bin", 'CMD ["/bin/sh"]']
-    host.import_rootfs(archive, reference=stage.tag, changes=changes)
+    repository, _, tag = stage.tag.rpartition(":")
+    host._api.import_image_from_data(archive, repository=repository, tag=tag, changes=changes)
     return stage
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import sparkdeploy
 from sparkdeploy import labels
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.image.stages import Additions, Stage, stages_of
+from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node.facts import architecture
 from sparkdeploy.recipe.image_pins import ImageContents, ImageLock, contents_adapter
 from sparkdeploy.recipe.load import Library, load_engine
@@ -121,7 +121,7 @@ def install(host: DockerHost, root: Path, port: int) -> StandInEngine:
         base_source="registry",
         architecture=architecture(),
         resources=resources(),
-        additions=Additions(top="guard"),
+        top="guard",
     ):
         _mark(host, stage)
     contents = ImageLock(root / "state").contents_path(image.image_id)

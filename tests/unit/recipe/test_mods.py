@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy.errors import BuildError, RecipeError
 from sparkdeploy.image import mods
 from sparkdeploy.image.mods import read_mod
-from sparkdeploy.image.stages import Additions, stages_of
+from sparkdeploy.image.stages import stages_of
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.recipe.mods import FoundMod
 from tests.unit.conftest import REPOSITORY
@@ -128,7 +128,7 @@ def stages(*made: mods.ModFiles) -> tuple[Stage, ...]:
         base_source="debian",
         architecture="aarch64",
         resources=REPOSITORY,
-        additions=Additions(made),
+        mods=made,
     )
 
 

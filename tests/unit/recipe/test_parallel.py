@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.cluster_sizes import nodes_needed, world_size
+from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.recipe.schema import Cluster
 
@@ -77,7 +77,6 @@ def test_the_nodes_hold_every_rank_and_none_is_half_used(
     except RecipeError:
         return
     world = cluster.tensor_parallel * cluster.pipeline_parallel * cluster.data_parallel
-    assert world_size(cluster) == world
     assert world <= nodes * gpus_per_node
     assert nodes == 1 or world == nodes * gpus_per_node
 
