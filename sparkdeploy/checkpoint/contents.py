@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkdeploy.checkpoint.architecture import config_sizes
+from sparkdeploy.checkpoint.durable import read_errors
 from sparkdeploy.checkpoint.repo_files import name_problem, printable, shown
 from sparkdeploy.checkpoint.safetensors import (
     TENSORS_LIMIT,
@@ -106,10 +107,8 @@ def read_tensors(
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it is; CheckpointError when it is no JSON object."""
     path = folder / CONFIG_FILE
-    try:
+    with read_errors(path):
         text = read_bytes(path, CONFIG_LIMIT_BYTES)
-    except OSError as error:
-        raise _unreadable(path, error) from error
     return parse_config(str(path), text)
 
 
@@ -124,16 +123,12 @@ def read_generation(folder: Path) -> dict[str, Any]:
 def read_index(folder: Path) -> dict[str, Any] | None:
     """The index of a folder, as `parse_index` checks it; None without one."""
     path = folder / INDEX_FILE
-    try:
-        return parse_index(str(path), read_bytes(path, INDEX_LIMIT_BYTES))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be read: {error.strerror or error}")
+    with read_errors(path):
+        try:
+            text = read_bytes(path, INDEX_LIMIT_BYTES)
+        except FileNotFoundError:
+            return None
+    return parse_index(str(path), text)
 
 
 def parse_config(name: str, text: bytes) -> dict[str, Any]:

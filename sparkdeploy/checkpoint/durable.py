@@ -201,12 +201,23 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def content_hash(path: Path, *, is_git: bool = False) -> str:
-    """A file's sha256 in hex, or what git and a hub call a small one; OSError for no file."""
-    with open_regular(path) as file:
+    """A file's sha256 in hex, or what git and a hub call a small one."""
+    with read_errors(path), open_regular(path) as file:
         if not is_git:
             return hashlib.file_digest(file, "sha256").hexdigest()
         blob = git_blob_hash(os.fstat(file.fileno()).st_size)
         return hashlib.file_digest(file, lambda: blob).hexdigest()
+
+
+@contextlib.contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn what reading a file raises into a CheckpointError about it."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{printable(path)} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from sparkdeploy.checkpoint.durable import staged_file
+from sparkdeploy.checkpoint.durable import read_errors, staged_file
 from sparkdeploy.checkpoint.repo_files import printable, shown
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
@@ -78,15 +78,11 @@ def read_at(file: BinaryIO, begin: int, size_bytes: int) -> bytes:
 
 def read_header(path: Path) -> Header:
     """Read a header, not the data; CheckpointError unless tensors fill that without any hole."""
-    try:
-        with open_regular(path) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            return header_from(
-                str(path), size_bytes, lambda begin, end: read_at(file, begin, end - begin)
-            )
-    except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"{printable(path)}: cannot be read: {reason}") from error
+    with read_errors(path), open_regular(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        return header_from(
+            str(path), size_bytes, lambda begin, end: read_at(file, begin, end - begin)
+        )
 
 
 def header_from(name: str, file_size_bytes: int, read: Callable[[int, int], bytes]) -> Header:

@@ -177,7 +177,8 @@ def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress)
     total_bytes, done_bytes, wrong = sum((folder / name).stat().st_size for name in names), 0, []
     for name in hashed:
         done_bytes += (folder / name).stat().st_size
-        if _hash_like(folder / name, hashes[name]) != hashes[name]:
+        is_git = len(hashes[name]) == 40
+        if content_hash(folder / name, is_git=is_git) != hashes[name]:
             wrong.append(name)
         on_progress(done_bytes, total_bytes)
     lost = [name for name in hashes if not (folder / name).exists()]
@@ -200,16 +201,6 @@ def _blob_name(path: Path) -> str | None:
         if path.parent.name == BLOBS and _BLOB.fullmatch(path.name):
             return path.name
     return None
-
-
-def _hash_like(path: Path, stated: str) -> str:
-    """A file's hash of the kind that `stated` is; CheckpointError when it cannot be read."""
-    try:
-        return content_hash(path, is_git=len(stated) == 40)
-    except OSError as error:
-        raise CheckpointError(
-            f"{printable(path)} cannot be read: {error.strerror or error}"
-        ) from error
 
 
 def _changed(folder: Path, wrong: list[str], lost: list[str]) -> CheckpointError:
