@@ -103,9 +103,11 @@ class Hub:
         self.sleep(min(wait_s, LONGEST_WAIT_S))
 
 
-def download_failed(repo: str, what: str, error: Exception) -> CheckpointError:
+def download_failed(
+    repo: str, what: str, error: Exception, hint: str = KEPT_HINT
+) -> CheckpointError:
     return CheckpointError(
-        f"{repo}: download of {what} failed: {printable(first_line(error))}", hint=KEPT_HINT
+        f"{repo}: download of {what} failed: {printable(first_line(error))}", hint=hint
     )
 
 

@@ -21,7 +21,7 @@ from sparkdeploy.checkpoint.hub import (
     Hub,
     RetryError,
     authorization,
-    first_line,
+    download_failed,
     is_followed,
     is_same_host,
 )
@@ -155,20 +155,15 @@ def library_errors(hub: Hub, repo: str, what: str) -> Iterator[None]:
         raise CheckpointError(f"{repo}: {error.message}", hint=error.hint) from error
     except HfHubHTTPError as error:
         hub.check_status(repo, error.response.status_code, error.response.headers, what)
-        raise _failed(repo, what, f"HTTP {error.response.status_code}") from error
+        status = RetryError(f"HTTP {error.response.status_code}")
+        raise download_failed(repo, shown(what), status, OTHERS_HINT) from error
     except httpx2.TransportError as error:
         raise RetryError(str(error) or type(error).__name__) from error
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # Of this disk.
             raise
-        raise _failed(repo, what, first_line(error)) from error
-
-
-def _failed(repo: str, what: str, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{repo}: download of {shown(what)} failed: {printable(reason)}", hint=OTHERS_HINT
-    )
+        raise download_failed(repo, shown(what), error, OTHERS_HINT) from error
 
 
 def _listing(repo: str, revision: str, described: ModelInfo) -> RepoFacts:

@@ -76,7 +76,7 @@ def readable() -> Iterator[None]:
     except PermissionError as error:
         path = str(error.filename or ".")
         raise NodeError(
-            f"{printable(str(error.filename or error))} cannot be read by this user",
+            f"{printable(error.filename or error)} cannot be read by this user",
             hint="run this as the owner of the model's files, or make them readable: "
             f"chmod -R a+rX {shlex.quote(path)}",
         ) from error
