@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import grp
 import os
-import shlex
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -24,7 +21,7 @@ from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.base import missing_packages
 from sparkdeploy.node import facts
 from sparkdeploy.node.facts import THIS_MACHINE
-from sparkdeploy.node.shared_files import ROOT_UID, user_name
+from sparkdeploy.node.shared_files import ROOT_UID
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
 
@@ -150,16 +147,6 @@ def check_gpu(gpu: GpuReading) -> Finding:
     return warn(check, seen, machine.REVIVE_DRIVER)
 
 
-def check_refused(uid: int, *, is_member: bool) -> Finding:
-    """Return why a user may not ask the engine: the login may be older than the group's list."""
-    if is_member:
-        seen = "the group docker has this user only from the next login on"
-        return fail("docker.engine", seen, "log out and in again, or here: newgrp docker")
-    user = user_name(uid)
-    join = f"sudo usermod -aG docker {shlex.quote(user)}    # then log out and in again"
-    return fail("docker.engine", f"{user} may not use the Docker Engine without sudo", join)
-
-
 def missing_engine(system: System, *, is_installed: bool) -> Need:
     check = "docker.engine"
     if is_installed:
@@ -256,18 +243,10 @@ def _engine(settings: Settings, system: System) -> tuple[Need, EngineInfo | None
             info = host.info()
             return Need(docker.check_engine(info, "", None)), info
     except NodeError as error:
-        if isinstance(error.__cause__, PermissionError):
-            return Need(check_refused(os.geteuid(), is_member=_is_member())), None
-        if not (settings.docker_host or "unix://").startswith("unix://"):
+        is_local = (settings.docker_host or "unix://").startswith("unix://")
+        if not is_local or isinstance(error.__cause__, PermissionError):
             return Need(docker.check_engine(None, error.message, error.hint)), None
         return missing_engine(system, is_installed=_has_program("dockerd")), None
-
-
-def _is_member() -> bool:
-    with contextlib.suppress(KeyError):
-        group = grp.getgrnam("docker")
-        return facts.own_name() in group.gr_mem and group.gr_gid not in os.getgroups()
-    return False
 
 
 def _registry_answers(settings: Settings) -> bool:

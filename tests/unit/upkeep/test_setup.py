@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checks.finding import Verdict, fail
-from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import GpuFact, GpuReading
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep import setup
@@ -39,13 +39,6 @@ def test_a_stopped_engine_is_started_as_the_machine_starts_services() -> None:
     bare = setup.missing_engine(System(has_systemd=False), is_installed=True)
     assert (bare.finding.fix or "").startswith("sudo sh -c 'setsid dockerd ")
     assert bare.is_fixable
-
-
-@pytest.mark.parametrize(
-    ("is_member", "words"), [(False, "sudo usermod -aG docker "), (True, "newgrp docker")]
-)
-def test_a_user_outside_the_group_is_told_how_to_join(is_member: bool, words: str) -> None:
-    assert words in (setup.check_refused(1000, is_member=is_member).fix or "")
 
 
 def test_a_gpu_that_does_not_answer_is_a_warning_and_none_is_well() -> None:
@@ -109,6 +102,18 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(
         {"SPARKDEPLOY_LOCK_DIR": str(tmp_path / "lock"), "DOCKER_HOST": f"unix://{tmp_path}/none"}
     )
+
+
+def test_a_user_whom_docker_refuses_gets_the_connections_own_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(_settings: Settings) -> None:
+        raise NodeError("it may not be used", hint="join the group") from PermissionError()
+
+    monkeypatch.setattr(setup, "connect", refuse)
+    need, info = setup._engine(settings(tmp_path), System())
+    assert (need.finding.verdict, need.finding.fix, info) == (Verdict.FAIL, "join the group", None)
+    assert not need.is_fixable, "root cannot log in again for anybody"
 
 
 def test_packages_are_installed_once_after_an_update(stubs: Path, tmp_path: Path) -> None:
