@@ -223,7 +223,9 @@ def _target(name: TargetName, url: str, settings: Settings) -> NeededHost:
     scheme = urlsplit(url).scheme
     proxies = {key.lower(): value for key, value in settings.build.proxies.items()}
     proxy = proxies.get(f"{scheme}_proxy")
-    if proxy and _is_bypassed(urlsplit(url).hostname or "", proxies.get("no_proxy", "")):
+    host, bypassed = urlsplit(url).hostname or "", proxies.get("no_proxy", "").split(",")
+    names = [item.strip().lstrip(".") for item in bypassed if item.strip()]
+    if any(it in {"*", host} or host.endswith(f".{it}") for it in names):
         proxy = None
     # curl and requests take a proxy without a scheme for an http one.
     parts = urlsplit(url if not proxy else proxy if "://" in proxy else f"http://{proxy}")
@@ -232,8 +234,3 @@ def _target(name: TargetName, url: str, settings: Settings) -> NeededHost:
     with contextlib.suppress(ValueError):
         port = parts.port or port
     return NeededHost(name, parts.hostname or "", port, is_proxy=proxy is not None)
-
-
-def _is_bypassed(host: str, no_proxy: str) -> bool:
-    names = [item.strip().lstrip(".") for item in no_proxy.split(",") if item.strip()]
-    return any(name in {"*", host} or host.endswith(f".{name}") for name in names)

@@ -242,25 +242,21 @@ class _Compressed:
 
     def chunks(self, step: Step, total_bytes: int) -> Iterator[bytes]:
         packer = zlib.compressobj(FASTEST, zlib.DEFLATED, GZIP)
-        for chunk in self._read():
-            self.read_bytes += len(chunk)
-            packed = packer.compress(chunk)
-            self.sent_bytes += len(packed)
-            if self.read_bytes * 100 > total_bytes:
-                # The engine packs for a while before the archive flows: no rate is known yet.
-                step.progress(self.read_bytes, max(total_bytes, self.read_bytes))
-            if packed:
-                yield packed
-        rest = packer.flush()
-        self.sent_bytes += len(rest)
-        yield rest
-
-    def _read(self) -> Iterator[bytes]:
         try:
-            yield from self._archive
+            for chunk in self._archive:
+                self.read_bytes += len(chunk)
+                if self.read_bytes * 100 > total_bytes:
+                    # The engine packs for a while before the archive flows: no rate is known yet.
+                    step.progress(self.read_bytes, max(total_bytes, self.read_bytes))
+                if packed := packer.compress(chunk):
+                    self.sent_bytes += len(packed)
+                    yield packed
         except NodeError as error:
             self.failure = error
             raise
+        rest = packer.flush()
+        self.sent_bytes += len(rest)
+        yield rest
 
 
 def _explained(error: NodeError, worker: Node, image: ImageFact, read_bytes: int) -> NodeError:

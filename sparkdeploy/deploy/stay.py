@@ -35,12 +35,6 @@ CONNECT_EVERY_S = 10.0
 RankFact: TypeAlias = tuple[Node, ContainerFact]
 
 
-class NoMemoryLeftError(UnhealthyError):
-    """The memory guard ended it: whoever starts it again at once fills the machine again."""
-
-    exit_code = EXIT_MEMORY_FLOOR
-
-
 def notify_systemd(state: str) -> None:
     """Send one word of sd_notify(3); nothing where nobody asked for it."""
     address = os.environ.get(NOTIFY, "")
@@ -82,8 +76,8 @@ def stay_with(
     """Tell systemd, where it asks, that it serves; return when it was stopped or removed.
 
     Whoever replaces it, changes it or starts it again decides what becomes of it: that is watched
-    on. When a rank has died the others are stopped, and UnhealthyError says what it died of,
-    NoMemoryLeftError where the memory guard did it. A network that is cut ends nothing.
+    on. When a rank has died the others are stopped, and UnhealthyError says what it died of.
+    A network that is cut ends nothing.
     """
     notify_systemd("READY=1")
     settings = load_settings()
@@ -145,9 +139,10 @@ def _ranks_of(nodes: Nodes, head: ContainerFact) -> tuple[list[RankFact], NodeEr
 
 
 def _death_of(node: Node, fact: ContainerFact) -> UnhealthyError:
-    error: UnhealthyError = death(node.docker, fact.container_id, fact)
+    error = death(node.docker, fact.container_id, fact)
     if fact.exit_code == EXIT_MEMORY_FLOOR:
-        error = NoMemoryLeftError(error.message, hint=error.hint, detail=error.detail)
+        # Whoever starts it again at once fills the machine again: units know the code.
+        error.exit_code = EXIT_MEMORY_FLOOR
     if fact.nodes:
         error.message = f"{node.name}: {error.message}"
     return error

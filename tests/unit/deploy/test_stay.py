@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sparkdeploy.deploy import lifecycle
-from sparkdeploy.deploy.stay import Ends, NoMemoryLeftError, notify_systemd, stay_with
+from sparkdeploy.deploy.stay import Ends, notify_systemd, stay_with
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, watching
 from sparkdeploy.settings import load_settings
@@ -84,7 +84,7 @@ def test_any_part_that_dies_ends_them_all_and_the_next_up_starts_all(lab: Lab) -
 
 
 def test_after_a_trip_of_the_memory_guard_nothing_starts_it_again(lab: Lab) -> None:
-    with pytest.raises(NoMemoryLeftError) as caught:
+    with pytest.raises(UnhealthyError) as caught:
         stays(lambda: lab.engines[0].dies(part(lab, 0), 86))
     assert caught.value.exit_code == 86
 
