@@ -58,7 +58,7 @@ class Started:
 @contextlib.contextmanager
 def _connected(verb: str, name: str, *, drop_page_cache: bool = False) -> Iterator[Launch]:
     settings = load_settings()
-    with connect_nodes(settings, name) as nodes, console.steps():
+    with connect_nodes(settings, name) as nodes:
         yield Launch(nodes, name, settings, f"{verb} {name}", drop_page_cache)
 
 
@@ -98,7 +98,7 @@ def start(name: str, *, drop_page_cache: bool = False) -> Started:
     Memory is looked at first, and what their engine chose is compared with what was planned; where
     that fails they are stopped again. Interrupted, they go on starting.
     """
-    with _connected("start", name, drop_page_cache=drop_page_cache) as launch:
+    with _connected("start", name, drop_page_cache=drop_page_cache) as launch, console.steps():
         try:
             return _start(launch)
         except KeyboardInterrupt:
@@ -125,7 +125,7 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
     take the place of the current ones, which are kept in turn. After a NodeError or an
     UnhealthyError the current ones are there again, on every node.
     """
-    with _connected("rollback", name, drop_page_cache=drop_page_cache) as launch:
+    with _connected("rollback", name, drop_page_cache=drop_page_cache) as launch, console.steps():
         try:
             with launch.lock():
                 found = launch.find_here()
