@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.load.record import Quantiles
 from sparkdeploy.bench.record import (
     METRICS,
@@ -23,7 +24,7 @@ from sparkdeploy.bench.record import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkdeploy.bench.answers import CountedAnswer, Exchange
+    from sparkdeploy.bench.answers import Exchange
     from sparkdeploy.bench.suites import Condition
 
 WARM_UP = 0
@@ -50,16 +51,10 @@ class Measured:
 
 
 def measure(
-    exchange: Exchange,
-    answer: CountedAnswer,
-    *,
-    prompt: str,
-    number: int,
-    stream: int,
-    began_s: float,
+    exchange: Exchange, *, prompt: str, number: int, stream: int, began_s: float
 ) -> Measured:
     """Return one request's figures; `number` is the round's, `began_s` when the suite began."""
-    sent_s = exchange.sent_s
+    answer, sent_s = read_answer(exchange), exchange.sent_s
     sample = RequestSample(
         round=number,
         stream=stream,

@@ -177,7 +177,6 @@ class Measurement:
         measured = [
             measure(
                 exchange,
-                read_answer(exchange),
                 prompt=turn.condition.prompt,
                 number=turn.round,
                 stream=stream,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -26,17 +26,42 @@ _GZIP_OR_ZLIB = 47
 """zlib's window bits for either kind of head."""
 
 
-@dataclass(slots=True)
 class Response:
-    status: int | None = None
-    body: list[Arrival] = field(default_factory=list)
-    """Decompressed where the server compressed it although it was asked not to."""
-    is_whole: bool = False
-    problem: str = ""
+    """An answer, taken apart piece by piece."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.body: list[Arrival] = []
+        """Decompressed where the server compressed it although it was asked not to."""
+        self.is_whole = False
+        self.problem = ""
+        self._inflate: Any = None
+        self._connection = h11.Connection(h11.CLIENT)
+        request = h11.Request(method="POST", target="/", headers=[("Host", "server")])
+        self._connection.send(request)
+        self._connection.send(h11.EndOfMessage())
 
     @property
     def text(self) -> bytes:
         return b"".join(part.data for part in self.body)
+
+    def take(self, data: bytes, at_s: float) -> None:
+        self._connection.receive_data(data)
+        while True:
+            event = self._connection.next_event()
+            if isinstance(event, h11.Response):
+                self.status = event.status_code
+                if dict(event.headers).get(b"content-encoding", b"") in {b"gzip", b"deflate"}:
+                    self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
+            elif isinstance(event, h11.Data):
+                part = bytes(event.data)
+                if self._inflate is not None:
+                    part = self._inflate.decompress(part)
+                self.body.append(Arrival(at_s, part))
+            elif isinstance(event, h11.EndOfMessage):
+                self.is_whole = True
+            elif not isinstance(event, h11.InformationalResponse):
+                return
 
 
 @dataclass(slots=True)
@@ -80,13 +105,12 @@ def request_bytes(*, host: str, path: str, headers: Mapping[str, str], body: byt
 def read_response(pieces: Sequence[Arrival], *, is_closed: bool) -> Response:
     """Take a response apart; each part of its body keeps the moment at which it came."""
     response = Response()
-    reader = _Reader(response)
     try:
         # To h11 no bytes mean that the connection has ended.
         for piece in filter(lambda piece: piece.data, pieces):
-            reader.take(piece.data, piece.at_s)
+            response.take(piece.data, piece.at_s)
         if is_closed and not response.is_whole:
-            reader.take(b"", pieces[-1].at_s if pieces else 0.0)
+            response.take(b"", pieces[-1].at_s if pieces else 0.0)
     except (h11.RemoteProtocolError, zlib.error) as error:
         response.problem = str(error)
     return response
@@ -100,34 +124,6 @@ def has_ended(pieces: Sequence[Arrival]) -> bool:
 
 def _says_done(response: Response) -> bool:
     return response.status == OK and _DONE_LINE.search(response.text) is not None
-
-
-class _Reader:
-    def __init__(self, response: Response) -> None:
-        self._response = response
-        self._inflate: Any = None
-        self._connection = h11.Connection(h11.CLIENT)
-        request = h11.Request(method="POST", target="/", headers=[("Host", "server")])
-        self._connection.send(request)
-        self._connection.send(h11.EndOfMessage())
-
-    def take(self, data: bytes, at_s: float) -> None:
-        self._connection.receive_data(data)
-        while True:
-            event = self._connection.next_event()
-            if isinstance(event, h11.Response):
-                self._response.status = event.status_code
-                if dict(event.headers).get(b"content-encoding", b"") in {b"gzip", b"deflate"}:
-                    self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
-            elif isinstance(event, h11.Data):
-                part = bytes(event.data)
-                if self._inflate is not None:
-                    part = self._inflate.decompress(part)
-                self._response.body.append(Arrival(at_s, part))
-            elif isinstance(event, h11.EndOfMessage):
-                self._response.is_whole = True
-            elif not isinstance(event, h11.InformationalResponse):
-                return
 
 
 def is_refused(seen: Exchange) -> bool:

@@ -84,7 +84,7 @@ def _from_anywhere(recipes: list[str] | None, settings: Settings) -> tuple[str, 
 
 
 def _tell(campaign: Campaign, *, as_json: bool) -> None:
-    from sparkdeploy.bench.campaign.bundle import read_bundle
+    from sparkdeploy.bench.campaign.folder import read_bundle
     from sparkdeploy.bench.campaign.report import failed_steps, step_lines
 
     bundle = read_bundle(campaign.bundle)

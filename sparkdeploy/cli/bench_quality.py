@@ -69,8 +69,8 @@ def quality(
     the other.
     """
     from sparkdeploy.bench.endpoint import Access
+    from sparkdeploy.bench.quality.capture import capture_of
     from sparkdeploy.bench.quality.comparison import Thresholds
-    from sparkdeploy.bench.quality.run import capture_of
 
     settings, access = current_settings(), Access(key_file, model, ca_file)
     ask = partial(capture_of, count=texts, tokens=tokens, settings=settings, access=access)
@@ -104,8 +104,7 @@ def needle(
 ) -> None:
     """Hide a sentence in long texts; does the model find it?"""
     from sparkdeploy.bench.endpoint import Access
-    from sparkdeploy.bench.quality.needle import needle_lines
-    from sparkdeploy.bench.quality.run import search_needles
+    from sparkdeploy.bench.quality.needle import needle_lines, search_needles
     from sparkdeploy.bench.suites import parse_counts
 
     side, access = one_side(name, url, "bench needle"), Access(key_file, model, ca_file)
@@ -127,8 +126,7 @@ def tools(
 ) -> None:
     """See whether tool calls come out of the parser as calls."""
     from sparkdeploy.bench.endpoint import Access
-    from sparkdeploy.bench.quality.run import try_tools
-    from sparkdeploy.bench.quality.tool_calls import tool_lines
+    from sparkdeploy.bench.quality.tool_calls import tool_lines, try_tools
 
     results = try_tools(
         one_side(name, url, "bench tools"), current_settings(), Access(key_file, model, ca_file)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import requests
 
-from sparkdeploy.bench.answers import Arrival, Exchange, read_answer
+from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.figures import measure
 from sparkdeploy.bench.suites import filler
 from sparkdeploy.bench.tools import LLAMA_BENCHY, Load, read_llama_benchy, tool_options
@@ -112,10 +112,7 @@ def main() -> None:
             )
         theirs = read_llama_benchy((folder / "report.json").read_text(), command=())
     last = proxy.exchanges[-options.runs :]
-    samples = [
-        measure(item, read_answer(item), prompt="x", number=1, stream=0, began_s=0.0).sample
-        for item in last
-    ]
+    samples = [measure(item, prompt="x", number=1, stream=0, began_s=0.0).sample for item in last]
     ours = statistics.fmean(item.decode_tok_s or 0.0 for item in samples)
     said = theirs.figures["decode_tok_s"]
     print(f"llama-benchy {theirs.version}: {said:.3f} tok/s over {options.runs} runs")

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
-from sparkdeploy.bench.campaign.bundle import (
+from sparkdeploy.bench.campaign.folder import (
     FAILED,
     NOT_RUN,
+    STOPPED,
     CampaignBundle,
     SharedRecipe,
     SharedStep,
+    StepKind,
     bundle_text,
     shareable,
 )
-from sparkdeploy.bench.campaign.folder import STOPPED, StepKind
 from sparkdeploy.bench.campaign.privacy import private_of
 from sparkdeploy.bench.campaign.steps import merged
 from sparkdeploy.bench.files import write_whole

@@ -11,13 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.before import FILE, note_before, put_back, restored
-from sparkdeploy.bench.campaign.bundle import DONE, FAILED, SKIPPED, SharedStep
 from sparkdeploy.bench.campaign.folder import (
+    DONE,
+    FAILED,
     HAS_SERVED,
     SERVED,
+    SKIPPED,
     STOPPED,
     Campaign,
     CampaignPlan,
+    SharedStep,
     StepKind,
     campaigns_below,
     unfinished,

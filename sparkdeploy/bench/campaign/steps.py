@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.campaign.bundle import MAX_TEXT
-from sparkdeploy.bench.campaign.folder import SUITES, PlannedRecipe, StepKind
+from sparkdeploy.bench.campaign.folder import MAX_TEXT, SUITES, PlannedRecipe, StepKind
 from sparkdeploy.bench.endpoint import Access, reach_deployment
 from sparkdeploy.bench.files import read_record, write_record
 from sparkdeploy.bench.load.plan import (
@@ -17,10 +16,9 @@ from sparkdeploy.bench.load.plan import (
     parse_limits,
     shipped_mix,
 )
-from sparkdeploy.bench.quality.capture import write_capture
-from sparkdeploy.bench.quality.needle import NeedleResult
-from sparkdeploy.bench.quality.run import capture_of, search_needles, try_tools
-from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.quality.capture import capture_of, write_capture
+from sparkdeploy.bench.quality.needle import NeedleResult, search_needles
+from sparkdeploy.bench.quality.tool_calls import CaseResult, try_tools
 from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, run_store
 from sparkdeploy.bench.suites import SuiteName
 from sparkdeploy.bench.tables import sustained_text

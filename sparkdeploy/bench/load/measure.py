@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.figures import WARM_UP, latency, measure
 from sparkdeploy.bench.load.plan import salts
 from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
@@ -173,7 +172,6 @@ class LoadMeasurement:
             for turn, (prompt, exchange) in enumerate(zip(chain, exchanges, strict=False)):
                 item = measure(
                     exchange,
-                    read_answer(exchange),
                     prompt=prompt.name,
                     number=STEADY if schedule.is_steady(index) else WARM_UP,
                     stream=index,

@@ -4,13 +4,19 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sparkdeploy import __version__
+from sparkdeploy.bench.endpoint import Access, reach
 from sparkdeploy.bench.files import adapter_of, read_versioned, shipped, write_whole
+from sparkdeploy.bench.record import RecipeOrigin
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.settings import Settings
+from sparkdeploy.terminal.console import console
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
@@ -92,6 +98,13 @@ class Capture:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+def served_of(recipe: RecipeOrigin | None, *, url: str, model: str) -> CaptureOrigin:
+    """Return what says that a capture and a run are of the same server: a recipe, or a place."""
+    if recipe is not None:
+        return CaptureOrigin(recipe.name, f"{recipe.name} {recipe.fingerprint}")
+    return CaptureOrigin(model, hashlib.sha256(f"{url} {model}".encode()).hexdigest())
+
+
 def write_capture(capture: Capture, path: Path) -> None:
     write_whole(adapter_of(Capture).dump_json(capture).decode() + "\n", path)
 
@@ -118,6 +131,34 @@ def take_texts(
         on_progress(len(texts), len(asked))
         texts.append(_ask(model, name, text, tokens))
     return tuple(texts)
+
+
+def capture_of(
+    side: str, *, count: int, tokens: int, settings: Settings, access: Access
+) -> Capture:
+    """Return what a side says: a saved capture is read, a deployment or an address is asked."""
+    # A deployment's name has neither a slash nor this ending.
+    if "://" not in side and (side.endswith(".json") or "/" in side):
+        saved = read_capture(Path(side))
+        return replace(saved, label=f"{Path(side).stem} ({saved.label})")
+    found = reach(side, settings, access)
+    with found.opened() as model, console.step(f"quality of {found.label}") as step:
+        texts = take_texts(
+            model,
+            first_texts(count),
+            tokens=tokens,
+            on_progress=lambda done, total: step.say(f"text {done + 1} of {total}"),
+        )
+        return Capture(
+            label=found.label,
+            model=model.name,
+            taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            sparkdeploy=__version__,
+            top_count=TOP_COUNT,
+            max_tokens=tokens,
+            texts=texts,
+            served=served_of(found.origin.recipe, url=model.base_url, model=model.name),
+        )
 
 
 def _ask(model: ServedModel, name: str, text: str, tokens: int) -> TextCapture:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparkdeploy.bench.files import json_text, read_versioned, write_private_json
-from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin
-from sparkdeploy.bench.record import Estimate, RecipeOrigin, Run
+from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin, served_of
+from sparkdeploy.bench.record import Estimate, Run
 from sparkdeploy.errors import BenchError
 
 LEAST_REST = 1e-9
@@ -323,13 +323,6 @@ class QualityResult:
     limits: Mapping[str, float] = field(default_factory=dict)
     kind: str = KIND
     schema: int = SCHEMA_VERSION
-
-
-def served_of(recipe: RecipeOrigin | None, *, url: str, model: str) -> CaptureOrigin:
-    """Return what says that a capture and a run are of the same server: a recipe, or a place."""
-    if recipe is not None:
-        return CaptureOrigin(recipe.name, f"{recipe.name} {recipe.fingerprint}")
-    return CaptureOrigin(model, hashlib.sha256(f"{url} {model}".encode()).hexdigest())
 
 
 def served_by(run: Run) -> CaptureOrigin:

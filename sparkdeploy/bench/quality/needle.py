@@ -12,13 +12,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy.bench.endpoint import reach
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.server.pooling import CHAT
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from sparkdeploy.bench.endpoint import Access
     from sparkdeploy.server.client import Completion, ServedModel
+    from sparkdeploy.settings import Settings
 
 DEPTHS = (0.1, 0.5, 0.9)
 MAX_TOKENS = 64
@@ -82,6 +86,15 @@ def search(
 def fitting(lengths: Sequence[int], max_model_len: int | None) -> tuple[int, ...]:
     """Return the lengths a model takes; of those beyond it, its own limit stands for all."""
     return tuple(sorted({min(length, max_model_len or length) for length in lengths}))
+
+
+def search_needles(
+    side: str, lengths: Sequence[int], settings: Settings, access: Access
+) -> tuple[NeedleResult, ...]:
+    found = reach(side, settings, access)
+    with found.opened() as model, console.step(f"needles in {found.label}") as step:
+        fits = fitting(lengths, found.max_model_len)
+        return tuple(search(model, fits, on_progress=step.say))
 
 
 def needle_lines(found: Sequence[NeedleResult]) -> Iterator[str]:

@@ -10,12 +10,16 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.bench.endpoint import reach
 from sparkdeploy.bench.files import shipped
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from sparkdeploy.bench.endpoint import Access
     from sparkdeploy.server.client import ServedModel
+    from sparkdeploy.settings import Settings
 
 MAX_TOKENS = 1024
 MARKUP = ("<tool_call", "<function=", "</function>", "<|tool", "[TOOL_CALLS]", "<invoke")
@@ -65,6 +69,12 @@ def run_cases(
         )
         message = answer["choices"][0].get("message") or {}
         yield judge(case, message)
+
+
+def try_tools(side: str, settings: Settings, access: Access) -> tuple[CaseResult, ...]:
+    found = reach(side, settings, access)
+    with found.opened() as model, console.step(f"tool calls of {found.label}") as step:
+        return tuple(run_cases(model, on_progress=step.say))
 
 
 def judge(case: Case, message: Mapping[str, Any]) -> CaseResult:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.bench.campaign.bundle import DONE, read_bundle
+from sparkdeploy.bench.campaign.folder import DONE, read_bundle
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.settings import load_settings
@@ -23,7 +23,7 @@ from tests.unit.conftest import REPOSITORY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.bench.campaign.bundle import CampaignBundle
+    from sparkdeploy.bench.campaign.folder import CampaignBundle
     from tests.fakes.vllm_server import TalkingEngine
 
 pytestmark = pytest.mark.outside

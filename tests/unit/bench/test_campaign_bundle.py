@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.campaign.bundle import (
+from sparkdeploy.bench.campaign.folder import (
+    Campaign,
     CampaignBundle,
+    CampaignPlan,
+    PlannedRecipe,
     SharedRecipe,
     SharedStep,
+    StepKind,
     bundle_text,
     read_bundle,
     shareable,
 )
-from sparkdeploy.bench.campaign.folder import Campaign, CampaignPlan, PlannedRecipe, StepKind
 from sparkdeploy.bench.campaign.privacy import Private, private_of
 from sparkdeploy.bench.campaign.report import campaign_page
 from sparkdeploy.bench.files import adapter_of

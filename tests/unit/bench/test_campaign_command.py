@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.bench.campaign import run as stage
-from sparkdeploy.bench.campaign.bundle import CampaignBundle, read_bundle
-from sparkdeploy.bench.campaign.folder import StepKind, campaigns_below
+from sparkdeploy.bench.campaign.folder import CampaignBundle, StepKind, campaigns_below, read_bundle
 from sparkdeploy.errors import NodeError, UnhealthyError
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ def take(actions: Sequence[Action], streams: int) -> list[Measured]:
     with scripted(actions) as (server, clock), Streams(server.url, clock=clock) as client:
         exchanges = client.round([{"stream": index} for index in range(streams)])
     return [
-        measure(exchange, read_answer(exchange), prompt="x", number=1, stream=index, began_s=0.0)
+        measure(exchange, prompt="x", number=1, stream=index, began_s=0.0)
         for index, exchange in enumerate(exchanges)
     ]
 
