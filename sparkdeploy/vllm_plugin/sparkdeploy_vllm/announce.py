@@ -1,6 +1,7 @@
 """The plugin's logger, below vLLM's own name, so that its handlers, level and format apply."""
 
 from functools import cache
+from typing import Any
 
 from vllm.logger import init_logger
 
@@ -17,3 +18,10 @@ announce_once = cache(announce)
 @cache
 def warn_once(line: str) -> None:
     logger.warning("%s", line)
+
+
+def announce_choice(choice: Any) -> None:
+    """Say which tiles run, and why tuned ones do not, each once."""
+    if choice.ignored:
+        warn_once(f"sparkdeploy: {choice.ignored}")
+    announce_once(choice.line)

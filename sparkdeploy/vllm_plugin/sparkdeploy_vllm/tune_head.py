@@ -38,12 +38,10 @@ FAILURES = (RuntimeError, OSError, ValueError, ImportError)
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    try:
-        searches = list(_searches(options))
-    except FAILURES as error:
-        return _failed(error)
+    found: list[Callable[[], None]] = []
+    code = _exit_code(lambda: found.extend([*_searches(options)]))
     # One that fails keeps no other from being done.
-    return max(_exit_code(search) for search in searches)
+    return max([code, *map(_exit_code, found)])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,14 +82,10 @@ def _exit_code(search: Callable[[], None]) -> int:
     try:
         search()
     except FAILURES as error:
-        return _failed(error)
+        where = "; run this inside the image" if isinstance(error, ImportError) else ""
+        sys.stderr.write(f"tune_head: {error}{where}; nothing was written for this shape\n")
+        return 1
     return 0
-
-
-def _failed(error: Exception) -> int:
-    where = "; run this inside the image" if isinstance(error, ImportError) else ""
-    sys.stderr.write(f"tune_head: {error}{where}; nothing was written for this shape\n")
-    return 1
 
 
 def _tune_head(shape: HeadShape, options: argparse.Namespace) -> None:

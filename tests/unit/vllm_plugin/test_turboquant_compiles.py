@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sparkdeploy_vllm.turboquant.format import BITS, slot_format
-from sparkdeploy_vllm.turboquant.tiles import SHIPPED, fitting
+from sparkdeploy_vllm.turboquant.tiles import SHIPPED, shipped_tile
 
 pytestmark = pytest.mark.outside
 
@@ -30,11 +30,10 @@ def launcher() -> Any:
 @pytest.mark.parametrize("cache_dtype", BITS)
 @pytest.mark.parametrize("major", SHIPPED)
 def test_the_source_compiles_for_every_format(launcher: Any, cache_dtype: str, major: int) -> None:
-    shipped = SHIPPED[major]
     for (heads, kv_heads, head_dim, page), tokens in product(SHAPES, (1, 4)):
         slot = slot_format(cache_dtype, head_dim)
         rows = min(16, tokens * heads // kv_heads)
-        tile = fitting(shipped.tiles, shipped.shared_bytes, slot, kv_heads, rows)
+        tile = shipped_tile(major, slot, kv_heads, rows)
         assert tile is not None
         sizes = launcher.Sizes(
             head_dim=head_dim, key_bits=slot.key_bits, value_bits=slot.value_bits,

@@ -17,11 +17,7 @@ from vllm.v1.attention.backends import turboquant_attn
 
 from sparkdeploy_vllm.turboquant.backend import SparkTurboQuantBackend, refuse_what_is_ignored
 from sparkdeploy_vllm.turboquant.format import FP8_BITS, slot_format
-from sparkdeploy_vllm.turboquant.reference import (
-    attend,
-    attend_slots,
-    pack_slots,
-)
+from sparkdeploy_vllm.turboquant.reference import attend, attend_slots, pack_slots
 
 HEAD_DIMS = frozenset({64, 128, 256})
 """Those for which the slots are held against a reference."""
@@ -58,39 +54,17 @@ class CpuTurboQuantBuilder(AttentionMetadataBuilder[CpuTurboQuantMetadata]):
 class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
     """A layer's attention. ValueError for what TurboQuant ignores, and for other head sizes."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - vLLM's own arguments
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        *further: Any,
-        **named: Any,
-    ) -> None:
-        refuse_what_is_ignored(
-            num_heads,
-            head_size,
-            scale,
-            num_kv_heads,
-            alibi_slopes,
-            sliding_window,
-            kv_cache_dtype,
-            logits_soft_cap,
-            *further,
-            **named,
-        )
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        asked = refuse_what_is_ignored(*args, **kwargs)
+        head_size, kv_cache_dtype = asked["head_size"], asked.get("kv_cache_dtype", "auto")
         if head_size not in HEAD_DIMS:
             raise ValueError(
                 f"sparkdeploy: heads of {head_size} dimensions cannot be rehearsed with "
                 f"{kv_cache_dtype}, only those of {', '.join(map(str, sorted(HEAD_DIMS)))}"
             )
-        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
-        self.num_kv_heads = num_kv_heads or num_heads
-        self.kv_cache_dtype = kv_cache_dtype
+        self.num_heads, self.head_size = asked["num_heads"], head_size
+        self.scale, self.kv_cache_dtype = float(asked["scale"]), kv_cache_dtype
+        self.num_kv_heads = asked.get("num_kv_heads") or self.num_heads
         self.layout = slot_format(kv_cache_dtype, head_size)
         bits = self.layout.key_bits
         # FP8 keys have none, and are packed without a look at them.

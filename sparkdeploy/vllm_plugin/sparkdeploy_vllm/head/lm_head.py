@@ -15,7 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
 )
 
-from sparkdeploy_vllm.announce import announce, announce_once, warn_once
+from sparkdeploy_vllm.announce import announce, announce_choice
 from sparkdeploy_vllm.head.int4_reference import gather_rows, int4_linear, quantize_head
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP, METHOD_NAME, refuse_broken_groups
 from sparkdeploy_vllm.weights.fp8_linear import replace_parameter
@@ -82,11 +82,8 @@ def warm_up(layer: Module) -> None:
     choice = prepare(
         layer.weight, layer.weight_scale, layer.params_dtype, out_dtype=layer.logits_dtype
     )
-    if choice is None:
-        return
-    if choice.ignored:
-        warn_once(f"sparkdeploy: {choice.ignored}")
-    announce_once(choice.line)
+    if choice is not None:
+        announce_choice(choice)
 
 
 class IntegerLMHeadMethod(QuantizeMethodBase):

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from sparkdeploy_vllm.tuning.tiles import Choice, TilesKey, fingerprint, value_problem
+from sparkdeploy_vllm.tuning.tiles import (
+    Choice,
+    ShippedTiles,
+    TilesKey,
+    fingerprint,
+    value_problem,
+)
 
 LoadPath = Literal["gathered", "streamed", "packed"]
 """How tiles reach shared memory: by per-thread copies, or by the copy engine Hopper brought; INT4,
@@ -44,33 +50,20 @@ class HeadTile:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of the staged tiles, an upper bound: weights and 16-bit activations."""
-        return self.stages * (self.weight_bytes + 2 * self.hidden * self.rows)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Weights of one step."""
-        return self.hidden * self.vocab // (2 if self.path == "packed" else 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ShippedTiles:
-    """Tiles by ascending `rows` for cards of one kind, and where they come from."""
-
-    name: str
-    tiles: tuple[HeadTile, ...]
-    origin: str
+        weights = self.hidden * self.vocab // (2 if self.path == "packed" else 1)
+        return self.stages * (weights + 2 * self.hidden * self.rows)
 
 
 HOPPER = ShippedTiles(
-    name="sm_90",
-    tiles=(
+    "sm_90",
+    (
         HeadTile("gathered", rows=8, vocab=64, hidden=256, warps=2, stages=3),
         HeadTile("gathered", rows=16, vocab=128, hidden=256, warps=4, stages=2),
         HeadTile("streamed", rows=32, vocab=128, hidden=256, warps=4, stages=3),
         HeadTile("streamed", rows=64, vocab=128, hidden=64, warps=4, stages=3),
         HeadTile("streamed", rows=128, vocab=128, hidden=64, warps=4, stages=4),
     ),
-    origin="swept on an NVIDIA H200",
+    "swept on an NVIDIA H200",
 )
 """Triton 3.6, 248,320 x 3,072 and x 2,048. Each tile's share of the copy bandwidth's speed stands
 in docs/figures/int8-head-h200.md; the head inside vLLM in docs/figures/plugin-h200.md."""
@@ -82,18 +75,14 @@ _COMPACT = (
     HeadTile("gathered", rows=64, vocab=128, hidden=64, warps=4, stages=3),
 )
 
-GB10 = ShippedTiles(
-    name="sm_12x", tiles=_COMPACT, origin="derived from the card's sizes, not measured"
-)
+GB10 = ShippedTiles("sm_12x", _COMPACT, "derived from the card's sizes, not measured")
 """GB10 (SM121) and its relatives: no wgmma, 99 KB of shared memory for a program. Derived: two of
 them fit one multiprocessor (compiled for sm_121 each needs at most 41 KB, without spills), and what
 the two have asked for covers the memory's latency (273 GB/s x 1 us, assumed, over 48
 multiprocessors is 5.7 KB; these have 32 KB). The results are right on an H200. No one has timed
 them on a GB10: `python -m sparkdeploy_vllm.tune_head` does."""
 
-DEFAULT = ShippedTiles(
-    name="default", tiles=_COMPACT, origin="for any card, not measured on one of this kind"
-)
+DEFAULT = ShippedTiles("default", _COMPACT, "for any card, not measured on one of this kind")
 """The smallest needs: plain copies, tensor cores of Ampere, 41 KB of shared memory."""
 
 _PACKED = (
@@ -104,20 +93,20 @@ _PACKED = (
 )
 
 PACKED = {
-    9: ShippedTiles(name="sm_90", tiles=_PACKED, origin="derived from INT8's, not measured"),
-    12: ShippedTiles(name="sm_12x", tiles=_PACKED, origin=GB10.origin),
+    9: ShippedTiles("sm_90", _PACKED, "derived from INT8's, not measured"),
+    12: ShippedTiles(GB10.name, _PACKED, GB10.origin),
+    0: ShippedTiles(DEFAULT.name, _PACKED, DEFAULT.origin),
 }
-PACKED_DEFAULT = ShippedTiles(name="default", tiles=_PACKED, origin=DEFAULT.origin)
 """INT4's, the same for every card. Derived: compiled for sm_90 and sm_121 each needs at most 66 KB
 of shared memory and spills nothing, and at up to 16 rows what two programs have asked for (48 KB)
 covers a GB10's latency as INT8's tiles do. 128 words rather than 64 halve how often activations,
 which weigh twice as much beside INT4, are read from the L2 cache."""
 
-SHIPPED: dict[Weights, tuple[dict[int, ShippedTiles], ShippedTiles]] = {
-    "int8": ({9: HOPPER, 12: GB10}, DEFAULT),
-    "int4": (PACKED, PACKED_DEFAULT),
+SHIPPED: dict[Weights, dict[int, ShippedTiles[HeadTile]]] = {
+    "int8": {9: HOPPER, 12: GB10, 0: DEFAULT},
+    "int4": PACKED,
 }
-"""By the major number of the compute capability, and what every other card gets."""
+"""By the major number of the compute capability; 0: what every other card gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +168,8 @@ def kernel_fingerprint(weights: Weights = "int8") -> str:
     return fingerprint(*(Path(__file__).with_name(name) for name in _SOURCES[weights]))
 
 
-def shipped_for(capability: tuple[int, int], weights: Weights = "int8") -> ShippedTiles:
-    tables, rest = SHIPPED[weights]
-    return tables.get(capability[0], rest)
+def shipped_for(capability: tuple[int, int], weights: Weights = "int8") -> ShippedTiles[HeadTile]:
+    return SHIPPED[weights].get(capability[0], SHIPPED[weights][0])
 
 
 def tile_for(tiles: Sequence[HeadTile], rows: int) -> HeadTile:

@@ -3,7 +3,7 @@
 Standard library only: a `Stand` runs the tiles.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Protocol, TypeVar
 
@@ -30,10 +30,6 @@ Say = Callable[[str], None]
 
 class UnsteadyCardError(RuntimeError):
     """The same tile took different times: something else uses the card."""
-
-
-class WrongTileError(RuntimeError):
-    """The tile that ships gives no exact attention here."""
 
 
 class Stand(Protocol[TimedTile_contra]):
@@ -67,15 +63,14 @@ def tune_head(
     won: list[Tuned[HeadTile]] = []
     for rows in head.ROW_CLASSES:
         shipped = tile_for(key.shipped().tiles, rows)
-        rivals = [it for it in head_candidates(key, rows, stand.shared_bytes) if it != shipped]
-        right = [tile for tile in rivals if stand.is_right(tile)]
+        right, tried = _right(shipped, head_candidates(key, rows, stand.shared_bytes), stand)
         # The key is asked once for each tile.
         ranked = sorted(right, key=lambda tile: stand.times_ms([tile], tile.rows, QUICK_ROUNDS)[0])
         finalists = ranked[:FINALISTS]
         if won and shipped.rows < rows and won[-1].tile != shipped:
             finalists.append(won[-1].tile)
         best = _fastest(shipped, finalists, (rows,), stand, rounds)
-        _say_row(say, f"{len(right)} of {len(rivals)}", shipped, best)
+        _say_row(say, tried, shipped, best)
         # A tile of fewer rows than asked for takes them in turns, and is in the table already.
         if best.tile.rows == rows:
             won.append(best)
@@ -95,16 +90,22 @@ def tune_attention(
 ) -> list[Tuned[AttentionTile]]:
     """Return the tile with the least sum, over the contexts, of its time by the shipped tile's.
 
-    UnsteadyCardError for timings not to be believed, WrongTileError where what ships is wrong.
+    UnsteadyCardError for timings not to be believed, RuntimeError where what ships is wrong.
     """
     (shipped,) = key.shipped().tiles
     if not stand.is_right(shipped):
-        raise WrongTileError(f"the tile that ships ({shipped}) gives wrong attention here")
-    rivals = [tile for tile in attention_candidates(key, stand.shared_bytes) if tile != shipped]
-    right = [tile for tile in rivals if stand.is_right(tile)]
+        raise RuntimeError(f"the tile that ships ({shipped}) gives wrong attention here")
+    right, tried = _right(shipped, attention_candidates(key, stand.shared_bytes), stand)
     best = _fastest(shipped, right, CONTEXTS, stand, rounds)
-    _say_row(say, f"{len(right)} of {len(rivals)}", shipped, best)
+    _say_row(say, tried, shipped, best)
     return [best]
+
+
+def _right(shipped: Tile, candidates: Iterable[Tile], stand: Stand[Tile]) -> tuple[list[Tile], str]:
+    """Return the rivals that give the exact result, and how many of them do, in words."""
+    rivals = [tile for tile in candidates if tile != shipped]
+    right = [tile for tile in rivals if stand.is_right(tile)]
+    return right, f"{len(right)} of {len(rivals)}"
 
 
 def _fastest(

@@ -22,14 +22,12 @@ class Served:
 
     model: Path
     ranks: int = 1
-    """Of tensor parallelism."""
     cache_dtype: str = "auto"
     query_tokens: int = 1
     """Tokens of a request that a step may verify, the one without a draft included."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
+class AttentionShape(NamedTuple):
     """A layer's attention over a TurboQuant cache, as one rank has it."""
 
     cache_dtype: str

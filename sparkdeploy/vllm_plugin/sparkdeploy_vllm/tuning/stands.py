@@ -93,9 +93,7 @@ class HeadStand(CudaStand[HeadTile]):
             self.scales = scales.to(DTYPE)
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @property
-    def key(self) -> HeadKey:
-        return key_of(self.weights[0])
+        self.key: HeadKey = key_of(self.weights[0])
 
     def _is_exact(self, tile: HeadTile) -> bool:
         x, exact = self._question(tile.rows)
@@ -140,10 +138,7 @@ class AttentionStand(CudaStand[AttentionTile]):
         self.device = torch.device("cuda", torch.cuda.current_device())
         checked = [self._question((most_tokens, *CHECKED_LENGTHS), page) for page in CHECKED_PAGES]
         self._known = [(it, proof.exact(attention, it, torch.float64)) for it in checked]
-
-    @property
-    def key(self) -> AttentionKey:
-        return decode.key_of(self.attention, self.most_tokens, self.device)
+        self.key: AttentionKey = decode.key_of(attention, most_tokens, self.device)
 
     def _is_exact(self, tile: AttentionTile) -> bool:
         return all(self._gives(tile, question, exact) for question, exact in self._known)

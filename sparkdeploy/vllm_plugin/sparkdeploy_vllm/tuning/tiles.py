@@ -34,15 +34,10 @@ class TilesKey(ABC, Generic[Tile]):
     card: str
     capability: tuple[int, int]
 
-    @property
-    @abstractmethod
-    def subject(self) -> str:
-        """What the tiles are for, as the log says it."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> str:
-        """The part of a file's name that tells shapes apart."""
+    subject: ClassVar[property]
+    """What the tiles are for, as the log says it."""
+    shape: ClassVar[property]
+    """The part of a file's name that tells shapes apart."""
 
     @abstractmethod
     def shipped(self) -> "Choice[Tile]":
@@ -51,6 +46,16 @@ class TilesKey(ABC, Generic[Tile]):
     @abstractmethod
     def problem(self, tiles: Sequence[Tile]) -> str:
         """Return why the kernel does not take these tiles; empty when it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedTiles(Generic[Tile]):
+    """Tiles for cards of one kind, and where they come from."""
+
+    name: str
+    tiles: tuple[Tile, ...]
+    origin: str
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

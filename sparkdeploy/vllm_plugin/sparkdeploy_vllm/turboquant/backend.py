@@ -16,18 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends import turboquant_attn
 from vllm.v1.worker.workspace import current_workspace_manager, is_workspace_manager_initialized
 
-from sparkdeploy_vllm.announce import announce_once, warn_once
+from sparkdeploy_vllm.announce import announce_choice, warn_once
 from sparkdeploy_vllm.check.releases import TURBOQUANT_FULL_GRAPHS, installed_version, release_of
 from sparkdeploy_vllm.tuning.tiles import choose
 from sparkdeploy_vllm.turboquant.format import BITS, slot_format
-
-try:
-    from vllm.v1.attention.backend import AttentionCGSupport
-except ImportError:
-    from vllm.v1.attention.backends.utils import AttentionCGSupport
 
 
 class SparkTurboQuantBuilder(turboquant_attn.TurboQuantMetadataBuilder):
@@ -91,45 +87,36 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
         output = torch.empty_like(query)
         for start in range(0, count, self.most_rows):
             rows = slice(start, start + self.most_rows)
-            part = replace(
-                metadata,
-                seq_lens=metadata.seq_lens[rows],
-                block_table=metadata.block_table[rows],
-            )
+            lengths, table = metadata.seq_lens[rows], metadata.block_table[rows]
+            part = replace(metadata, seq_lens=lengths, block_table=table)
             output[rows] = decode(query[rows], kv_cache, part, *rest, **named)
         return output
 
     def _prefill_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        attn_metadata: Any,
-        *rest: Any,
-        **named: Any,
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, attn_metadata: Any,
+        *rest: Any, **named: Any,
+    ) -> Tensor:  # fmt: skip
         if shortcut_hides_a_cache(attn_metadata):
             attn_metadata = replace(attn_metadata, max_seq_len=attn_metadata.max_seq_len + 1)
         prefill = super()._prefill_attention
         return prefill(query, key, value, kv_cache, attn_metadata, *rest, **named)
 
 
-def refuse_what_is_ignored(*args: Any, **kwargs: Any) -> None:
+def refuse_what_is_ignored(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return a layer's arguments by name; ValueError for what TurboQuant would leave out."""
     wanted = signature(turboquant_attn.TurboQuantAttentionImpl).bind(*args, **kwargs).arguments
     wanted |= wanted.pop("kwargs", {})
-    # vLLM's models say "no window" and "no cap" by None, zero or a negative number.
-    asked = [
-        name
-        for name in IGNORED
-        if (value := wanted.get(name)) is not None
-        and not (isinstance(value, int | float) and value <= 0)
-    ]
-    if asked:
+    if asked := [name for name in IGNORED if not _says_none(wanted.get(name))]:
         raise ValueError(
             f"sparkdeploy: this model's attention has {' and '.join(asked)}, which vLLM's "
             "TurboQuant ignores: the text would be wrong; serve it with kv_cache_dtype: auto or fp8"
         )
+    return dict(wanted)
+
+
+def _says_none(value: object) -> bool:
+    # vLLM's models say "no window" and "no cap" by None, zero or a negative number.
+    return value is None or (isinstance(value, int | float) and value <= 0)
 
 
 def shortcut_hides_a_cache(metadata: Any) -> bool:
@@ -232,7 +219,11 @@ class DecodeKernel:
         The first call that is not captured finds that out; vLLM makes one before each capture.
         """
         if not self.kernels.takes(self.attention, query, kv_cache):
-            _say_how_it_lies(query, kv_cache)
+            _say_vllm_s_kernel_serves(
+                "ours does not take a cache "
+                f"{tuple(kv_cache.shape)} with strides {kv_cache.stride()}, queries {query.dtype} "
+                f"with strides {query.stride()}"
+            )
             return False
         question = (self.attention, self.tile, kv_cache.shape[1], query.dtype, tokens, query.device)
         if question not in self.faults:
@@ -246,9 +237,8 @@ class DecodeKernel:
 
     def decode(self, query: Tensor, kv_cache: Tensor, metadata: Any, tokens: int) -> Tensor:
         """[T, H, D] like `query`; `tokens` is the most that a request of `metadata` has."""
-        requests = self.kernels.Requests(
-            metadata.seq_lens, metadata.query_start_loc, metadata.block_table, tokens
-        )
+        starts = metadata.query_start_loc
+        requests = self.kernels.Requests(metadata.seq_lens, starts, metadata.block_table, tokens)
         allocate = partial(_floats, query.device)
         scratch = self.kernels.scratch_of(self.attention, query, requests, allocate)
         output = torch.empty_like(query)
@@ -283,28 +273,13 @@ def _kernel_of(layer: SparkTurboQuantImpl) -> DecodeKernel | None:
     if why_not is not None:
         _say_vllm_s_kernel_serves(why_not)
         return None
-    return DecodeKernel(attention, _chosen_tile(key))
+    choice = choose(key)
+    announce_choice(choice)
+    return DecodeKernel(attention, choice.tiles[0])
 
 
 def _say_vllm_s_kernel_serves(why: str) -> None:
     warn_once(f"sparkdeploy: TurboQuant decodes by vLLM's own kernel: {why}")
-
-
-def _say_how_it_lies(query: Tensor, kv_cache: Tensor) -> None:
-    _say_vllm_s_kernel_serves(
-        "ours does not take a cache "
-        f"{tuple(kv_cache.shape)} with strides {kv_cache.stride()}, queries {query.dtype} "
-        f"with strides {query.stride()}"
-    )
-
-
-def _chosen_tile(key: Any) -> Any:
-    """The tile of a layer that the kernel takes; where it is from, in the log once."""
-    choice = choose(key)
-    if choice.ignored:
-        warn_once(f"sparkdeploy: {choice.ignored}")
-    announce_once(choice.line)
-    return choice.tiles[0]
 
 
 def _reserve_scratch(vllm_config: Any, kv_cache_spec: Any) -> None:
@@ -313,11 +288,8 @@ def _reserve_scratch(vllm_config: Any, kv_cache_spec: Any) -> None:
     if not is_workspace_manager_initialized() or cache_dtype not in BITS:
         return
     heads = vllm_config.model_config.get_num_attention_heads(vllm_config.parallel_config)
-    cells = (
-        most_query_tokens(vllm_config)
-        * heads
-        * max(_multiprocessors(), vllm_config.scheduler_config.max_num_seqs)
-    )
+    blocks = max(_multiprocessors(), vllm_config.scheduler_config.max_num_seqs)
+    cells = most_query_tokens(vllm_config) * heads * blocks
     current_workspace_manager().get_simultaneous(
         ((cells, kv_cache_spec.head_size), torch.float32), ((cells,), torch.float32)
     )

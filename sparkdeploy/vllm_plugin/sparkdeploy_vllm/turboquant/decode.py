@@ -30,9 +30,9 @@ from sparkdeploy_vllm.turboquant.tiles import (
     SHIPPED,
     AttentionKey,
     AttentionTile,
-    fitting,
     kernel_fingerprint,
     shared_bytes,
+    shipped_tile,
 )
 
 HEAD_DIMS = (64, 128, 256)
@@ -68,6 +68,13 @@ class AttentionLayer:
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.query_heads // self.kv_heads
+
+    def rows(self, most_tokens: int) -> int:
+        """Query rows that a block has for each KV head."""
+        return min(ROWS, most_tokens * self.group)
+
+    def shipped_tile(self, capability: tuple[int, int], most_tokens: int) -> AttentionTile | None:
+        return shipped_tile(capability[0], self.slot, self.kv_heads, self.rows(most_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ def unfit(attention: AttentionLayer, capability: tuple[int, int], most_tokens: i
         return f"a rank has {attention.query_heads} query and {attention.kv_heads} KV heads"
     if most_tokens > MOST_QUERY_TOKENS:
         return f"{most_tokens} tokens are verified at once, more than {MOST_QUERY_TOKENS}"
-    if shipped_tile(attention, capability, most_tokens) is None:
+    if attention.shipped_tile(capability, most_tokens) is None:
         return "its queries leave too little shared memory for the pages"
     return None
 
@@ -142,22 +149,14 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
     for the card, and every grid depends on shapes alone: safe in a CUDA graph, whose `requests` may
     change between replays. A row's result depends on the splits, not on the other rows.
     """
-    device = query.device.index
-    tile = tile or shipped_tile(attention, _capability(device), requests.most_tokens)
+    capability = _capability(query.device.index)
+    tile = tile or attention.shipped_tile(capability, requests.most_tokens)
     if tile is None:
         raise ValueError("sparkdeploy: no tile of the TurboQuant kernel fits this layer")
     sizes = _sizes(attention, query, pages, requests, tile)
     _attend(attention, query, pages, requests, scratch, tile, sizes)
     _join(attention, requests, out, scratch, sizes)
     return out
-
-
-def shipped_tile(
-    attention: AttentionLayer, capability: tuple[int, int], most_tokens: int
-) -> AttentionTile | None:
-    shipped = SHIPPED[capability[0]]
-    rows = min(ROWS, most_tokens * attention.group)
-    return fitting(shipped.tiles, shipped.shared_bytes, attention.slot, attention.kv_heads, rows)
 
 
 def key_of(attention: AttentionLayer, most_tokens: int, device: torch.device) -> AttentionKey:
@@ -204,21 +203,14 @@ def scratch_of(
     allocate: Callable[..., Iterable[Tensor]],
 ) -> Scratch:
     """Scratch memory for one call; `allocate` gives FP32 tensors of the shapes that it gets."""
-    splits = splits_of(
-        attention,
-        requests.lengths.shape[0],
-        requests.most_tokens,
-        multiprocessors(query.device),
-    )
+    count = requests.lengths.shape[0]
+    processors = multiprocessors(query.device.index)
+    splits = splits_of(attention, count, requests.most_tokens, processors)
     return Scratch(*allocate(*scratch_shapes(attention, query.shape[0], splits)))
 
 
-def multiprocessors(device: torch.device) -> int:
-    return _multiprocessors(device.index)
-
-
 @cache
-def _multiprocessors(device_index: int) -> int:
+def multiprocessors(device_index: int) -> int:
     return torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
@@ -276,7 +268,7 @@ def _attend(  # noqa: PLR0913, PLR0917
     tile: AttentionTile, sizes: Sizes,
 ) -> None:  # fmt: skip
     blocks = row_blocks(attention, requests.most_tokens)
-    rows = min(ROWS, requests.most_tokens * attention.group)
+    rows = attention.rows(requests.most_tokens)
     how = LaunchShape(
         grid=(requests.lengths.shape[0], blocks, scratch.splits),
         threads=32 * tile.warps,

@@ -99,20 +99,9 @@ def exact(attention: AttentionLayer, question: Question, dtype: torch.dtype) -> 
     """[T, H, D] by plain torch in FP32 or FP64, from the slots alone."""
     requests, known = question.requests, centroids(attention, question.pages.device)
     asked = question.query.to(dtype).split(requests.most_tokens)
-    return torch.cat(
-        [
-            attend_slots(
-                queries,
-                question.pages[row].flatten(0, 1)[:length],
-                attention.slot,
-                known,
-                attention.scale,
-            )
-            for queries, row, length in zip(
-                asked, requests.table.long(), requests.lengths.tolist(), strict=True
-            )
-        ]
-    )
+    rows = zip(asked, requests.table.long(), requests.lengths.tolist(), strict=True)
+    slots = ((queries, question.pages[row].flatten(0, 1)[:length]) for queries, row, length in rows)
+    return torch.cat([attend_slots(*it, attention.slot, known, attention.scale) for it in slots])
 
 
 def attend(
@@ -125,10 +114,8 @@ def attend(
 
 def scratch(attention: AttentionLayer, question: Question, filled_with: float) -> Scratch:
     def allocate(*shapes: tuple[int, ...]) -> list[Tensor]:
-        device = question.query.device
-        return [
-            torch.full(shape, filled_with, dtype=torch.float32, device=device) for shape in shapes
-        ]
+        kind = {"dtype": torch.float32, "device": question.query.device}
+        return [torch.full(shape, filled_with, **kind) for shape in shapes]
 
     return scratch_of(attention, question.query, question.requests, allocate)
 

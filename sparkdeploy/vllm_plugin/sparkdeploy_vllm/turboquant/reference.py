@@ -21,21 +21,11 @@ LEAST_SQUARED_NORM = 1e-16
 BYTE_BITS = 8
 
 
-def hadamard(head_dim: int) -> Tensor:
-    """The rotation: FP32 [D, D], Sylvester's matrix over sqrt(D); symmetric, its own inverse.
-
-    ValueError unless `head_dim` is a power of two.
-    """
-    if head_dim < 1 or head_dim & (head_dim - 1):
-        raise ValueError(f"no Hadamard rotation of {head_dim} dimensions: not a power of two")
-    signs = torch.ones(1, 1, dtype=torch.float32)
-    while signs.shape[0] < head_dim:
-        signs = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), signs)
-    return signs / math.sqrt(head_dim)
-
-
 def rotate(vectors: Tensor) -> Tensor:
-    """`vectors` [..., D] times `hadamard(D)`, in their dtype; D a power of two."""
+    """`vectors` [..., D] times Sylvester's Hadamard matrix over sqrt(D), in their dtype.
+
+    D is a power of two. The rotation is its own inverse.
+    """
     head_dim = vectors.shape[-1]
     rotated, width = vectors.reshape(-1), head_dim
     while width > 1:

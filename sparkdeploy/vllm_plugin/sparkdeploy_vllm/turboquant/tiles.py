@@ -1,11 +1,17 @@
 """How the TurboQuant decode kernel is cut for a kind of GPU: data, with where each is from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from sparkdeploy_vllm.tuning.tiles import Choice, TilesKey, fingerprint, value_problem
+from sparkdeploy_vllm.tuning.tiles import (
+    Choice,
+    ShippedTiles,
+    TilesKey,
+    fingerprint,
+    value_problem,
+)
 from sparkdeploy_vllm.turboquant.format import SlotFormat
 
 ROWS = 16
@@ -32,27 +38,17 @@ class AttentionTile:
         return f"{self.tokens} tokens, {self.warps} warps, {self.stages} stages"
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionTiles:
-    """Tiles by preference for cards of one kind; the first that fits a layer is taken."""
-
-    name: str
-    shared_bytes: int
-    tiles: tuple[AttentionTile, ...]
-    origin: str
-
-
-HOPPER = AttentionTiles(
-    name="sm_90",
+HOPPER = ShippedTiles(
+    "sm_90",
+    (AttentionTile(16, 8, 2), AttentionTile(16, 4, 2)),
+    "swept on an NVIDIA H100",
     shared_bytes=227 * 1024,
-    tiles=(AttentionTile(16, 8, 2), AttentionTile(16, 4, 2)),
-    origin="swept on an NVIDIA H100",
 )
-GB10 = AttentionTiles(
-    name="sm_12x",
+GB10 = ShippedTiles(
+    "sm_12x",
+    tuple(AttentionTile(16, warps, stages) for warps in (4, 8) for stages in (4, 3, 2)),
+    "derived from the card's sizes, not measured",
     shared_bytes=99 * 1024,
-    tiles=tuple(AttentionTile(16, warps, stages) for warps in (4, 8) for stages in (4, 3, 2)),
-    origin="derived from the card's sizes, not measured",
 )
 """99 KB of shared memory, and bulk copies as Hopper has. Four warps hold three stages of a 122B's
 pages; what is on its way then (33 KB or more for each of 48 multiprocessors) covers the memory's
@@ -86,11 +82,11 @@ def fits(tile: AttentionTile, limit: int, slot: SlotFormat, kv_heads: int, rows:
     )
 
 
-def fitting(
-    tiles: Iterable[AttentionTile], limit: int, slot: SlotFormat, kv_heads: int, rows: int
-) -> AttentionTile | None:
-    """The first tile that fits."""
-    return next((tile for tile in tiles if fits(tile, limit, slot, kv_heads, rows)), None)
+def shipped_tile(major: int, slot: SlotFormat, kv_heads: int, rows: int) -> AttentionTile | None:
+    """Return the first tile for cards of this compute capability that fits a layer."""
+    table = SHIPPED[major]
+    limit = table.shared_bytes
+    return next((it for it in table.tiles if fits(it, limit, slot, kv_heads, rows)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +129,11 @@ class AttentionKey(TilesKey[AttentionTile]):
         return min(ROWS, self.most_tokens * self.group)
 
     def shipped(self) -> Choice[AttentionTile]:
-        table = SHIPPED.get(self.capability[0])
-        if table is not None:
-            tile = fitting(table.tiles, table.shared_bytes, self.slot, self.kv_heads, self.rows)
-            if tile is not None:
-                return Choice(self, "shipped", f"{table.name}: {table.origin}", (tile,))
-        raise ValueError("no tile of the TurboQuant kernel fits this layer and card")
+        tile = shipped_tile(self.capability[0], self.slot, self.kv_heads, self.rows)
+        if tile is None:
+            raise ValueError("no tile of the TurboQuant kernel fits this layer and card")
+        table = SHIPPED[self.capability[0]]
+        return Choice(self, "shipped", f"{table.name}: {table.origin}", (tile,))
 
     def problem(self, tiles: Sequence[AttentionTile]) -> str:
         if len(tiles) != 1:

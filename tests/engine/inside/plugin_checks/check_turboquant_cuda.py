@@ -32,7 +32,7 @@ def _attention(module: ModuleType, cache_dtype: str, head_dim: int, heads: int, 
 
 def _fault(module: ModuleType, attention, tokens: int, page: int) -> str | None:  # type: ignore[no-untyped-def] # noqa: ANN001
     proof = importlib.import_module("sparkdeploy_vllm.turboquant.proof")
-    tile = module.shipped_tile(attention, module._capability(0), tokens)
+    tile = attention.shipped_tile(module._capability(0), tokens)
     fault: str | None = proof.first_fault(attention, tile, page, torch.bfloat16, tokens, CPU)
     return fault
 

@@ -11,7 +11,6 @@ import torch
 from sparkdeploy_vllm.turboquant.format import BITS, SlotFormat, slot_format
 from sparkdeploy_vllm.turboquant.reference import (
     attend,
-    hadamard,
     midpoints,
     pack_slots,
     rotate,
@@ -29,6 +28,14 @@ KV_HEADS = 2
 HEADS = 6
 NEAR = 1e-6
 """Of a midpoint: two ways to add in FP32 may find a coordinate on either side of it."""
+
+
+def hadamard(head_dim: int) -> torch.Tensor:
+    """FP32 [D, D], Sylvester's matrix over sqrt(D); D a power of two."""
+    signs = torch.ones(1, 1, dtype=torch.float32)
+    while signs.shape[0] < head_dim:
+        signs = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), signs)
+    return signs / math.sqrt(head_dim)
 
 
 def _centroids(layout: SlotFormat) -> torch.Tensor:

@@ -28,7 +28,7 @@ def decode_module(
         stream = mock.Mock(cuda_stream=STREAM)
         with (
             mock.patch.object(module, "_capability", return_value=capability),
-            mock.patch.object(module, "_multiprocessors", return_value=multiprocessors),
+            mock.patch.object(module, "multiprocessors", return_value=multiprocessors),
             mock.patch.object(torch.cuda, "current_stream", return_value=stream),
         ):
             yield module
