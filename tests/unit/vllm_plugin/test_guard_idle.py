@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sparkdeploy_vllm.guard.asking import Reply
-from sparkdeploy_vllm.guard.idling import Idleness
 from sparkdeploy_vllm.guard.stalling import (
     LONGEST_STEP_S,
     EngineWork,
+    Idleness,
 )
 from sparkdeploy_vllm.guard.supervision import Orders, Supervision
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 from sparkdeploy_vllm.guard.asking import Reply
-from sparkdeploy_vllm.guard.stalling import Canary, StallWatch, Stillness
-from sparkdeploy_vllm.guard.waiting import Waiters
+from sparkdeploy_vllm.guard.stalling import Canary, StallWatch, Stillness, Waiters
 
 STALL_S = 120.0
 HALF_AN_HOUR_S = 1800.0

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 from sparkdeploy_vllm.guard.asking import Reply
-from sparkdeploy_vllm.guard.stalling import Canary, StallWatch, Stillness
-from sparkdeploy_vllm.guard.waiting import Waiters, connected
+from sparkdeploy_vllm.guard.listening import connected
+from sparkdeploy_vllm.guard.stalling import Canary, StallWatch, Stillness, Waiters
 
 from tests.unit.vllm_plugin.test_guard_stalls import Mute
 

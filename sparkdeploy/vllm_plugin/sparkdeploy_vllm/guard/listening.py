@@ -1,18 +1,21 @@
-"""Who is at the other end of a connection to the server's port, before a key is sent there.
+"""Who is at the other end of connections to the server's port, by the kernel's own list.
 
-While a server loads or starts again, another user of the machine can listen on its port, as the
-container is on the machine's network.
+A key is sent to processes of ours only: while a server loads or starts again, another user of the
+machine can listen on its port, as the container is on the machine's network.
 """
 
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from sparkdeploy_vllm.guard import processes
-from sparkdeploy_vllm.guard.waiting import ESTABLISHED, TABLES, connections
 
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+ESTABLISHED = b"01"
 _LISTENS = b"0A"
 _ANY_ADDRESS = (b"", b"FFFF")
 """0.0.0.0, [::] and [::ffff:0.0.0.0] without their zeros."""
@@ -20,10 +23,23 @@ _NOT_ACCEPTED = b"0"
 """The inode of a connection that its listener has not taken yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Holder:
+class _Holder(NamedTuple):
     inode: bytes
     uid: int
+
+
+def connected(port: int) -> frozenset[bytes]:
+    """The other ends of all connections to this port."""
+    ours = b":%04X" % port
+    rows = _connections()
+    return frozenset(row[2] for row in rows if row[3] == ESTABLISHED and row[1].endswith(ours))
+
+
+def _connections() -> Iterator[list[bytes]]:
+    """Yield the columns of every TCP socket; none where the kernel does not tell."""
+    for table in TABLES:
+        with suppress(OSError):  # a machine without IPv6
+            yield from (line.split() for line in table.read_bytes().splitlines()[1:])
 
 
 def is_server_below(connection: socket.socket) -> bool:
@@ -51,7 +67,7 @@ def _holders(connection: socket.socket) -> list[_Holder]:
     """The sockets that have, or may have, what is sent; none without one that listens."""
     here, there = _written(connection.getsockname()), _written(connection.getpeername())
     listening, accepted = [], []
-    for row in connections(TABLES):
+    for row in _connections():
         local, remote, state, holder = row[1], row[2], row[3], _Holder(row[9], int(row[7]))
         if state == _LISTENS and _takes(local, there):
             listening.append(holder)

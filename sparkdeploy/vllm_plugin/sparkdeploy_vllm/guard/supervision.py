@@ -17,10 +17,9 @@ from pathlib import Path
 
 from sparkdeploy_vllm.guard import evidence, processes
 from sparkdeploy_vllm.guard.asking import STATUS_BYTES, PollingRequest, question
-from sparkdeploy_vllm.guard.idling import IdleWatch
 from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
 from sparkdeploy_vllm.guard.report import line_of, report, write_at_once
-from sparkdeploy_vllm.guard.stalling import StallWatch, metrics_request, stall_watch
+from sparkdeploy_vllm.guard.stalling import IdleWatch, StallWatch, metrics_request, stall_watch
 
 KEY_VARIABLE = "VLLM_API_KEY"
 EXIT_USAGE = 2
@@ -43,16 +42,7 @@ _KIB = 1024
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
-        env = _child_env(os.environ, options.key_file)
-        orders = Orders(
-            argv=options.command,
-            env=env,
-            memory_floor_bytes=options.memory_floor_bytes,
-            grace_s=options.grace_s,
-            max_restarts=options.max_restarts,
-            stalls=_stalls(options, env),
-            idle=_idle(options, env),
-        )
+        orders = _orders(options, _child_env(os.environ, options.key_file))
         memory = AvailableMemory(options.meminfo)
         probe = question(options.health_url) if options.health_url else None
         if probe is not None:
@@ -146,19 +136,15 @@ class Supervision:
             if left or not self._may_restart():
                 return crash_code
             self.restarts += 1
-            report(
-                "restart",
-                exit_code=crash_code,
-                restart=self.restarts,
-                max_restarts=self.orders.max_restarts,
-            )
+            most = self.orders.max_restarts
+            report("restart", exit_code=crash_code, restart=self.restarts, max_restarts=most)
         return 128 + stop if crash_code is None else crash_code
 
     def _watch(self) -> int | None:
         """The child's exit code, or None after a memory trip (everything is dead then)."""
         healthy = self.has_stalled = False
-        stalls = self.orders.stalls() if self.orders.stalls is not None else None
-        idle = self.orders.idle() if self.orders.idle is not None else None
+        stalls = self.orders.stalls() if self.orders.stalls else None
+        idle = self.orders.idle() if self.orders.idle else None
         while True:
             self._take_signal()
             if self._tripped():
@@ -310,28 +296,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _stalls(options: argparse.Namespace, env: dict[str, str]) -> Callable[[], StallWatch] | None:
-    if options.stall_s is None or options.health_url is None:
-        return None
-    env.setdefault(evidence.FAULT_HANDLER, "1")
-    watch = partial(
-        stall_watch,
-        options.health_url.removesuffix("/health"),
-        env.get(KEY_VARIABLE, ""),
-        options.stall_s,
-        canary_after_s=options.canary_s,
-        canary_model=options.canary_model,
-    )
-    watch()  # ValueError for an address that is none
-    return watch
-
-
-def _idle(options: argparse.Namespace, env: Mapping[str, str]) -> Callable[[], IdleWatch] | None:
-    if options.idle_stop_s is None or options.health_url is None:
-        return None
-    server, key = options.health_url.removesuffix("/health"), env.get(KEY_VARIABLE, "")
-    metrics_request(server, key)  # ValueError for an address that is none
-    return lambda: IdleWatch(metrics_request(server, key), options.idle_stop_s)
+def _orders(options: argparse.Namespace, env: dict[str, str]) -> Orders:
+    stalls, idle = None, None
+    server, key = (options.health_url or "").removesuffix("/health"), env.get(KEY_VARIABLE, "")
+    if server and options.stall_s is not None:
+        env.setdefault(evidence.FAULT_HANDLER, "1")
+        canary = {"canary_after_s": options.canary_s, "canary_model": options.canary_model}
+        stalls = partial(stall_watch, server, key, options.stall_s, **canary)
+    if server and options.idle_stop_s is not None:
+        idle = lambda: IdleWatch(metrics_request(server, key), options.idle_stop_s)  # noqa: E731
+    floor, grace_s = options.memory_floor_bytes, options.grace_s
+    return Orders(options.command, env, floor, grace_s, options.max_restarts, stalls, idle)
 
 
 def _child_env(env: Mapping[str, str], key_file: Path | None) -> dict[str, str]:
