@@ -5,6 +5,7 @@ from functools import cache
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from sparkdeploy_vllm.cpu import drafts, engine
 from sparkdeploy_vllm.head.lm_head import SparkLMHead, replace_layer
@@ -19,17 +20,9 @@ def register_all() -> None:
     """Register every hook once per process; a hook that does not fit this vLLM raises."""
     register_quantization_config(METHOD_NAME)(SparkHybridConfig)
     replace_layer(ParallelLMHead, SparkLMHead)
-    _register_turboquant()
-    if current_platform.is_cpu():
-        engine.register()
-        drafts.register()
-
-
-def _register_turboquant() -> None:
-    try:
-        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-    except ImportError:
-        return
     if hasattr(AttentionBackendEnum, "TURBOQUANT"):
         # By path: nothing is imported until it is selected.
         register_backend(AttentionBackendEnum.TURBOQUANT, TURBOQUANT_PATH)
+    if current_platform.is_cpu():
+        engine.register()
+        drafts.register()

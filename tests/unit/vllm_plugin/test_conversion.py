@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sparkdeploy_vllm.weights.conversion import (
     HybridConversion,
-    SharedExperts,
     checkpoint_modules,
     is_draft_dense,
     is_fp8_layer,
@@ -155,7 +154,7 @@ def test_groups_that_a_rank_would_cut_are_refused_by_name(groups: int, rest: int
 
 
 def test_shared_experts_are_read() -> None:
-    assert HybridConversion.from_block(BLOCK).shared_experts is None
+    assert HybridConversion.from_block(BLOCK).int4_shared_experts is None
     made = HybridConversion.from_block({**BLOCK, "fp8": None, "shared_experts": SHARED})
-    assert made.shared_experts == SharedExperts(int4_layers=144)
+    assert made.int4_shared_experts == 144
     assert made.fp8_mode is None

@@ -8,22 +8,13 @@ method is either one that ours has, or is named there with the reason why it doe
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sparkdeploy_vllm.check.releases import Release
 
 EMBEDDING = "vllm.model_executor.layers.vocab_parallel_embedding"
 HEAD_CALLERS = ("vllm.model_executor.models.qwen3_5", "vllm.model_executor.models.qwen3_5_mtp")
-
-
-class HookTrace(Enum):
-    """What of an API the sources must show."""
-
-    DEFINED = "defined"
-    CALLED = "called"
-    NAMED = "named"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +26,7 @@ class Api:
     arguments: tuple[str, ...] | None = None
     required: bool = True
     since: Release = ()
-    trace: HookTrace = HookTrace.DEFINED
+    trace: Literal["defined", "called", "named"] = "defined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +35,25 @@ class StandIn:
 
     ours: tuple[str, str]
     theirs: tuple[str, str]
-    changed: frozenset[str]
+    changed: list[str]
     harmless: Mapping[str, str]
     required: bool = True
 
 
-def _api(group: Mapping[str, Any], signature: str) -> Api:
-    name, bracket, listed = signature.removesuffix(")").partition("(")
-    return Api(
-        group["module"],
-        name,
-        tuple(listed.split(", ") if listed else ()) if bracket else None,
-        group.get("required", True),
-        tuple(group.get("since", ())),
-        HookTrace(group.get("trace", "defined")),
-    )
-
-
-def _stand_in(entry: Mapping[str, Any]) -> StandIn:
-    return StandIn(
-        tuple(entry["ours"]),
-        tuple(entry["theirs"]),
-        frozenset(entry["changed"]),
-        entry["harmless"],
-        entry.get("required", True),
-    )
+def _api(module: str, names: list[str], since: tuple[int, ...] = (), **further: Any) -> list[Api]:
+    split = [name.removesuffix(")").partition("(") for name in names]
+    return [
+        Api(
+            module,
+            name,
+            tuple(filter(None, listed.split(", "))) if bracket else None,
+            since=tuple(since),
+            **further,
+        )
+        for name, bracket, listed in split
+    ]
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("hooks.toml").read_text(encoding="utf-8"))
-TOUCHED = tuple(_api(group, name) for group in _DATA["api"] for name in group["names"])
-STAND_INS = tuple(_stand_in(entry) for entry in _DATA["stand_in"])
+TOUCHED = tuple(api for group in _DATA["api"] for api in _api(**group))
+STAND_INS = tuple(StandIn(**entry) for entry in _DATA["stand_in"])

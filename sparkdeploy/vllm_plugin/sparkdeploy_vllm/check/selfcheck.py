@@ -22,7 +22,6 @@ from sparkdeploy_vllm.check.hooks import (
     STAND_INS,
     TOUCHED,
     Api,
-    HookTrace,
     StandIn,
 )
 from sparkdeploy_vllm.check.releases import HEAD_SINCE, Release, installed_version, release_of
@@ -48,21 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sparkdeploy_vllm.check.selfcheck")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(argv)
-    root = installed_vllm()
-    absent = [HookFinding("vllm", "not installed")]
-    findings = check(root, vllm=installed_version()) if root else absent
+    spec = find_spec("vllm")
+    findings = [HookFinding("vllm", "not installed")]
+    if spec and spec.origin:
+        findings = check(Path(spec.origin).parents[1], vllm=installed_version())
     findings.append(_entry_point_finding())
     fits = all(finding.fits for finding in findings if finding.required)
     apis = [{**asdict(finding), "fits": finding.fits} for finding in findings]
     as_json = json.dumps({"vllm": installed_version(), "fits": fits, "apis": apis})
     sys.stdout.write(f"{as_json if options.json else _as_table(findings, fits)}\n")
     return 0 if fits else 1
-
-
-def installed_vllm() -> Path | None:
-    """The folder that holds the package."""
-    spec = find_spec("vllm")
-    return Path(spec.origin).parents[1] if spec and spec.origin else None
 
 
 def check(
@@ -73,12 +67,10 @@ def check(
 ) -> list[HookFinding]:
     """Everything is required of a vLLM whose version is unknown."""
     tree, release = SourceTree(site_packages), release_of(vllm)
-    findings = [
-        HookFinding(
-            f"{api.module}.{api.name}", _problem(tree, api), api.required and release >= api.since
-        )
-        for api in touched
-    ]
+    findings = []
+    for api in touched:
+        is_required = api.required and release >= api.since
+        findings.append(HookFinding(f"{api.module}.{api.name}", _problem(tree, api), is_required))
     findings += [_stand_in_finding(tree, stand_in) for stand_in in stand_ins]
     return findings + [_head_finding(tree, module, release) for module in HEAD_CALLERS]
 
@@ -94,14 +86,14 @@ def uncovered(vllm: SourceTree, stand_in: StandIn) -> list[str]:
         for name, arguments in vllm.methods(*stand_in.theirs).items()
         if name not in stand_in.harmless
         and name.rpartition(".")[2] not in overridden
-        and stand_in.changed & set(arguments)
+        and not set(arguments).isdisjoint(stand_in.changed)
     )
 
 
 def _problem(tree: SourceTree, api: Api) -> str:
-    if api.trace is HookTrace.NAMED:
+    if api.trace == "named":
         return "" if tree.mentions(api.module, api.name) else "is not mentioned"
-    if api.trace is HookTrace.CALLED:
+    if api.trace == "called":
         passed = tree.call_keywords(api.module, api.name)
         return "" if passed >= set(api.arguments or ()) else "is not called with these keywords"
     found = tree.find(api.module, api.name)

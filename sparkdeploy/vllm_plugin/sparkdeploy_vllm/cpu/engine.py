@@ -27,9 +27,8 @@ Models: vLLM imports a model's class in a process of its own, lest CUDA is initi
 that serves. Here there is no CUDA, and that process first imports all of vLLM again.
 """
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,6 @@ CONVOLUTION = "causal_conv1d_fwd_cpu"
 INT4_OPERATOR = "cpu_gemm_wna16"
 BITS = 4
 TURBOQUANT_PATH = "sparkdeploy_vllm.cpu.turboquant.CpuTurboQuantBackend"
-Inspected = TypeVar("Inspected")
 
 
 def register() -> None:
@@ -55,23 +53,15 @@ def register() -> None:
 
 
 def _register_inspection() -> None:
-    try:
-        from vllm.model_executor.models import registry
-    except ImportError:
-        return
+    from vllm.model_executor.models import registry
+
     if hasattr(registry, "_run_in_subprocess"):
-        registry._run_in_subprocess = run_here
-
-
-def run_here(inspect: Callable[[], Inspected]) -> Inspected:
-    return inspect()
+        registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def _register_turboquant() -> None:
-    try:
-        from vllm.platforms.cpu import CpuPlatform
-    except ImportError:
-        return
+    from vllm.platforms.cpu import CpuPlatform
+
     theirs = CpuPlatform.get_attn_backend_cls.__func__
 
     def choose(
@@ -87,10 +77,8 @@ def _register_turboquant() -> None:
 
 
 def _register_sampling() -> None:
-    try:
-        from vllm.v1.sample import rejection_sampler
-    except ImportError:
-        return
+    from vllm.v1.sample import rejection_sampler
+
     if hasattr(rejection_sampler, "expand_batch_to_tokens"):
         rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
@@ -125,14 +113,9 @@ def _register_delta_net() -> None:
     if hasattr(_custom_ops, SPECULATIVE_RECURRENCE):
         setattr(_custom_ops, SPECULATIVE_RECURRENCE, recur_token_by_token)
     if hasattr(_custom_ops, CONVOLUTION):
-        setattr(_custom_ops, CONVOLUTION, _of_any_row(getattr(_custom_ops, CONVOLUTION)))
-
-
-def _of_any_row(theirs: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def convolve_prompts(x: Tensor, *rest: Any, **named: Any) -> Tensor:
-        return theirs(dense(x), *rest, **named)
-
-    return convolve_prompts
+        theirs = getattr(_custom_ops, CONVOLUTION)
+        convolve_any = lambda x, *rest, **named: theirs(dense(x), *rest, **named)  # noqa: E731
+        setattr(_custom_ops, CONVOLUTION, convolve_any)
 
 
 def dense(x: Tensor) -> Tensor:

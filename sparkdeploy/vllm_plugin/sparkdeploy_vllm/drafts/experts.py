@@ -1,10 +1,14 @@
-"""A draft layer's experts on GPUs: INT4 in the layout that vLLM loads GPTQ's experts in."""
+"""A draft layer's experts: INT4 on GPUs, in GPTQ's layout; on CPUs rounded to what INT4 holds.
+
+Import this only where vLLM has both classes, from 0.25.1 on.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig, AutoGPTQMoEMethod
 from vllm.model_executor.utils import set_weight_attrs
 
@@ -12,6 +16,7 @@ from sparkdeploy_vllm.drafts.layer import ExpertsEntry
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP
 from sparkdeploy_vllm.weights.int4_groups import (
     BITS,
+    dequantize_groups,
     pack_inputs,
     quantize_groups,
     refuse_damaged_scales,
@@ -85,3 +90,27 @@ class Int4ExpertsMethod(AutoGPTQMoEMethod):
         # A symmetric kernel reads none, and some releases repack them all the same.
         getattr(layer, f"{name}_qzeros").data.zero_()
         delattr(layer, f"{name}_weight")
+
+
+class RoundedExpertsMethod(UnquantizedFusedMoEMethod):
+    """vLLM's own method for 16 bits, over values that are INT4's."""
+
+    def __init__(self, moe: Any, entry: ExpertsEntry) -> None:
+        super().__init__(moe)
+        self.entry = entry
+        self.is_rounded = False
+
+    def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
+        super().create_weights(layer, *weight_args, **extra_weight_attrs)
+        self.entry.created(layer)
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        if self.is_rounded:  # processed twice
+            return
+        for weight in (*layer.w13_weight.data, *layer.w2_weight.data):
+            codes, scales = quantize_groups(weight)
+            refuse_damaged_scales(self.entry.name, scales)
+            weight.copy_(dequantize_groups(codes, scales))
+        self.is_rounded = True
+        super().process_weights_after_loading(layer)
+        self.entry.converted()

@@ -75,16 +75,14 @@ def experts_method(moe_config: Any, entry: ExpertsEntry) -> Any:
     """On GPUs the kernel of the checkpoint's own INT4 experts; on CPUs their values at 16 bits,
     as vLLM's kernel for them needs AMX.
     """
-    # Here, for older releases have these classes elsewhere and serve without them.
-    if current_platform.is_cpu():
-        from sparkdeploy_vllm.drafts.experts_cpu import RoundedExpertsMethod
-
-        return RoundedExpertsMethod(moe_config, entry)
     try:
-        from sparkdeploy_vllm.drafts.experts import Int4ExpertsMethod
+        # Here, for older releases have these classes elsewhere and serve without them.
+        from sparkdeploy_vllm.drafts import experts
     except ImportError as error:
         raise ValueError(
             "sparkdeploy: this vLLM has no INT4 experts that the plugin knows (they came with "
             "0.25.1); use a newer engine, or set checkpoint.mtp_weights to bf16"
         ) from error
-    return Int4ExpertsMethod(moe_config, entry)
+    if current_platform.is_cpu():
+        return experts.RoundedExpertsMethod(moe_config, entry)
+    return experts.Int4ExpertsMethod(moe_config, entry)

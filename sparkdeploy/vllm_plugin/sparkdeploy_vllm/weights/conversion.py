@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 METHOD_NAME = "spark-hybrid"
 BLOCK_KEY = "spark_hybrid"
@@ -36,30 +36,18 @@ _FUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DraftHead:
+class DraftHead(NamedTuple):
     """The draft model's own head: how many rows, and which file beside config.json lists them."""
 
     rows: int
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLayer:
-    """The draft layer's weights as INT4 and FP8, and how many of each the checkpoint has."""
+class DraftLayer(NamedTuple):
+    """How many layers of experts become INT4, and modules of the checkpoint FP8."""
 
     int4_layers: int
-    """Layers of experts."""
     fp8_layers: int
-    """Modules of the checkpoint, as those of the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedExperts:
-    """The target's shared experts as INT4, and how many modules of them the checkpoint has."""
-
-    int4_layers: int
-    """Gate, up and down count each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +63,8 @@ class HybridConversion:
     """Modules of the checkpoint (gate, up and down are three); None when it does not say."""
     draft_head: DraftHead | None
     draft_layer: DraftLayer | None
-    shared_experts: SharedExperts | None
+    int4_shared_experts: int | None
+    """Modules of shared experts that become INT4, as those of FP8; None: none does."""
 
     @classmethod
     def from_block(cls, block: Mapping[str, Any]) -> "HybridConversion":
@@ -97,7 +86,7 @@ class HybridConversion:
             expected_fp8_layers=block.get("expected_fp8_layers"),
             draft_head=DraftHead(draft_head["rows"], draft_head["file"]) if draft_head else None,
             draft_layer=DraftLayer(draft["int4_layers"], draft["fp8_layers"]) if draft else None,
-            shared_experts=SharedExperts(shared["int4_layers"]) if shared else None,
+            int4_shared_experts=shared["int4_layers"] if shared else None,
         )
 
 

@@ -39,7 +39,7 @@ from sparkdeploy_vllm.weights.fp8_linear import (
     fp8_linear_method,
     tell_when_weights_are_there,
 )
-from sparkdeploy_vllm.weights.int4_linear import shared_expert_method
+from sparkdeploy_vllm.weights.int4_linear import Int4SharedExpertMethod
 from sparkdeploy_vllm.weights.ledger import ConversionLedger, DraftLedger
 
 NOTHING_PACKED = {
@@ -96,14 +96,10 @@ class SparkHybridConfig(INCConfig):
         made.ledger = ConversionLedger(
             expected_fp8_modules=conversion.expected_fp8_layers,
             head_wanted=conversion.lm_head,
+            expected_int4_modules=conversion.int4_shared_experts or 0,
         )
-        if conversion.shared_experts is not None:
-            made.ledger.expected_int4_modules = conversion.shared_experts.int4_layers
         if conversion.draft_layer is not None:
-            made.draft_ledger = DraftLedger(
-                expected_int4_layers=conversion.draft_layer.int4_layers,
-                expected_fp8_modules=conversion.draft_layer.fp8_layers,
-            )
+            made.draft_ledger = DraftLedger(*conversion.draft_layer)
         if conversion.fp8_mode == "online" and takes_targets():
             made.hand_over_fp8()
         return made
@@ -130,7 +126,12 @@ class SparkHybridConfig(INCConfig):
             # A draft model has books of its own, and its short-lived head must not be counted.
             self.ledger.close_for_draft()
             self.is_draft = True
-            return self._draft_method(layer, prefix) or self._base_method(layer, prefix)
+            method = None
+            if self.draft_ledger is not None:
+                self._note_launch()
+                packed = self.packed_modules_mapping
+                method = draft_layer_method(self.draft_ledger, layer, prefix, packed)
+            return method or self._base_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
         is_linear = isinstance(layer, LinearBase)
@@ -145,12 +146,6 @@ class SparkHybridConfig(INCConfig):
             return tell_when_weights_are_there(method, self.ledger)
         return method
 
-    def _draft_method(self, layer: Module, prefix: str) -> Any:
-        if self.draft_ledger is None:
-            return None
-        self._note_launch()
-        return draft_layer_method(self.draft_ledger, layer, prefix, self.packed_modules_mapping)
-
     def _base_method(self, layer: Module, prefix: str) -> Any:
         """What the checkpoint's own quantisation says of a layer."""
         if self.conversion.base_method != PLAIN:
@@ -161,10 +156,10 @@ class SparkHybridConfig(INCConfig):
 
     def _shared_expert_method(self, layer: Module, prefix: str) -> Any:
         """None where shared experts stay as they are."""
-        if self.conversion.shared_experts is not None:
+        if self.conversion.int4_shared_experts is not None:
             modules = checkpoint_modules(prefix, self.packed_modules_mapping)
             packed = INCConfig.from_config(NOTHING_PACKED).get_quant_method(layer, prefix)
-            return shared_expert_method(packed, self.ledger, prefix, modules=modules)
+            return Int4SharedExpertMethod(packed, self.ledger, prefix, modules=modules)
         mode = self.conversion.fp8_mode
         return None if mode is None else self._fp8_method(mode, prefix)
 
@@ -188,9 +183,8 @@ class SparkHybridConfig(INCConfig):
         if self.conversion.lm_head in HEAD_FORMS:
             return IntegerLMHeadMethod(self.conversion.lm_head, self.ledger, prefix)
         method = self._base_method(layer, prefix)
-        if method is None or isinstance(
-            method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod
-        ):
+        plain = UnquantizedLinearMethod | UnquantizedEmbeddingMethod
+        if method is None or isinstance(method, plain):
             return ReportingLMHeadMethod(self.ledger, prefix)
         return method
 

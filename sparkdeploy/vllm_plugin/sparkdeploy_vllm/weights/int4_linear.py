@@ -25,9 +25,13 @@ class Int4SharedExpertMethod(LinearMethodBase):
     are those of the whole layer.
     """
 
-    def __init__(
-        self, packed: LinearMethodBase, ledger: ConversionLedger, name: str, *, modules: int
-    ) -> None:
+    def __init__(self, packed: Any, ledger: ConversionLedger, name: str, *, modules: int) -> None:
+        """Raise ValueError where this vLLM has no method for a packed linear layer."""
+        if not hasattr(packed, "create_weights"):
+            raise ValueError(
+                f"sparkdeploy: this vLLM has no INT4 kernel for {name}; use a newer engine, or set "
+                "checkpoint.shared_experts to bf16"
+            )
         self.packed = packed
         self.ledger, self.name, self.modules = ledger, name, modules
         self.sizes: tuple[Any, ...] = ()
@@ -83,18 +87,6 @@ class Int4SharedExpertMethod(LinearMethodBase):
         if hasattr(layer, "g_idx"):  # as in 0.25.1
             inputs = torch.arange(weight.shape[1], device=weight.device)
             layer.g_idx.data.copy_(inputs // INT4_GROUP)
-
-
-def shared_expert_method(
-    packed: Any, ledger: ConversionLedger, name: str, *, modules: int
-) -> Int4SharedExpertMethod:
-    """Raise ValueError where this vLLM has no method for a packed linear layer."""
-    if not hasattr(packed, "create_weights"):
-        raise ValueError(
-            f"sparkdeploy: this vLLM has no INT4 kernel for {name}; use a newer engine, or set "
-            "checkpoint.shared_experts to bf16"
-        )
-    return Int4SharedExpertMethod(packed, ledger, name, modules=modules)
 
 
 def _loaded_here(*_: Any, **__: Any) -> None:

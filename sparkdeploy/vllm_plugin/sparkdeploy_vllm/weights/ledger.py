@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+Announce = Callable[[str], None]
+
 
 class ConversionMismatchError(RuntimeError):
     """What was converted is not what the checkpoint says must be converted."""
@@ -22,24 +24,22 @@ class LayerLedger:
         if not self.closed:
             self._open[name] = None
 
-    def fp8_converted(self, name: str, *, modules: int, announce: Callable[[str], None]) -> None:
+    def fp8_converted(self, name: str, *, modules: int, announce: Announce) -> None:
         if name in self._open:
             self.fp8_modules += modules
-            self._settle(name, announce)
+            self._converted(name, announce)
 
-    def int4_converted(
-        self, name: str, *, modules: int = 1, announce: Callable[[str], None]
-    ) -> None:
+    def int4_converted(self, name: str, *, modules: int = 1, announce: Announce) -> None:
         if name in self._open:
             self.int4_modules += modules
-            self._settle(name, announce)
+            self._converted(name, announce)
 
-    def _settle(self, name: str, announce: Callable[[str], None]) -> None:
+    def _converted(self, name: str, announce: Announce) -> None:
         del self._open[name]
         if not self._open:
             self._close(announce)
 
-    def _close(self, announce: Callable[[str], None]) -> None:
+    def _close(self, announce: Announce) -> None:
         """Compare what was converted with what was expected, and say it."""
         raise NotImplementedError
 
@@ -64,12 +64,12 @@ class ConversionLedger(LayerLedger):
     """What heads were made of, but for `bf16`."""
     expected_int4_modules: int = 0
 
-    def head_ready(self, name: str, *, dtype: str, announce: Callable[[str], None]) -> None:
+    def head_ready(self, name: str, *, dtype: str, announce: Announce) -> None:
         if name in self._open:
             self.heads |= {dtype} - {"bf16"}
-            self._settle(name, announce)
+            self._converted(name, announce)
 
-    def weights_there(self, *, announce: Callable[[str], None]) -> None:
+    def weights_there(self, *, announce: Announce) -> None:
         # Nothing else closes the books of a model in which no layer is ours.
         if not self.closed and not self._open:
             self._close(announce)
@@ -86,7 +86,7 @@ class ConversionLedger(LayerLedger):
             )
         self.closed = True
 
-    def _close(self, announce: Callable[[str], None]) -> None:
+    def _close(self, announce: Announce) -> None:
         self.closed = True
         if self.whole_model:
             self._compare()
@@ -126,7 +126,7 @@ class DraftLedger(LayerLedger):
     expected_int4_layers: int
     expected_fp8_modules: int
 
-    def _close(self, announce: Callable[[str], None]) -> None:
+    def _close(self, announce: Announce) -> None:
         self.closed = True
         wanted = (self.expected_int4_layers, self.expected_fp8_modules)
         if (self.int4_modules, self.fp8_modules) != wanted:

@@ -10,8 +10,7 @@ from unittest import mock
 import torch
 from check_tensor_parallel import _start_ranks
 from check_vllm_hooks import _config, _one_rank, _process
-from sparkdeploy_vllm.drafts.experts import Int4ExpertsMethod
-from sparkdeploy_vllm.drafts.experts_cpu import RoundedExpertsMethod
+from sparkdeploy_vllm.drafts.experts import Int4ExpertsMethod, RoundedExpertsMethod
 from sparkdeploy_vllm.drafts.layer import ExpertsEntry
 from sparkdeploy_vllm.weights.fp8_linear import ReferenceFp8LinearMethod
 from sparkdeploy_vllm.weights.int4_groups import dequantize_groups, quantize_groups
