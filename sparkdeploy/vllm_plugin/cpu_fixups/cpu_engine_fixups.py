@@ -67,7 +67,6 @@ sys.meta_path.insert(0, DeclareBeforeTorchvision)
 
 
 def main() -> int:
-    """Apply both fix-ups, print what was done as one JSON line, return 0 when all is well."""
     site_packages = Path(sysconfig.get_paths()["purelib"])
     done = {"vllm": name_the_distribution(site_packages)}
     done["torchvision"] = repair_torchvision(site_packages)

@@ -43,7 +43,8 @@ class DropTokenizerArguments:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in _METHODS or _is_form(scope):
+        kinds = _content_types(scope) if scope["type"] == "http" else []
+        if scope["type"] != "http" or scope["method"] not in _METHODS or _is_form(kinds):
             await self.app(scope, receive, send)
             return
         messages, body = await _received(receive)
@@ -51,7 +52,8 @@ class DropTokenizerArguments:
             try:
                 cleaned = without_tokenizer_parameters(body)
             except (ValueError, RecursionError):
-                if _says_json(scope):
+                # vLLM reads a body as JSON where no type is given, too.
+                if not kinds or any(b"json" in kind for kind in kinds):
                     await answer_json(send, 400, {"error": _REFUSAL})
                     return
                 cleaned = body
@@ -73,17 +75,14 @@ def without_tokenizer_parameters(body: bytes) -> bytes:
 
 def _clean(mapping: dict[str, Any]) -> int:
     """Remove the parameters from the two fields of a mapping; return how many there were."""
-    removed = _remove(mapping.get(TEMPLATE_FIELD))
-    return removed + sum(_remove(nested) for nested in _mappings(mapping.get(PROCESSOR_FIELD)))
-
-
-def _remove(arguments: object) -> int:
-    if not isinstance(arguments, dict):
-        return 0
-    names = TOKENIZER_PARAMETERS & arguments.keys()
-    for name in names:
-        del arguments[name]
-    return len(names)
+    template = mapping.get(TEMPLATE_FIELD)
+    fields = [template] if isinstance(template, dict) else []
+    removed = 0
+    for arguments in (*fields, *_mappings(mapping.get(PROCESSOR_FIELD))):
+        for name in TOKENIZER_PARAMETERS & arguments.keys():
+            del arguments[name]
+            removed += 1
+    return removed
 
 
 def _mappings(content: object) -> Iterator[dict[str, Any]]:
@@ -98,16 +97,9 @@ def _mappings(content: object) -> Iterator[dict[str, Any]]:
             waiting.extend(item)
 
 
-def _is_form(scope: Scope) -> bool:
+def _is_form(kinds: list[bytes]) -> bool:
     """Say whether the body is a form with files, such as sound; vLLM reads no field of these."""
-    kinds = _content_types(scope)
     return bool(kinds) and all(kind.startswith(b"multipart/") for kind in kinds)
-
-
-def _says_json(scope: Scope) -> bool:
-    """Say whether vLLM would read the body as JSON; it does where no type is given."""
-    kinds = _content_types(scope)
-    return not kinds or any(b"json" in kind for kind in kinds)
 
 
 def _content_types(scope: Scope) -> list[bytes]:
@@ -128,8 +120,7 @@ def _replayed(messages: list[Message], receive: Receive) -> Receive:
     waiting = iter(messages)
 
     async def replay() -> Message:
-        message = next(waiting, None)
-        return await receive() if message is None else message
+        return next(waiting, None) or await receive()
 
     return replay
 

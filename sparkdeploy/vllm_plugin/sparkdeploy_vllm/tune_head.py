@@ -128,7 +128,6 @@ def _tune(size: str, tune: Callable[..., Any], stand: Any, options: argparse.Nam
 
 
 def _require_card() -> tuple[int, int]:
-    """Return its compute capability."""
     import torch
 
     if not torch.cuda.is_available():

@@ -124,7 +124,6 @@ def _names(definition: Definition) -> list[str]:
 
 
 def _top_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Statements of the module, those inside top-level if and try included."""
     queue = list(tree.body)
     while queue:
         node = queue.pop(0)

@@ -249,7 +249,6 @@ def apply_weights(kernel: Any, layer: Module, x: Tensor, bias: Tensor | None = N
 
 
 def _upright(parameter: Tensor) -> Tensor:
-    """With groups before outputs."""
     return parameter.t() if parameter.output_dim == 0 else parameter.data
 
 

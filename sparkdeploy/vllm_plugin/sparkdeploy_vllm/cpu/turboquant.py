@@ -32,7 +32,6 @@ class CpuTurboQuantMetadata(AttentionMetadata):
     seq_lens: Tensor
     """int32 [R]: a request's tokens up to its last new one."""
     block_table: Tensor
-    """int32 [R, blocks]"""
 
 
 class CpuTurboQuantBuilder(AttentionMetadataBuilder[CpuTurboQuantMetadata]):
@@ -52,8 +51,6 @@ class CpuTurboQuantBuilder(AttentionMetadataBuilder[CpuTurboQuantMetadata]):
 
 
 class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
-    """A layer's attention. ValueError for what TurboQuant ignores, and for other head sizes."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         asked = refuse_what_is_ignored(*args, **kwargs)
         head_size, kv_cache_dtype = asked["head_size"], asked.get("kv_cache_dtype", "auto")
@@ -143,8 +140,6 @@ def by_token(kv_cache: Tensor) -> Tensor:
 
 
 class CpuTurboQuantBackend(SparkTurboQuantBackend):
-    """vLLM's slots and their layout, with the arithmetic above."""
-
     @staticmethod
     def get_builder_cls() -> type[CpuTurboQuantBuilder]:
         return CpuTurboQuantBuilder

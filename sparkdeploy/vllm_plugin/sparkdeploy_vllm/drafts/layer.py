@@ -24,8 +24,6 @@ from sparkdeploy_vllm.weights.reference import NOT_LOADED
 
 
 class DraftEntry(LedgerEntry):
-    """A dense matrix of the draft layer."""
-
     def check_parts(
         self,
         input_size_per_partition: int,
@@ -40,8 +38,6 @@ class DraftEntry(LedgerEntry):
 
 
 class ExpertsEntry:
-    """The experts of one draft layer: a line in its books."""
-
     def __init__(self, ledger: DraftLedger, name: str) -> None:
         self.ledger = ledger
         self.name = name

@@ -22,8 +22,6 @@ class Reply:
 
 @dataclass(slots=True)
 class PollingRequest:
-    """One request at a time on a non-blocking socket."""
-
     host: str
     port: int
     request: bytes

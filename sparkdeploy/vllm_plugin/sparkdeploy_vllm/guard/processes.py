@@ -33,7 +33,6 @@ def shut_out_others() -> None:
 
 
 def lock_memory() -> str | None:
-    """Keep this process in RAM so that it can act when memory is short; None, or why not."""
     libc = ctypes.CDLL(None, use_errno=True)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     # Under a small limit future allocations would fail instead of being locked.

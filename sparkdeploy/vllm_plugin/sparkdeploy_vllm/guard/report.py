@@ -68,10 +68,8 @@ def write_at_once(line: bytes) -> bool:
 def _write_after_asking(line: bytes) -> bool:
     poll = select.poll()
     poll.register(STDERR, select.POLLOUT)
-    if not any(events & select.POLLOUT for _, events in poll.poll(0)):
-        return False
-    os.write(STDERR, line)
-    return True
+    has_room = any(events & select.POLLOUT for _, events in poll.poll(0))
+    return has_room and os.write(STDERR, line) >= 0
 
 
 def _written_in_time(line: bytes) -> bool:

@@ -32,20 +32,14 @@ _ENGINE = re.compile(rb'engine="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """What one engine tells of its work."""
-
     running: float
-    """Requests that it works at."""
     has_worked: bool
-    """Whether it has read or written a token since its start."""
     moving: tuple[tuple[bytes, bytes], ...]
     """Tokens read and written, and use of the KV cache, which alone moves in a long prefill."""
     waiting: float = field(default=0.0, compare=False)
-    """Requests that wait for their turn."""
 
     @property
     def written_tokens(self) -> float:
-        """Since its start."""
         return sum(_number(value) for name, value in self.moving if name == _WRITTEN)
 
     def as_facts(self) -> dict[str, object]:
@@ -224,7 +218,6 @@ class StallWatch:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request of our own is under way."""
         return self.canary is not None and self.canary.is_asked
 
     @property

@@ -90,14 +90,11 @@ class Orders:
     argv: Sequence[str]
     env: Mapping[str, str]
     memory_floor_bytes: int | None
-    """What must stay available on the machine; None: not watched."""
     grace_s: float
-    """How long the child may take to end after a stop signal."""
     max_restarts: int
     stalls: Callable[[], StallWatch] | None = None
     """Makes a watch that has seen nothing yet; None: a hung engine is not noticed."""
     idle: Callable[[], IdleWatch] | None = None
-    """None: it serves on, whether anybody asks or not."""
 
 
 class Supervision:
@@ -211,14 +208,10 @@ class Supervision:
         if available is None or available >= self.trip_below_bytes:
             return False
         killed, left = processes.kill_all(self.child)
-        report(
-            "memory_floor",
-            mem_available_bytes=available,
-            floor_bytes=self.orders.memory_floor_bytes,
-            trip_below_bytes=self.trip_below_bytes,
-            killed_processes=killed,
-            exit_code=EXIT_MEMORY_FLOOR,
-        )
+        bounds = {"floor_bytes": self.orders.memory_floor_bytes}
+        bounds["trip_below_bytes"] = self.trip_below_bytes
+        ended = {"killed_processes": killed, "exit_code": EXIT_MEMORY_FLOOR}
+        report("memory_floor", mem_available_bytes=available, **bounds, **ended)
         if left:
             _say_who_is_left(left, EXIT_MEMORY_FLOOR)
         return True
@@ -237,30 +230,22 @@ class Supervision:
         return code
 
     def _may_restart(self) -> bool:
+        if self.stop_deadline_s is not None or not self.has_been_healthy:
+            return False
         # A stop that came while the group was being killed has been passed on to no one yet.
-        return (
-            self.stop_deadline_s is None
-            and self.has_been_healthy
-            and self.restarts < self.orders.max_restarts
-            and _pending_stop() is None
-        )
+        return self.restarts < self.orders.max_restarts and _pending_stop() is None
 
 
 def _pending_stop() -> int | None:
-    """The stop signal that has come and was not taken yet, taken now."""
     info = signal.sigtimedwait(STOP_SIGNALS, 0)
     return None if info is None else info.si_signo
 
 
 def _say_who_is_left(pids: Sequence[int], exit_code: int) -> None:
     """Another vLLM would not have what they still hold, and a Spark out of memory freezes."""
-    report(
-        "still_there",
-        processes=[processes.description_of(pid) for pid in pids[:MAX_NAMED]],
-        count=len(pids),
-        waited_s=processes.KILL_TIMEOUT_S,
-        exit_code=exit_code,
-    )
+    named = [processes.description_of(pid) for pid in pids[:MAX_NAMED]]
+    facts = {"count": len(pids), "waited_s": processes.KILL_TIMEOUT_S, "exit_code": exit_code}
+    report("still_there", processes=named, **facts)
 
 
 def _make_ready(memory: AvailableMemory) -> None:

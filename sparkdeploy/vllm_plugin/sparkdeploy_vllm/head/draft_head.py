@@ -14,15 +14,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from sparkdeploy_vllm.announce import announce
-from sparkdeploy_vllm.head.dealt_rows import (
-    NEVER,
-    best_of_share,
-    best_over_ranks,
-    deal_of,
-    spread,
-    take_rows,
-    without_filling,
-)
+from sparkdeploy_vllm.head import dealt_rows
+from sparkdeploy_vllm.head.dealt_rows import NEVER, best_of_share, best_over_ranks
 from sparkdeploy_vllm.head.lm_head import integer_logits, logits_dtype, warm_up
 from sparkdeploy_vllm.weights.conversion import DraftHead
 from sparkdeploy_vllm.weights.fp8_linear import replace_parameter
@@ -52,15 +45,13 @@ class DraftHeadMethod(QuantizeMethodBase):
         """
         if layer.weight.dtype == torch.int8:
             return
-        deal = deal_of(layer, self.tokens)
+        deal = dealt_rows.deal_of(layer, self.tokens)
         layer.all_rows, layer.drafted = layer.weight.shape[0], deal.count
-        rows, scales = take_rows(layer, deal)
-        device = rows.device
+        rows, scales = dealt_rows.take_rows(layer, deal)
         kept = {"rows": deal.tokens, "columns": deal.columns(), "share": deal.share()}
+        kept |= {"weight": rows, "weight_scale": scales}
         for name, tensor in kept.items():
-            replace_parameter(layer, name, tensor.to(device))
-        replace_parameter(layer, "weight", rows)
-        replace_parameter(layer, "weight_scale", scales)
+            replace_parameter(layer, name, tensor.to(rows.device))
         warm_up(layer)
         a_rank = f", {deal.width} a rank" if deal.ranks > 1 else ""
         announce(f"sparkdeploy: draft head active: rows={len(self.tokens)}{a_rank}")
@@ -114,7 +105,7 @@ class SparkLogitsProcessor(LogitsProcessor):
         if skip_gather:
             raise NotImplementedError("sparkdeploy: a draft head over ranks is always gathered")
         share = lm_head.quant_method.apply(lm_head, hidden_states, bias=embedding_bias)
-        return spread(share, lm_head, self.org_vocab_size)
+        return dealt_rows.spread(share, lm_head, self.org_vocab_size)
 
     def get_top_tokens(self, lm_head: Module, *args: Any, **kwargs: Any) -> Any:
         head = chosen_head(self, lm_head)
@@ -134,9 +125,8 @@ class SparkLogitsProcessor(LogitsProcessor):
         # vLLM has it since 0.29, and asks for it nowhere before.
         head = chosen_head(self, lm_head)
         if not is_dealt(head):
-            return LogitsProcessor.get_top_k_tokens(
-                self, head, hidden_states, k, embedding_bias, **kwargs
-            )
+            top_k = LogitsProcessor.get_top_k_tokens
+            return top_k(self, head, hidden_states, k, embedding_bias, **kwargs)
         share = share_logits(self, head, hidden_states, embedding_bias)
         values, tokens = best_over_ranks(*best_of_share(share, head, k), k)
         if kwargs.get("return_log_probs"):
@@ -158,7 +148,8 @@ def share_logits(
     logits = head.quant_method.apply(head, hidden_states, bias=embedding_bias)
     if processor.soft_cap is not None:
         logits = torch.tanh(logits / processor.soft_cap) * processor.soft_cap
-    return without_filling(logits * processor.scale if processor.scale != 1.0 else logits, head)
+    scaled = logits * processor.scale if processor.scale != 1.0 else logits
+    return dealt_rows.without_filling(scaled, head)
 
 
 def chosen_head(processor: Module, lm_head: Module) -> Module:
@@ -167,7 +158,6 @@ def chosen_head(processor: Module, lm_head: Module) -> Module:
 
 
 def draft_head_method(wanted: DraftHead, vocabulary: int) -> DraftHeadMethod:
-    """Read the frequent tokens that lie beside the checkpoint's config.json."""
     model_config = get_current_vllm_config().model_config
     if model_config.enable_sleep_mode:
         # Level 2 gives the weights' memory away, and vLLM reloads the target's weights only: which

@@ -13,7 +13,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from sparkdeploy_vllm.head.tiles import HeadTile
 
 Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Weights, scales, bias."""
 
 
 def launch_gathered(tile: HeadTile, x: torch.Tensor, matrix: Matrix, logits: torch.Tensor) -> None:

@@ -52,17 +52,14 @@ LAUNCHES: dict[str, Callable[[HeadTile, torch.Tensor, Matrix, torch.Tensor], Non
     "streamed": launch_streamed,
     "packed": launch_packed,
 }
-"""By a tile's path."""
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `head_logits` takes these: 16-bit activations and a known matrix on one CUDA GPU."""
-    return x.is_cuda and x.dtype in ACTIVATION_DTYPES and is_known(weight)
-
-
-def is_known(weight: torch.Tensor) -> bool:
     return (
-        weight.dtype in FORMATS
+        x.is_cuda
+        and x.dtype in ACTIVATION_DTYPES
+        and weight.dtype in FORMATS
         and shape_of(weight)[1] % FORMATS[weight.dtype].hidden_step == 0
         and weight.is_contiguous()
     )
@@ -133,7 +130,6 @@ def prepare(
 
 
 def key_of(weight: torch.Tensor) -> HeadKey:
-    """What tuned tiles for this matrix on its card must have been made for."""
     vocab, hidden = shape_of(weight)
     weights = FORMATS[weight.dtype].weights
     return HeadKey(
@@ -152,9 +148,8 @@ _chosen: dict[tuple[torch.dtype, int, int, int], tuple[HeadTile, ...]] = {}
 
 
 def _tiles_of(weight: torch.Tensor) -> tuple[HeadTile, ...]:
-    chosen = _chosen.get(_place(weight))
-    weights = FORMATS[weight.dtype].weights
-    return chosen or shipped_for(_capability(weight.device.index), weights).tiles
+    weights, card = FORMATS[weight.dtype].weights, _capability(weight.device.index)
+    return _chosen.get(_place(weight)) or shipped_for(card, weights).tiles
 
 
 def _used(

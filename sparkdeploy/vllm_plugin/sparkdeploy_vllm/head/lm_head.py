@@ -41,7 +41,6 @@ class HeadForm:
     """What integers a head becomes, and how they are used where no kernel of ours runs."""
 
     dtype: torch.dtype
-    """Of the matrix."""
     quantize: Callable[[Tensor], tuple[Tensor, Tensor]]
     """From a 16-bit [V, K] to the matrix and its scales."""
     linear: Callable[..., Tensor]

@@ -111,8 +111,6 @@ SHIPPED: dict[Weights, dict[int, ShippedTiles[HeadTile]]] = {
 
 @dataclass(frozen=True, slots=True)
 class HeadKey(TilesKey[HeadTile]):
-    """A head on a card."""
-
     folder: ClassVar[str] = "int8-head"
     tile_type: ClassVar[type] = HeadTile
 
@@ -120,7 +118,6 @@ class HeadKey(TilesKey[HeadTile]):
     """Rows of the matrix on one rank, padding included."""
     hidden: int
     kernel: str
-    """Fingerprint of the kernels' source."""
     triton: str
     weights: Weights = "int8"
 

@@ -38,7 +38,6 @@ class AttentionShape(NamedTuple):
 
 
 def served(command: bytes) -> Served:
-    """Read the first process' command; ValueError where none is served."""
     words = command.decode(errors="replace").split("\0")
     following = dict(pairwise(words))
     model = Path(following.get("serve", ""))
@@ -54,8 +53,6 @@ def served(command: bytes) -> Served:
 
 
 class HeadShape(NamedTuple):
-    """A head's matrix as one rank has it."""
-
     vocab: int
     hidden: int
     weights: Literal["int8", "int4"] = "int8"

@@ -27,10 +27,8 @@ SUMMATION = 1e-5
 """Relative error that the order and width of FP32 sums on tensor cores may add."""
 LAUNCHES = 8
 DTYPE = torch.bfloat16
-"""Of activations and queries."""
 
 PAGE_TOKENS = 64
-"""Of the pages that are timed."""
 CHECKED_PAGES = (16, PAGE_TOKENS)
 """The smallest make a round of copies of the most pieces."""
 ROUNDING = 2.0**-8
@@ -120,7 +118,6 @@ class HeadStand(CudaStand[HeadTile]):
         return torch.randint(low, high, size, dtype=dtype, device="cuda", generator=self.drawn)
 
     def _values(self, chunk: slice) -> Tensor:
-        """FP64 rows of the first head."""
         rows = self.weights[0][chunk]
         if rows.dtype == torch.uint8:
             return unpack_head(rows, self.scales[:, chunk]).double()

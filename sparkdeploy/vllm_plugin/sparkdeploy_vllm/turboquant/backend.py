@@ -27,8 +27,6 @@ from sparkdeploy_vllm.turboquant.format import BITS, slot_format
 
 
 class SparkTurboQuantBuilder(turboquant_attn.TurboQuantMetadataBuilder):
-    """vLLM's builder; under speculation a request with few verified tokens is one that decodes."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)

@@ -66,11 +66,9 @@ class AttentionLayer:
 
     @property
     def group(self) -> int:
-        """Query heads that share a KV head."""
         return self.query_heads // self.kv_heads
 
     def rows(self, most_tokens: int) -> int:
-        """Query rows that a block has for each KV head."""
         return min(ROWS, most_tokens * self.group)
 
     def shipped_tile(self, capability: tuple[int, int], most_tokens: int) -> AttentionTile | None:
@@ -120,7 +118,6 @@ def unfit(attention: AttentionLayer, capability: tuple[int, int], most_tokens: i
 
 
 def takes(attention: AttentionLayer, query: Tensor, pages: Tensor) -> bool:
-    """Whether these tensors lie as the kernel reads them."""
     slot_bytes = attention.slot.slot_bytes
     return (
         query.is_cuda
@@ -160,7 +157,6 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
 
 
 def key_of(attention: AttentionLayer, most_tokens: int, device: torch.device) -> AttentionKey:
-    """What a tuned tile for this layer on its card must have been made for."""
     slot = attention.slot
     return AttentionKey(
         card=torch.cuda.get_device_name(device),
@@ -191,7 +187,6 @@ def splits_of(
 def scratch_shapes(
     attention: AttentionLayer, tokens: int, splits: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of `Scratch`, both FP32."""
     shape = (tokens, attention.query_heads, splits)
     return (*shape, attention.slot.head_dim), shape
 

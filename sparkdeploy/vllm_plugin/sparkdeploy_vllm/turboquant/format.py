@@ -34,7 +34,6 @@ class SlotFormat:
 
     @property
     def norm_offset(self) -> int:
-        """Of the key's norm; only where keys are rotated."""
         return self.key_code_bytes
 
     @property
@@ -47,7 +46,6 @@ class SlotFormat:
 
     @property
     def scale_offset(self) -> int:
-        """Of the value's scale; its zero follows."""
         return self.value_offset + self.value_code_bytes
 
     @property

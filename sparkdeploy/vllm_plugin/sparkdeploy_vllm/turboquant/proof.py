@@ -107,7 +107,6 @@ def exact(attention: AttentionLayer, question: Question, dtype: torch.dtype) -> 
 def attend(
     attention: AttentionLayer, tile: AttentionTile, question: Question, out: Tensor, into: Scratch
 ) -> None:
-    """Fill `out` by the kernel."""
     query, pages, requests = question.query, question.pages, question.requests
     decode_attention(attention, query, pages, requests, out, into, tile)
 

@@ -91,8 +91,6 @@ def shipped_tile(major: int, slot: SlotFormat, kv_heads: int, rows: int) -> Atte
 
 @dataclass(frozen=True, slots=True)
 class AttentionKey(TilesKey[AttentionTile]):
-    """A layer's attention on a card."""
-
     folder: ClassVar[str] = "turboquant-decode"
     tile_type: ClassVar[type] = AttentionTile
 
@@ -100,15 +98,11 @@ class AttentionKey(TilesKey[AttentionTile]):
     value_bits: int
     head_dim: int
     kv_heads: int
-    """On one rank."""
     group: int
-    """Query heads that share a KV head."""
     most_tokens: int
     """Query tokens that a request may have: one, and those of a draft."""
     kernel: str
-    """Fingerprint of the kernel's source."""
     nvrtc: str
-    """Release of the compiler."""
 
     @property
     def subject(self) -> str:
@@ -125,7 +119,6 @@ class AttentionKey(TilesKey[AttentionTile]):
 
     @property
     def rows(self) -> int:
-        """Query rows that a block has for each KV head."""
         return min(ROWS, self.most_tokens * self.group)
 
     def shipped(self) -> Choice[AttentionTile]:

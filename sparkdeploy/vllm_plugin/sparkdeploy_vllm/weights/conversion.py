@@ -52,13 +52,9 @@ class DraftLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HybridConversion:
-    """The `spark_hybrid` block of config.json, checked."""
-
     base_method: str
     fp8_mode: str | None
-    """One of FP8_MODES, or None when nothing is FP8."""
     lm_head: str
-    """One of LM_HEADS."""
     expected_fp8_layers: int | None
     """Modules of the checkpoint (gate, up and down are three); None when it does not say."""
     draft_head: DraftHead | None

@@ -36,13 +36,7 @@ class _KernelMethod(Fp8LinearMethod):
     """vLLM's own kernels for FP8 in blocks that need not be made, entered in the books."""
 
     def __init__(self, entry: LedgerEntry) -> None:
-        super().__init__(
-            Fp8Config(
-                is_checkpoint_fp8_serialized=True,
-                activation_scheme="dynamic",
-                weight_block_size=list(BLOCK),
-            )
-        )
+        super().__init__(Fp8Config(True, "dynamic", weight_block_size=list(BLOCK)))
         self.entry = entry
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
@@ -154,7 +148,6 @@ def check_loaded(layer: Module, entry: LedgerEntry) -> None:
 
 
 def take_own_parameters(layer: Module, entry: LedgerEntry) -> None:
-    """Put the FP8 tensors in the place of the BF16 weight, which is freed."""
     own = [getattr(layer, name).data for name in OWN_NAMES]
     if entry.checks_weights():
         difference = largest_difference(layer.weight.data, *own)

@@ -20,8 +20,6 @@ except ImportError:  # vLLM older than 0.20.2
 
 
 class LedgerEntry:
-    """One layer's line in the books: created once, converted once."""
-
     def __init__(self, ledger: LayerLedger, name: str, *, modules: int) -> None:
         self.ledger = ledger
         self.name = name

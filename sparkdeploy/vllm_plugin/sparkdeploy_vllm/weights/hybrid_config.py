@@ -68,11 +68,9 @@ class SparkHybridConfig(INCConfig):
     conversion: HybridConversion
     ledger: ConversionLedger
     draft_ledger: DraftLedger | None = None
-    """Books of the draft layer; None where it stays as it is."""
     is_draft: bool = False
     """Whether the layers of a draft model are being made: its draft layers come first."""
     draft_head: ParallelLMHead | None = None
-    """The draft model's own head, for its logits processor to find."""
     targets: Any = None
     """Our SharedExpertTargets, where vLLM makes the FP8 layers. A user's own
     `--quantization-config` takes its place; then the plugin makes the layers as before 0.30."""
@@ -147,7 +145,6 @@ class SparkHybridConfig(INCConfig):
         return method
 
     def _base_method(self, layer: Module, prefix: str) -> Any:
-        """What the checkpoint's own quantisation says of a layer."""
         if self.conversion.base_method != PLAIN:
             return super().get_quant_method(layer, prefix)
         if isinstance(layer, LinearBase):
@@ -155,7 +152,6 @@ class SparkHybridConfig(INCConfig):
         return plain_experts(layer)
 
     def _shared_expert_method(self, layer: Module, prefix: str) -> Any:
-        """None where shared experts stay as they are."""
         if self.conversion.int4_shared_experts is not None:
             modules = checkpoint_modules(prefix, self.packed_modules_mapping)
             packed = INCConfig.from_config(NOTHING_PACKED).get_quant_method(layer, prefix)

@@ -26,7 +26,6 @@ class Int4SharedExpertMethod(LinearMethodBase):
     """
 
     def __init__(self, packed: Any, ledger: ConversionLedger, name: str, *, modules: int) -> None:
-        """Raise ValueError where this vLLM has no method for a packed linear layer."""
         if not hasattr(packed, "create_weights"):
             raise ValueError(
                 f"sparkdeploy: this vLLM has no INT4 kernel for {name}; use a newer engine, or set "
@@ -78,7 +77,6 @@ class Int4SharedExpertMethod(LinearMethodBase):
         return self.packed.apply(layer, x, bias)
 
     def _fill(self, layer: Module, weight: Tensor) -> None:
-        """Give the layer's packed parameters what a checkpoint's loader would."""
         codes, scales = fit_groups(weight)
         refuse_damaged_scales(self.name, scales)
         layer.qweight.data.copy_(pack_inputs(codes))

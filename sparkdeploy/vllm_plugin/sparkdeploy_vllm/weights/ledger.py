@@ -40,7 +40,6 @@ class LayerLedger:
             self._close(announce)
 
     def _close(self, announce: Announce) -> None:
-        """Compare what was converted with what was expected, and say it."""
         raise NotImplementedError
 
 
@@ -58,7 +57,6 @@ class ConversionLedger(LayerLedger):
 
     expected_fp8_modules: int | None
     head_wanted: str = "bf16"
-    """`int8` or `int4`; `bf16` asks for none."""
     whole_model: bool = True
     heads: set[str] = field(default_factory=set)
     """What heads were made of, but for `bf16`."""
