@@ -59,15 +59,14 @@ class DropTokenizerArguments:
                 cleaned = body
             if cleaned is not body:
                 messages = [{"type": "http.request", "body": cleaned, "more_body": False}]
-                scope = _with_length(scope, len(cleaned))
+                others = [it for it in scope["headers"] if it[0].lower() != b"content-length"]
+                length = (b"content-length", str(len(cleaned)).encode())
+                scope = {**scope, "headers": [*others, length]}
         await self.app(scope, _replayed(messages, receive), send)
 
 
 def without_tokenizer_parameters(body: bytes) -> bytes:
-    """Return a JSON body without them, the very same object where it names none.
-
-    Raises ValueError or RecursionError for what Python cannot read as JSON; vLLM reads the same.
-    """
+    """Return a JSON body without them, the very same object where it names none."""
     content = json.loads(body)
     removed = sum(_clean(mapping) for mapping in _mappings(content))
     return json.dumps(content).encode() if removed else body
@@ -123,8 +122,3 @@ def _replayed(messages: list[Message], receive: Receive) -> Receive:
         return next(waiting, None) or await receive()
 
     return replay
-
-
-def _with_length(scope: Scope, length: int) -> Scope:
-    others = [it for it in scope["headers"] if it[0].lower() != b"content-length"]
-    return {**scope, "headers": [*others, (b"content-length", str(length).encode())]}

@@ -1,39 +1,60 @@
 """Tune the kernels' tiles on this machine's card: `python -m sparkdeploy_vllm.tune_head`.
 
-Those of an INT8 or INT4 LM head, and of attention where the cache is TurboQuant. For the model that
-the container serves, unless another one is named. Some minutes, once per card and shape, with
-nothing else at work on the card. Each tile is held against the exact result before it is timed.
-What is found goes into the cache folder, where the next start of vLLM finds it. Exit code 0 when
-all is written, 1 when something is not.
+Those of an integer LM head, and of attention where the cache is TurboQuant, for the model that the
+container serves or another one. Some minutes, once per card and shape, with nothing else at work on
+the card; the next start of vLLM uses them. Exit code 0 when all is written, else 1.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from sparkdeploy_vllm import __version__
 from sparkdeploy_vllm.tuning import search
-from sparkdeploy_vllm.tuning.served_model import (
-    AttentionShape,
-    HeadShape,
-    Served,
-    attention_shape,
-    head_shapes,
-    served,
-)
 from sparkdeploy_vllm.tuning.tiles import tuned_folder, write_tuned
 from sparkdeploy_vllm.turboquant.format import BITS, slot_format
+from sparkdeploy_vllm.weights.conversion import BLOCK_KEY
 
+VOCABULARY_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of it."""
 ROUNDS = 25
 FIRST_PROCESS = Path("/proc/1/cmdline")
 FAILURES = (RuntimeError, OSError, ValueError, ImportError)
 """CUDA's own are RuntimeErrors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model's folder, and what of its launch decides the shapes."""
+
+    model: Path
+    ranks: int = 1
+    cache_dtype: str = "auto"
+    query_tokens: int = 1
+    """Tokens of a request that a step may verify, the one without a draft included."""
+
+
+class AttentionShape(NamedTuple):
+    """A layer's attention over a TurboQuant cache, as one rank has it."""
+
+    cache_dtype: str
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    query_tokens: int
+
+
+class HeadShape(NamedTuple):
+    vocab: int
+    hidden: int
+    weights: Literal["int8", "int4"] = "int8"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,6 +97,58 @@ def _launch(options: argparse.Namespace) -> Served:
         cache_dtype=options.kv_cache_dtype or launch.cache_dtype,
         query_tokens=options.query_tokens or launch.query_tokens,
     )
+
+
+def served(command: bytes) -> Served:
+    words = command.decode(errors="replace").split("\0")
+    following = dict(pairwise(words))
+    model = Path(following.get("serve", ""))
+    if not model.is_absolute():
+        raise ValueError("this container serves no model: name one with --model")
+    drafts = json.loads(following.get("--speculative-config", "{}"))
+    return Served(
+        model,
+        ranks=int(following.get("--tensor-parallel-size", "1")),
+        cache_dtype=following.get("--kv-cache-dtype", "auto"),
+        query_tokens=1 + int(drafts.get("num_speculative_tokens", 0)),
+    )
+
+
+def head_shapes(config: Mapping[str, Any], *, ranks: int) -> list[HeadShape]:
+    """Return the heads' matrices that one of `ranks` ranks holds, from config.json."""
+    vocab, hidden = _sizes(config, "vocab_size", "hidden_size")
+    padded = -(-vocab // VOCABULARY_PADDING) * VOCABULARY_PADDING
+    block = config.get("quantization_config", {}).get(BLOCK_KEY, {})
+    weights = "int4" if block.get("lm_head") == "int4" else "int8"
+    shapes = [HeadShape(padded // ranks, hidden, weights)]
+    draft = block.get("draft_lm_head")
+    if draft:
+        shapes.append(HeadShape(-(-int(draft["rows"]) // ranks), hidden))
+    return shapes
+
+
+def attention_shape(config: Mapping[str, Any], launch: Served) -> AttentionShape | None:
+    """Return None where the cache is no TurboQuant; ValueError when the config names no sizes."""
+    if launch.cache_dtype not in BITS:
+        return None
+    text = config.get("text_config", config)
+    query_heads, hidden = _sizes(config, "num_attention_heads", "hidden_size")
+    return AttentionShape(
+        launch.cache_dtype,
+        query_heads // launch.ranks,
+        # vLLM gives each rank one where there are fewer than ranks.
+        max(1, (text.get("num_key_value_heads") or query_heads) // launch.ranks),
+        text.get("head_dim") or hidden // query_heads,
+        launch.query_tokens,
+    )
+
+
+def _sizes(config: Mapping[str, Any], first: str, second: str) -> tuple[int, int]:
+    text = config.get("text_config", config)
+    one, other = text.get(first), text.get(second)
+    if not isinstance(one, int) or not isinstance(other, int):
+        raise ValueError(f"its config.json names no {first} and {second}")  # noqa: TRY004
+    return one, other
 
 
 def _exit_code(search: Callable[[], None]) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from sparkdeploy_vllm.head.tiles import GB10, HOPPER, ROW_CLASSES, HeadKey, HeadTile
+from sparkdeploy_vllm.tune_head import Served, head_shapes, served
 from sparkdeploy_vllm.tuning.search import FINALISTS, UnsteadyCardError, head_candidates, tune_head
-from sparkdeploy_vllm.tuning.served_model import Served, head_shapes, served
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE
 

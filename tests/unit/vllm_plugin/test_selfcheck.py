@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sparkdeploy_vllm.check.hooks import STAND_INS, TOUCHED, Api, StandIn
-from sparkdeploy_vllm.check.selfcheck import HookFinding, check, uncovered
+from sparkdeploy_vllm.check.selfcheck import (
+    STAND_INS,
+    TOUCHED,
+    Api,
+    HookFinding,
+    StandIn,
+    check,
+    uncovered,
+)
 from sparkdeploy_vllm.check.source_tree import SourceTree
 
 from tests.unit.vllm_plugin.conftest import PLUGIN_TREE

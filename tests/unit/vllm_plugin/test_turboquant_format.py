@@ -24,9 +24,8 @@ def test_a_slot_of_256_dimensions(cache_dtype: str, slot_bytes: int) -> None:
 def test_parts_follow_one_another_and_slots_are_even(cache_dtype: str, head_dim: int) -> None:
     slot = slot_format(cache_dtype, head_dim)
     norm_bytes = 2 if slot.has_rotated_keys else 0
-    assert slot.norm_offset == slot.key_code_bytes
-    assert slot.value_offset == slot.norm_offset + norm_bytes
-    assert slot.scale_offset == slot.value_offset + slot.value_code_bytes
+    assert slot.value_offset == slot.key_code_bytes + norm_bytes
+    assert slot.scale_offset == slot.value_offset + head_dim * slot.value_bits // 8
     assert 0 <= slot.slot_bytes - (slot.scale_offset + 4) <= 1
     assert slot.slot_bytes % 2 == 0
 

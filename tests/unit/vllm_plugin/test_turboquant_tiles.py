@@ -113,7 +113,7 @@ def test_the_source_finds_everything_where_the_format_has_it(
 ) -> None:
     slot = slot_format(cache_dtype, head_dim)
     found = compiled(slot, AttentionTile(16, 8, 2), 4)
-    assert (found["NORM"], found["VALUE"]) == (slot.norm_offset, slot.value_offset)
+    assert (found["NORM"], found["VALUE"]) == (slot.key_code_bytes, slot.value_offset)
     assert (found["SCALE"], found["SLOT"]) == (slot.scale_offset, slot.slot_bytes)
     assert found["TOKEN"] == 4 * slot.slot_bytes
     assert bool(found["ROTATED"]) is slot.has_rotated_keys

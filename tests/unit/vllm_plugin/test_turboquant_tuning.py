@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from sparkdeploy_vllm import tune_head
+from sparkdeploy_vllm.tune_head import AttentionShape, Served, attention_shape, served
 from sparkdeploy_vllm.tuning.search import (
     CONTEXTS,
     UnsteadyCardError,
     attention_candidates,
     tune_attention,
 )
-from sparkdeploy_vllm.tuning.served_model import AttentionShape, Served, attention_shape, served
 from sparkdeploy_vllm.tuning.tiles import Tuned
 from sparkdeploy_vllm.turboquant.tiles import (
     SHIPPED,

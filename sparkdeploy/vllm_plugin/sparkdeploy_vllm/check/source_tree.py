@@ -45,12 +45,11 @@ class SourceTree:
 
     def call_keywords(self, module: str, function: str) -> set[str]:
         """Keywords that every call of `function` in the module passes."""
+        nodes = ast.walk(self._parse(module))
         calls = [
             {keyword.arg for keyword in node.keywords if keyword.arg}
-            for node in ast.walk(self._parse(module))
-            if isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == function
+            for node in nodes
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) == function
         ]
         return set.intersection(*calls) if calls else set()
 

@@ -49,7 +49,9 @@ def register() -> None:
     def core(mixed_qkv: Any, b: Any, a: Any, core_attn_out: Any, layer_name: Any) -> None:
         context = gdn_attention.get_forward_context()
         layer = context.no_compile_layers[gdn_attention._resolve_layer_name(layer_name)]
-        if context.attn_metadata is None or not _has_room_for_drafts(layer):
+        if context.attn_metadata is None or (
+            _convolution_states(layer).shape[-1] <= _width(layer) - 1  # no place for drafts
+        ):
             theirs(mixed_qkv, b, a, core_attn_out, layer_name)
             return
         attend(layer, context.attn_metadata[layer.prefix], Tokens(mixed_qkv, b, a), core_attn_out)
@@ -60,10 +62,7 @@ def register() -> None:
 
 
 def attend(layer: Any, metadata: Any, tokens: Tokens, out: Tensor) -> None:
-    """Write into `out` [tokens, heads, dim] what the layer makes of a step's tokens.
-
-    Drafts stand beside prompts, and so do single tokens, which come first.
-    """
+    """Write into `out` [tokens, heads, dim] what the layer makes of a step's tokens."""
     if metadata.spec_sequence_masks is not None:
         drafted, others = metadata.spec_token_indx, metadata.non_spec_token_indx
         out[drafted] = _drafts(layer, metadata, tokens.at(drafted))
@@ -96,8 +95,7 @@ def _drafts(layer: Any, metadata: Any, tokens: Tokens) -> Tensor:
     accepted = metadata.num_accepted_tokens[:count]
     starts = metadata.spec_query_start_loc[: count + 1]
     mixed_qkv = torch.empty_like(tokens.mixed_qkv)
-    bounds = starts.tolist()
-    for sequence, (first, end) in enumerate(itertools.pairwise(bounds)):
+    for sequence, (first, end) in enumerate(itertools.pairwise(starts.tolist())):
         if end == first:
             continue
         buffer = states[int(slots[sequence, 0])]
@@ -175,10 +173,6 @@ def _convolve_one(layer: Any, token: Tensor, history: Tensor) -> Tensor:
         bias=layer.conv1d.bias,
         activation=layer.activation,
     )[0, :, 0]
-
-
-def _has_room_for_drafts(layer: Any) -> bool:
-    return _convolution_states(layer).shape[-1] > _width(layer) - 1
 
 
 def _width(layer: Any) -> int:

@@ -45,18 +45,16 @@ TURBOQUANT_PATH = "sparkdeploy_vllm.cpu.turboquant.CpuTurboQuantBackend"
 
 
 def register() -> None:
-    _register_turboquant()
-    _register_delta_net()
-    _register_int4_linear()
-    _register_sampling()
-    _register_inspection()
-
-
-def _register_inspection() -> None:
     from vllm.model_executor.models import registry
+    from vllm.v1.sample import rejection_sampler
 
     if hasattr(registry, "_run_in_subprocess"):
         registry._run_in_subprocess = lambda inspect: inspect()
+    if hasattr(rejection_sampler, "expand_batch_to_tokens"):
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+    _register_turboquant()
+    _register_delta_net()
+    _register_int4_linear()
 
 
 def _register_turboquant() -> None:
@@ -74,13 +72,6 @@ def _register_turboquant() -> None:
         return theirs(cls, selected_backend, attn_selector_config, *rest, **named)
 
     CpuPlatform.get_attn_backend_cls = classmethod(choose)
-
-
-def _register_sampling() -> None:
-    from vllm.v1.sample import rejection_sampler
-
-    if hasattr(rejection_sampler, "expand_batch_to_tokens"):
-        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 
 
 def expand_batch_to_tokens(
@@ -161,8 +152,8 @@ def recur_token_by_token(  # noqa: PLR0913 - the operator's own arguments
                 a=a[step],
                 b=b[step],
                 initial_state_source=states,
-                initial_state_indices=torch.tensor([slot], dtype=torch.int32),
                 cu_seqlens=one_step,
+                initial_state_indices=torch.tensor([slot], dtype=torch.int32),
                 **same,
             ).view_as(out[step])
             source = slot

@@ -70,10 +70,7 @@ class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Store tokens [T, KV heads, D] where `slot_mapping` int [T] says; -1 is padding.
-
-        The cache is one that `by_token` takes.
-        """
+        """Store tokens [T, KV heads, D] where `slot_mapping` int [T] says; -1 is padding."""
         del layer
         stored = (slot_mapping >= 0).nonzero().squeeze(1)
         places = slot_mapping[stored].long()
@@ -119,10 +116,7 @@ class CpuTurboQuantImpl(AttentionImpl[CpuTurboQuantMetadata]):
 
 
 def read_slots(kv_cache: Tensor, blocks: Tensor, context: int) -> Tensor:
-    """A request's first `context` slots, in its tokens' order: [context, KV heads, slot bytes].
-
-    The cache is one that `by_token` takes, `blocks` int [B] the request's row of the block table.
-    """
+    """A request's first `context` slots, in its tokens' order: [context, KV heads, slot bytes]."""
     cache = by_token(kv_cache)
     token = torch.arange(context, device=kv_cache.device)
     block_tokens = cache.shape[1]

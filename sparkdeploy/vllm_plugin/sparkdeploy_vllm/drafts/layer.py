@@ -54,23 +54,14 @@ class ExpertsEntry:
 
 
 def draft_layer_method(ledger: DraftLedger, layer: Module, prefix: str, packed: Any) -> Any:
-    """Return the method of a draft layer's matrix or experts; None for what stays as it is.
-
-    `packed` says which modules of the checkpoint a layer of vLLM's fuses.
-    """
+    """Return the method of a draft layer's matrix or experts; None for what stays as it is."""
     if isinstance(layer, LinearBase):
         if not is_draft_dense(prefix):
             return None
         modules = checkpoint_modules(prefix, packed)
         return fp8_linear_method(DraftEntry(ledger, prefix, modules=modules))
-    moe_config = getattr(layer, "moe_config", None)
-    return None if moe_config is None else experts_method(moe_config, ExpertsEntry(ledger, prefix))
-
-
-def experts_method(moe_config: Any, entry: ExpertsEntry) -> Any:
-    """On GPUs the kernel of the checkpoint's own INT4 experts; on CPUs their values at 16 bits,
-    as vLLM's kernel for them needs AMX.
-    """
+    if (moe_config := getattr(layer, "moe_config", None)) is None:
+        return None
     try:
         # Here, for older releases have these classes elsewhere and serve without them.
         from sparkdeploy_vllm.drafts import experts
@@ -79,6 +70,7 @@ def experts_method(moe_config: Any, entry: ExpertsEntry) -> Any:
             "sparkdeploy: this vLLM has no INT4 experts that the plugin knows (they came with "
             "0.25.1); use a newer engine, or set checkpoint.mtp_weights to bf16"
         ) from error
-    if current_platform.is_cpu():
-        return experts.RoundedExpertsMethod(moe_config, entry)
-    return experts.Int4ExpertsMethod(moe_config, entry)
+    # On CPUs the values at 16 bits, as vLLM's kernel for them needs AMX.
+    is_cpu = current_platform.is_cpu()
+    method = experts.RoundedExpertsMethod if is_cpu else experts.Int4ExpertsMethod
+    return method(moe_config, ExpertsEntry(ledger, prefix))

@@ -62,7 +62,11 @@ class PollingRequest:
 
     def _advance(self, connection: socket.socket) -> Reply | None:
         try:
-            if not self._is_cleared and not self._clear(connection):
+            if not self._is_cleared:
+                connection.send(b"")  # OSError while there is no connection
+                self._is_cleared = self.may_send is None or self.may_send(connection)
+            if not self._is_cleared:
+                self._hang_up()
                 return None
             if self._unsent:
                 self._unsent = self._unsent[connection.send(self._unsent) :]
@@ -77,15 +81,9 @@ class PollingRequest:
                 self._hang_up()
             return None
         self._hang_up()
-        return _read(bytes(self._received))
-
-    def _clear(self, connection: socket.socket) -> bool:
-        """Whether the request may be sent; OSError while there is no connection."""
-        connection.send(b"")
-        self._is_cleared = self.may_send is None or self.may_send(connection)
-        if not self._is_cleared:
-            self._hang_up()
-        return self._is_cleared
+        head, _, body = bytes(self._received).partition(_END_OF_HEAD)
+        words = head.split(b" ", 2)
+        return Reply(words[1], body) if len(words) > 1 else None
 
     def _hang_up(self) -> None:
         if self._socket is not None:
@@ -106,9 +104,3 @@ def question(url: str, *, method: str = "GET", key: str = "", body: bytes = b"")
         head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     request = "\r\n".join([*head, "", ""]).encode() + body
     return PollingRequest(socket.gethostbyname(host), port, request)
-
-
-def _read(received: bytes) -> Reply | None:
-    head, _, body = received.partition(_END_OF_HEAD)
-    words = head.split(b" ", 2)
-    return Reply(words[1], body) if len(words) > 1 else None

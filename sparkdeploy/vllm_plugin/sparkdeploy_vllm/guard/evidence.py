@@ -44,14 +44,13 @@ def write_stacks(leader: int) -> int:
     """
     below = reversed(processes.descendants(os.getpid()))
     # One that has ended, as nvidia-smi has by now, has no stack to show.
-    found = [pid for pid in below if processes.is_alive(pid)]
-    told = {pid: processes.description_of(pid) for pid in found}
+    found = {pid: processes.description_of(pid) for pid in below if processes.is_alive(pid)}
     for pid in found:
         processes.send(pid, signal.SIGSTOP)
     deadline_s = time.monotonic() + ALL_STACKS_TIMEOUT_S
-    for pid in found:
+    for pid, description in found.items():
         if time.monotonic() < deadline_s:
-            report("stacks_follow", **told[pid])
+            report("stacks_follow", **description)
             processes.send(pid, signal.SIGABRT)
             processes.send(pid, signal.SIGCONT)
             _wait_for_end(pid)
@@ -82,8 +81,7 @@ def _read_for(read_end: int, timeout_s: float) -> bytes:
         while (left_s := deadline_s - time.monotonic()) > 0 and len(said) < MOST_GPU_BYTES:
             if not select.select([read_end], [], [], left_s)[0]:
                 break
-            piece = os.read(read_end, MOST_GPU_BYTES)
-            if not piece:
+            if not (piece := os.read(read_end, MOST_GPU_BYTES)):
                 break
             said += piece
     finally:

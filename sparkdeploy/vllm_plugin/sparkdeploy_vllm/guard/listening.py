@@ -29,7 +29,6 @@ class _Holder(NamedTuple):
 
 
 def connected(port: int) -> frozenset[bytes]:
-    """The other ends of all connections to this port."""
     ours = b":%04X" % port
     rows = _connections()
     return frozenset(row[2] for row in rows if row[3] == ESTABLISHED and row[1].endswith(ours))

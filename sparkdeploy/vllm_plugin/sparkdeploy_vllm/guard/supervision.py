@@ -101,16 +101,11 @@ class Supervision:
     def __init__(
         self, orders: Orders, *, memory: AvailableMemory, probe: PollingRequest | None
     ) -> None:
-        self.orders = orders
-        self.memory = memory
-        self.probe = probe
+        self.orders, self.memory, self.probe = orders, memory, probe
         self.offer = processes.OfferToTheKernel()
-        self.child = 0
+        self.child = self.restarts = 0
         self.stop_deadline_s: float | None = None
-        self.has_been_healthy = False
-        self.restarts = 0
-        self.has_stalled = False
-        self.stops_idle = False
+        self.has_been_healthy = self.has_stalled = self.stops_idle = False
         floor = orders.memory_floor_bytes
         self.trip_below_bytes = 0 if floor is None else floor + TRIP_MARGIN_BYTES
 
@@ -150,7 +145,9 @@ class Supervision:
             if status is not None:
                 return processes.exit_code(status)
             if self.probe is not None and not healthy:
-                healthy = self._is_healthy(self.probe)
+                answer = self.probe.tick(time.monotonic())
+                healthy = answer is not None and answer.status == b"200"
+                self.has_been_healthy |= healthy
             elif self.stop_deadline_s is None:
                 if stalls is not None and self._hangs(stalls):
                     return EXIT_STALLED
@@ -161,12 +158,6 @@ class Supervision:
                     os.killpg(self.child, signal.SIGKILL)
                 self.stop_deadline_s = float("inf")
                 report("grace_over", grace_s=self.orders.grace_s)
-
-    def _is_healthy(self, probe: PollingRequest) -> bool:
-        answer = probe.tick(time.monotonic())
-        healthy = answer is not None and answer.status == b"200"
-        self.has_been_healthy |= healthy
-        return healthy
 
     def _hangs(self, stalls: StallWatch) -> bool:
         """Whether the engine hangs; what it hung in has been told then, and it has ended."""
@@ -183,9 +174,9 @@ class Supervision:
         info = signal.sigtimedwait(_WATCHED, POLL_S)
         if info is None or info.si_signo == signal.SIGCHLD:
             return
-        if self.stop_deadline_s is not None:
-            return  # Who stops us says so twice, and some servers take a second word as a kill.
-        self._stop(info.si_signo)
+        # Who stops us says so twice, and some servers take a second word as a kill.
+        if self.stop_deadline_s is None:
+            self._stop(info.si_signo)
 
     def _stop(self, number: int) -> None:
         self.stop_deadline_s = time.monotonic() + self.orders.grace_s

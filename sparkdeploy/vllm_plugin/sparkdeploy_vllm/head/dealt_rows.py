@@ -109,10 +109,7 @@ def _send(weight: Tensor, local: Tensor, owner: int, deal: Deal) -> tuple[Tensor
 
 
 def spread(share: Tensor, layer: Module, vocabulary: int) -> Tensor:
-    """Make logits [..., vocabulary] of every rank's `share` [..., width]; the same on all ranks.
-
-    A token that is not drafted gets minus infinity.
-    """
+    """Make logits [..., vocabulary] of every rank's `share` [..., width]; the same on all ranks."""
     joined = tensor_model_parallel_all_gather(share)
     logits = joined.new_full((*share.shape[:-1], vocabulary), NEVER)
     return logits.index_copy_(-1, layer.rows, joined[..., layer.columns])

@@ -56,19 +56,14 @@ def unpack_head(packed: Tensor, scales: Tensor) -> Tensor:
 
 
 def int4_linear(
-    x: Tensor,
-    packed: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    *,
-    out_dtype: torch.dtype = torch.float32,
+    x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None, **out: torch.dtype
 ) -> Tensor:
     """`x` [..., K] times a head of `quantize_head`, plus `bias` [V]: [..., V] as `out_dtype`."""
 
     def part(rows_in: Tensor, rows: slice) -> Tensor:
         return head_product(rows_in, unpack_head(packed[rows], scales[:, rows]))
 
-    return logits_in_chunks(x, packed, part, bias, out_dtype)
+    return logits_in_chunks(x, packed, part, bias, **out)
 
 
 def gather_rows(ids: Tensor, packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

@@ -66,7 +66,6 @@ def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def shape_of(weight: torch.Tensor) -> tuple[int, int]:
-    """V and K of the head that a matrix holds."""
     return weight.shape[0], weight.shape[1] * FORMATS[weight.dtype].inputs_an_element
 
 

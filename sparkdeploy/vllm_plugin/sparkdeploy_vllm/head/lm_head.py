@@ -53,15 +53,11 @@ HEAD_FORMS = {
     "int8": HeadForm(torch.int8, quantize_rows, int8_linear, dequantize_gather),
     "int4": HeadForm(torch.uint8, quantize_head, int4_linear, gather_rows, group=INT4_GROUP),
 }
-"""By what `lm_head` may say in a checkpoint's block."""
 _FORM_OF = {form.dtype: form for form in HEAD_FORMS.values()}
 
 
 def integer_logits(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Logits [..., V] of a layer whose `weight` is of integers, by the kernel where it fits.
-
-    In `layer.logits_dtype`, on every device and rank.
-    """
+    """Logits [..., V] of a layer whose `weight` is of integers, by the kernel where it fits."""
     out_dtype = layer.logits_dtype
     if x.is_cuda:
         from sparkdeploy_vllm.head.kernel import fits, head_logits  # needs Triton
@@ -106,7 +102,7 @@ class IntegerLMHeadMethod(QuantizeMethodBase):
         self.ledger.layer_created(self.name)
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        if is_integer(layer.weight):  # processed twice
+        if not layer.weight.dtype.is_floating_point:  # processed twice
             return
         quantized, scales = self.form.quantize(layer.weight.data)
         replace_parameter(layer, "weight", quantized)
@@ -118,13 +114,9 @@ class IntegerLMHeadMethod(QuantizeMethodBase):
         return integer_logits(layer, x, bias)
 
     def embedding(self, layer: Module, input_: Tensor) -> Tensor:
-        if not is_integer(layer.weight):
+        if layer.weight.dtype.is_floating_point:
             return self.plain.embedding(layer, input_)
         return self.form.gather(input_, layer.weight, layer.weight_scale, layer.params_dtype)
-
-
-def is_integer(weight: Tensor) -> bool:
-    return not weight.dtype.is_floating_point
 
 
 class ReportingLMHeadMethod(UnquantizedEmbeddingMethod):

@@ -131,7 +131,6 @@ class HeadKey(TilesKey[HeadTile]):
 
     @property
     def paths(self) -> tuple[LoadPath, ...]:
-        """The paths that the kernels have for such weights on such a card."""
         if self.weights == "int4":
             return ("packed",)
         # The copy engine came with Hopper; what it does on later cards was never tried.

@@ -35,7 +35,6 @@ ROUNDING = 2.0**-8
 """Relative error that rounding to BF16 may add to a row. A token of the longest request left
 out adds 0.04 or more to some row: ten times that."""
 DRAWN_TOKENS = 4096
-"""Slots that are drawn; a larger pool repeats them."""
 CHECKED_LENGTHS = (333, 1021)
 """Beside a request that has its query tokens and no others; none fills a page or a tile."""
 L2_BYTES = 128 * 1024 * 1024

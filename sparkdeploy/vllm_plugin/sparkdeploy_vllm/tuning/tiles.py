@@ -120,10 +120,7 @@ def tuned_folder(key: TilesKey[Any], environment: Mapping[str, str] = os.environ
 
 
 def tuned_path(key: TilesKey[Any], folder: Path) -> Path:
-    """Return a card's and a shape's file, whose name leaves no folder whatever the card is called.
-
-    One for a newer kernel takes its place.
-    """
+    """Return a card's and a shape's file; its name leaves no folder whatever the card's is."""
     word = re.sub(r"[^a-z0-9]+", "-", key.card.lower()).strip("-")
     major, minor = key.capability
     return folder / f"{word}-sm{major}{minor}-{key.shape}.json"
@@ -138,7 +135,6 @@ def value_problem(tile: object, allowed: Mapping[str, Sequence[object]]) -> str:
 
 
 def fingerprint(*sources: Path) -> str:
-    """Return twelve digits that change with these files."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 

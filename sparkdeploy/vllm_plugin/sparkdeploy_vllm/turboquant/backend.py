@@ -63,23 +63,18 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
     def _decode_attention(
         self, query: Tensor, kv_cache: Tensor, attn_metadata: Any, *rest: Any, **named: Any
     ) -> Tensor:
-        tokens = self._tokens_of_a_request(attn_metadata)
+        # As many as one may have. vLLM's forward makes new metadata of a batch's decoding part and
+        # says one there, whatever it is; such metadata count no decoding requests.
+        tokens = attn_metadata.max_query_len if attn_metadata.num_decodes else self.most_tokens
         if self.kernel is not None and self.kernel.serves(query, kv_cache, tokens):
             return self.kernel.decode(query, kv_cache, attn_metadata, tokens)
         metadata = one_row_a_token(attn_metadata, query.shape[0])
         return self._decode_in_parts(query, kv_cache, metadata, *rest, **named)
 
-    def _tokens_of_a_request(self, metadata: Any) -> int:
-        """As many as one may have. vLLM's forward makes new metadata of a batch's decoding part and
-        says one there, whatever it is; such metadata count no decoding requests.
-        """
-        return metadata.max_query_len if metadata.num_decodes else self.most_tokens
-
     def _decode_in_parts(
         self, query: Tensor, kv_cache: Tensor, metadata: Any, *rest: Any, **named: Any
     ) -> Tensor:
-        decode = super()._decode_attention
-        count = query.shape[0]
+        decode, count = super()._decode_attention, query.shape[0]
         if count <= self.most_rows:
             return decode(query, kv_cache, metadata, *rest, **named)
         output = torch.empty_like(query)
@@ -91,9 +86,15 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
         return output
 
     def _prefill_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, attn_metadata: Any,
-        *rest: Any, **named: Any,
-    ) -> Tensor:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Any,
+        *rest: Any,
+        **named: Any,
+    ) -> Tensor:
         if shortcut_hides_a_cache(attn_metadata):
             attn_metadata = replace(attn_metadata, max_seq_len=attn_metadata.max_seq_len + 1)
         prefill = super()._prefill_attention
@@ -256,18 +257,16 @@ def _floats(device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
 def _kernel_of(layer: SparkTurboQuantImpl) -> DecodeKernel | None:
     """The kernel of a layer, None where vLLM's own serves it; which of the two, in the log once."""
     slot = slot_format(layer.kv_cache_dtype, layer.head_size)
-    heads = layer.num_heads, layer.num_kv_heads
     try:
         from sparkdeploy_vllm.turboquant import decode
 
-        attention = decode.AttentionLayer(slot, *heads, layer.scale)
+        attention = decode.AttentionLayer(slot, layer.num_heads, layer.num_kv_heads, layer.scale)
         device = torch.device("cuda", torch.cuda.current_device())
         # Asks for the card and the compiler: without either there is no kernel.
         key = decode.key_of(attention, layer.most_tokens, device)
+        why_not = decode.unfit(attention, key.capability, layer.most_tokens)
     except (ImportError, RuntimeError, AssertionError) as error:
-        _say_vllm_s_kernel_serves(str(error))
-        return None
-    why_not = decode.unfit(attention, key.capability, layer.most_tokens)
+        why_not = str(error)
     if why_not is not None:
         _say_vllm_s_kernel_serves(why_not)
         return None

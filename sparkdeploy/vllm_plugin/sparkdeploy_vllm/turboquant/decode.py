@@ -6,25 +6,14 @@ speed (docs/figures/turboquant-decode-h100.md).
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from sparkdeploy_vllm.turboquant.format import SlotFormat
-from sparkdeploy_vllm.turboquant.launch import (
-    ATTEND,
-    INTEGER,
-    JOIN,
-    POINTER,
-    REAL,
-    WIDE,
-    LaunchShape,
-    Sizes,
-    compiler,
-    launch,
-)
+from sparkdeploy_vllm.turboquant.launch import ATTEND, JOIN, LaunchShape, Sizes, compiler, launch
 from sparkdeploy_vllm.turboquant.tiles import (
     ROWS,
     SHIPPED,
@@ -35,6 +24,7 @@ from sparkdeploy_vllm.turboquant.tiles import (
     shipped_tile,
 )
 
+INTEGER, WIDE, POINTER, REAL = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p, ctypes.c_float
 HEAD_DIMS = (64, 128, 256)
 KV_HEADS = (1, 2, 4, 8)
 PAGE_SIZES = (16, 32, 64, 128)
@@ -157,13 +147,10 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
 
 
 def key_of(attention: AttentionLayer, most_tokens: int, device: torch.device) -> AttentionKey:
-    slot = attention.slot
     return AttentionKey(
         card=torch.cuda.get_device_name(device),
         capability=torch.cuda.get_device_capability(device),
-        key_bits=slot.key_bits,
-        value_bits=slot.value_bits,
-        head_dim=slot.head_dim,
+        **asdict(attention.slot),
         kv_heads=attention.kv_heads,
         group=attention.group,
         most_tokens=most_tokens,
@@ -215,18 +202,14 @@ def _capability(device_index: int) -> tuple[int, int]:
 
 
 def _architecture(device_index: int) -> str:
-    major, minor = _capability(device_index)
-    return f"sm_{major}{minor}"
+    return "sm_{}{}".format(*_capability(device_index))
 
 
 def _sizes(
     attention: AttentionLayer, query: Tensor, pages: Tensor, requests: Requests, tile: AttentionTile
 ) -> Sizes:
-    slot = attention.slot
     return Sizes(
-        head_dim=slot.head_dim,
-        key_bits=slot.key_bits,
-        value_bits=slot.value_bits,
+        **asdict(attention.slot),
         kv_heads=attention.kv_heads,
         group=attention.group,
         most_tokens=requests.most_tokens,
@@ -285,12 +268,9 @@ def _attend(  # noqa: PLR0913, PLR0917
 def _join(
     attention: AttentionLayer, requests: Requests, out: Tensor, scratch: Scratch, sizes: Sizes
 ) -> None:
+    rows, parts = requests.most_tokens * attention.query_heads, attention.slot.head_dim
     how = LaunchShape(
-        grid=(
-            requests.lengths.shape[0],
-            requests.most_tokens * attention.query_heads,
-            attention.slot.head_dim // JOINED_DIMENSIONS,
-        ),
+        grid=(requests.lengths.shape[0], rows, parts // JOINED_DIMENSIONS),
         threads=JOIN_THREADS,
         shared_bytes=0,
         stream=torch.cuda.current_stream(out.device).cuda_stream,

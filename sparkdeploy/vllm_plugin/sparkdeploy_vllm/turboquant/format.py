@@ -30,23 +30,16 @@ class SlotFormat:
 
     @property
     def key_code_bytes(self) -> int:
+        """Bytes of a key's codes; where keys are rotated, its norm follows."""
         return self.head_dim * self.key_bits // 8
-
-    @property
-    def norm_offset(self) -> int:
-        return self.key_code_bytes
 
     @property
     def value_offset(self) -> int:
         return self.key_code_bytes + SCALAR_BYTES * self.has_rotated_keys
 
     @property
-    def value_code_bytes(self) -> int:
-        return self.head_dim * self.value_bits // 8
-
-    @property
     def scale_offset(self) -> int:
-        return self.value_offset + self.value_code_bytes
+        return self.value_offset + self.head_dim * self.value_bits // 8
 
     @property
     def slot_bytes(self) -> int:

@@ -4,7 +4,6 @@ NVRTC and CUDA's Python bindings come with PyTorch; nothing is compiled while an
 an image serves whatever card it lands on.
 """
 
-import ctypes
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,6 @@ from cuda.bindings import driver, nvrtc
 
 SOURCE = Path(__file__).with_name("decode.cu")
 ATTEND, JOIN = "attend", "join"
-INTEGER, WIDE, POINTER, REAL = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p, ctypes.c_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +100,8 @@ def compiled(sizes: Sizes, architecture: str) -> bytes:
     program = _done(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
     macros = [f"-D{name.upper()}={value}" for name, value in asdict(sizes).items()]
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *macros]
-    (status,) = nvrtc.nvrtcCompileProgram(
-        program, len(options), [option.encode() for option in options]
-    )
+    words = [option.encode() for option in options]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), words)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = b" " * _done(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)

@@ -7,8 +7,8 @@ request waits for it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,7 @@ TOLERANCE = 0.01
 SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """Queries [T, H, D] of requests over uint8 [blocks, page, KV heads, slot bytes]."""
 
     query: Tensor
@@ -107,8 +106,7 @@ def exact(attention: AttentionLayer, question: Question, dtype: torch.dtype) -> 
 def attend(
     attention: AttentionLayer, tile: AttentionTile, question: Question, out: Tensor, into: Scratch
 ) -> None:
-    query, pages, requests = question.query, question.pages, question.requests
-    decode_attention(attention, query, pages, requests, out, into, tile)
+    decode_attention(attention, *question, out, into, tile)
 
 
 def scratch(attention: AttentionLayer, question: Question, filled_with: float) -> Scratch:

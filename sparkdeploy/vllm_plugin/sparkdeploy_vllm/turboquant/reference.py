@@ -64,7 +64,7 @@ def unpack_keys(
         return codes.contiguous().view(FP8_DTYPE).to(dtype)
     directions = centroids.to(dtype)[unpack_bits(codes, layout.key_bits).long()]
     squared = sum_by_halves(directions * directions) + LEAST_SQUARED_NORM
-    norms = _scalar(slots, layout.norm_offset, dtype)
+    norms = _scalar(slots, layout.key_code_bytes, dtype)
     return directions * (1.0 / squared.sqrt()).unsqueeze(-1) * norms.unsqueeze(-1)
 
 
@@ -84,10 +84,7 @@ def rotated_queries(queries: Tensor, layout: SlotFormat) -> Tensor:
 def attend_slots(
     queries: Tensor, slots: Tensor, layout: SlotFormat, centroids: Tensor, scale: float
 ) -> Tensor:
-    """`attend` over what slots uint8 [S, KV heads, slot bytes] hold, with queries as they come.
-
-    Computed in the queries' dtype, FP32 or FP64. `centroids` as in `pack_slots`.
-    """
+    """`attend` over what slots uint8 [S, KV heads, slot bytes] hold, with queries as they come."""
     keys = unpack_keys(slots, layout, centroids, queries.dtype)
     values = unpack_values(slots, layout, queries.dtype)
     return attend(rotated_queries(queries, layout), keys, values, scale)
@@ -129,10 +126,7 @@ def sum_by_halves(terms: Tensor) -> Tensor:
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Codes [..., D] below 2 ** bits as uint8 [..., D * bits / 8]; the first in the lowest bits.
-
-    D is a multiple of 8, so that eight codes fill `bits` whole bytes.
-    """
+    """Codes [..., D] below 2 ** bits as uint8 [..., D * bits / 8]; the first in the lowest bits."""
     eights = codes.to(torch.int64).unflatten(-1, (-1, BYTE_BITS))
     shifts = torch.arange(0, BYTE_BITS * bits, bits, device=codes.device)
     words = (eights << shifts).sum(dim=-1, keepdim=True)

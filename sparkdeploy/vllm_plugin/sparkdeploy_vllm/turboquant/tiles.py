@@ -25,10 +25,7 @@ STAGES = (2, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """A block of `warps`, each of which takes `tokens` (16 or 32) of one KV head at a time.
-
-    Pages pass through `stages` parts of shared memory.
-    """
+    """A block of `warps`, each of which takes `tokens` (16 or 32) of one KV head at a time."""
 
     tokens: int
     warps: int

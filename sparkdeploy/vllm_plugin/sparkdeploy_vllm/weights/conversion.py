@@ -140,10 +140,7 @@ def refuse_broken_blocks(name: str, *, rows: Sequence[int], columns: int, is_par
 def refuse_broken_groups(
     name: str, columns: int, group: int, *, setting: str = "mtp_weights"
 ) -> None:
-    """Raise ValueError when `columns` inputs, what a rank holds of layer `name`, end in a group.
-
-    `setting` is the checkpoint's that asks for them.
-    """
+    """Raise ValueError when `columns` inputs, what a rank holds of layer `name`, end in a group."""
     if columns % group:
         raise ValueError(
             f"sparkdeploy: groups of {group} inputs do not divide the {columns} that a rank would "

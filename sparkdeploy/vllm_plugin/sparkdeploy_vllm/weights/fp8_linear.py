@@ -54,6 +54,9 @@ class LedgerEntry:
         if layer.weight.dtype.itemsize == 1:
             self.ledger.fp8_converted(self.name, modules=self.modules, announce=announce)
 
+    def int4_converted(self) -> None:
+        self.ledger.int4_converted(self.name, modules=self.modules, announce=announce)
+
 
 def keep_books(method: LinearMethodBase, entry: LedgerEntry) -> LinearMethodBase:
     """Return vLLM's method for one layer, which now also enters that layer in our books.
@@ -79,9 +82,9 @@ def keep_books(method: LinearMethodBase, entry: LedgerEntry) -> LinearMethodBase
 
 def tell_when_weights_are_there(method: Any, ledger: ConversionLedger) -> Any:
     """Return a method of vLLM's for a layer that is none of ours, which closes unused books."""
-    process = method.process_weights_after_loading
     if "process_weights_after_loading" in vars(method):  # one instance for several layers
         return method
+    process = method.process_weights_after_loading
 
     def process_weights_after_loading(layer: Module) -> None:
         ledger.weights_there(announce=announce)

@@ -3,6 +3,7 @@
 FP8 or INT4 shared experts, an INT8 head, and a draft layer of INT4 and FP8.
 """
 
+from functools import partial
 from typing import Any
 
 from torch.nn import Module
@@ -153,9 +154,8 @@ class SparkHybridConfig(INCConfig):
 
     def _shared_expert_method(self, layer: Module, prefix: str) -> Any:
         if self.conversion.int4_shared_experts is not None:
-            modules = checkpoint_modules(prefix, self.packed_modules_mapping)
             packed = INCConfig.from_config(NOTHING_PACKED).get_quant_method(layer, prefix)
-            return Int4SharedExpertMethod(packed, self.ledger, prefix, modules=modules)
+            return Int4SharedExpertMethod(packed, self._entry(prefix))
         mode = self.conversion.fp8_mode
         return None if mode is None else self._fp8_method(mode, prefix)
 
@@ -163,11 +163,12 @@ class SparkHybridConfig(INCConfig):
         if self.targets is not None and self.online_quantization_config is self.targets:
             # What vLLM's next question, to the targets, is allowed to replace.
             return UnquantizedLinearMethod()
+        make = fp8_linear_method if mode == "online" else partial(checkpoint_linear_method, mode)
+        return make(self._entry(prefix))
+
+    def _entry(self, prefix: str) -> LedgerEntry:
         modules = checkpoint_modules(prefix, self.packed_modules_mapping)
-        entry = LedgerEntry(self.ledger, prefix, modules=modules)
-        if mode == "online":
-            return fp8_linear_method(entry)
-        return checkpoint_linear_method(mode, entry)
+        return LedgerEntry(self.ledger, prefix, modules=modules)
 
     def _head_method(self, layer: Module, prefix: str) -> Any:
         if self.is_draft and self.conversion.draft_head is not None:

@@ -62,10 +62,8 @@ def fit_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def refuse_damaged_scales(name: str, scales: Tensor) -> None:
-    """Raise ConversionMismatchError where a weight of layer `name` was no finite number.
-
-    Asked once for all of a layer's scales: each look waits for the GPU.
-    """
+    """Raise ConversionMismatchError where a weight of layer `name` was no finite number."""
+    # Once for all of a layer's scales: each look waits for the GPU.
     if not bool(torch.isfinite(scales).all()):
         raise ConversionMismatchError(
             f"sparkdeploy: {name} holds a value that is no finite number, or was not loaded; the "

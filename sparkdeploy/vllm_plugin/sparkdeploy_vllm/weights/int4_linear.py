@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn import Module
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 
-from sparkdeploy_vllm.announce import announce
 from sparkdeploy_vllm.weights.conversion import INT4_GROUP, refuse_broken_groups
+from sparkdeploy_vllm.weights.fp8_linear import LedgerEntry
 from sparkdeploy_vllm.weights.int4_groups import fit_groups, pack_inputs, refuse_damaged_scales
-from sparkdeploy_vllm.weights.ledger import ConversionLedger, ConversionMismatchError
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
 from sparkdeploy_vllm.weights.reference import NOT_LOADED
 
 SYMMETRIC_ZEROS = 0x77777777
@@ -25,14 +25,13 @@ class Int4SharedExpertMethod(LinearMethodBase):
     are those of the whole layer.
     """
 
-    def __init__(self, packed: Any, ledger: ConversionLedger, name: str, *, modules: int) -> None:
+    def __init__(self, packed: Any, entry: LedgerEntry) -> None:
         if not hasattr(packed, "create_weights"):
             raise ValueError(
-                f"sparkdeploy: this vLLM has no INT4 kernel for {name}; use a newer engine, or set "
-                "checkpoint.shared_experts to bf16"
+                f"sparkdeploy: this vLLM has no INT4 kernel for {entry.name}; use a newer engine, "
+                "or set checkpoint.shared_experts to bf16"
             )
-        self.packed = packed
-        self.ledger, self.name, self.modules = ledger, name, modules
+        self.packed, self.entry = packed, entry
         self.sizes: tuple[Any, ...] = ()
         """Inputs, outputs, and those of the whole layer; none once it is INT4."""
 
@@ -46,39 +45,34 @@ class Int4SharedExpertMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register a 16-bit `weight` [N, K], no number until it is loaded.
-
-        ValueError where a rank's inputs end within a group.
-        """
-        refuse_broken_groups(
-            self.name, input_size_per_partition, INT4_GROUP, setting="shared_experts"
-        )
-        self.sizes = (input_size_per_partition, output_partition_sizes, input_size, output_size)
+        """Register a 16-bit `weight` [N, K], no number until it is loaded."""
+        columns = input_size_per_partition
+        refuse_broken_groups(self.entry.name, columns, INT4_GROUP, setting="shared_experts")
+        self.sizes = (columns, output_partition_sizes, input_size, output_size)
         plain = UnquantizedLinearMethod()
         plain.create_weights(layer, *self.sizes, params_dtype, **extra_weight_attrs)
         layer.weight.data.fill_(NOT_LOADED)
-        self.ledger.layer_created(self.name)
+        self.entry.created()
 
     def process_weights_after_loading(self, layer: Module) -> None:
         if not self.sizes:  # processed twice
             return
         weight = layer.weight.data
+        loads = {"params_dtype": weight.dtype, "weight_loader": _loaded_here}
         with torch.device(weight.device):
-            self.packed.create_weights(
-                layer, *self.sizes, params_dtype=weight.dtype, weight_loader=_loaded_here
-            )
+            self.packed.create_weights(layer, *self.sizes, **loads)
         self._fill(layer, weight)
         self.sizes = ()
         del layer.weight
         self.packed.process_weights_after_loading(layer)
-        self.ledger.int4_converted(self.name, modules=self.modules, announce=announce)
+        self.entry.int4_converted()
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.packed.apply(layer, x, bias)
 
     def _fill(self, layer: Module, weight: Tensor) -> None:
         codes, scales = fit_groups(weight)
-        refuse_damaged_scales(self.name, scales)
+        refuse_damaged_scales(self.entry.name, scales)
         layer.qweight.data.copy_(pack_inputs(codes))
         layer.scales.data.copy_(scales.t())
         layer.qzeros.data.fill_(SYMMETRIC_ZEROS)

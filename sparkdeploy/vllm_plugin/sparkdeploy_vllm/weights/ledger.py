@@ -115,11 +115,7 @@ class ConversionLedger(LayerLedger):
 
 @dataclass(slots=True)
 class DraftLedger(LayerLedger):
-    """Books of a draft model whose layer becomes INT4 and FP8.
-
-    Every layer is created before the first is converted. Once none is open the counts are compared
-    with the checkpoint's and announced; a later reload of weights counts no more.
-    """
+    """Books of a draft model whose layer becomes INT4 and FP8."""
 
     expected_int4_layers: int
     expected_fp8_modules: int

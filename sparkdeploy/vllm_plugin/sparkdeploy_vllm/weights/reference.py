@@ -113,19 +113,14 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_linear(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    *,
-    out_dtype: torch.dtype = torch.float32,
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, **out: torch.dtype
 ) -> Tensor:
     """`x` [..., K] times int8 `weight` [V, K] times `scales` [V], plus `bias`, as `out_dtype`."""
 
     def part(rows_in: Tensor, rows: slice) -> Tensor:
         return head_product(rows_in, weight[rows].float()).mul_(scales[rows])
 
-    return logits_in_chunks(x, weight, part, bias, out_dtype)
+    return logits_in_chunks(x, weight, part, bias, **out)
 
 
 def logits_in_chunks(
@@ -133,7 +128,8 @@ def logits_in_chunks(
     weight: Tensor,
     part: Callable[[Tensor, slice], Tensor],
     bias: Tensor | None,
-    out_dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Logits [..., V] of `x` [..., K] as `out_dtype`; `part` gives FP32 [M, rows] of some rows.
 
@@ -164,10 +160,8 @@ def row_chunks(weight: Tensor) -> list[slice]:
 
 
 def refuse_damaged_rows(is_finite: Tensor) -> None:
-    """Raise ConversionMismatchError where a row of the head, bool [V], held no finite number.
-
-    Asked once for all chunks: each look waits for the GPU.
-    """
+    """Raise ConversionMismatchError where a row of the head, bool [V], held no finite number."""
+    # Once for all chunks: each look waits for the GPU.
     damaged = torch.nonzero(~is_finite)
     if damaged.numel():
         raise ConversionMismatchError(
