@@ -95,11 +95,14 @@ def _check_state(containers: Sequence[ListedContainer], attended: Mapping[str, s
     replaced = {item.deployment for item in current if item.name.endswith(REPLACED_SUFFIX)}
     halves = sorted(replaced - attended.keys())
     if halves:
+        # Only the machine that heads a deployment may finish or revert it.
+        parts = (it for it in current if it.deployment == halves[0] and it.rank > 0)
+        place = next((f"on {it.nodes[0]}: " for it in parts if it.nodes), "")
         return warn(
             check,
             f"{', '.join(halves)}: half replaced, and no command waits for it (an `up` was "
             "interrupted or detached; the same `up` waits again)",
-            f"{_on_its_head(halves[0], current)}sparkdeploy rollback {halves[0]}",
+            f"{place}sparkdeploy rollback {halves[0]}",
         )
     stable = [item for item in current if item.deployment not in replaced]
     ended = [it for it in stable if isinstance(it, ContainerFact) and not it.is_running]
@@ -110,12 +113,6 @@ def _check_state(containers: Sequence[ListedContainer], attended: Mapping[str, s
     states = [f"{it.deployment} {'runs' if it.is_running else 'is stopped'}" for it in stable]
     states += [f"{it} is being replaced: {attended[it]} waits for it" for it in sorted(replaced)]
     return ok(check, ", ".join(states) or "nothing is deployed")
-
-
-def _on_its_head(deployment: str, containers: Sequence[ListedContainer]) -> str:
-    """Only the machine that heads a deployment may finish or revert it."""
-    parts = (item for item in containers if item.deployment == deployment and item.rank > 0)
-    return next((f"on {item.nodes[0]}: " for item in parts if item.nodes), "")
 
 
 def _check_boot(containers: Sequence[ListedContainer], booting: frozenset[str]) -> Finding:

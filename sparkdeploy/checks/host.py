@@ -73,7 +73,6 @@ class CheckedHost:
     folders: Mapping[str, str]
     """By role: hub_cache, state, cache, data; lock, which all users share."""
     other_hub_caches: tuple[str, ...] = ()
-    """Other caches, which may have the same models."""
     model_folder: str = ""
     """The recipe's model in a hub cache: `models--ORG--NAME`."""
     targets: tuple[NeededHost, ...] = ()
@@ -86,7 +85,6 @@ class CheckedHost:
 
 
 def own_folders(settings: Settings) -> dict[str, str]:
-    """Return the folders of a user by role."""
     return {
         "hub_cache": str(settings.hub_cache),
         "state": str(settings.state_dir),

@@ -71,7 +71,6 @@ def check_gpu(
 def gpu_findings(gpu: GpuFact) -> Iterator[Finding]:
     yield _check_capability(gpu)
     yield _check_driver(gpu)
-    yield _check_clocks(gpu)
 
 
 def _check_capability(gpu: GpuFact) -> Finding:
@@ -103,18 +102,6 @@ def _check_driver(gpu: GpuFact) -> Finding:
         too_old = f"{seen} is too old for CUDA 13, which needs {OLDEST_DRIVER}"
         install = f"sudo apt-get install nvidia-driver-{OLDEST_DRIVER}-open && sudo reboot"
         return fail(check, too_old, install)
-    return ok(check, seen)
-
-
-def _check_clocks(gpu: GpuFact) -> Finding:
-    """Check that a busy GPU does not run far under its clock; an idle one may."""
-    check = "machine.clocks"
-    clock, highest = gpu.sm_clock_mhz, gpu.max_sm_clock_mhz
-    if clock is None or not highest or gpu.utilization_percent is None:
-        return not_seen(check, "nvidia-smi does not name clocks and utilisation")
-    seen = f"SM clock {clock} of {highest} MHz at {gpu.utilization_percent} % load"
-    if gpu.utilization_percent >= BUSY_PERCENT and clock < STUCK_SHARE * highest:
-        return warn(check, f"{seen}: stuck low", UNSTICK)
     return ok(check, seen)
 
 
@@ -300,23 +287,15 @@ def check_strain(strains: Sequence[GpuSample | None]) -> Finding:
     slowed = [word for bit, word in known()["slowdowns"].items() if bits & bit]
     if slowed:
         return warn(check, f"{seen}, slowed down: {', '.join(slowed)}", COOL_DOWN)
-    if all(map(_is_stuck, read)):
+    clocks = [(item.sm_clock_mhz, item.max_sm_clock_mhz) for item in read]
+    if all(now is not None and most and now < STUCK_SHARE * most for now, most in clocks):
         return warn(check, f"{seen}, of {last.max_sm_clock_mhz:g} MHz: stuck low", UNSTICK)
-    if all(map(_draws_idle_power, read)):
+    powers = [item.power_w for item in read if "GB10" in item.name]
+    if len(powers) == len(read) and all(it is not None and it < IDLE_POWER_W for it in powers):
         return warn(
             check, f"{seen}: a GB10 that works takes more, an engine may hang", WATCH_TOKENS
         )
     return ok(check, seen)
-
-
-def _is_stuck(strain: GpuSample) -> bool:
-    clock, highest = strain.sm_clock_mhz, strain.max_sm_clock_mhz
-    return clock is not None and highest is not None and clock < STUCK_SHARE * highest
-
-
-def _draws_idle_power(strain: GpuSample) -> bool:
-    is_gb10, power = "GB10" in strain.name, strain.power_w
-    return is_gb10 and power is not None and power < IDLE_POWER_W
 
 
 def check_xids(log: Sequence[str] | None) -> Finding:

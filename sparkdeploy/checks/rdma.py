@@ -24,17 +24,8 @@ FULL_MTU_BYTES = 4096
 _DEVICE = re.compile(r"^hca_id:[ \t]+(\S+)", re.MULTILINE)
 _PORT = re.compile(r"^[ \t]+port:[ \t]+\d+", re.MULTILINE)
 _NO_ADAPTERS = ("No IB devices found", "Failed to open device")
-_STATE = re.compile(r"^[ \t]+state:[ \t]+(\w+)", re.MULTILINE)
-_MTU = re.compile(r"^[ \t]+active_mtu:[ \t]+(\d+)", re.MULTILINE)
-_LINK = re.compile(r"^[ \t]+link_layer:[ \t]+(\w+)", re.MULTILINE)
+_VALUE = re.compile(r"^[ \t]+(state|active_mtu|link_layer):[ \t]+(\w+)", re.MULTILINE)
 _GID = re.compile(r"^[ \t]+GID\[[ \t]*(\d+)\]:[ \t]+([0-9a-f:.]+)(?:, (RoCE v[12]))?", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Gid:
-    address: str
-    kind: str
-    """`RoCE v1` or `RoCE v2`; nothing where ibv_devinfo is too old to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +37,8 @@ class Adapter:
     link: str
     """`Ethernet`, or `InfiniBand` where the port was set to that."""
     mtu_bytes: int | None
-    gids: Mapping[int, Gid] = field(default_factory=dict)
+    gids: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """Address and kind: `RoCE v1` or `RoCE v2`, or nothing where ibv_devinfo is too old to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +84,13 @@ def read_devinfo(text: str) -> tuple[Adapter, ...]:
 def _adapter(name: str, text: str) -> Adapter:
     _, *ports = _PORT.split(text)
     first = ports[0] if ports else text
-    state, mtu, link = _STATE.search(first), _MTU.search(first), _LINK.search(first)
+    values = dict(_VALUE.findall(first))
     return Adapter(
         name=name,
-        state=state[1] if state else "unknown",
-        link=link[1] if link else ETHERNET,
-        mtu_bytes=int(mtu[1]) if mtu else None,
-        gids={int(index): Gid(address, kind) for index, address, kind in _GID.findall(first)},
+        state=values.get("state", "unknown"),
+        link=values.get("link_layer", ETHERNET),
+        mtu_bytes=int(mtu) if (mtu := values.get("active_mtu", "")).isdecimal() else None,
+        gids={int(index): (address, kind) for index, address, kind in _GID.findall(first)},
     )
 
 
@@ -133,13 +125,22 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
     nothing else can be seen.
     """
     if fact.missing:
-        yield _libraries(node, fact)
+        seen = f"RDMA libraries of the image: {'; '.join(fact.missing.values())}"
+        fix = f"install {', '.join(RDMA_PACKAGES)} in that image, or take an engine that "
+        fix += "sparkdeploy builds"
+        expected = "libibverbs and the provider of mlx5"
+        yield node_finding("libraries", node.name, False, seen, expected, fix)
         return
-    rights = _rights(node, fact)
+    rights, limit = _rights(node, fact), fact.memlock_bytes
     yield rights
-    yield _memlock(node, fact)
-    if rights.verdict is Verdict.FAIL:
-        return
+    seen = f"memory that may be locked: {'unlimited' if limit is None else format_bytes(limit)}"
+    fix = f"on {node.name}: LimitMEMLOCK=infinity for docker.service; rootless Docker cannot"
+    yield node_finding("memlock", node.name, limit is None, seen, "unlimited", fix)
+    if rights.verdict is not Verdict.FAIL:
+        yield from _chosen_checks(node, fact, env)
+
+
+def _chosen_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Finding]:
     seen = {adapter.name: adapter for adapter in read_devinfo(fact.devinfo or "")}
     if not seen and (reason := _unread(fact.devinfo)):
         fix = f"that image needs {RDMA_PACKAGES[-1]}; on {node.name}: ibv_devinfo"
@@ -149,28 +150,16 @@ def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> It
     chosen = chosen_adapters(env, [port.rdma for port in node.fabric if port.rdma])
     ports = [port for port in node.fabric if port.rdma in chosen]
     if not ports and not set(chosen_adapters(env, seen)) & set(seen):
-        yield _none_chosen(node, env, seen)
+        there = ", ".join(seen) or "nothing is there"
+        none = f"NCCL_IB_HCA={env.get('NCCL_IB_HCA', '')}: it means none of: {there}"
+        fix = "correct serve.env.NCCL_IB_HCA in the recipe, or leave it out"
+        yield node_finding("adapters", node.name, False, none, "an adapter", fix)
     for port in ports:
         yield from _adapter_checks(node, port, seen)
     # Without a number NCCL looks for one itself.
     index = env.get("NCCL_IB_GID_INDEX", "")
     if index.isdecimal():
         yield from _gid_checks(node, ports, seen, int(index))
-
-
-def _none_chosen(node: ClusterNode, env: Mapping[str, str], seen: Iterable[str]) -> Finding:
-    there = ", ".join(seen) or "nothing is there"
-    none = f"NCCL_IB_HCA={env.get('NCCL_IB_HCA', '')}: it means none of: {there}"
-    fix = "correct serve.env.NCCL_IB_HCA in the recipe, or leave it out"
-    return node_finding("adapters", node.name, False, none, "an adapter", fix)
-
-
-def _libraries(node: ClusterNode, fact: RdmaFact) -> Finding:
-    packages = ", ".join(RDMA_PACKAGES)
-    fix = f"install {packages} in that image, or take an engine that sparkdeploy builds"
-    seen = f"RDMA libraries of the image: {'; '.join(fact.missing.values())}"
-    expected = "libibverbs and the provider of mlx5"
-    return node_finding("libraries", node.name, False, seen, expected, fix)
 
 
 def _rights(node: ClusterNode, fact: RdmaFact) -> Finding:
@@ -186,13 +175,6 @@ def _rights(node: ClusterNode, fact: RdmaFact) -> Finding:
         seen, fix = f"user {fact.user} may open {len(fact.nodes)} of it", ""
     is_good = bool(fact.nodes) and not refused
     return node_finding("devices", node.name, is_good, f"{subject}: {seen}", expected, fix)
-
-
-def _memlock(node: ClusterNode, fact: RdmaFact) -> Finding:
-    limit = fact.memlock_bytes
-    seen = f"memory that may be locked: {'unlimited' if limit is None else format_bytes(limit)}"
-    fix = f"on {node.name}: LimitMEMLOCK=infinity for docker.service; rootless Docker cannot"
-    return node_finding("memlock", node.name, limit is None, seen, "unlimited", fix)
 
 
 def _adapter_checks(
@@ -230,7 +212,14 @@ def _gid_checks(
         if (adapter := seen.get(port.rdma or "")) is not None
         and (adapter.state, adapter.link) == (ACTIVE, ETHERNET)
     }
-    right = [_right_gids(port, adapter) for port, adapter in active.items()]
+    right = [
+        {
+            at
+            for at, (address, kind) in it.gids.items()
+            if (kind, _ipv4(address)) == (ROCE_V2, port.ip)
+        }
+        for port, it in active.items()
+    ]
     # NCCL takes one number for all adapters.
     common = set.intersection(*right) if right else set()
     for (port, adapter), fitting in zip(active.items(), right, strict=True):
@@ -238,25 +227,17 @@ def _gid_checks(
         if index in fitting:
             yield node_finding("gid", node.name, True, f"{subject}: {expected}")
             continue
-        if adapter.gids and not any(gid.kind for gid in adapter.gids.values()):
+        if adapter.gids and not any(kind for _, kind in adapter.gids.values()):
             unknown = f"{subject}: ibv_devinfo of that image does not say the kinds of GIDs"
             yield node_finding("gid", node.name, Verdict.NOT_SEEN, unknown)
             continue
-        gid = adapter.gids.get(index)
-        value = f"{gid.kind} of {_ipv4(gid.address) or gid.address}" if gid else "not set"
+        address, kind = adapter.gids.get(index, ("", ""))
+        value = f"{kind} of {_ipv4(address) or address}" if address else "not set"
         fix = f"on {node.name}: give {port.interface} the one address {port.address} (netplan)"
         if common:
             setting = f"serve.env.NCCL_IB_GID_INDEX='{min(common)}'"
             fix += f'; or, if it fits every node: --set "{setting}"'
         yield node_finding("gid", node.name, False, f"{subject}: {value}", expected, fix)
-
-
-def _right_gids(port: FabricPort, adapter: Adapter) -> set[int]:
-    return {
-        index
-        for index, gid in adapter.gids.items()
-        if gid.kind == ROCE_V2 and _ipv4(gid.address) == port.ip
-    }
 
 
 def _ipv4(address: str) -> str | None:

@@ -59,11 +59,17 @@ def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey
     is_alone = nodes.config is None
 
     def survey_node(node: Node) -> NodeFact | NodeError:
+        docker: EngineInfo | None = None
         try:
             with named(node):
-                return _node_facts(
-                    node, models, machine if node.is_here else None, is_alone=is_alone
-                )
+                try:
+                    docker = node.docker.info()
+                except NodeError:
+                    if not is_alone:
+                        raise
+                own = machine if node.is_here and machine is not None else node
+                fabric = None if is_alone else look_at_fabric(node)
+                return look_at(own, node.name, docker, models, fabric)
         except NodeError as error:
             return error
 
@@ -75,17 +81,6 @@ def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey
             **{name: item for name, item in answers.items() if isinstance(item, NodeError)},
         },
     )
-
-
-def _node_facts(node: Node, models: Path, machine: Machine | None, *, is_alone: bool) -> NodeFact:
-    docker: EngineInfo | None = None
-    try:
-        docker = node.docker.info()
-    except NodeError:
-        if not is_alone:
-            raise
-    fabric_fact = None if is_alone else look_at_fabric(node)
-    return look_at(machine or node, node.name, docker, models, fabric_fact)
 
 
 def compare(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:

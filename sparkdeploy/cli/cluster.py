@@ -11,7 +11,7 @@ from sparkdeploy.cli import options
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
-from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.style import Piece, Style
 from sparkdeploy.terminal.tables import TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib
 
@@ -51,23 +51,14 @@ def check(
     On the nodes, between them, and inside the engine's containers: adapters, rights, and a sum
     over all nodes where they have GPUs.
     """
-    from sparkdeploy.checks.finding import Verdict
-    from sparkdeploy.checks.report import SIGNS, as_dict, failures, legend, signed
+    from sparkdeploy.checks import report
     from sparkdeploy.upkeep.cluster import check_all
 
     settings = options.current_settings()
     assignments = options.overrides(assignments, known_bad=known_bad, unsafe=unsafe)
     checks = check_all(options.requested(recipe, assignments, settings, cluster=True), settings)
-    lines: list[Block] = []
-    for item in checks:
-        style = Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN
-        lines.append(line_of(signed(SIGNS[item.verdict]), " ", Piece(item.seen, style)))
-        if item.fix:
-            lines.append(f"    fix: {item.fix}")
-    lines.append(legend(SIGNS[item.verdict] for item in checks))
-    answer(lines, as_dict(checks)["checks"], as_json=as_json)
-    failed = failures(checks)
-    if failed:
+    answer(report.lines(checks), report.as_dict(checks)["checks"], as_json=as_json)
+    if failed := report.failures(checks):
         raise NodeError(f"{failed} of {len(checks)} checks failed")
 
 

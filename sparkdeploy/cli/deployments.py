@@ -31,12 +31,6 @@ SoloOption = Annotated[
 ONE_MACHINE = "cluster.min_nodes=null"
 """What `--solo` sets: a recipe that asks for several nodes is served on one."""
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")]
-UpdateImageOption = Annotated[
-    bool,
-    typer.Option(
-        "--update-image", help="Ask the registry again what the recipe's tag is, and pin that."
-    ),
-]
 
 
 def up(
@@ -56,7 +50,12 @@ def up(
     ] = False,
     known_bad: options.KnownBadOption = False,
     unsafe: options.UnsafeOption = False,
-    update_image: UpdateImageOption = False,
+    update_image: Annotated[
+        bool,
+        typer.Option(
+            "--update-image", help="Ask the registry again what the recipe's tag is, and pin that."
+        ),
+    ] = False,
     drop_page_cache: options.PageCacheOption = False,
     yes: options.YesOption = False,
     as_json: options.JsonOption = False,

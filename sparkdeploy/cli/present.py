@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from sparkdeploy.cli import options
-from sparkdeploy.cli.names import completing, deployments
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.terminal.console import console
 
@@ -74,9 +73,7 @@ def connect(
     client: Annotated[
         Client, typer.Argument(help="What is to use the deployment.", show_default=False)
     ] = Client.OPENAI,
-    name: Annotated[
-        str | None, typer.Argument(help="The deployment's name; the only one when left out.")
-    ] = None,
+    name: options.NameArgument = None,
     host: Annotated[
         str,
         typer.Option(
@@ -144,13 +141,7 @@ def ask(
 
 
 def chat(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="The deployment's name; the only one when left out.",
-            autocompletion=completing(deployments),
-        ),
-    ] = None,
+    name: options.NameArgument = None,
     system: SystemOption = None,
     max_tokens: MaxTokensOption = None,
     no_think: NoThinkOption = False,

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sparkdeploy.cli import options
-from sparkdeploy.cli.printing import (
-    answer,
-    print_plan,
-    require_no_problems,
-)
+from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import line_of

@@ -30,8 +30,8 @@ from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
 from sparkdeploy.plan.folders import write_template
 from sparkdeploy.plan.models import conversion_for, locate_model
+from sparkdeploy.plan.observe import mapping_to, sync_trees
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.paths import mapping_to, sync_trees
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.plan.paths import SyncTree
+    from sparkdeploy.plan.observe import SyncTree
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step

@@ -166,7 +166,10 @@ def beyond_context(serve: Serve, architecture: Architecture | None) -> str | Non
     config.json states.
     """
     wanted, is_allowed = serve.context_limit, serve.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-    if architecture is None or wanted is None or is_allowed or _has_mamba(architecture):
+    if architecture is None or wanted is None or is_allowed:
+        return None
+    mixers = (mixer for layer in architecture.layers for mixer in layer.mixers)
+    if any(isinstance(it, Recurrent) and it.name.startswith("Mamba") for it in mixers):
         return None
     overrides = serve.hf_overrides or {}
     text = overrides.get("text_config")
@@ -178,8 +181,3 @@ def beyond_context(serve: Serve, architecture: Architecture | None) -> str | Non
     if not own or wanted <= own:
         return None
     return f"a context of {own:,} tokens, and serve.max_model_len is {wanted:,}"
-
-
-def _has_mamba(architecture: Architecture) -> bool:
-    mixers = (mixer for layer in architecture.layers for mixer in layer.mixers)
-    return any(isinstance(it, Recurrent) and it.name.startswith("Mamba") for it in mixers)

@@ -120,7 +120,6 @@ class Budget:
 
     @property
     def taken_bytes(self) -> int:
-        """Return what weights and reserves take."""
         return self.weight_bytes + sum(item.size_bytes for item in self.reserves)
 
     @property

@@ -80,10 +80,8 @@ class Acceptance:
 
 
 def read_acceptance(path: Path) -> Mapping[str, Acceptance]:
-    return {
-        name: _acceptance(entry)
-        for name, entry in read_document(path).content["acceptance"].items()
-    }
+    table = read_document(path).content["acceptance"]
+    return {name: _acceptance(entry) for name, entry in table.items()}
 
 
 def _acceptance(entry: Mapping[str, Any]) -> Acceptance:

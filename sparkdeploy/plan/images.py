@@ -15,7 +15,6 @@ from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
-    from pathlib import Path
 
     from sparkdeploy.image.lock import Architecture
     from sparkdeploy.image.mods import ModFiles
@@ -61,7 +60,7 @@ def choose_base_source(
 
     `asked` is the Docker Engine that asks it; without one it is assumed to answer.
     """
-    known = source_already_here(engine, architecture, resources(), tags)
+    known = source_already_here(engine, architecture, tags)
     if known is not None:
         return known
     if engine.base is None or asked is None:
@@ -71,7 +70,7 @@ def choose_base_source(
 
 
 def source_already_here(
-    engine: Engine, architecture: Architecture, resources: Path, tags: Container[str]
+    engine: Engine, architecture: Architecture, tags: Container[str]
 ) -> BaseSource | None:
     """Return the base source that the images with these tags were made with; None without any.
 
@@ -85,7 +84,7 @@ def source_already_here(
         stage
         for source in BASE_SOURCES
         for stage in stages_of(
-            engine, base_source=source, architecture=architecture, resources=resources
+            engine, base_source=source, architecture=architecture, resources=resources()
         )
         if stage.tag in tags
     ]

@@ -76,10 +76,13 @@ def serve_argv(
 
     `model` and `companions`, the recipe's drafter and adapters, are paths inside the container.
     """
-    argv = ["vllm", "serve", model, *_media_arguments(recipe)]
+    argv = ["vllm", "serve", model]
+    if not _names_flag(recipe, MEDIA_FLAG_START):
+        # A server on the host's network reaches every service of the machine for its clients.
+        argv.append(f"{MEDIA_FLAG}={NO_DOMAIN}")
     argv += ["--served-model-name", *recipe.model.served_names]
     argv += ["--host", bound_host(is_public=is_public), "--port", str(recipe.serve.port)]
-    argv += _origin_arguments(recipe)
+    argv += [] if _names_flag(recipe, ORIGINS_FLAG_START) else [ORIGINS_FLAG, NO_ORIGINS]
     argv += ["--middleware", KEY_MIDDLEWARE if is_public else HOST_MIDDLEWARE]
     argv += (word for _, words in flags.field_arguments(recipe.serve) for word in words)
     if recipe.serve.speculative is not None:
@@ -107,20 +110,6 @@ def environment() -> Mapping[str, dict[str, str]]:
         Path(__file__).with_name("environment.yaml")
     )
     return content
-
-
-def _media_arguments(recipe: Recipe) -> tuple[str, ...]:
-    """Let no client make the server fetch what it may reach itself: on a host's own network that
-    is every service of the machine. The recipe's own list takes the place of ours.
-    """
-    if _names_flag(recipe, MEDIA_FLAG_START):
-        return ()
-    return (f"{MEDIA_FLAG}={NO_DOMAIN}",)
-
-
-def _origin_arguments(recipe: Recipe) -> tuple[str, ...]:
-    """Let no web page read the server's answers but those that the recipe lists."""
-    return () if _names_flag(recipe, ORIGINS_FLAG_START) else (ORIGINS_FLAG, NO_ORIGINS)
 
 
 def _names_flag(recipe: Recipe, start: str) -> bool:
@@ -157,18 +146,13 @@ def fabric_env(resolved: Resolved, topology: Topology, rank: NodeRank) -> dict[s
     return env
 
 
-def nccl_choices(recipe: Recipe) -> dict[str, str]:
-    """Return what a recipe says of NCCL: it goes before what follows from config.yaml."""
-    return {name: value for name, value in recipe.serve.env.items() if name.startswith("NCCL_")}
-
-
 def rank_command(
     recipe: Recipe, topology: Topology, rank: NodeRank, serve: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return the command of one rank; `serve` is that of a machine that serves alone."""
     if topology.is_alone:
         # One machine with several GPUs divides a model too.
-        return (*serve, *_sizes(topology), *_copies(topology))
+        return (*serve, *_sizes(topology))
     if topology.backend == "ray":
         return _ray_command(recipe, topology, rank, serve)
     if topology.data_parallel > 1:
@@ -195,7 +179,9 @@ def _nccl_env(resolved: Resolved, topology: Topology, rank: NodeRank) -> dict[st
     if topology.backend == "ray":
         # Its workers have a file there, which NCCL would empty.
         del env["NCCL_DEBUG_FILE"]
-    choices = nccl_choices(resolved.recipe)
+    # What a recipe says goes before what follows from config.yaml.
+    own = resolved.recipe.serve.env.items()
+    choices = {name: value for name, value in own if name.startswith("NCCL_")}
     if rank.rdma:
         env |= {
             "NCCL_IB_HCA": ",".join(rank.rdma),
@@ -215,15 +201,15 @@ def _nccl_env(resolved: Resolved, topology: Topology, rank: NodeRank) -> dict[st
 
 def _sizes(topology: Topology) -> tuple[str, ...]:
     """How a copy of the model is divided; vLLM needs no flag for a whole one."""
-    sizes = ("--tensor-parallel-size", str(topology.tensor_parallel))
-    if topology.pipeline_parallel == 1:
-        return sizes if topology.tensor_parallel > 1 else ()
-    return (*sizes, "--pipeline-parallel-size", str(topology.pipeline_parallel))
-
-
-def _copies(topology: Topology) -> tuple[str, ...]:
-    copies = ("--data-parallel-size", str(topology.data_parallel))
-    return copies if topology.data_parallel > 1 else ()
+    tensor, pipeline, copies = (
+        topology.tensor_parallel,
+        topology.pipeline_parallel,
+        topology.data_parallel,
+    )
+    words = ["--tensor-parallel-size", str(tensor)] if max(tensor, pipeline) > 1 else []
+    words += ["--pipeline-parallel-size", str(pipeline)] if pipeline > 1 else []
+    words += ["--data-parallel-size", str(copies)] if copies > 1 else []
+    return tuple(words)
 
 
 def _data_parallel(recipe: Recipe, topology: Topology, rank: NodeRank) -> tuple[str, ...]:
@@ -231,7 +217,6 @@ def _data_parallel(recipe: Recipe, topology: Topology, rank: NodeRank) -> tuple[
     replicas = topology.data_parallel // len(topology.ranks)
     shared = (
         *_sizes(topology),
-        *_copies(topology),
         *("--data-parallel-size-local", str(replicas)),
         *("--data-parallel-address", topology.head.address),
         *("--data-parallel-rpc-port", str(DATA_PARALLEL_RPC_PORT)),

@@ -13,9 +13,8 @@ from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.plan.container import HostFolders, rank_spec
 from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
 from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
-from sparkdeploy.plan.observe import observe, with_models
+from sparkdeploy.plan.observe import observe, paths_on, with_models
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.paths import paths_on
 from sparkdeploy.plan.preflight import preflight
 from sparkdeploy.plan.steps import Action, CheckpointStep, Needs, NodePlan, Plan
 from sparkdeploy.plan.topology import alone, make_topology

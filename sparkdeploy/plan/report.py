@@ -42,7 +42,7 @@ def plan_lines(plan: Plan) -> list[Block]:
     """Return the plan in words: recipe, steps, needs, problems, warnings, what was not seen."""
     translation = plan.resolved.translation
     said: list[Block] = [_steps(plan), *_division(plan), _needs(plan.head.needs)]
-    said += [*_request_estimate(plan), *_remarks(plan)]
+    said += _remarks(plan)
     if translation is not None:
         said += translation.short_lines()
     signs = (plain_text(line).split()[0] for line in laid_out(said, None))
@@ -219,15 +219,6 @@ def _needs(needs: Needs) -> str:
     )
 
 
-def _request_estimate(plan: Plan) -> Iterator[Block]:
-    """What a warning does not say already."""
-    for finding in plan.findings:
-        if finding.check == BUDGET_CHECK and finding.verdict is Verdict.OK:
-            yield f"  {finding.seen}"
-        elif finding.check == BUDGET_CHECK and finding.verdict is Verdict.NOT_SEEN:
-            yield _remark("?", finding.seen)
-
-
 def _disk(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else format_bytes(size_bytes)
 
@@ -237,6 +228,12 @@ def _memory(size_bytes: int | None) -> str:
 
 
 def _remarks(plan: Plan) -> Iterator[Block]:
+    for finding in plan.findings:
+        # A warning is below.
+        if finding.check == BUDGET_CHECK and finding.verdict is Verdict.OK:
+            yield f"  {finding.seen}"
+        elif finding.check == BUDGET_CHECK and finding.verdict is Verdict.NOT_SEEN:
+            yield _remark("?", finding.seen)
     checks = [check for check in plan.observed.checks if check.verdict is Verdict.WARN]
     for finding in (*plan.problems, *plan.warnings, *checks):
         yield _remark(SIGNS[finding.verdict], finding.seen)

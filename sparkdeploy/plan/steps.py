@@ -108,7 +108,6 @@ class Plan:
     nodes: tuple[NodePlan, ...] = ()
     """One a node, by rank."""
     findings: tuple[Finding, ...] = ()
-    """What the preflight checks say, good and bad."""
 
     @property
     def head(self) -> NodePlan:
@@ -158,7 +157,8 @@ def awaited_preparation(plan: Plan) -> list[PlannedStep]:
 
 def plan_as_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values for `--json`; `container` and `needs` are the head's."""
-    recipe = plan.resolved.recipe
+    recipe, model, is_here = plan.resolved.recipe, plan.observed.model, not plan.observed.missing
+    specs = {it.node: asdict(it.spec) if it.spec is not None else None for it in plan.nodes}
     return {
         "schema": 1,
         "recipe": recipe.name,
@@ -170,8 +170,13 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
             {"stage": step.stage.name, "tag": step.stage.tag, **_done_and_why(step)}
             for step in plan.images
         ],
-        "checkpoint": _checkpoint_as_dict(plan),
-        "container": {**_done_and_why(plan.head), "spec": _spec_as_dict(plan.head)},
+        "checkpoint": {
+            **_done_and_why(plan.checkpoint),
+            "model": recipe.model.source,
+            "path": str(model.root) if isinstance(model, ModelFact) and is_here else None,
+            "write_bytes": plan.checkpoint.write_bytes,
+        },
+        "container": {**_done_and_why(plan.head), "spec": specs[plan.head.node]},
         "topology": asdict(plan.topology),
         "ranks": [
             {
@@ -182,13 +187,10 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
             }
             for planned in plan.nodes
         ],
-        "nodes": {planned.node: _spec_as_dict(planned) for planned in plan.nodes},
+        "nodes": specs,
         "needs": asdict(plan.head.needs),
         "checks": [asdict(check) for check in plan.observed.checks],
-        # Readers of the JSON know a subject; nothing but nodes has problems.
-        "problems": [
-            {**_said(item), "blocks": item.blocks, "subject": "node"} for item in plan.problems
-        ],
+        "problems": [{**_said(item), "blocks": item.blocks} for item in plan.problems],
         "warnings": [_said(item) for item in plan.warnings],
         "unobserved": list(plan.observed.unobserved),
         "mods": [mod.name for mod in recipe.mods],
@@ -208,24 +210,9 @@ def _image_as_dict(plan: Plan) -> dict[str, Any] | None:
     if name is None:
         return None
     contents = engine.contents if isinstance(engine, InspectedEngine) else None
-    holds = {} if contents is None else asdict(replace(contents, release=None))
+    holds = asdict(replace(contents, release=None)) if contents is not None else {}
     holds.pop("release", None)
     return {"name": name, "pinned": None if is_tag(engine.image) else engine.image, "holds": holds}
-
-
-def _checkpoint_as_dict(plan: Plan) -> dict[str, Any]:
-    wanted, model = plan.resolved.recipe.model, plan.observed.model
-    is_here = not plan.observed.missing
-    return {
-        **_done_and_why(plan.checkpoint),
-        "model": wanted.source,
-        "path": str(model.root) if isinstance(model, ModelFact) and is_here else None,
-        "write_bytes": plan.checkpoint.write_bytes,
-    }
-
-
-def _spec_as_dict(planned: NodePlan) -> dict[str, Any] | None:
-    return asdict(planned.spec) if planned.spec is not None else None
 
 
 def _done_and_why(step: ImageStep | CheckpointStep | NodePlan) -> dict[str, str]:

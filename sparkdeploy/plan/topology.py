@@ -55,7 +55,6 @@ class Topology:
 
     @property
     def head(self) -> NodeRank:
-        """The node with the API."""
         return self.ranks[0]
 
     @property

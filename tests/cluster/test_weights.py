@@ -29,7 +29,7 @@ from pathlib import Path
 from sparkdeploy.deploy.prepare import send_tree
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.cluster import open_nodes
-from sparkdeploy.plan.paths import SyncTree
+from sparkdeploy.plan.observe import SyncTree
 from sparkdeploy.settings import load_settings
 
 settings = load_settings()

@@ -41,7 +41,7 @@ REVIEWED = {
     "cli/image.py": {"engine"},
     "cli/main.py": {"__version__", "command", "traceback.format_exc()"},
     "cli/outcome.py": {"it"},
-    "cli/recipe_source.py": {"' '.join(pending)"},
+    "cli/recipe_group.py": {"' '.join(pending)"},
     "cli/recipes.py": {"command", "made.next_step"},
     "cli/present.py": {"name"},
     "cli/upkeep.py": {"by_itself"},

@@ -22,7 +22,7 @@ from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.tree import Ledger, hashes, list_tree
-from sparkdeploy.plan.paths import PathMapping, SyncTree, compare_tree, sync_trees
+from sparkdeploy.plan.observe import PathMapping, SyncTree, compare_tree, sync_trees
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.cluster import Host, section
 from tests.fakes.fabric import adapters_of, fabric_fact, spark, sparks

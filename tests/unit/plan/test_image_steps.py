@@ -84,7 +84,7 @@ def test_what_changed_since_an_older_image_is_said() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_any_stage_tells_where_its_base_came_from(name: str, source: BaseSource) -> None:
     tags = {stage.tag for stage in stages_from(source) if stage.name == name}
-    assert source_already_here(ENGINE, ARCHITECTURE, resources(), tags) == source
+    assert source_already_here(ENGINE, ARCHITECTURE, tags) == source
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_an_upper_stage_decides_before_a_lower_one(
     other: BaseSource = "debian" if source == "registry" else "registry"
     tags = {stage.tag for stage in stages_from(source) if stage.name == upper}
     tags |= {stage.tag for stage in stages_from(other) if stage.name == lower}
-    assert source_already_here(ENGINE, ARCHITECTURE, resources(), tags) == source
+    assert source_already_here(ENGINE, ARCHITECTURE, tags) == source

@@ -1,9 +1,10 @@
-"""`recipe source` and `recipe search`: repositories of recipes, pinned to a commit."""
+"""`recipe`: recipes of others, imported, searched, or from sources pinned to a commit."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from sparkdeploy.cli import options
 from sparkdeploy.cli.names import completing, sources
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.errors import ChangesPendingError
+from sparkdeploy.errors import ChangesPendingError, RecipeError
 from sparkdeploy.secret_shapes import masked_address
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
     from sparkdeploy.authoring.source.change import SourceChange
     from sparkdeploy.recipe.sources import Snapshot
 
-group = typer.Typer(help="Repositories of recipes, each pinned to a commit.", no_args_is_help=True)
+group = typer.Typer(help="Recipes of others: import, search, sources.", no_args_is_help=True)
+source_group = typer.Typer(
+    help="Repositories of recipes, each pinned to a commit.", no_args_is_help=True
+)
+group.add_typer(source_group, name="source")
 SourceName = Annotated[
     str,
     typer.Argument(metavar="NAME", help="The source's name.", autocompletion=completing(sources)),
@@ -30,7 +35,7 @@ SourceName = Annotated[
 SHORT_COMMIT = 12
 
 
-@group.command("add")
+@source_group.command("add")
 def add(
     name: SourceName,
     origin: Annotated[str, typer.Argument(metavar="GIT_URL|PATH", help="Where it comes from.")],
@@ -46,7 +51,7 @@ def add(
     answer(_added_lines(snapshot), _as_dict(snapshot), as_json=as_json)
 
 
-@group.command("update")
+@source_group.command("update")
 def update(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="Sources; all when left out.")
@@ -78,7 +83,7 @@ def update(
         )
 
 
-@group.command("ls")
+@source_group.command("ls")
 def list_sources(as_json: options.JsonOption = False) -> None:
     """List the sources, with their commit and recipes."""
     from sparkdeploy.recipe.sources import Sources
@@ -88,7 +93,7 @@ def list_sources(as_json: options.JsonOption = False) -> None:
     answer([_listed(found)], [_as_dict(item) for item in found], as_json=as_json)
 
 
-@group.command("rm")
+@source_group.command("rm")
 def remove(name: SourceName) -> None:
     """Forget a source with its files; deployments go on running."""
     from sparkdeploy.authoring.source.change import remove_source
@@ -97,6 +102,46 @@ def remove(name: SourceName) -> None:
     console.info(f"removed source {name}")
 
 
+@group.command("import")
+def import_recipe(
+    source: Annotated[
+        Path,
+        typer.Argument(help="A recipe of others (a file, or SOURCE/RECIPE), or a folder of them."),
+    ],
+    destination: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Write recipes of ours into it."),
+    ] = None,
+    assignments: options.SetOption = None,
+    unsafe: options.UnsafeOption = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Translate recipes of others, and say what is left out. Each line with its reason.
+
+    One file without -o is printed as a recipe of ours; the report goes to stderr.
+    """
+    from sparkdeploy.authoring.recipe_import import import_recipes
+
+    values = options.overrides(assignments, unsafe=unsafe)
+    found = import_recipes(source, destination, values, options.current_settings())
+    only = found[0] if len(found) == 1 else None
+    if as_json:
+        console.answer_json({"schema": 1, "files": [item.as_dict() for item in found]})
+    elif only is not None and destination is None and only.text is not None:
+        for line in only.lines():
+            console.info(line)
+        console.answer(only.text.rstrip("\n"))
+    else:
+        answer((line for item in found for line in item.lines()), None, as_json=False)
+        translated = sum(item.translation is not None for item in found)
+        console.info(f"{translated} of {len(found)} files translated")
+    if only is not None and only.refusal is not None:
+        raise RecipeError(only.refusal)
+    if not any(item.translation for item in found):
+        raise RecipeError(f"{source} holds no recipe of others that could be read")
+
+
+@group.command("search", cls=options.FitsHereByDefault)
 def search_recipes(
     words: Annotated[list[str], typer.Argument(metavar="WORD", help="All have to be in it.")],
     fits: options.FitsOption = None,
