@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.conversion import Conversion
+from sparkdeploy.estimate.limits import context_of
 from sparkdeploy.plan.models import conversion_of, unfit_for
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.load import library, load_engine
@@ -34,11 +35,6 @@ if TYPE_CHECKING:
 USUAL, NEWEST, COMPILED = "cuda-0.25", "cuda-0.33", "cuda-0.19"
 """In the order in which they are tried."""
 USUAL_WHY = "the usual one"
-CONTEXT_KEYS = (
-    *("max_position_embeddings", "n_positions", "max_target_positions", "seq_length"),
-    *("max_seq_len", "model_max_length"),
-)
-"""Where configurations say how long a request may be; vLLM reads the same."""
 CONTEXT_LIMIT = 1 << 24
 MOST_ARCHITECTURES = 8
 """Real models have one or two."""
@@ -122,9 +118,8 @@ class NewModel:
         config = self.published.config
         text = config.get("text_config")
         for part in (text if isinstance(text, dict) else {}, config):
-            values = (part.get(key) for key in CONTEXT_KEYS)
-            if found := [it for it in values if type(it) is int and 0 < it < CONTEXT_LIMIT]:
-                return min(found)
+            if 0 < (tokens := context_of(part)) < CONTEXT_LIMIT:
+                return tokens
         return 0
 
 

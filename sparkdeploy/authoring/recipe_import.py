@@ -87,8 +87,6 @@ def import_recipes(
             path = places.get(item.file)
             if path is not None and _is_trusted(path, settings):
                 _refuse_without_consent(item)
-        for item in found:
-            path = places.get(item.file)
             if path and path.exists() and path.read_text(encoding="utf-8") != item.text:
                 raise _other_file(path)
         return tuple(_written(item, places.get(item.file), settings) for item in found)

@@ -45,6 +45,11 @@ UNSCALED: Final = frozenset({"default", "su", "longrope", "llama3", "mrope", "pr
 """Kinds of RoPE whose stated context needs no factor."""
 MOST_SCALING: Final = 4096
 MOST_TOKENS: Final = 1 << 32
+CONTEXT_KEYS: Final = (
+    *("max_position_embeddings", "n_positions", "max_target_positions", "seq_length"),
+    *("max_seq_len", "model_max_length"),
+)
+"""Where configurations say how long a request may be; vLLM takes the smallest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ def context_of(text: Mapping[str, Any]) -> int:
     As vLLM's `_get_and_verify_max_len` counts: YaRN multiplies the context before it, other kinds
     of RoPE scaling the stated one, and those of UNSCALED are in the stated one already.
     """
-    stated = _context(text.get("max_position_embeddings")) or _context(text.get("n_positions"))
+    stated = min(filter(None, (_context(text.get(key)) for key in CONTEXT_KEYS)), default=0)
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, dict):
         return stated

@@ -26,7 +26,7 @@ from sparkdeploy.recipe.words import nearest, shown
 from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from sparkdeploy.recipe.document import KeyPath
@@ -158,7 +158,7 @@ def _value(path: KeyPath, name: str, flag: Flag, value: str, release: Release) -
     kind = NAMES.get(name)
     if flag.choices:
         if value not in flag.choices:
-            yield _no_choice(path, name, value, flag.choices, release)
+            yield _no_choice(path, name, value, release)
     elif kind is not None:
         if not _is_known(value, kind, release.names[kind]):
             yield _no_name(path, name, value, kind, release)
@@ -209,34 +209,30 @@ def _keys(path: KeyPath, name: str, keys: Iterable[str], release: Release) -> It
 
 def _unknown(given: Given, release: Release) -> Mistake:
     what = f"vLLM {release.vllm} has no flag {shown(given.spelling)}"
-    known = {engine: it.spellings for engine, it in releases().items()}
-    fix = _engines_with(given.form, known) or nearest(given.form, release.spellings)
-    return Mistake(given.path, what, fix)
+    return Mistake(given.path, what, _fix(given.form, release, lambda it: it.spellings))
 
 
 def _no_name(path: KeyPath, name: str, value: str, kind: str, release: Release) -> Mistake:
-    known = release.names[kind]
     wanted = value.upper() if kind == "attention_backends" else value
     what = f"{name} {shown(value)}: vLLM {release.vllm} knows no such "
     what += kind.removesuffix("s").replace("_", " ")
-    fix = _engines_with(wanted, {engine: it.names[kind] for engine, it in releases().items()})
-    return Mistake(path, what, fix or nearest(wanted, known) or f"one of {', '.join(known)}")
+    fix = _fix(wanted, release, lambda it: it.names[kind])
+    return Mistake(path, what, fix or f"one of {', '.join(release.names[kind])}")
 
 
-def _no_choice(
-    path: KeyPath, name: str, value: str, choices: Sequence[str], release: Release
-) -> Mistake:
+def _no_choice(path: KeyPath, name: str, value: str, release: Release) -> Mistake:
+    choices = release.flags[name].choices
     listed = ", ".join(choices[:SHOWN_CHOICES]) + (", ..." if choices[SHOWN_CHOICES:] else "")
     what = f"{name} {shown(value)}: vLLM {release.vllm} takes {listed}"
-    rows = {engine: it.flags.get(name) for engine, it in releases().items()}
-    known = {engine: row.choices for engine, row in rows.items() if row is not None}
-    return Mistake(path, what, _engines_with(value, known) or nearest(value, choices))
+    fix = _fix(value, release, lambda it: it.flags[name].choices if name in it.flags else ())
+    return Mistake(path, what, fix)
 
 
-def _engines_with(word: str, known: Mapping[str, Collection[str]]) -> str:
-    """Return a fix that names the engines that know a word; empty without any for GPUs."""
-    on_gpus = [it for it, words in known.items() if word in words and not it.startswith("cpu")]
-    return f"set engine to {' or '.join(on_gpus)}" if on_gpus else ""
+def _fix(word: str, release: Release, known: Callable[[Release], Collection[str]]) -> str:
+    """Return a fix: the engines for GPUs that know a word, or the near one of this release."""
+    engines = (name for name, it in releases().items() if word in known(it))
+    on_gpus = " or ".join(name for name in engines if not name.startswith("cpu"))
+    return f"set engine to {on_gpus}" if on_gpus else nearest(word, known(release))
 
 
 def package_mistakes(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:

@@ -161,6 +161,10 @@ CONTEXT = "max_position_embeddings"
         ({CONTEXT: None, "max_target_positions": 448}, 448),
         ({CONTEXT: None, "seq_length": 2048}, 2048),
         ({CONTEXT: None, "model_max_length": 4096}, 4096),
+        (
+            {CONTEXT: 4096, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            8192,
+        ),
         ({CONTEXT: 512, "text_config": {**config("llama"), CONTEXT: 1024}}, 1024),
     ],
 )
