@@ -304,7 +304,8 @@ def require_memory(
 
     What the other deployments were planned to take counts as taken. Waits for memory that a stopped
     container still gives back; NodeError when it is not there. Where CUDA counts only what is
-    really free, a page cache in the way is dropped with consent, else there is a warning.
+    really free, a page cache in the way is dropped if that was asked for, else there is a warning:
+    the node is locked meanwhile, and nobody is asked under a lock.
     """
     if claim is None:
         return
@@ -337,8 +338,8 @@ def _clear_page_cache(needed_bytes: int, node: Node, prefix: str, *, drop: bool)
     warning = (
         f"{prefix}the page cache holds {format_gib(missing_bytes)} that CUDA will not count as free"
     )
-    if not drop and not console.confirm(f"{warning}. Drop it?"):
-        console.warn(f"{warning}; if the start fails: {DROP_COMMAND}")
+    if not drop:
+        console.warn(f"{warning}; if the start fails: {DROP_COMMAND}, or add --drop-page-cache")
         return
     done = node.script(f"echo 1 > {DROP_CACHES}")
     if done.exit_code != 0:

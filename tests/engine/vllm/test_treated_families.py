@@ -87,7 +87,7 @@ def test_another_family_is_treated_and_answers(
     )
     program, name = Program(tmp_path), unique_name("treated")
     try:
-        report = program.answer("up", str(recipe), "--name", name, "--yes")
+        report = program.answer("up", str(recipe), "--allow-unsafe", "--name", name, "--yes")
         # The plugin ends a start that converts another number of layers, or no head.
         assert report["changed"]
         (overlay,) = (tmp_path / "data" / "m" / "ck").glob("*/config.json")
