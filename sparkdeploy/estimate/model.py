@@ -255,17 +255,33 @@ def bytes_in_memory(
     yield ROTARY_TABLES, rows * sum(width for width, _ in widths)
 
 
-def share_of_weights(total_bytes: int, ranks: int, architecture: Architecture | None = None) -> int:
+MOST_ROWS = 1 << 24
+"""Of a vocabulary, and of a hidden size: no model has as many."""
+
+
+def share_of_weights(total_bytes: int, ranks: int, embedding_bytes: int = 0) -> int:
     """Return the most bytes that one rank holds of weights of which only the size is known.
 
-    All but embeddings and head, in 16 bits, is divided by the ranks of one copy.
+    All but embeddings and head is divided by the ranks of one copy.
     """
-    ends = 0
-    if architecture is not None:
-        copies = 1 if architecture.ties_embeddings else 2
-        ends = 2 * copies * architecture.vocab_size * architecture.hidden_size
-    kept = min(ends, total_bytes)
+    kept = min(embedding_bytes, total_bytes)
     return kept - (kept - total_bytes) // ranks
+
+
+def embedding_bytes(config: Mapping[str, Any]) -> int:
+    """Return the bytes of embeddings and head, in 16 bits, also of layers that are not known.
+
+    0 where a config.json does not say, or says what no model has.
+    """
+    text = config.get("text_config", config)
+    text = text if isinstance(text, dict) else {}
+    rows, width = (_at_most(text.get(name)) for name in ("vocab_size", "hidden_size"))
+    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)) is True
+    return 2 * (1 if tied else 2) * rows * width
+
+
+def _at_most(size: object) -> int:
+    return size if type(size) is int and 0 < size <= MOST_ROWS else 0
 
 
 def facts_of_rank(facts: ModelFacts, *, tensor_parallel: int, pipeline_parallel: int) -> ModelFacts:

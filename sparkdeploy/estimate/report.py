@@ -73,13 +73,18 @@ def _layout_as_dict(resolved: Resolved, budget: Budget) -> dict[str, Any]:
     layout, longest = budget.layout, budget.max_model_len
     if layout is None:
         return {}
-    logged = layout.logged_tokens(budget.available_bytes, longest, resolved.engine.vllm)
+    # Without a context there is no request to count in.
+    logged = (
+        layout.logged_tokens(budget.available_bytes, longest, resolved.engine.vllm)
+        if longest
+        else None
+    )
     return {
         "block_tokens": layout.block_tokens,
         "groups": len(layout.groups),
         "kv_bytes_per_token": layout.bytes_per_token,
         "state_bytes_per_request": layout.request_state_bytes,
-        "logged_tokens": logged if longest else None,
+        "logged_tokens": logged,
     }
 
 

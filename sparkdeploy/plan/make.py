@@ -279,4 +279,4 @@ def _weights_bytes(plan: Plan) -> int | None:
     size_bytes = model.size_bytes if model.weights_bytes is None else model.weights_bytes
     ranks = topology.tensor_parallel * topology.pipeline_parallel
     ranks_here = ranks * topology.data_parallel // len(topology.ranks)
-    return ranks_here * share_of_weights(size_bytes, ranks, model.layers)
+    return ranks_here * share_of_weights(size_bytes, ranks, model.embedding_bytes)

@@ -53,6 +53,8 @@ def memory(plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Findin
             f"{format_gib(available_bytes)} available, {plan.resolved.recipe.name} takes "
             f"{format_gib(claim.needed_bytes)}",
         )
+    else:
+        yield not_seen("machine.memory", "/proc/meminfo does not say what is available")
     gpu = seen.facts.gpu if plan.resolved.engine.runs_on != "cpu" else None
     if is_new and gpu is not None and gpu.memory_bytes is None:
         yield check_page_cache(seen.facts.meminfo, claim.needed_bytes)

@@ -21,7 +21,7 @@ from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate.limits import needs_of
-from sparkdeploy.estimate.model import known_layers
+from sparkdeploy.estimate.model import embedding_bytes, known_layers
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact, OverlayFact
 
@@ -127,6 +127,7 @@ def _model_fact(
         overlay=None if conversion is None else _overlay_fact(source, conversion, settings),
         architectures=tuple(map(str, named)) if isinstance(named, list) else (),
         weights_bytes=weights_bytes(sizes),
+        embedding_bytes=embedding_bytes(config),
         has_weights=has_weights(sizes),
         layers=layers,
         unknown=unknown,
@@ -173,6 +174,7 @@ def missing_model(
         revision=revision,
         here_bytes=here_bytes,
         weights_bytes=sizes[1],
+        embedding_bytes=embedding_bytes(config or {}),
         layers=layers,
         unknown=unknown,
         needs=needs_of(config or {}, layers),

@@ -55,6 +55,7 @@ class ModelFact:
     """By its config.json; None where that says none that are known, as `unknown` tells."""
     weights_bytes: int | None = None
     """What an engine loads of its files; None for all of them."""
+    embedding_bytes: int = 0
     has_weights: bool = True
     unknown: str = ""
     needs: AttentionNeeds = NO_NEEDS
@@ -77,6 +78,7 @@ class MissingModel:
     """What of it is in the cache already, so that a download goes on from there."""
     weights_bytes: int | None = None
     """What an engine would load; None for all of it."""
+    embedding_bytes: int = 0
     layers: Architecture | None = None
     unknown: str = ""
     """Why its size or its layers are not known."""

@@ -274,7 +274,8 @@ def doctor_findings(plan: Plan) -> Iterator[Finding]:
     """Yield what the checks say of a plan, and of what it stands on."""
     yield from plan.findings
     node = plan.observed.head.facts
-    if node.docker is not None and node.docker_free_bytes is not None:
+    is_told = any(item.check == "docker.disk" for item in plan.findings)
+    if not is_told and node.docker is not None and node.docker_free_bytes is not None:
         yield check_low_disk(node.docker, node.docker_free_bytes)
     yield _model(plan)
     if node.docker is not None:

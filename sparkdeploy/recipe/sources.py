@@ -54,6 +54,8 @@ Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 class SourceRecord:
     """Where a source comes from, and what was taken of it."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     name: str
     origin: Printable
     """A URL that git understands, or an absolute path."""
@@ -97,6 +99,8 @@ class RecipeRow:
 class Snapshot:
     """A source as it was taken: the record, and all its recipes as this program's version read
     them."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     record: SourceRecord
     version: Printable

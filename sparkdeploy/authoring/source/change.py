@@ -171,14 +171,14 @@ def _staged(record: SourceRecord, settings: Settings) -> Iterator[_Staged]:
 
 def _write_index(path: Path, snapshot: Snapshot) -> None:
     """RecipeError for an index that could not be read again."""
-    text = snapshots().dump_json(snapshot).decode()
-    if len(text) > MAX_BYTES:
+    content = snapshots().dump_json(snapshot)
+    if len(content) > MAX_BYTES:
         raise RecipeError(
             f"the index of the source's {len(snapshot.rows)} recipes is larger than"
             f" {MAX_BYTES >> 20} MiB",
             hint="its files have long names; a part of it as a folder of its own may do",
         )
-    durable.write_text(path, text)
+    durable.write_text(path, content.decode())
     try:
         read_snapshot(path, snapshot.record.name)
     except ValueError as error:

@@ -50,18 +50,25 @@ class Decision(NamedTuple):
     lower_is_better: bool = False
 
     def values(self, side: Side) -> list[float]:
-        return [value for run in side.runs if (value := self._read(run)) is not None]
+        """Return each run's mean over the cells."""
+        return [statistics.fmean(found) for run in side.runs if (found := self._cells(run))]
 
-    def _read(self, run: Run) -> float | None:
+    def logarithms(self, side: Side) -> list[float]:
+        """Return each run's mean of logarithms, of which `compare` makes a ratio, too."""
+        found = (cells for run in side.runs if (cells := self._cells(run)))
+        return [statistics.fmean(map(math.log, cells)) for cells in found if min(cells) > 0]
+
+    def _cells(self, run: Run) -> list[float]:
+        """Return the figure of each cell that is asked; none where one is missing."""
         suite = run.suite(self.like.name, self.like.asking)
         if suite is None or asked_of(suite) != asked_of(self.like):
-            return None
+            return []
         if self.metric == SUSTAINED and suite.sustained is not None:
             # Nothing is the answer where no rate that was tried held the limits.
-            return suite.sustained.rate_per_s or 0.0
+            return [suite.sustained.rate_per_s or 0.0]
         found = [cell_mean(cell, self.metric) for cell in suite.cells if self.is_asked(cell)]
         values = [value for value in found if value is not None]
-        return statistics.fmean(values) if values and len(values) == len(found) else None
+        return values if len(values) == len(found) else []
 
 
 def summary_section(runs: Sequence[ShownRun], known: Sequence[Side]) -> Section | None:
@@ -161,20 +168,16 @@ def _of_load(title: str, runs: Sequence[ShownRun], asking: Asking) -> Iterator[D
 
 
 def _answers(item: Decision, sides: Sequence[Side], repeated: Sequence[Side]) -> Iterator[str]:
-    base, *others = [item.values(side) for side in sides]
-    yield figure(statistics.fmean(base) if base else None, item.digits)
+    base = item.logarithms(sides[0])
     groups = repeated if item.metric != SUSTAINED else ()
-    spread = spread_of(_logarithms(item.values(side)) for side in groups)
-    for values in others:
+    spread = spread_of(item.logarithms(side) for side in groups)
+    for side in sides:
+        values, logarithms = item.values(side), item.logarithms(side)
         text = figure(statistics.fmean(values) if values else None, item.digits)
-        if base and values and min(*base, *values) > 0:
-            found = ratio_of(_logarithms(base), _logarithms(values), spread)
+        if side is not sides[0] and base and logarithms:
+            found = ratio_of(base, logarithms, spread)
             text += f": {_changed(found)}, {_judged(found, item)}"
         yield text
-
-
-def _logarithms(values: Sequence[float]) -> list[float]:
-    return [math.log(value) for value in values if value > 0]
 
 
 def _changed(ratio: Estimate) -> str:

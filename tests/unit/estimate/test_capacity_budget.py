@@ -134,6 +134,11 @@ def test_every_figure_of_the_report_is_in_its_json() -> None:
     assert content["warnings"] == []
 
 
+def test_a_model_that_states_no_context_has_no_count_of_its_requests() -> None:
+    content = memory_as_dict(V2, BIG, replace(budget(), max_model_len=0))
+    assert content["logged_tokens"] is None
+
+
 def with_utilization(share: float) -> Resolved:
     return load_recipe(SHIPPED, "v2", [f"serve.gpu_memory_utilization={share}"])
 

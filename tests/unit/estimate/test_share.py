@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.architecture import architecture_of
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.kv_cache import layout_of, stage_ranges
 from sparkdeploy.estimate.memory import budget_warnings, make_budget
 from sparkdeploy.estimate.model import (
     ModelFacts,
     WeightKind,
+    embedding_bytes,
     facts_of_rank,
     facts_of_step,
     read_shipped_facts,
@@ -37,7 +37,7 @@ TOTALS = st.integers(0, 2**40)
 def share(total_bytes: int, facts: ModelFacts | None, tensor: int, pipeline: int) -> int:
     """What one rank holds of a model: by its facts, or without them by its size alone."""
     if facts is None:
-        return share_of_weights(total_bytes, tensor * pipeline, BIG.architecture)
+        return share_of_weights(total_bytes, tensor * pipeline, 2**30)
     held = facts_of_rank(facts, tensor_parallel=tensor, pipeline_parallel=pipeline)
     return -(-total_bytes * held.total_bytes // facts.total_bytes)
 
@@ -90,13 +90,31 @@ def test_a_stage_holds_its_layers_and_what_no_stage_divides() -> None:
         assert held[kind] == BIG.weight_bytes[kind], kind
 
 
-def test_without_facts_embeddings_and_head_are_undivided() -> None:
+def test_without_facts_only_what_config_json_gives_is_undivided() -> None:
     assert share_of_weights(1000, 2 * 2) == 250
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 10, "hidden_size": 5}
-    untied = architecture_of({"model_type": "llama", **sizes})
-    assert share_of_weights(1000, 2 * 2, untied) == 400
-    tied = architecture_of({"model_type": "llama", "tie_word_embeddings": True, **sizes})
-    assert share_of_weights(1000, 2 * 2, tied) == 325
+    assert share_of_weights(1000, 2 * 2, embedding_bytes=200) == 400
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({"vocab_size": 100, "hidden_size": 8}, 3200),
+        ({"vocab_size": 100, "hidden_size": 8, "tie_word_embeddings": True}, 1600),
+        ({"text_config": {"vocab_size": 100, "hidden_size": 8}}, 3200),
+        ({"model_type": "unknown", "vocab_size": 100, "hidden_size": 8}, 3200),
+        ({"vocab_size": 100}, 0),
+        ({"vocab_size": "100", "hidden_size": 8}, 0),
+        ({"vocab_size": True, "hidden_size": 8}, 0),
+        ({"vocab_size": -100, "hidden_size": 8}, 0),
+        ({"vocab_size": 10**12, "hidden_size": 8}, 0),
+        ({"text_config": [1]}, 0),
+        ({}, 0),
+    ],
+)
+def test_embeddings_are_counted_where_config_json_gives_both_sizes(
+    config: dict[str, object], size: int
+) -> None:
+    assert embedding_bytes(config) == size
 
 
 BASELINE = load_recipe(Library((REPOSITORY / "recipes",)), "baseline")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
+from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.ports import PortOwner
@@ -286,6 +287,14 @@ def test_a_docker_disk_too_small_for_the_build_is_told_before(shipped: Library) 
     made = plan(shipped, observed(node=node), "v2", "engine=cpu-0.32")
     assert "disk: building the images takes 5.5 GB and /var/lib/docker has 1.0 GB" in messages(made)
     assert made.head.needs.image_bytes == 5_500_000_000
+    about = [item for item in doctor_findings(made) if item.check == "docker.disk"]
+    assert [item.verdict for item in about] == [Verdict.FAIL]
+
+
+def test_memory_that_nobody_states_is_said_not_to_be_seen(shipped: Library) -> None:
+    node = replace(SPARK, memory_available_bytes=None)
+    about = [it for it in plan(shipped, observed(node=node)).findings if "memory" in it.check]
+    assert [it.verdict for it in about if it.check == "machine.memory"] == [Verdict.NOT_SEEN]
 
 
 def test_the_guard_is_told_when_an_idle_server_stops(shipped: Library) -> None:
