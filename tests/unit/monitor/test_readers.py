@@ -24,6 +24,7 @@ from sparkdeploy.monitor.snapshot import (
 )
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.settings import load_settings
+from tests.engine.conftest import DEADLINE_S
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
 from tests.unit.monitor.snapshots import NOW
@@ -72,7 +73,7 @@ def settings() -> Settings:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
