@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from sparkdeploy.export.neighbours import (
     prometheus_export,
 )
 from sparkdeploy.settings import load_settings
+from tests.engine.conftest import until
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
 from tests.unit.golden import assert_golden
 
@@ -242,7 +242,7 @@ def test_the_gpus_figures_become_files_for_node_exporter(
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     told = tmp_path / "textfile"
     with subprocess.Popen([tmp_path / "gpu-textfile.sh"], cwd="/", start_new_session=True) as run:
-        until_there(told / "gpu-1.prom")
+        until((told / "gpu-1.prom").exists)
         first, second = ((told / f"gpu-{gpu}.prom").read_text() for gpu in (0, 1))
         run.terminate()
         assert run.wait(30) == 0
@@ -254,13 +254,6 @@ def test_the_gpus_figures_become_files_for_node_exporter(
     assert "watts" not in second
     assert 'sparkdeploy_gpu_clock_megahertz{gpu="1"} 208\n' in second
     assert list(told.iterdir()) == [], "figures of a program that has ended"
-
-
-def until_there(path: Path) -> None:
-    ends_s = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < ends_s, path
-        time.sleep(0.02)
 
 
 def test_a_dashboard_is_json_that_grafana_can_import() -> None:

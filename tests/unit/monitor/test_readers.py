@@ -24,7 +24,7 @@ from sparkdeploy.monitor.snapshot import (
 )
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.settings import load_settings
-from tests.engine.conftest import DEADLINE_S
+from tests.engine.conftest import until
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.http_server import TableServer, serving
 from tests.unit.monitor.snapshots import NOW
@@ -70,13 +70,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def settings() -> Settings:
     return load_settings()
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def deployed(name: str, port: str = "1", **labels: str) -> ContainerFact:
@@ -138,7 +131,7 @@ def test_a_deployment_starts_serves_falls_silent_ends_and_is_removed(
         counts(server, 5)
         until(lambda: life(snapshot()) is DeploymentState.SERVING)
         engine.breaks_with = NodeError("docker: the Docker Engine does not answer")
-        until(lambda: snapshot().problem)
+        until(lambda: bool(snapshot().problem))
         assert life(snapshot()) is DeploymentState.SERVING, "what serves goes on"
 
 
@@ -188,7 +181,7 @@ def test_only_named_ones_are_watched_and_a_name_has_to_be_there(settings: Settin
 def test_this_machine_tells_its_memory(settings: Settings) -> None:
     reader = NodeReader("here", None, settings)
     reader.start()
-    until(lambda: reader.seen().available_bytes)
+    until(lambda: reader.seen().available_bytes is not None)
     look = reader.seen()
     assert look.gone_since is None
     assert look.total_bytes is not None
@@ -226,11 +219,12 @@ def test_a_node_that_goes_away_is_gone_and_comes_back(
     monkeypatch.setattr(readers, "open_nodes", open_nodes)
     reader = NodeReader("spark-2", "spark-2", settings)
     reader.start()
-    until(lambda: reader.seen().available_bytes)
+    until(lambda: reader.seen().available_bytes is not None)
     assert reader.seen().available_bytes == 1 << 20
     assert reader.seen().gpu is not None
     unreachable["spark-2"] = NodeError("spark-2: nothing listens for ssh")
-    programs[-1].end()
+    # Not by `end`, which closes the pipe that the reader reads at that moment.
+    programs[-1]._process.terminate()
     until(lambda: "nothing listens" in reader.seen().problem)
     gone = reader.seen()
     assert gone.gone_since is not None
