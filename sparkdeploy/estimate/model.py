@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy import yaml_text
-from sparkdeploy.checkpoint.architecture import UnknownArchitectureError, architecture_of
+from sparkdeploy.checkpoint.architecture import (
+    UnknownArchitectureError,
+    architecture_of,
+    config_sizes,
+)
 from sparkdeploy.checkpoint.contents import method_of
 from sparkdeploy.checkpoint.layers import Attention, Latent
+from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
@@ -255,10 +260,6 @@ def bytes_in_memory(
     yield ROTARY_TABLES, rows * sum(width for width, _ in widths)
 
 
-MOST_ROWS = 1 << 24
-"""Of a vocabulary, and of a hidden size: no model has as many."""
-
-
 def share_of_weights(total_bytes: int, ranks: int, embedding_bytes: int = 0) -> int:
     """Return the most bytes that one rank holds of weights of which only the size is known.
 
@@ -273,15 +274,12 @@ def embedding_bytes(config: Mapping[str, Any]) -> int:
 
     0 where a config.json does not say, or says what no model has.
     """
-    text = config.get("text_config", config)
-    text = text if isinstance(text, dict) else {}
-    rows, width = (_at_most(text.get(name)) for name in ("vocab_size", "hidden_size"))
-    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)) is True
-    return 2 * (1 if tied else 2) * rows * width
-
-
-def _at_most(size: object) -> int:
-    return size if type(size) is int and 0 < size <= MOST_ROWS else 0
+    try:
+        sizes = config_sizes(config)
+        rows, width = (sizes.optional(name) or 0 for name in ("vocab_size", "hidden_size"))
+    except CheckpointError:
+        return 0
+    return 2 * (1 if sizes.ties_embeddings else 2) * rows * width
 
 
 def facts_of_rank(facts: ModelFacts, *, tensor_parallel: int, pipeline_parallel: int) -> ModelFacts:

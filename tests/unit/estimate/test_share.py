@@ -102,6 +102,8 @@ def test_without_facts_only_what_config_json_gives_is_undivided() -> None:
         ({"vocab_size": 100, "hidden_size": 8, "tie_word_embeddings": True}, 1600),
         ({"text_config": {"vocab_size": 100, "hidden_size": 8}}, 3200),
         ({"model_type": "unknown", "vocab_size": 100, "hidden_size": 8}, 3200),
+        ({"model_type": "gemma3_text", "vocab_size": 100, "hidden_size": 8}, 1600),
+        ({"thinker_config": {"text_config": {"vocab_size": 100, "hidden_size": 8}}}, 3200),
         ({"vocab_size": 100}, 0),
         ({"vocab_size": "100", "hidden_size": 8}, 0),
         ({"vocab_size": True, "hidden_size": 8}, 0),
