@@ -35,7 +35,6 @@ from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.log_lines import LineSplitter, read_line
 from sparkdeploy.server.phases import PhaseTracker
 from sparkdeploy.server.trust import ca_file as trusted
-from sparkdeploy.upkeep.images import image_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -206,7 +205,7 @@ def image_origins(
             image.fingerprint,
             _versions(image.proof),
         )
-        for image in image_chain(host, upper)
+        for image in host.image_chain(upper)
     )
 
 

@@ -53,6 +53,18 @@ class DockerHost(Containers):
             return self.measured(reports.read_image(found))
         return None
 
+    def image_chain(self, image: ImageFact) -> tuple[ImageFact, ...]:
+        """Return an image and those it stands on, downwards, as far as they are here."""
+        chain = [image]
+        while below := chain[-1].below:
+            found = self.find_image(below)
+            # A label may name the very image that bears it.
+            if found is None or found.image_id in {image.image_id for image in chain}:
+                break
+            # Tags of the user's own are not what the next build looks for.
+            chain.append(replace(found, tags=own_tags(found.tags) or (below,)))
+        return tuple(chain)
+
     def measured(self, image: ImageFact) -> ImageFact:
         """Return the image with the size of its layers: containerd's store says other things."""
         # There the list says packed and unpacked together, the inspection says packed.

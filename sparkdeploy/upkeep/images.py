@@ -16,7 +16,6 @@ from sparkdeploy.image.network import refuse_credentials, registry_reference
 from sparkdeploy.image.pins import ImageInspector
 from sparkdeploy.image.stages import UPPERMOST_FIRST, stages_of
 from sparkdeploy.node import facts
-from sparkdeploy.node.container import own_tags
 from sparkdeploy.plan.images import choose_base_source, image_steps, stages_for
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.image_name import is_tag
@@ -68,7 +67,7 @@ def list_images(settings: Settings) -> tuple[ImageRow, ...]:
 
 def show_image(reference: str, settings: Settings) -> dict[str, Any]:
     with connect(settings) as host:
-        chain = image_chain(host, host.measured(find_own(host.own_images(), reference)))
+        chain = host.image_chain(host.measured(find_own(host.own_images(), reference)))
     first, inputs = chain[0], f"{labels.PREFIX}input."
     return {
         "tag": first.tags[0],
@@ -150,19 +149,6 @@ def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
         unknown = f"no image of sparkdeploy is known as {reference}"
         raise UsageError(unknown, hint="sparkdeploy image ls")
     return newest[0]
-
-
-def image_chain(host: DockerHost, image: ImageFact) -> tuple[ImageFact, ...]:
-    """Return an image and those it stands on, downwards, as far as they are here."""
-    chain = [image]
-    while below := chain[-1].below:
-        found = host.find_image(below)
-        # A label may name the very image that bears it.
-        if found is None or found.image_id in {image.image_id for image in chain}:
-            break
-        # Tags of the user's own are not what the next build looks for.
-        chain.append(replace(found, tags=own_tags(found.tags) or (below,)))
-    return tuple(chain)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 from sparkdeploy import labels
 from sparkdeploy.errors import UsageError
 from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep import images as image_shelf
 
@@ -51,6 +52,9 @@ class Chained:
 
     def measured(self, image: ImageFact) -> ImageFact:
         return image
+
+    # The real one, which asks nothing but `find_image`.
+    image_chain = DockerHost.image_chain
 
     def find_image(self, reference: str) -> ImageFact | None:
         return next((image for image in self.images if reference in image.tags), None)
