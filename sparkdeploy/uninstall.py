@@ -12,11 +12,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.deploy.deployments import deployments_in, nodes_with, refuse_as_worker
-from sparkdeploy.deploy.launch import Launch
-from sparkdeploy.deploy.lifecycle import remove_deployment
+from sparkdeploy.deploy.deployments import (
+    deployments_in,
+    look_again,
+    nodes_with,
+    refuse_as_worker,
+)
 from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.deploy.nodes import ClusterRecord, connect, connect_nodes
+from sparkdeploy.deploy.removal import remove_deployment
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
@@ -92,8 +96,7 @@ def _take_clusters_down(found: Sequence[Leftover], settings: Settings) -> tuple[
     for item in found:
         if item.kind == "deployment":
             with connect_nodes(settings, item.name) as nodes:
-                launch = Launch(nodes, item.name, settings, "uninstall")
-                remove_deployment(launch, launch.find_here())
+                remove_deployment(nodes, item.name, look_again(nodes.here, item.name), settings)
     record = ClusterRecord.below(settings.state_dir)
     noted = (node for name in record.deployments() for node in record.nodes(name))
     return tuple(dict.fromkeys(noted))

@@ -10,8 +10,8 @@ from sparkdeploy import labels
 from sparkdeploy.bench.campaign.folder import Before
 from sparkdeploy.bench.endpoint import MAX_RECIPE_CHARACTERS
 from sparkdeploy.deploy.deployments import find_deployment
-from sparkdeploy.deploy.lifecycle import down
 from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import NodeError, SparkdeployError

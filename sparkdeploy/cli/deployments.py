@@ -207,15 +207,15 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
 ) -> None:
     """Stop and remove a deployment; images and checkpoints stay."""
-    from sparkdeploy.deploy import lifecycle
+    from sparkdeploy.deploy import removal
     from sparkdeploy.deploy.nodes import resolve_name_or_none
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
     if everything:
-        removed, errors = lifecycle.down_all()
+        removed, errors = removal.down_all()
     elif (only := resolve_name_or_none(name, ("down",))) is not None:
-        removed, errors = [*lifecycle.down(only)], []
+        removed, errors = [*removal.down(only)], []
     else:
         console.info("nothing to do: nothing is deployed")
         return

@@ -1,4 +1,4 @@
-"""`stop`, `start`, `restart`, `rollback`, `switch`, `down`: what is done with deployments."""
+"""`stop`, `start`, `restart` and `rollback`: what is done with a deployment that is there."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from sparkdeploy.deploy.deployments import (
     no_deployment,
     nodes_with,
     refuse_as_worker,
-    remove_containers,
 )
 from sparkdeploy.deploy.expectation import expectation_on
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
-from sparkdeploy.deploy.nodes import ClusterRecord, connect_nodes
+from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
+from sparkdeploy.deploy.removal import require_known
 from sparkdeploy.deploy.serving import answers, served_by
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.container import own_tags
-from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import named
 from sparkdeploy.node.ports import is_port_free, port_owner
-from sparkdeploy.plan.container import container_name
 from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.server.health import ContainerDiedError
 from sparkdeploy.server.phases import timing_key
@@ -129,7 +126,7 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
         try:
             with launch.lock():
                 found = launch.find_here()
-                _require_known(launch)
+                require_known(launch.nodes, name, launch.record)
                 refuse_as_worker(found)
                 done = end_start(launch, found, reason="`rollback` gave it up")
                 if done.action in {"nothing", "verified"} and found is not None and found.kept:
@@ -180,87 +177,6 @@ def _stop_on(host: DockerHost, found: Inspected) -> list[str]:
         return []
     host.stop(fact.container_id)
     return [fact.name]
-
-
-def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
-    """Stop and remove one deployment on all of its nodes; return the names of its containers."""
-    with _connected("down", name) as launch, launch.lock():
-        found = launch.find_here()
-        if not missing_ok:
-            _require_known(launch)
-        refuse_as_worker(found)
-        if found is not None and is_another(found.current.user):
-            console.warn(f"{name} was deployed by {found.current.user}")
-        return remove_deployment(launch, found)
-
-
-def down_all() -> tuple[list[str], list[SparkdeployError]]:
-    """Remove every deployment of this machine; return its containers, and why some stayed."""
-    settings = load_settings()
-    with this_node(settings) as nodes:
-        found = deployments_in(nodes.here.listing)
-    removed: list[str] = []
-    errors: list[SparkdeployError] = []
-    for name in dict.fromkeys((*found, *ClusterRecord.below(settings.state_dir).deployments())):
-        if name in found and found[name].is_of_another_head:
-            # What is noted of it is older than what that head has put here.
-            head = found[name].current.nodes[0]
-            console.warn(f"{name} stays: {head} heads it, and this machine is a worker")
-            continue
-        try:
-            with _connected("down", name) as launch, launch.lock():
-                removed += remove_deployment(launch, launch.find_here())
-        except SparkdeployError as error:
-            errors.append(error)
-    return removed, errors
-
-
-def remove_deployment(launch: Launch, found: Inspected | None) -> tuple[str, ...]:
-    """Remove a deployment everywhere; what a node still has that does not answer stays noted."""
-    nodes, name = launch.nodes, launch.deployment
-    facts = found.containers if found is not None else ()
-    # config.yaml may have called this machine otherwise when it started them.
-    own = {nodes.here.name, *(fact.nodes[0] for fact in facts if fact.nodes and not fact.rank)}
-    removed = [*remove_containers(nodes.here.docker, facts)]
-    left: list[str] = []
-    for other in nodes_with(found, launch.record.nodes(name)):
-        if other in own or _is_forgotten(launch, other):
-            continue
-        try:
-            node = nodes.node(other)
-            with named(node):
-                there = find_deployment(node.docker, name)
-                facts = there.containers if there is not None else ()
-                ours = [fact for fact in facts if fact.nodes and fact.nodes[0] in own]
-                removed += [f"{other}:{it}" for it in remove_containers(node.docker, ours)]
-        except NodeError as error:
-            left.append(other)
-            console.warn(
-                f"{error.message}; {container_name(name)} may remain there: run `sparkdeploy down "
-                f"{name}` again when it is back"
-            )
-    launch.record.note(name, tuple(left))
-    return tuple(removed)
-
-
-def _is_forgotten(launch: Launch, other: str) -> bool:
-    config, name = launch.nodes.config, launch.deployment
-    if (launch.settings.cluster is not None) if config is None else (other in config.names):
-        return False
-    console.warn(
-        f"{other} is not in config.yaml, and what it may have of {name} is forgotten; on that "
-        f"machine: docker rm -f {container_name(name)}"
-    )
-    return True
-
-
-def _require_known(launch: Launch) -> None:
-    """Raise NodeError where no deployment has the name, and nothing of one is left over."""
-    known = dict.fromkeys(
-        (*deployments_in(launch.nodes.here.listing), *launch.record.deployments())
-    )
-    if launch.deployment not in known:
-        raise no_deployment(launch.deployment, known)
 
 
 def _start(launch: Launch) -> Started:

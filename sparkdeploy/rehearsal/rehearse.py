@@ -14,9 +14,9 @@ from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.checkpoint.verify import is_qwen35_moe
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.lifecycle import down
 from sparkdeploy.deploy.lock import announced_lock, defer_signals
 from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.serving import require_listener
 from sparkdeploy.deploy.up import Outcome, up

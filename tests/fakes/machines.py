@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparkdeploy import labels
 from sparkdeploy.deploy import launch as deploy_launch
-from sparkdeploy.deploy import lifecycle, prepare, recovery
+from sparkdeploy.deploy import lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.deploy import request as deploy_request
 from sparkdeploy.deploy import up as deploy_up
@@ -219,7 +219,7 @@ class Lab:
         return lifecycle.start("main")
 
     def down(self, *, missing_ok: bool = False) -> tuple[str, ...]:
-        return lifecycle.down("main", missing_ok=missing_ok)
+        return removal.down("main", missing_ok=missing_ok)
 
     def status(self) -> Any:
         (row,) = status.current_rows()
@@ -314,7 +314,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
 
     for module in (deploy_nodes, deploy_request, status):
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (deploy_nodes, deploy_request, status, lifecycle):
+    for module in (deploy_nodes, deploy_request, status, removal):
         monkeypatch.setattr(module, "this_node", this_node)
     monkeypatch.setattr(deploy_nodes, "configured", lambda _settings: sparks(max(count, 2)))
     monkeypatch.setattr(deploy_nodes, "name_here", lambda _config: "spark-1")
@@ -360,7 +360,7 @@ def reached_alone(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> No
 
     for module in (deploy_nodes, deploy_request, status):
         monkeypatch.setattr(module, "open_nodes", open_nodes)
-    for module in (deploy_nodes, deploy_request, status, lifecycle):
+    for module in (deploy_nodes, deploy_request, status, removal):
         monkeypatch.setattr(module, "this_node", this_node)
 
 

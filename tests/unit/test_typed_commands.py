@@ -59,6 +59,7 @@ REVIEWED = {
     "deploy/lock.py": {"command", "launch.command"},
     "deploy/nodes.py": {"words"},
     "deploy/recovery.py": {"name"},
+    "deploy/removal.py": {"name"},
     "deploy/replace.py": {"self.name"},
     "deploy/request.py": {"name"},
     "deploy/up.py": {"name"},

@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from sparkdeploy.deploy.lifecycle import down
+from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.settings import load_settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.deploy import lifecycle
+from sparkdeploy.deploy import removal
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.monitor import status
 from tests.fakes.machines import NEW, Lab, build
@@ -46,7 +46,7 @@ def test_everything_down_leaves_what_another_head_has_taken_over(
     assert lab.record.nodes("main") == ("spark-3",)
     taken = replace(part(NEW, "x", nodes="spark-2,spark-1", rank="1"), container_id="x")
     lab.engines[0].facts = {"x": taken}
-    assert lifecycle.down_all() == ([], [])
+    assert removal.down_all() == ([], [])
     assert lab.engines[0].facts == {"x": taken}
     assert lab.record.nodes("main") == ("spark-3",)
     assert "main stays: spark-2 heads it" in capsys.readouterr().err

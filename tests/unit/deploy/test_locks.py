@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import lifecycle, lock
+from sparkdeploy.deploy import lock, removal
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.prepare import stage_lock
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
@@ -17,8 +17,9 @@ from tests.fakes.machines import LATER, OLD, Lab, build, deployed, dies
 
 if TYPE_CHECKING:
     from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.deploy.launch import Launch
+    from sparkdeploy.node.node import Nodes
     from sparkdeploy.recipe.load import Library
+    from sparkdeploy.settings import Settings
 
 
 @pytest.fixture(params=[1, 2])
@@ -152,15 +153,17 @@ def test_down_all_goes_on_behind_one_that_cannot_be_removed(
     deployed(lab)
     lab.record.note("broken", ("spark-9",))
     tried = []
-    real = lifecycle.remove_deployment
+    real = removal.remove_deployment
 
-    def remove(launch: Launch, found: Inspected | None) -> tuple[str, ...]:
-        tried.append(launch.deployment)
+    def remove(
+        nodes: Nodes, name: str, found: Inspected | None, settings: Settings
+    ) -> tuple[str, ...]:
+        tried.append(name)
         if len(tried) == 1:
-            raise SparkdeployError(f"{launch.deployment} cannot be removed")
-        return real(launch, found)
+            raise SparkdeployError(f"{name} cannot be removed")
+        return real(nodes, name, found, settings)
 
-    monkeypatch.setattr(lifecycle, "remove_deployment", remove)
-    _, errors = lifecycle.down_all()
+    monkeypatch.setattr(removal, "remove_deployment", remove)
+    _, errors = removal.down_all()
     assert tried == ["main", "broken"]
     assert [error.message for error in errors] == ["main cannot be removed"]

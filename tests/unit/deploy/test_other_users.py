@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import lifecycle, request
+from sparkdeploy.deploy import removal, request
 from sparkdeploy.deploy.serving import read_key
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.monitor import status as operating
@@ -31,7 +31,7 @@ def test_status_and_down_say_whose_a_deployment_is(
     engine = FakeContainers.of(container("sparkdeploy-main", "exited", user=user))
     reached_alone(monkeypatch, engine)
     lines = "\n".join(plain_lines(status_lines(operating.current_rows())))
-    removed = lifecycle.down("main")
+    removed = removal.down("main")
 
     assert removed == ("sparkdeploy-main",)
     assert ("  deployed by anna" in lines) == is_said

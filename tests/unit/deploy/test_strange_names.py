@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdeploy.deploy import lifecycle
+from sparkdeploy.deploy import lifecycle, removal
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.monitor import status as operating
 from sparkdeploy.settings import load_settings
@@ -27,7 +27,7 @@ def test_a_container_that_was_renamed_is_left_alone(monkeypatch: pytest.MonkeyPa
     engine = FakeContainers.of(renamed, container("sparkdeploy-main"))
     reached_alone(monkeypatch, engine)
 
-    assert lifecycle.down("main") == ("sparkdeploy-main",)
+    assert removal.down("main") == ("sparkdeploy-main",)
     assert list(engine.facts.values()) == [renamed]
 
 
@@ -45,7 +45,7 @@ def test_a_name_that_is_none_is_no_way_to_another_file(name: str, command: str) 
     calls: dict[str, Callable[[], object]] = {
         "diagnose": lambda: diagnose.diagnose(name, state / "bundle.tar.gz"),
         "rollback": lambda: lifecycle.roll_back(name),
-        "down": lambda: lifecycle.down(name),
+        "down": lambda: removal.down(name),
         "logs": lambda: list(operating.read_log(name, follow=False, tail=None)),
     }
     with pytest.MonkeyPatch.context() as patch:
