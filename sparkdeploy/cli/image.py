@@ -49,7 +49,7 @@ def build(
     as_json: options.JsonOption = False,
 ) -> None:
     """Build all images of an engine or a recipe. It needs no model and no GPU."""
-    from sparkdeploy.upkeep.images import build_engine
+    from sparkdeploy.upkeep.image_build import build_engine
 
     values = options.overrides(assignments, known_bad=known_bad, unsafe=unsafe)
     images = build_engine(name, values, platform, options.current_settings())

@@ -10,7 +10,8 @@ import pytest
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.emulation import refuse_without_emulation
 from sparkdeploy.node import facts
-from sparkdeploy.upkeep.images import StageImage, build_engine, remove_images
+from sparkdeploy.upkeep.image_build import StageImage, build_engine
+from sparkdeploy.upkeep.images import remove_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

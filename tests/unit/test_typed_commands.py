@@ -48,7 +48,7 @@ REVIEWED = {
     "bench/before.py": {"deployment"},
     "upkeep/checkpoints.py": {"name"},
     "export/clients.py": {"host"},
-    "upkeep/images.py": {"name"},
+    "upkeep/image_build.py": {"name"},
     "authoring/new_recipe.py": {"cluster", "consent"},
     "monitor/status.py": {"name"},
     "rehearsal/rehearse.py": {"name", "request.recipe"},

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.upkeep.images import StageImage
+    from sparkdeploy.upkeep.image_build import StageImage
 
 pytestmark = [pytest.mark.arm, pytest.mark.timeout(4 * 3600)]
 ENGINES = {"cuda-0.25": ("0.25.1", "2.11.0"), "cuda-0.33": ("0.33.0", "2.14.0")}

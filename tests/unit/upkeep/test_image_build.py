@@ -13,7 +13,7 @@ from sparkdeploy.node.reports import RegistryImage
 from sparkdeploy.recipe.image_pins import ImageContents, ImageLock
 from sparkdeploy.recipe.load import Resolved, load_engine
 from sparkdeploy.settings import load_settings, resources
-from sparkdeploy.upkeep import images as room
+from sparkdeploy.upkeep import image_build as room
 from tests.fakes.plans import DOCKER, built
 
 if TYPE_CHECKING:
