@@ -96,7 +96,7 @@ class Outlook:
 
     @property
     def _is_bound(self) -> bool:
-        return self.speed.fitted_to is None or self.nodes > 1
+        return self.speed.origin is None or self.nodes > 1
 
     def verdict_words(self) -> str:
         """Return the verdict without the machine, for a table of one machine."""
@@ -240,7 +240,7 @@ def measured_on(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
         ]
         if speeds:
             mean = statistics.fmean(speeds)
-            found.append(MeasuredSpeed(origin.recipe.name, mean, item.run.run_id))
+            found.append(MeasuredSpeed(origin.recipe.name, mean))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Machines a recipe may run on: memory, bandwidth, and the one factor fitted to a measurement."""
+"""Machines a recipe may run on: memory, bandwidth, and how long a decode step takes on them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """A recipe's speed on a machine of one kind, as it was published or as a record has it."""
+    """A recipe's speed on a machine of one kind, as a record has it."""
 
     recipe: str
     end_to_end_tok_s: float
-    run_id: str = ""
-    """Empty for a published figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """How a decode step's bytes and layers become time, fitted to figures that others published."""
+
+    layer_us: float
+    """What each layer costs beside its bytes: launches, and kernels that wait for each other."""
+    bandwidth_share: float
+    nvfp4_dense_share: float
+    """The share that dense NVFP4 matrices reach: fitted to one figure."""
+    figures: int
+    """How many the first two are fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +51,8 @@ class Hardware:
     """Hidden and inner widths are padded to multiples of these in MXFP4 experts."""
     gpu: str | None = None
     """What its GPU's name contains."""
-    fit: MeasuredSpeed | None = None
-    """What the efficiency factor is fitted to, and nothing else; None where no measurement is
-    known: speeds are then upper bounds."""
+    fit: StepFit | None = None
+    """None where nobody published a measurement: speeds are then upper bounds."""
 
 
 def read_hardware(path: Path) -> Mapping[str, Hardware]:
@@ -53,7 +63,7 @@ def read_hardware(path: Path) -> Mapping[str, Hardware]:
             **entry
             | {
                 "mxfp4_tile": tuple(entry["mxfp4_tile"]),
-                "fit": MeasuredSpeed(**entry["fit"]) if "fit" in entry else None,
+                "fit": StepFit(**entry["fit"]) if "fit" in entry else None,
             },
         )
         for name, entry in table.items()

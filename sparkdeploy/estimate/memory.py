@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 from sparkdeploy.checkpoint.layers import Attention
 from sparkdeploy.estimate.kv_cache import LARGE_BATCH_TOKENS, SMALL_BATCH_TOKENS, layout_of
 from sparkdeploy.estimate.model import WeightKind
-from sparkdeploy.recipe.flags import switch_of
+from sparkdeploy.recipe.flags import switch_of, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.estimate.hardware import Hardware
@@ -223,6 +223,7 @@ def converted_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int
     loaded = dict(facts.memory_bytes)
     if recipe.serve.quantization == "fp8" and not facts.quantisation:
         loaded |= {kind: loaded[kind] // 2 for kind in LINEAR & loaded.keys()}
+    loaded |= _made_mxfp4(loaded, recipe.serve.extra_args)
     checkpoint = recipe.checkpoint
     fp8 = checkpoint.fp8_dense
     # A finished hybrid's files are counted as they are: its shared experts are FP8 already.
@@ -236,6 +237,19 @@ def converted_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int
     if checkpoint.mtp_weights == "int4-fp8":
         loaded |= _shrunk_draft_layer(loaded, facts.architecture)
     return loaded
+
+
+def _made_mxfp4(
+    loaded: Mapping[WeightKind, int], arguments: Sequence[str]
+) -> dict[WeightKind, int]:
+    """Return what a fork's `--mxfp4-layers` makes of 16 bits: 4 and a scale byte for each 32.
+
+    Its experts are MXFP4 already. The flag is that of the image sparkarena/spark-vllm-docker:mxfp4.
+    """
+    named = (value_of(arguments, "--mxfp4-layers") or "").split(",")
+    kinds = {WeightKind.ATTENTION: "qkv", WeightKind.LM_HEAD: "lm_head"}
+    made = (kind for kind, name in kinds.items() if name in named and kind in loaded)
+    return {kind: loaded[kind] * 17 // 64 for kind in made}
 
 
 def _head_bytes(size_bytes: int, facts: ModelFacts, checkpoint: Checkpoint) -> int:

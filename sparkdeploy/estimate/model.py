@@ -112,6 +112,14 @@ class ModelFacts:
         """Return the `quant_method` of its config.json; empty for 16 bits."""
         return method_of(self.config) or ""
 
+    @property
+    def is_nvfp4(self) -> bool:
+        """Whether its config.json names NVFP4, as ModelOpt or compressed-tensors write it."""
+        stated = self.config.get("quantization_config")
+        if not isinstance(stated, dict):
+            return False
+        return stated.get("quant_algo") == "NVFP4" or stated.get("format") == "nvfp4-pack-quantized"
+
 
 def facts_from(
     repo: str,

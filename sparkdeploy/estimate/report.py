@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.estimate.memory import GIB, budget_warnings
 from sparkdeploy.estimate.model import WeightKind
-from sparkdeploy.estimate.speed import CONTEXT_TOKENS, acceptance_lines, decode_step
+from sparkdeploy.estimate.speed import (
+    CONTEXT_TOKENS,
+    acceptance_lines,
+    decode_step,
+    launches_line,
+)
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib
@@ -170,6 +175,8 @@ def speed_lines(
         yield "  no estimate: the bytes of a step, or what its drafter gains, are not known"
         return
     yield from _step_lines(steps[0], speed)
+    if line := launches_line(resolved.recipe, facts, speed):
+        yield line
     yield f"  {'requests':>10}{'GB a step':>11}{'ms':>8}{'tok/s each':>12}{'tok/s all':>11}"
     for step in steps:
         together = speed.tokens_per_second(step)
@@ -194,11 +201,12 @@ def factor_lines(speed: Speed) -> Iterator[str]:
     hardware = speed.hardware
     rate = f"{hardware.bandwidth_bytes_s / 1e9:,.0f} GB/s"
     yield f"speed on {hardware.title}: {rate} ({hardware.source})"
-    if speed.fitted_to is None:
+    if speed.origin is None:
         yield "  no recipe was measured here: these are upper bounds at the full bandwidth"
     else:
-        reached = f"  {speed.efficiency:.1%} of it is reached: the one factor, fitted to"
-        yield f"{reached} {speed.fitted_to} and to nothing else"
+        layer = f"{1e6 * speed.layer_s:.0f} us a layer" if speed.layer_s else "nothing a layer"
+        yield f"  {speed.bandwidth_share:.0%} of it is reached, and {layer} beside that: fitted to"
+        yield f"  {speed.origin}"
     yield f"  {CONTEXT_TOKENS:,} tokens of context; experts are chosen independently"
 
 
@@ -227,7 +235,7 @@ def _step_lines(step: DecodeStep, speed: Speed) -> Iterator[str]:
     for part, size in step.parts.items():
         yield f"  {part.value:<26}{size / 1e9:>8.2f} GB{size / step.total_bytes:>7.0%}"
     yield (
-        f"  {'together':<26}{step.total_bytes / 1e9:>8.2f} GB, "
+        f"  {'together':<26}{step.total_bytes / 1e9:>8.2f} GB and {step.layers} layers, "
         f"{1000 * speed.duration_s(step):.1f} ms for {step.tokens_per_request:.3g} tokens"
     )
 
@@ -245,8 +253,9 @@ def speed_as_dict(
     return {
         "hardware": speed.hardware.name,
         "bandwidth_bytes_s": speed.hardware.bandwidth_bytes_s,
-        "efficiency": speed.efficiency,
-        "fitted_to": speed.fitted_to,
+        "bandwidth_share": speed.bandwidth_share,
+        "layer_s": speed.layer_s,
+        "fitted_to": speed.origin,
         "bytes": {str(part): size for part, size in steps[0].parts.items()} if steps else None,
         "tokens_per_step": steps[0].tokens_per_request if steps else None,
         "batches": [

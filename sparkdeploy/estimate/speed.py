@@ -1,7 +1,8 @@
-"""Speed: the bytes that a decode step moves, and how long they take at a machine's bandwidth.
+"""Speed: the layers that a decode step passes, the bytes that it moves, and how long both take.
 
-One number is fitted, to the published speed of one recipe or to records: the share of the bandwidth
-that is reached. Every other estimate follows from a recipe's bytes and its drafts' acceptance.
+A step takes `layers x layer_us + bytes / (share x bandwidth)`. Both numbers are fitted to all
+figures that others published of a machine, or scaled to records of it; every estimate follows from
+a recipe's layers, its bytes, and the acceptance of its drafts.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS = 1024
 """Short answers in the middle: the benchmark of the published figures asks for 64 to 2048."""
-MISS_SHARE = 0.2
-"""How far published figures lie from the estimates (docs/capacity.md), but for two of ten."""
+MISS_SHARE = 0.16
+"""How far published figures lie from the estimates at most (docs/capacity.md has each)."""
+MARLIN_CALL_S = 9.6e-6
+"""One INT4 product of a shared expert in Marlin, beside its bytes (H200, vLLM 0.25.1, where bytes
+hardly count); on a GB10 nobody has measured it."""
 
 
 class StepPart(StrEnum):
@@ -106,6 +110,10 @@ class DecodeStep:
     requests: int
     parts: Mapping[StepPart, float]
     tokens_per_request: float
+    layers: int
+    """Passed one after the other, a draft layer once for each draft."""
+    is_dense_nvfp4: bool = False
+    """Whether its attention and feed-forward are NVFP4 matrices that every token reads."""
 
     @property
     def total_bytes(self) -> float:
@@ -154,7 +162,19 @@ def decode_step(
     except RecipeError:
         return None
     parts |= _drafting(recipe, facts, weights, requests)
-    return DecodeStep(requests, {part: size for part, size in parts.items() if size}, tokens)
+    return DecodeStep(
+        requests,
+        {part: size for part, size in parts.items() if size},
+        tokens,
+        len(architecture.layers) + _passes(recipe) * len(drafting_layers(recipe, facts)),
+        is_dense_nvfp4=architecture.experts is None and facts.is_nvfp4,
+    )
+
+
+def _passes(recipe: Recipe) -> int:
+    """Return how often what drafts is passed: an MTP layer for each draft, another model once."""
+    speculative = recipe.serve.speculative
+    return speculative.tokens if speculative is not None and speculative.is_mtp else 1
 
 
 def _tokens_per_step(
@@ -181,8 +201,7 @@ def _cache_bytes(recipe: Recipe, facts: ModelFacts, context_tokens: int) -> int:
     The verified rows of a request go over it together; an MTP layer reads its own for every draft,
     a drafter that drafts a block at once reads its own once.
     """
-    speculative = recipe.serve.speculative
-    passes = speculative.tokens if speculative is not None and speculative.is_mtp else 1
+    passes = _passes(recipe)
     own = facts.architecture.layers if facts.architecture is not None else ()
     layers = [*((it, 1) for it in own), *((it, passes) for it in drafting_layers(recipe, facts))]
     return sum(
@@ -264,15 +283,20 @@ def _head_bytes(weights: Mapping[WeightKind, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How a machine's bandwidth becomes time."""
+    """How layers and bytes become time on a machine."""
 
     hardware: Hardware
-    efficiency: float = 1.0
-    fitted_to: str | None = None
-    """What gave the efficiency, in words; None for an upper bound."""
+    layer_s: float = 0.0
+    bandwidth_share: float = 1.0
+    nvfp4_dense_share: float = 1.0
+    origin: str | None = None
+    """What gave the numbers, in words that follow `fitted to`; None for an upper bound."""
 
     def duration_s(self, step: DecodeStep) -> float:
-        return step.total_bytes / (self.efficiency * self.hardware.bandwidth_bytes_s)
+        share = self.nvfp4_dense_share if step.is_dense_nvfp4 else self.bandwidth_share
+        return step.layers * self.layer_s + step.total_bytes / (
+            share * self.hardware.bandwidth_bytes_s
+        )
 
     def tokens_per_second(self, step: DecodeStep) -> float:
         """Return those of all requests together."""
@@ -286,21 +310,36 @@ def fit_speed(
     acceptance: Mapping[str, Acceptance],
     measured: Sequence[MeasuredSpeed] = (),
 ) -> Speed:
-    """Return the machine's speed: records of it give the efficiency, else one published figure.
+    """Return a machine's speed: as published figures have it, scaled to the median of its records.
 
-    Of several records the median counts. Without any the efficiency is 1.
+    Without either it is an upper bound, the whole bandwidth and nothing beside it.
     """
-    bound = Speed(hardware)
-    if not measured and hardware.fit is not None:
-        measured = (hardware.fit,)
-    shares = {
-        item: item.end_to_end_tok_s / bound.tokens_per_second(step)
+    speed = Speed(hardware)
+    if fit := hardware.fit:
+        speed = Speed(
+            hardware,
+            fit.layer_us / 1e6,
+            fit.bandwidth_share,
+            fit.nvfp4_dense_share,
+            f"{fit.figures} figures that others published of such machines",
+        )
+    scales = [
+        (item.end_to_end_tok_s / speed.tokens_per_second(step), item.recipe)
         for item in measured
         if (step := _measured_step(item, recipes, facts, acceptance)) is not None
-    }
-    if not shares:
-        return bound
-    return Speed(hardware, statistics.median(shares.values()), _origin(list(shares)))
+    ]
+    if not scales:
+        return speed
+    scale = statistics.median(it for it, _ in scales)
+    names = sorted({name for _, name in scales})
+    records = f"{len(scales)} records" if len(scales) > 1 else "1 record"
+    return Speed(
+        hardware,
+        speed.layer_s / scale,
+        speed.bandwidth_share * scale,
+        speed.nvfp4_dense_share * scale,
+        f"{records} of such a machine ({', '.join(names)})",
+    )
 
 
 def _measured_step(
@@ -314,13 +353,21 @@ def _measured_step(
     return decode_step(resolved, known, acceptance) if resolved and known else None
 
 
-def _origin(measured: Sequence[MeasuredSpeed]) -> str:
-    """Return what the efficiency was fitted to, in words that follow `fitted to`."""
-    if not measured[0].run_id:
-        return f"{measured[0].recipe} = {measured[0].end_to_end_tok_s:g} tok/s"
-    records = f"{len(measured)} records" if len(measured) > 1 else "1 record"
-    names = sorted({item.recipe for item in measured})
-    return f"{records} of such a machine ({', '.join(names)})"
+def launches_line(recipe: Recipe, facts: ModelFacts, speed: Speed) -> str | None:
+    """Return that INT4 shared experts may cost more in launches than they save in bytes."""
+    if recipe.checkpoint.shared_experts != "int4" or facts.architecture is None:
+        return None
+    int4_bytes = converted_weights(facts, recipe).get(WeightKind.SHARED_EXPERTS, 0)
+    # FP8 has a byte where INT4 has half of one and a 64th for its scales.
+    saved_bytes = int4_bytes * (1 - (1 / 2 + 1 / 64)) / (1 / 2 + 1 / 64)
+    saved_s = saved_bytes / (speed.bandwidth_share * speed.hardware.bandwidth_bytes_s)
+    added_s = 2 * len(facts.architecture.layers) * MARLIN_CALL_S
+    if saved_s >= added_s:
+        return None
+    return (
+        f"  shared experts in INT4 save {1000 * saved_s:.1f} ms of bytes a step beside FP8, and "
+        f"their kernel may take {1000 * added_s:.1f} ms more: `bench pair` tells"
+    )
 
 
 def acceptance_lines(recipe: Recipe, acceptance: Mapping[str, Acceptance]) -> Iterator[str]:

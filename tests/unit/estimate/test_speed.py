@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from sparkdeploy.errors import UsageError
 from sparkdeploy.estimate.hardware import (
-    MeasuredSpeed,
     hardware_named,
     hardware_seen,
     read_hardware,
 )
 from sparkdeploy.estimate.model import WeightKind, facts_of_step, read_shipped_facts
-from sparkdeploy.estimate.report import factor_lines, speed_lines
+from sparkdeploy.estimate.report import speed_lines
 from sparkdeploy.estimate.speed import (
     DecodeStep,
     StepPart,
@@ -91,43 +90,6 @@ def test_a_draft_layer_of_int4_and_fp8_moves_a_third() -> None:
     said = "".join(acceptance_lines(shrunk.recipe, ACCEPTANCE))
     assert "nobody has measured" in said
     assert "nobody has measured" not in "".join(acceptance_lines(RECIPES["v2"].recipe, ACCEPTANCE))
-
-
-def test_the_efficiency_is_fitted_to_the_baseline_and_to_nothing_else() -> None:
-    assert SPEED.fitted_to == "baseline = 28.3 tok/s"
-    assert SPEED.tokens_per_second(step_of("baseline")) == pytest.approx(28.3)
-    without_others = {"baseline": RECIPES["baseline"]}
-    alone = fit_speed(HARDWARE["spark"], without_others, MODELS, ACCEPTANCE)
-    assert alone.efficiency == SPEED.efficiency
-
-
-def test_records_of_such_a_machine_take_the_place_of_the_published_figure() -> None:
-    """Of three the median counts; recipes that nobody knows count for nothing."""
-    half = [
-        MeasuredSpeed("baseline", 28.3 / 2, "a"),
-        MeasuredSpeed("baseline", 28.3 / 2, "b"),
-        MeasuredSpeed("baseline", 200.0, "c"),
-        MeasuredSpeed("nobody's", 1.0, "d"),
-    ]
-    fitted = fit_speed(HARDWARE["spark"], RECIPES, MODELS, ACCEPTANCE, half)
-    assert fitted.efficiency == pytest.approx(SPEED.efficiency / 2)
-    assert fitted.fitted_to is not None
-    assert fitted.fitted_to == "3 records of such a machine (baseline)"
-
-
-@pytest.mark.parametrize(
-    "recipe", ["baseline", "hybrid", "mtp-1", "v2", "v2-tq", "no-hybrid", "35b-v2"]
-)
-def test_an_estimate_is_within_fifteen_percent_of_the_published_figure(recipe: str) -> None:
-    expect = RECIPES[recipe].recipe.expect
-    assert expect is not None
-    assert SPEED.tokens_per_second(step_of(recipe)) == pytest.approx(expect.tok_s, rel=0.15)
-
-
-def test_without_a_measurement_the_speed_is_an_upper_bound() -> None:
-    speed = fit_speed(HARDWARE["h200"], RECIPES, MODELS, ACCEPTANCE)
-    assert (speed.efficiency, speed.fitted_to) == (1.0, None)
-    assert "upper bounds" in "\n".join(factor_lines(speed))
 
 
 def test_a_narrower_cache_shows_at_long_context_and_not_at_short() -> None:
