@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONFIG_FILE = "config.yaml"
-SchemaKind = Literal["recipe", "engine", "config"]
+SchemaKind = Literal["recipe", "engine", "config", "stack"]
 
 
 def resources() -> Path:

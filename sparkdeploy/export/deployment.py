@@ -32,6 +32,7 @@ from sparkdeploy.export.systemd_unit import (
 )
 from sparkdeploy.plan.images import unresolved_tag
 from sparkdeploy.plan.launch import bound_host
+from sparkdeploy.recipe.paths import with_whole_path
 from sparkdeploy.server.phases import expected_start
 from sparkdeploy.shell import AS_MODULE
 from sparkdeploy.terminal.console import console
@@ -63,8 +64,6 @@ FOLDER_VARIABLES = (
 
 UNIT_FOLDER = "/"
 """Where a unit starts: nobody but root can put a file there."""
-_PATHS = ("path", "chat_template")
-"""How settings end that are paths, and mean another file in another folder."""
 
 
 def export_systemd(
@@ -74,7 +73,8 @@ def export_systemd(
 
     Raises RecipeError for a recipe that is none, and UsageError for a variable that is typed.
     """
-    request = _with_whole_paths(request)
+    whole = tuple(with_whole_path(item, Path()) for item in request.assignments)
+    request = replace(request, assignments=whole)
     resolved = resolve(request, settings)
     anywhere = replace(request, recipe=from_anywhere(request.recipe, settings))
     _refuse_variables(request, settings)
@@ -100,17 +100,6 @@ def _folder_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if value := env.get(name):
             is_path = name != "DOCKER_HOST" and not value.startswith("~")
             yield name, os.path.abspath(value) if is_path else value  # noqa: PTH100 - as typed
-
-
-def _with_whole_paths(request: Request) -> Request:
-    """Return the request with paths of `--set` as they are meant in the present folder."""
-
-    def whole(item: str) -> str:
-        name, equals, value = item.partition("=")
-        is_path = name.strip().endswith(_PATHS) and not value.startswith(("/", "~"))
-        return f"{name}={Path(value).absolute()}" if is_path and equals and value else item
-
-    return replace(request, assignments=tuple(map(whole, request.assignments)))
 
 
 def _refuse_variables(request: Request, settings: Settings) -> None:

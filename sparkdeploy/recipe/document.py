@@ -60,6 +60,11 @@ def is_foreign(document: Document) -> bool:
     return "schema" not in document.content and bool(FOREIGN_SIGNS & document.content.keys())
 
 
+def is_stack(document: Document) -> bool:
+    """Say whether a document is a stack file: it has several models, and a recipe has one."""
+    return "models" in document.content
+
+
 def written_part(path: KeyPath, origins: Mapping[KeyPath, ValueOrigin]) -> KeyPath:
     """Return the longest part of a path that stands in a file."""
     while path and path not in origins:

@@ -16,6 +16,7 @@ from sparkdeploy.recipe.document import (
     KeyPath,
     ValueOrigin,
     is_foreign,
+    is_stack,
     read_document,
     with_setting,
     written_part,
@@ -48,6 +49,7 @@ __all__ = [
     "Library",
     "Loaded",
     "Resolved",
+    "error_of",
     "library",
     "load_all",
     "load_engine",
@@ -109,7 +111,7 @@ def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> 
     if not loaded.mistakes and not loaded.consents and loaded.resolved is not None:
         return loaded.resolved
     what, hint = f"recipe {wanted}", consent_hint(wanted, loaded.consents)
-    error = _report(what, loaded.document, list(loaded.mistakes), loaded.consents, hint=hint)
+    error = error_of(what, loaded.document, list(loaded.mistakes), loaded.consents, hint=hint)
     if isinstance(error, ConsentNeededError) and loaded.consent_record is not None:
         error.record = loaded.consent_record
     raise error
@@ -174,6 +176,11 @@ def _read_whole(
 ) -> tuple[Document, Translation | None, list[str]]:
     """Return a recipe with what it inherits, how it was translated, and what is still to be set."""
     document = read_document(path)
+    if is_stack(document):
+        raise NoRecipeError(
+            f"{path} is a stack of several models, and no recipe",
+            hint="`plan`, `up`, `gateway` and `export llama-swap` take a stack",
+        )
     if not (is_foreign(document) or OUR_SIGNS & document.content.keys()):
         raise NoRecipeError(f"{path} is no recipe: neither one of ours nor in a format of others")
     if not is_foreign(document):
@@ -205,7 +212,7 @@ def load_engine(library: Library, name: str) -> Engine:
     document = read_document(known_file(library.engine_files(), name, "engine"))
     engine, problems = validated(document, Engine)
     if problems or engine is None:
-        raise _report(f"engine {name}", document, problems)
+        raise error_of(f"engine {name}", document, problems)
     return engine
 
 
@@ -219,7 +226,7 @@ def _engine_of(library: Library, document: Document) -> tuple[Engine | None, lis
     return None, [problem]
 
 
-def _report(
+def error_of(
     what: str,
     document: Document,
     problems: list[Mistake],
@@ -227,6 +234,7 @@ def _report(
     *,
     hint: str | None = None,
 ) -> RecipeError:
+    """Return the error that lists mistakes and consents, each with its file and line."""
     counted = []
     if problems := list(dict.fromkeys(problems)):
         counted.append(f"has {len(problems)} mistake{'s' * (len(problems) > 1)}")

@@ -11,10 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.recipe.document import Document, with_setting
+from sparkdeploy.yaml_text import in_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.recipe.document import Document, KeyPath
+    from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.schema import Recipe
 
 MODEL_PATH: KeyPath = ("model", "path")
@@ -56,6 +59,18 @@ def anchored(document: Document, folder: Path) -> Document:
             content, path, lambda text: absolute(text) if text.startswith(".") else text
         )
     return replace(document, content=content)
+
+
+def with_whole_path(assignment: str, folder: Path) -> str:
+    """Return a `--set path=value` with relative paths made absolute, as seen from `folder`."""
+    document = with_setting(Document({}, {}), assignment)
+    changed = anchored(document, folder).content
+    if changed == document.content:
+        return assignment
+    name = assignment.partition("=")[0].strip()
+    for key in name.split("."):
+        changed = changed[key]
+    return f"{name}={in_line(changed)}"
 
 
 def _changed(

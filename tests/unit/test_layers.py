@@ -40,7 +40,7 @@ LAYERS = (
     ("plan",),
     ("server",),
     ("deploy",),
-    ("rehearsal", "bench", "export", "authoring", "upkeep", "chat", "monitor"),
+    ("rehearsal", "bench", "export", "gateway", "authoring", "upkeep", "chat", "monitor"),
     ("cli",),
 )
 # A door of several modules is one class made of them: only DockerHost is for the other rooms.

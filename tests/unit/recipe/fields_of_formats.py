@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from sparkdeploy.gateway.stack import StackFile
 from sparkdeploy.node.cluster import ClusterConfig
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.schema import Recipe
@@ -50,7 +51,7 @@ def every_model(*models: type[BaseModel]) -> list[type[BaseModel]]:
     return found
 
 
-MODELS = every_model(Recipe, Engine, ConfigFile, ClusterConfig)
+MODELS = every_model(Recipe, Engine, ConfigFile, ClusterConfig, StackFile)
 FIELDS = [
     pytest.param(model, name, field, id=f"{model.__name__}.{name}")
     for model in MODELS

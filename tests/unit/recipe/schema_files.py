@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import create_model
 
 from sparkdeploy.about import FLAG, UNIT
+from sparkdeploy.gateway.stack import StackFile
 from sparkdeploy.node.cluster import ClusterConfig
 from sparkdeploy.recipe.document import SECTIONS
 from sparkdeploy.recipe.engine import Engine
@@ -23,6 +24,7 @@ TITLES = {
     "recipe": "A recipe of sparkdeploy",
     "engine": "An engine of sparkdeploy",
     "config": "sparkdeploy's config.yaml",
+    "stack": "A stack of sparkdeploy",
 }
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 OF_EVERY_RECIPE = ("name", "title")
@@ -34,7 +36,12 @@ WHOLE = ("Expect", "LoraAdapter", "Mod")
 def schema_text(kind: SchemaKind) -> str:
     """Return the JSON schema of a format: it takes what the loader takes, and what only the loader
     can judge (contradictions, flags, names)."""
-    made = {"recipe": _of_recipes, "engine": _of_engines, "config": _of_config}[kind]()
+    made = {
+        "recipe": _of_recipes,
+        "engine": _of_engines,
+        "config": _of_config,
+        "stack": _of_stacks,
+    }[kind]()
     schema = {"$schema": DIALECT, "title": TITLES[kind], **_plain(made)}
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
@@ -57,6 +64,10 @@ def _of_recipes() -> dict[str, Any]:
 
 def _of_engines() -> dict[str, Any]:
     return Engine.model_json_schema()
+
+
+def _of_stacks() -> dict[str, Any]:
+    return StackFile.model_json_schema()
 
 
 def _of_config() -> dict[str, Any]:

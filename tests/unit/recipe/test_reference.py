@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from sparkdeploy.about import FLAG, UNIT, UNSET
+from sparkdeploy.gateway.stack import StackFile
 from sparkdeploy.node.cluster import ClusterConfig
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import JSON_FLAGS, OWNED_FLAGS, SWITCH_FLAGS, VALUE_FLAGS
@@ -73,6 +74,10 @@ CONFIG_HEAD = """\
 `SPARKDEPLOY_` and a key in capitals is the same as a variable, which goes first; `sparkdeploy
 config` shows every value and where it comes from. No field becomes a flag of vLLM's but where it
 says so.
+"""
+STACK_HEAD = """\
+Several models behind one address: what [gateway.md](gateway.md) is about. `sparkdeploy plan`, `up`,
+`gateway` and `export llama-swap` take its file. None of its fields becomes a flag of vLLM's.
 """
 NO_FLAGS = "None of these becomes a flag of vLLM's."
 
@@ -176,6 +181,7 @@ def page() -> str:
     told: set[type] = set()
     lines = [HEAD, "## The recipe itself", "", *section(Recipe, "", 1, told)]
     others = ["## An engine's file", "", ENGINE_HEAD, *section(Engine, "", 2, told)]
+    others += ["## A stack file", "", STACK_HEAD, *section(StackFile, "", 2, told)]
     others += ["## config.yaml", "", CONFIG_HEAD, *section(ConfigFile, "", 2, told)]
     others += section(ClusterConfig, "cluster.", 3, told)
     text = "\n".join(lines) + "\n".join(others).replace(f"\n{NO_FLAGS}\n", "")

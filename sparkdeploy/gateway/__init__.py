@@ -1,0 +1,1 @@
+"""Several models behind one address: the stack file, what of it fits together, and the server."""
