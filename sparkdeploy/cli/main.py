@@ -248,12 +248,25 @@ def _run() -> int:
         console.error("aborted")
         return 1
     except NotAsTyped as error:
-        _show_misuse(error, words)
+        _show_misuse(error, typed_path(command, words))
         return int(error.exit_code)
     return code if isinstance(code, int) else 0
 
 
-def _show_misuse(error: Any, words: list[str]) -> None:  # noqa: ANN401 - typer has no name for it
+def typed_path(command: Any, words: list[str]) -> str:  # noqa: ANN401 - typer has no name for it
+    """Return the program, the group and the command that some arguments name, as far as they do."""
+    path = ["sparkdeploy"]
+    for word in words:
+        found = getattr(command, "commands", {}).get(word)
+        if found is not None:
+            command = found
+            path.append(word)
+        elif not word.startswith("-"):
+            break
+    return " ".join(path)
+
+
+def _show_misuse(error: Any, typed: str) -> None:  # noqa: ANN401 - typer has no name for it
     """Say what is wrong with a command line; for a group without a command, what there is."""
     if error.ctx is not None and error.message == error.ctx.get_help():
         error.show()
@@ -266,7 +279,6 @@ def _show_misuse(error: Any, words: list[str]) -> None:  # noqa: ANN401 - typer 
         from sparkdeploy.settings import in_words
 
         message = message.replace(wrong[0]["msg"], in_words(wrong[0]))
-    typed = " ".join(["sparkdeploy", *named_command(words)])
     path = error.ctx.command_path if error.ctx is not None else typed
     console.error(message, hint=f"{path} --help")
 

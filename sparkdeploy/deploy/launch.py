@@ -112,9 +112,11 @@ class Launch:
         _refuse_foreign(ranks, self.deployment)
         names = [rank.node.name for rank in sorted(ranks, key=lambda rank: not rank.node.is_here)]
         self.noted_before = self.record.nodes(self.deployment)
+        leaving = self._leaving(names)
+        # Before a container is made: whoever is killed has noted where one may be.
         if len(names) > 1:
             self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *names))))
-        for node in self._leaving(names):
+        for node in leaving:
             self._begin(node, None)
         # Kept ones have the mark of their own launch.
         mark = {labels.LAUNCH: uuid4().hex} if len(ranks) > 1 else {}
@@ -238,8 +240,7 @@ class Launch:
             except NodeError as error:
                 left.append(replacement.node.name)
                 console.warn(f"{error.message}; what was started there may remain")
-        if len(self.begun) > 1 or self.noted_before:
-            self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *left))))
+        self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *left))))
         self.record.clear_unverified(self.deployment)
         return [folder for folder in folders if folder is not None]
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.fields import Printable  # noqa: TC001 - pydantic reads it
-from sparkdeploy.recipe.words import nearest
+from sparkdeploy.recipe.words import nearest, shortest_ends
 from sparkdeploy.stored_json import MAX_BYTES, read_bytes
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
@@ -215,4 +215,7 @@ def read_snapshot(path: Path, name: str) -> Snapshot:
     snapshot = snapshots().validate_json(read_bytes(path, MAX_BYTES), strict=True)
     if snapshot.record.name != name:
         raise ValueError("it is the record of another source")
+    names = shortest_ends([stem(row.file) for row in snapshot.rows])
+    if [row.name for row in snapshot.rows] != list(names):
+        raise ValueError("a recipe of it is not called as its file is")
     return snapshot

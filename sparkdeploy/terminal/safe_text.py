@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # holds a file name that is no UTF-8 and which no encoding writes.
 _CLASS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _COMMANDS = re.compile(_CLASS)
+# What takes no cell, so that a word reads as another one: soft hyphens, joiners, tags.
+_HIDDEN = re.compile(
+    r"[\u00ad\u180e\u200b-\u200d\u2060-\u2065\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _RETURNS = re.compile(r"\r+\n?")
 _UNFINISHED = re.compile(r"(?:(?<!\r)\r+|\x1b(?:\[[0-?]*[ -/]*)?)\Z")
@@ -32,8 +36,11 @@ def visible(text: str) -> str:
 
 
 def visible_line(text: str) -> str:
-    """Return visible text for a single line: line ends and tabs become blanks."""
-    return visible(text).replace("\n", " ").replace("\t", " ")
+    """Return visible text for a single line, such as a name: line ends and tabs become blanks.
+
+    What takes no room is written out too. A longer text keeps it, for languages that need it.
+    """
+    return _HIDDEN.sub(_escape, visible(text).replace("\n", " ").replace("\t", " "))
 
 
 def visible_json(text: str) -> str:
@@ -49,6 +56,8 @@ def visible_log(text: str) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 

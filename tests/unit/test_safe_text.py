@@ -25,6 +25,7 @@ from sparkdeploy.terminal.safe_text import (
     nothing_raw,
     visible,
     visible_json,
+    visible_line,
     visible_log,
 )
 from tests.examples import examples
@@ -57,6 +58,15 @@ def test_a_visible_text_holds_no_command_and_stays_as_it_is(text: str) -> None:
     assert commands_in(shown) == set()
     assert visible(shown) == shown
     shown.encode()
+
+
+@pytest.mark.parametrize("letter", "\u00ad\u180e\u200b\u200c\u200d\u2060\u2064\ufeff\U000e0041")
+def test_one_line_shows_what_takes_no_room_and_a_text_keeps_it(letter: str) -> None:
+    shown = visible_line(f"up v2{letter} --name main")
+    assert shown.isascii()
+    assert ascii(letter)[1:-1] in shown
+    assert visible_line(shown) == shown
+    assert visible(f"v2{letter}") == f"v2{letter}"
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "M"])))

@@ -53,6 +53,8 @@ def test_an_edited_ref_is_no_option(run: Run, origin: Path, tmp_path: Path) -> N
     [
         lambda told: told["rows"][0].update(file="../../x.yaml"),
         lambda told: told["rows"][0].update(file="/etc/x.yaml"),
+        lambda told: told["rows"][0].update(name="another"),
+        lambda told: told["rows"][0].update(name=""),
         lambda told: told["rows"][0].update(model="a\nb"),
         lambda told: told["rows"][0].update(min_nodes="1"),
         lambda told: told["rows"][0].update(more=1),

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from sparkdeploy.cli.command_table import COMMANDS
-from sparkdeploy.cli.main import program
+from sparkdeploy.cli.main import program, typed_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,3 +151,13 @@ def test_a_mistake_on_the_command_line_is_said_in_one_line(run: Run, words: str,
     fix = f"sparkdeploy {typed} --help" if typed in COMMANDS else "sparkdeploy --help"
     assert done.returncode == 2
     assert done.stderr == f"error: {said}\n  fix: {fix}\n"
+
+
+def test_an_option_without_its_value_leads_to_the_help_of_its_own_command(run: Run) -> None:
+    said = run("--quiet", "export", "systemd", "-o").stderr
+    assert said == "error: -o needs a value\n  fix: sparkdeploy export systemd --help\n"
+    whole = typer.main.get_command(program(COMMANDS))
+    for path, group in groups(whole, "sparkdeploy"):
+        for name in group.commands:
+            typed = f"{path} {name}"
+            assert typed_path(whole, ["-q", *typed.split()[1:], "x", name, "-o"]) == typed

@@ -109,3 +109,18 @@ def test_up_does_not_send_to_a_node_that_is_not_there(labs: Labs) -> None:
     detail = caught.value.detail or ""
     assert "old-2 is not in config.yaml" in detail
     assert f"on spark-2: docker rm -f {NEW}" in detail
+
+
+def test_a_start_whose_first_rank_failed_leaves_no_note(
+    labs: Labs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = labs(2)
+
+    def fails(_spec: Any) -> str:
+        assert set(lab.record.nodes("main")) == {"spark-1", "spark-2"}
+        raise NodeError("no space left on device")
+
+    monkeypatch.setattr(lab.engines[1], "create", fails)
+    with pytest.raises(NodeError, match="no space left"):
+        lab.up(OLD)
+    assert lab.record.deployments() == ()
