@@ -1,0 +1,347 @@
+"""Laws of the gateway's scheduler over random arrivals with a faked clock, and single cases."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdeploy.gateway.scheduler import (
+    BACK_OFF_S,
+    LONGEST_BACK_OFF_S,
+    Act,
+    Instruction,
+    ModelPhase,
+    Scheduler,
+    Sighting,
+)
+from sparkdeploy.gateway.stack import Keep, StackModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+STAY_S, DRAIN_S, STOP_TOOK_S = 60.0, 120.0, 5.0
+NAMES = ("a", "b", "c", "d")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Each model takes so much of a memory of ten."""
+
+    by_name: Mapping[str, int]
+
+    def fits(self, running: set[str], wanted: str) -> bool:
+        return sum(self.by_name[it] for it in {*running, wanted}) <= 10
+
+    def cheapest_eviction(
+        self, running: set[str], wanted: str, cost_s: Mapping[str, float]
+    ) -> tuple[str, ...] | None:
+        names = sorted(running)
+        sets = [
+            it
+            for count in range(len(names) + 1)
+            for it in itertools.combinations(names, count)
+            if self.fits(running - set(it), wanted)
+        ]
+        return min(sets, key=lambda it: sum(cost_s[name] for name in it), default=None)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at_s: float
+    model: str
+    takes_s: float
+    patience_s: float
+    leaves_after_s: float
+
+
+@dataclass
+class World:
+    """Carries out orders in faked time, and remembers what became of each request."""
+
+    scheduler: Scheduler
+    fit: Sizes
+    start_s: Mapping[str, float]
+    failing: set[int]
+    """Which starts fail, by their number."""
+    now_s: float = 0.0
+    running: set[str] = field(default_factory=set)
+    answers: dict[int, str] = field(default_factory=dict)
+    ended_s: dict[int, float] = field(default_factory=dict)
+    stops: list[str] = field(default_factory=list)
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    starts: int = 0
+    _events: list[tuple[float, int, str, str, int]] = field(default_factory=list)
+    _number: itertools.count[int] = field(default_factory=itertools.count)
+
+    def at(self, in_s: float, what: str, model: str, request: int = 0) -> None:
+        heapq.heappush(self._events, (self.now_s + in_s, next(self._number), what, model, request))
+
+    def play(self, arrivals: Iterable[Arrival]) -> None:
+        for request, arrival in enumerate(arrivals, 1):
+            self.arrivals[request] = arrival
+            self.at(arrival.at_s, "arrive", arrival.model, request)
+        until_s = 1e6
+        while self._events and self.now_s < until_s:
+            self.now_s, _, what, model, request = heapq.heappop(self._events)
+            self._happens(what, model, request)
+            for order in self.scheduler.decide(self.now_s):
+                self._carry_out(order)
+            wake_s = self.scheduler.next_change_s(self.now_s)
+            is_next = not self._events or self._events[0][0] > wake_s
+            if wake_s < math.inf and is_next and len(self.answers) < len(self.arrivals):
+                self.at(wake_s - self.now_s, "wake", "")
+        assert self.now_s < until_s, "it never comes to an end"
+
+    def _happens(self, what: str, model: str, request: int) -> None:
+        scheduler, now_s = self.scheduler, self.now_s
+        if what == "arrive":
+            arrival = self.arrivals[request]
+            scheduler.arrive(request, model, now_s, arrival.patience_s)
+            self.at(arrival.leaves_after_s, "client leaves", model, request)
+        elif what == "client leaves" and request not in self.answers:
+            self._answer(request, "left")
+            scheduler.leave(request, model, now_s)
+        elif what == "answered" and self.answers.get(request) == "sent":
+            self._answer(request, "answered")
+            scheduler.leave(request, model, now_s)
+        elif what == "started":
+            scheduler.started(model, self.start_s[model], now_s)
+        elif what == "failed":
+            self.running.discard(model)
+            scheduler.start_failed(model, "out of memory", now_s)
+        elif what == "stopped":
+            self.running.discard(model)
+            scheduler.stopped(model, now_s)
+
+    def _answer(self, request: int, how: str) -> None:
+        self.answers[request] = how
+        self.ended_s.setdefault(request, self.now_s)
+
+    def _carry_out(self, order: Instruction) -> None:
+        model = order.model
+        if order.act is Act.START:
+            assert self.fit.fits(self.running, model), (self.running, model)
+            self.running.add(model)
+            self.starts += 1
+            how = "failed" if self.starts in self.failing else "started"
+            self.at(self.start_s[model], how, model)
+        elif order.act is Act.STOP:
+            self.stops.append(model)
+            self.at(STOP_TOOK_S, "stopped", model)
+        elif order.act is Act.SEND:
+            assert order.request not in self.answers
+            assert model == self.arrivals[order.request].model
+            # It may begin to drain at the same moment.
+            assert self.scheduler.states[model].phase in {ModelPhase.READY, ModelPhase.DRAINING}
+            self._answer(order.request, "sent")
+            self.at(self.arrivals[order.request].takes_s, "answered", model, order.request)
+        else:
+            how = "refused" if order.act is Act.REFUSE else "cut"
+            assert (self.answers.get(order.request) == "sent") is (how == "cut")
+            self._answer(order.request, how)
+
+
+seconds = st.integers(0, 400).map(float)
+arrivals = st.builds(
+    Arrival,
+    at_s=st.integers(0, 3000).map(float),
+    model=st.sampled_from(NAMES),
+    takes_s=seconds,
+    patience_s=st.sampled_from([math.inf, math.inf, 30.0, 600.0]),
+    leaves_after_s=st.sampled_from([math.inf, math.inf, 1.0, 200.0]).map(
+        lambda it: min(it, 5e5)  # long after all waits are over
+    ),
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    sizes = Sizes({name: draw(st.integers(1, 10)) for name in NAMES})
+    keeps: st.SearchStrategy[Keep] = st.sampled_from(["idle", "idle", "request"])
+    models = [
+        StackModel(
+            name, "r", keep=draw(keeps), idle_stop_s=draw(st.sampled_from([None, None, 30, 300]))
+        )
+        for name in NAMES
+    ]
+    scheduler = Scheduler(models, sizes, smallest_stay_s=STAY_S, drain_limit_s=DRAIN_S)
+    start_s = {name: float(draw(st.integers(1, 200))) for name in NAMES}
+    return World(scheduler, sizes, start_s, draw(st.sets(st.integers(1, 12), max_size=4)))
+
+
+@given(worlds(), st.lists(arrivals, max_size=40))
+def test_each_request_is_answered_once_within_a_bound(world: World, asked: list[Arrival]) -> None:
+    world.play(asked)
+    assert len(world.answers) == len(asked), "a request was lost"
+    assert not world.scheduler.queue or not any(it.request for it in world.scheduler.queue)
+    # All others may have their turn first: each starts, stays, drains and stops.
+    turn_s = max(world.start_s.values()) + STAY_S + DRAIN_S + STOP_TOOK_S
+    bound_s = (2 * len(NAMES) + 1) * turn_s
+    for request, arrival in world.arrivals.items():
+        waited_s = world.ended_s[request] - arrival.at_s
+        assert waited_s <= min(bound_s, arrival.patience_s), world.answers[request]
+
+
+@given(worlds(), st.lists(arrivals, max_size=40))
+def test_no_model_is_stopped_for_another_before_it_has_stayed(
+    world: World, asked: list[Arrival]
+) -> None:
+    world.play(asked)
+    for name in NAMES:
+        swaps = world.scheduler.counts["swaps", name]
+        assert swaps <= world.stops.count(name) <= world.now_s / STAY_S + 1
+
+
+def scheduler_of(*keeps: Keep, sizes: Iterable[int] = (6, 6, 4)) -> Scheduler:
+    names = NAMES[: len(keeps)]
+    models = [StackModel(name, "r", keep=keep) for name, keep in zip(names, keeps, strict=True)]
+    fit = Sizes(dict(zip(names, sizes, strict=False)))
+    return Scheduler(models, fit, smallest_stay_s=STAY_S, drain_limit_s=DRAIN_S)
+
+
+def acts(orders: Iterable[Instruction]) -> list[tuple[Act, str, int]]:
+    return [(it.act, it.model, it.request) for it in orders]
+
+
+def ready(scheduler: Scheduler, model: str, now_s: float) -> None:
+    scheduler.want(model, now_s)
+    assert acts(scheduler.decide(now_s)) == [(Act.START, model, 0)]
+    scheduler.started(model, 30.0, now_s)
+    assert scheduler.decide(now_s) == []
+
+
+def test_two_models_wanted_in_turns_stay_and_serve_in_batches() -> None:
+    scheduler = scheduler_of("idle", "idle")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "b", 1)
+    scheduler.arrive(2, "a", 2)
+    assert acts(scheduler.decide(2)) == [(Act.SEND, "a", 2)]
+    assert scheduler.next_change_s(2) == STAY_S
+    assert acts(scheduler.decide(STAY_S)) == []
+    assert scheduler.states["a"].phase is ModelPhase.DRAINING
+    scheduler.arrive(3, "a", 61)
+    assert scheduler.decide(61) == []
+    scheduler.leave(2, "a", 62)
+    assert acts(scheduler.decide(62)) == [(Act.STOP, "a", 0)]
+    scheduler.stopped("a", 63)
+    assert acts(scheduler.decide(63)) == [(Act.START, "b", 0)]
+    scheduler.started("b", 30, 93)
+    assert acts(scheduler.decide(93)) == [(Act.SEND, "b", 1)]
+    assert scheduler.counts["swaps", "a"] == 1
+
+
+def test_a_model_that_fits_beside_is_started_at_once() -> None:
+    scheduler = scheduler_of("idle", "idle", "idle")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "b", 1)
+    scheduler.arrive(2, "c", 2)
+    assert acts(scheduler.decide(2)) == [(Act.START, "c", 0)]
+
+
+def test_a_request_that_goes_on_for_too_long_is_cut() -> None:
+    scheduler = scheduler_of("idle", "idle")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "a", 1)
+    scheduler.decide(1)
+    scheduler.arrive(2, "b", 2)
+    assert scheduler.decide(STAY_S) == []
+    orders = scheduler.decide(STAY_S + DRAIN_S)
+    assert acts(orders) == [(Act.CUT, "a", 1), (Act.STOP, "a", 0)]
+
+
+def test_a_drained_model_goes_on_when_nobody_waits_for_the_other() -> None:
+    scheduler = scheduler_of("idle", "idle")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "a", 1)
+    scheduler.arrive(2, "b", 2)
+    scheduler.decide(STAY_S)
+    assert scheduler.states["a"].phase is ModelPhase.DRAINING
+    scheduler.leave(2, "b", 70)
+    scheduler.arrive(3, "a", 70)
+    scheduler.decide(70)
+    assert acts(scheduler.decide(70)) == [(Act.SEND, "a", 3)]
+
+
+def test_a_failed_start_is_refused_with_its_cause_and_tried_again_later() -> None:
+    scheduler = scheduler_of("idle")
+    scheduler.arrive(1, "a", 0)
+    scheduler.decide(0)
+    scheduler.start_failed("a", "no GPU", 10)
+    (refusal,) = scheduler.decide(10)
+    assert (refusal.act, refusal.request) == (Act.REFUSE, 1)
+    assert "no GPU" in refusal.cause
+    assert refusal.retry_after_s == BACK_OFF_S
+    scheduler.arrive(2, "a", 11)
+    assert acts(scheduler.decide(11)) == [(Act.REFUSE, "a", 2)]
+    scheduler.arrive(3, "a", 10 + BACK_OFF_S)
+    assert acts(scheduler.decide(10 + BACK_OFF_S)) == [(Act.START, "a", 0)]
+    for _ in range(2000):
+        scheduler.start_failed("a", "no GPU", 50)
+    assert scheduler.states["a"].back_off_left_s(50) == LONGEST_BACK_OFF_S
+
+
+def test_a_request_without_patience_has_the_model_started_all_the_same() -> None:
+    scheduler = scheduler_of("idle")
+    scheduler.states["a"].start_s = 780.0
+    scheduler.arrive(1, "a", 0, patience_s=600)
+    refusal, start = scheduler.decide(0)
+    assert (refusal.act, refusal.retry_after_s) == (Act.REFUSE, 780.0)
+    assert start == Instruction(Act.START, "a")
+
+
+def test_what_is_always_kept_is_never_stopped() -> None:
+    scheduler = scheduler_of("always", "idle")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "b", 1000)
+    (refusal,) = scheduler.decide(1000)
+    assert refusal.act is Act.REFUSE
+    assert "always" in refusal.cause
+    assert scheduler.decide(1e9) == []
+
+
+def test_a_model_for_requests_alone_goes_after_the_last_one() -> None:
+    scheduler = scheduler_of("request")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "a", 1)
+    scheduler.decide(1)
+    assert scheduler.decide(STAY_S + 1) == []
+    scheduler.leave(1, "a", STAY_S + 2)
+    assert acts(scheduler.decide(STAY_S + 2)) == [(Act.STOP, "a", 0)]
+
+
+def test_what_others_do_is_seen() -> None:
+    scheduler = scheduler_of("idle")
+    scheduler.observed("a", Sighting.STARTING, 0)
+    scheduler.arrive(1, "a", 1)
+    assert acts(scheduler.decide(1)) == [(Act.START, "a", 0)], "it is waited for"
+    scheduler.observed("a", Sighting.STOPPED, 2)
+    assert acts(scheduler.decide(3)) == [], "our own order decides"
+    scheduler.started("a", 5, 6)
+    assert acts(scheduler.decide(6)) == [(Act.SEND, "a", 1)]
+    scheduler.observed("a", Sighting.DEAD, 7, "the GPU ran out of memory")
+    died = scheduler.states["a"]
+    assert (died.phase, died.cause) == (ModelPhase.STOPPED, "the GPU ran out of memory")
+    scheduler.leave(1, "a", 7)
+    scheduler.arrive(2, "a", 8)
+    assert acts(scheduler.decide(8)) == [(Act.START, "a", 0)]
+
+
+def test_a_stop_by_hand_refuses_who_waits_and_ends_after_the_last_answer() -> None:
+    scheduler = scheduler_of("always")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "a", 1)
+    scheduler.decide(1)
+    scheduler.stop("a")
+    assert scheduler.decide(2) == []
+    assert scheduler.states["a"].phase is ModelPhase.DRAINING
+    scheduler.leave(1, "a", 3)
+    assert acts(scheduler.decide(3)) == [(Act.STOP, "a", 0)]
+    scheduler.stopped("a", 4)
+    scheduler.arrive(2, "a", 5)
+    assert acts(scheduler.decide(5)) == [(Act.START, "a", 0)]
