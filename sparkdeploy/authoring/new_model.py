@@ -111,16 +111,9 @@ class NewModel:
         return Use.POOLING if is_named or is_packed else Use.CHAT
 
     def own_context(self) -> int:
-        """Return the longest request in tokens that the configuration allows; 0 where it is silent.
-
-        vLLM reads the language model's own part where there is one.
-        """
-        config = self.published.config
-        text = config.get("text_config")
-        for part in (text if isinstance(text, dict) else {}, config):
-            if 0 < (tokens := context_of(part)) < CONTEXT_LIMIT:
-                return tokens
-        return 0
+        """Return the longest request in tokens by the configuration; 0 where it is silent."""
+        tokens = context_of(self.published.config)
+        return tokens if tokens < CONTEXT_LIMIT else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import source as sources
-from sparkdeploy.checkpoint.contents import read_config, read_tensors
+from sparkdeploy.checkpoint.contents import (
+    describe,
+    read_headers,
+    read_tensors,
+    repeated_tensors,
+)
+from sparkdeploy.checks.finding import Finding, Verdict
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate import limits, memory, model, report
+from sparkdeploy.estimate import memory, model, report
 from sparkdeploy.estimate.hardware import (
     MeasuredSpeed,
     hardware_named,
@@ -21,6 +27,7 @@ from sparkdeploy.estimate.hardware import (
     read_hardware,
 )
 from sparkdeploy.estimate.model import facts_of_rank, facts_of_step
+from sparkdeploy.estimate.model_findings import attention_findings, model_findings
 from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
 from sparkdeploy.node import facts as node_facts
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     from sparkdeploy.terminal.tables import Block
 
 HERE = "here"
+HEADERS_HERE = "safetensors headers on this machine"
 HEADERS = "safetensors headers on the hub (tensors were not downloaded)"
 SIZES = "file sizes on the hub (no header was read in time: `--headers` waits for them)"
 COPIED_BYTES = 128 * 2**20
@@ -70,6 +78,8 @@ class Outlook:
     acceptance: Mapping[str, Acceptance]
     speed: Speed
     nodes: int = 1
+    warnings: tuple[Finding, ...] = ()
+    """What of the recipe does not go well with the model."""
 
     @property
     def verdict(self) -> FitVerdict:
@@ -157,15 +167,20 @@ def outlook_for(
     wanted = recipe or ground.settings.default_recipe
     resolved = load_recipe(ground.recipe_library, wanted, tuple(assignments or ()))
     outlook = ground.outlook(resolved, when_missing, cluster=cluster)
-    judged = outlook.resolved.recipe
-    serve, source = judged.serve, shown(judged.model.source)
-    for words in limits.unserved(
-        serve, limits.needs_of(outlook.facts.config, outlook.facts.architecture)
-    ):
-        raise RecipeError(f"{source} has {words}", hint=limits.FORMAT_FIX)
-    if beyond := limits.beyond_context(serve, outlook.facts.architecture):
-        raise RecipeError(f"{source} has {beyond}", hint=limits.CONTEXT_FIX)
-    return outlook
+    judged, cluster_sizes = outlook.resolved, outlook.resolved.recipe.cluster
+    ranks = (cluster_sizes.tensor_parallel, cluster_sizes.pipeline_parallel) if cluster else (1, 1)
+    findings = [*model_findings(judged.recipe, judged.engine, outlook.facts.described, ranks=ranks)]
+    drafter = outlook.facts.drafter
+    if drafter is not None:
+        config = drafter.described.config
+        findings += attention_findings(
+            judged.recipe.serve, shown(drafter.repo), config, ranks=ranks
+        )
+    for finding in findings:
+        if finding.verdict is Verdict.FAIL:
+            raise RecipeError(finding.seen, hint=finding.fix)
+    warnings = tuple(it for it in findings if it.verdict is Verdict.WARN)
+    return replace(outlook, warnings=warnings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,13 +316,11 @@ def facts_of(
         else sources.find_in_hub_cache(name, weights.revision, settings.hub_cache)
     )
     if source is not None:
-        tensors = read_tensors(source.files_dir).values()
-        return model.facts_from(
-            name,
-            read_config(source.files_dir),
-            (item.info for item in tensors),
-            "safetensors headers on this machine",
-        )
+        headers = read_headers(source.files_dir)
+        tensors = read_tensors(source.files_dir, headers).values()
+        found = describe(source.files_dir, tuple(map(str, source.files())))
+        found = replace(found, repeated=repeated_tensors(headers, found.indexed))
+        return model.facts_from(name, found, (item.info for item in tensors), HEADERS_HERE)
     if when_missing is WhenMissing.HUB:
         return _hub_facts(weights, settings, in_time=False)
     if name in shipped:
@@ -341,11 +354,11 @@ def _hub_facts(weights: Weights, settings: Settings, *, in_time: bool) -> model.
             f"{remote.failure}",
             hint="try again where the hub answers, or name a folder with --set model.path=...",
         )
-    config = remote.config or {}
+    listing, found = remote.listing, remote.described
     if remote.tensors is not None:
-        return model.facts_from(name, config, remote.tensors, HEADERS)
-    size_bytes = remote.listing.weights_bytes if remote.listing is not None else 0
-    return model.facts_from(name, config, (), SIZES, untyped_bytes=size_bytes)
+        return model.facts_from(name, found, remote.tensors, HEADERS)
+    size_bytes = listing.weights_bytes if listing is not None else 0
+    return model.facts_from(name, found, (), SIZES, untyped_bytes=size_bytes)
 
 
 def _drafter_of(

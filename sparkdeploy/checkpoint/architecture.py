@@ -23,7 +23,7 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.settings import resources
 
-_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
 """Where models that also see or hear keep their language model; the first that is there."""
 FULL, WINDOW, CHUNK, LINEAR, MAMBA, BOTH, NONE = range(7)
 _BY_WORD: Final = {
@@ -112,7 +112,7 @@ def config_sizes(config: Mapping[str, Any]) -> ConfigSizes:
     outer = config.get("thinker_config", config)
     if not isinstance(outer, dict):
         raise CheckpointError("config.json: thinker_config is not an object.")
-    name = next((part for part in _TEXT_PARTS if outer.get(part) is not None), None)
+    name = next((part for part in TEXT_PARTS if outer.get(part) is not None), None)
     text = outer if name is None else outer[name]
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json: {name} is not an object.")
@@ -149,7 +149,6 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         hidden_size=sizes.number("hidden_size", "n_embd", "d_model"),
         vocab_size=sizes.number("vocab_size"),
         max_position_embeddings=sizes.optional("max_position_embeddings", "n_positions") or 0,
-        rope=sizes.text.get("rope_parameters") or sizes.text.get("rope_scaling"),
         layers=layers,
         dense_width=sizes.optional("intermediate_size", "ffn_hidden_size", "n_inner") or 0,
         draft_layers=_draft_layers(sizes, layers),

@@ -3,15 +3,16 @@
 import contextlib
 import gc
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from sparkdeploy.checkpoint.architecture import config_sizes
 from sparkdeploy.checkpoint.durable import read_errors
-from sparkdeploy.checkpoint.repo_files import name_problem, printable, shown
+from sparkdeploy.checkpoint.repo_files import files_here, name_problem, printable, shown
 from sparkdeploy.checkpoint.safetensors import (
     TENSORS_LIMIT,
     Header,
@@ -42,6 +43,25 @@ _INDEX_HINT = "download the model again, from an owner you trust; nothing of it 
 class Located:
     file: str
     info: TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a model's files say beside their tensors, on this machine or on a hub."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Empty where nobody has read it."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Of generation_config.json."""
+    names: Collection[str] = ()
+    """Of all files; empty where nobody has listed them."""
+    indexed: Collection[str] = ()
+    """Files that an index lists."""
+    repeated: Collection[str] = ()
+    """Tensors that several files hold; empty where nobody has looked."""
+
+
+NOT_DESCRIBED = Described()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +108,10 @@ def read_tensors(
     `headers` are those of `read_headers` when they have been read already.
     """
     preferred = (read_index(folder) or {}).get("weight_map", {})
+    headers = read_headers(folder) if headers is None else headers
+    _refuse_absent(folder, headers.keys(), {*preferred.values()})
     tensors: dict[str, Located] = {}
-    for file, header in (read_headers(folder) if headers is None else headers).items():
+    for file, header in headers.items():
         for name, info in header.tensors.items():
             known = tensors.get(name)
             if known is None or preferred.get(name) == file:
@@ -100,8 +122,34 @@ def read_tensors(
                     f"{printable(file)}.",
                     hint="the index says which one counts; write one, or remove a file",
                 )
-    _check_complete(folder, preferred, tensors)
+    missing = sorted(set(preferred) - set(tensors))
+    if missing:
+        raise CheckpointError(f"{folder}: no file holds {summary(missing)}, listed in its index.")
     return MappingProxyType(tensors)
+
+
+def describe(folder: Path, names: Collection[str]) -> Described:
+    """Read a model's small files; an adapter has no config.json."""
+    config = read_config(folder) if (folder / CONFIG_FILE).is_file() else {}
+    return Described(config, read_generation(folder), frozenset(names), _indexed_files(folder))
+
+
+def _indexed_files(folder: Path) -> frozenset[str]:
+    """Return the files that a folder's index lists; none without one."""
+    return frozenset((read_index(folder) or {}).get("weight_map", {}).values())
+
+
+def repeated_tensors(
+    headers: Mapping[str, Header], indexed: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the tensors that several files hold, of those that an index lists if there is one."""
+    counts = Counter(
+        name
+        for file, header in headers.items()
+        if not indexed or file in indexed
+        for name in header.tensors
+    )
+    return tuple(sorted(name for name, count in counts.items() if count > 1))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -212,18 +260,14 @@ def mtp_names(sizes: ModelSizes) -> frozenset[str]:
     return frozenset(names)
 
 
-def _check_complete(
-    folder: Path, indexed: Mapping[str, str], tensors: Mapping[str, Located]
-) -> None:
-    absent = sorted(file for file in set(indexed.values()) if not (folder / file).is_file())
-    if absent:
+def _refuse_absent(folder: Path, names: Collection[str], indexed: Collection[str]) -> None:
+    if (counted := files_here(names, indexed)) is not None:
+        absent = sorted({*indexed} - {*names})
+        lacks = f": it lacks {summary(absent)}, which its index lists" if absent else ""
         raise CheckpointError(
-            f"{folder} lacks {summary(absent)}, which its index lists.",
+            f"{printable(folder)} has {counted[0]} of {counted[1]} files of its weights{lacks}.",
             hint="Download the model again; an interrupted download looks like this.",
         )
-    missing = sorted(set(indexed) - set(tensors))
-    if missing:
-        raise CheckpointError(f"{folder}: no file holds {summary(missing)}, listed in its index.")
 
 
 def summary(names: Sequence[str]) -> str:

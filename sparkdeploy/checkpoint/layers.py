@@ -4,7 +4,7 @@ Widths and counts are elements; every class holds one layer's sizes before any r
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 STATE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 INDEXER_SCALE_ELEMENTS: Final = 128
@@ -125,8 +125,6 @@ class Architecture:
     draft_layers: tuple[Layer, ...] = ()
     """Multi-token prediction: layers of the checkpoint that only draft."""
     ties_embeddings: bool = False
-    rope: Any = None
-    """What config.json says of scaling, not looked at yet."""
     keeps_cache: bool = True
     """False for encoders, which read a text at once and keep nothing of it."""
 

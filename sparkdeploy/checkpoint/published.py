@@ -14,7 +14,14 @@ from typing import Any
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import ranges
 from sparkdeploy.checkpoint import source as sources
-from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, read_config, read_generation
+from sparkdeploy.checkpoint.contents import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    Described,
+    read_config,
+    read_generation,
+    repeated_tensors,
+)
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.repo_files import RepoFacts
@@ -148,8 +155,15 @@ class Remote:
     config: Mapping[str, Any] | None = None
     generation: Mapping[str, Any] | None = None
     tensors: tuple[TensorInfo, ...] | None = None
+    repeated: tuple[str, ...] = ()
     failure: str = ""
     hint: str | None = None
+
+    @property
+    def described(self) -> Described:
+        listed = self.listing.files if self.listing is not None else ()
+        names = frozenset(file.name for file in listed)
+        return Described(self.config or {}, self.generation or {}, names, repeated=self.repeated)
 
 
 def ask_in_time(
@@ -190,11 +204,14 @@ def _fill(answer: Remote, revision: str, settings: Settings, *, headers: bool) -
     answer.config = ranges.read_config(source)
     answer.generation = ranges.read_generation(source)
     if headers:
-        answer.tensors = tuple(remote_tensors(source).values())
+        tensors, answer.repeated = remote_tensors(source)
+        answer.tensors = tuple(tensors.values())
 
 
-def remote_tensors(source: ranges.RangeSource) -> Mapping[str, TensorInfo]:
-    """Return every tensor once: where two files hold one, the index says which counts."""
+def remote_tensors(
+    source: ranges.RangeSource,
+) -> tuple[Mapping[str, TensorInfo], tuple[str, ...]]:
+    """Return every tensor once, and which several files hold: the index says which counts."""
     files = [name for name in source.files() if name.endswith(".safetensors") and "/" not in name]
     if not files:
         raise CheckpointError(f"{source.name} holds no .safetensors files.")
@@ -202,8 +219,9 @@ def remote_tensors(source: ranges.RangeSource) -> Mapping[str, TensorInfo]:
     # Mistral publishes its weights a second time, for a program of its own.
     counted = [name for name in files if name in set(indexed.values())] or files
     found: dict[str, TensorInfo] = {}
-    for file, header in ranges.read_remote_headers(source, sorted(counted)):
+    headers = dict(ranges.read_remote_headers(source, sorted(counted)))
+    for file, header in headers.items():
         for name, tensor in header.tensors.items():
             if name not in found or indexed.get(name) == file:
                 found[name] = tensor
-    return found
+    return found, repeated_tensors(headers)

@@ -8,7 +8,7 @@ to think of it, and what is read back from a file of ours is held to the same ru
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -38,6 +38,7 @@ _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MODULE = re.compile(r"\d+_\w+/")
 _CONSOLIDATED = re.compile("consolidated")
+_NUMBERED = re.compile(r"([^/]*?)([0-9]{1,5})-of-([0-9]{1,5})([^/]*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -152,6 +153,28 @@ def unread_weights(names: Iterable[str]) -> frozenset[str]:
     folders = {name.split("/")[0] for name in weights if "/" in name}
     within = {name for name in names if "/" in name and name.split("/")[0] in folders}
     return frozenset({*weights, *within} - set(read))
+
+
+def files_here(names: Collection[str], indexed: Collection[str] = ()) -> tuple[int, int] | None:
+    """Return how many of how many files of the weights are here; None where none is missing.
+
+    An index says which there are; without one the numbers do, as `model-00002-of-00039` has them,
+    counted from 0 or from 1.
+    """
+    if indexed:
+        here = len({*indexed} & {*names})
+        return (here, len({*indexed})) if here < len({*indexed}) else None
+    numbers: dict[tuple[str, ...], set[int]] = {}
+    unread = unread_weights(names)
+    for name in names:
+        found = _NUMBERED.fullmatch(name)
+        if found and name.endswith(WEIGHTS) and name not in unread:
+            numbers.setdefault((found[1], found[3], found[4]), set()).add(int(found[2]))
+    for (_, count, _), seen in numbers.items():
+        wanted = set(range(int(count))) if 0 in seen else set(range(1, int(count) + 1))
+        if not wanted <= seen:
+            return len(wanted & seen), len(wanted)
+    return None
 
 
 def has_weights(files: Iterable[str]) -> bool:

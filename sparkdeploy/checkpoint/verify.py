@@ -1,6 +1,5 @@
 """Is a checkpoint whole and true to itself, by headers or by every byte; and what it holds."""
 
-import collections
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -228,11 +227,7 @@ def _index_problems(
     if unlisted:
         yield f"the index does not list {summary(unlisted)}"
     # An engine that reads whole files would see them twice.
-    counts = collections.Counter(
-        name for file in headers.keys() & places.values() for name in headers[file].tensors
-    )
-    repeated = sorted(name for name, count in counts.items() if count > 1)
-    if repeated:
+    if repeated := contents.repeated_tensors(headers, {*places.values()}):
         yield f"two indexed files hold {summary(repeated)}"
     if not isinstance(index.get("metadata", {}), dict):
         yield "the metadata of the index is not an object"

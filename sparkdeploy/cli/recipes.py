@@ -214,6 +214,9 @@ def plan_recipe(
 
 def _outlook_lines(outlook: Outlook) -> Iterator[Block]:
     yield line_of(outlook.verdict_piece())
+    for warning in outlook.warnings:
+        yield f"! {warning.seen}"
+        yield f"    fix: {warning.fix}"
     yield from outlook.capacity_lines()
     yield from outlook.speed_lines()
 

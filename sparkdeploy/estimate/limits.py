@@ -11,15 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.architecture import config_sizes
-from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
+from sparkdeploy.checkpoint.architecture import TEXT_PARTS, config_sizes
+from sparkdeploy.checkpoint.layers import Attention, Latent
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.image_pins import is_unknown
+from sparkdeploy.recipe.releases import parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sparkdeploy.checkpoint.layers import Architecture
+    from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.schema import Serve
 
 FORMAT_FIX: Final = "--set serve.kv_cache_dtype=auto, or fp8"
@@ -43,13 +46,21 @@ _WITH_SLOPES: Final = frozenset({"bloom", "mpt", "step1"})
 """Model types whose positions are slopes (ALiBi) and nothing else."""
 UNSCALED: Final = frozenset({"default", "su", "longrope", "llama3", "mrope", "proportional"})
 """Kinds of RoPE whose stated context needs no factor."""
+UNSCALED_YARN: Final = (0, 32, 0)
+"""The first release that was seen not to multiply a context by YaRN's factor; 0.25.1 does."""
+ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 MOST_SCALING: Final = 4096
 MOST_TOKENS: Final = 1 << 32
+ROPE_KEYS: Final = frozenset({"rope_parameters", "rope_scaling"})
+MAMBA_KEYS: Final = frozenset(
+    {"ssm_state_size", "mamba_d_state", "state_size", "hybrid_override_pattern"}
+)
 CONTEXT_KEYS: Final = (
     *("max_position_embeddings", "n_positions", "max_target_positions", "seq_length"),
-    *("max_seq_len", "model_max_length"),
+    *("max_seq_len", "max_sequence_length", "max_seq_length", "seq_len"),
 )
-"""Where configurations say how long a request may be; vLLM takes the smallest."""
+"""Where configurations say how long a request may be; vLLM takes the smallest, but for
+`model_max_length`, which goes before all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,48 +152,98 @@ def unserved(serve: Serve, needs: AttentionNeeds) -> Iterator[str]:
         yield f"{' and '.join(fatal)}, with which vLLM's TurboQuant does not start {cause}"
 
 
-def context_of(text: Mapping[str, Any]) -> int:
-    """Return the longest context in tokens that vLLM takes of a language model; 0 for unknown.
+def context_of(config: Mapping[str, Any], *, scales_yarn: bool = True) -> int:
+    """Return the longest context in tokens that vLLM takes of a config.json; 0 for unknown.
 
-    As vLLM's `_get_and_verify_max_len` counts: YaRN multiplies the context before it, other kinds
-    of RoPE scaling the stated one, and those of UNSCALED are in the stated one already.
+    As vLLM's `_get_and_verify_max_len` counts: kinds of RoPE scaling multiply the stated context,
+    but for those of UNSCALED, which are in it already. With `scales_yarn` YaRN multiplies the one
+    before it, as in releases before 0.32; later ones take the stated one as it is.
     """
-    stated = min(filter(None, (_context(text.get(key)) for key in CONTEXT_KEYS)), default=0)
-    rope = text.get("rope_parameters") or text.get("rope_scaling")
-    if not isinstance(rope, dict):
+    try:
+        sizes = config_sizes(config)
+    except CheckpointError:
+        return 0
+    text = sizes.text
+    stated = _context(text.get("model_max_length")) or min(
+        filter(None, (_context(text.get(key)) for key in CONTEXT_KEYS)), default=0
+    )
+    # Gemma's stated context is scaled already.
+    if "gemma3" in str(sizes.model_type):
         return stated
-    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
-    is_scaled = isinstance(kind, str) and kind not in UNSCALED
-    if not is_scaled or not isinstance(factor, int | float) or not 0 < factor <= MOST_SCALING:
-        return stated
-    before = _context(rope.get("original_max_position_embeddings")) if kind == "yarn" else 0
-    return int(factor * (before or stated))
+    own, factor = stated, 1.0
+    for rope in _ropes(text.get("rope_parameters") or text.get("rope_scaling")):
+        kind, given = rope.get("rope_type", rope.get("type")), _factor(rope.get("factor"))
+        if not isinstance(kind, str) or kind in UNSCALED or not given:
+            continue
+        if "yarn" not in kind:
+            factor = given
+        elif scales_yarn:
+            factor, before = given, _context(rope.get("original_max_position_embeddings"))
+            own = before or own
+    return int(factor * own)
+
+
+def _ropes(stated: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the scaling of a model: one, or one for each kind of layers."""
+    if not isinstance(stated, dict):
+        return
+    nested = [it for it in stated.values() if isinstance(it, dict)]
+    yield from nested if nested and not {"rope_type", "type"} & stated.keys() else [stated]
+
+
+def _factor(value: object) -> float:
+    """Return a factor that scaling may have; 0 for anything else that config.json holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value) if 0 < value <= MOST_SCALING else 0.0
 
 
 def _context(value: object) -> int:
     return value if type(value) is int and 0 < value <= MOST_TOKENS else 0
 
 
-def beyond_context(serve: Serve, architecture: Architecture | None) -> str | None:
+def overridden(serve: Serve, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the language model's part of a config.json as `serve.hf_overrides` change it."""
+    text, overrides = dict(config_sizes(config).text), serve.hf_overrides or {}
+    inner = next((it for it in map(overrides.get, TEXT_PARTS) if isinstance(it, dict)), {})
+    changed = overrides | inner
+    if changed.keys() & ROPE_KEYS:
+        text = {key: it for key, it in text.items() if key not in ROPE_KEYS}
+    return text | {key: it for key, it in changed.items() if key not in TEXT_PARTS}
+
+
+def beyond_context(
+    serve: Serve, config: Mapping[str, Any], *, scales_yarn: bool = True
+) -> str | None:
     """Say by how much a recipe's context is beyond the model's own; None where vLLM takes it.
 
     RoPE scaling of `serve.hf_overrides` counts, and VLLM_ALLOW_LONG_MAX_MODEL_LEN allows any. Of a
     model with Mamba layers nothing is said: owners serve Nemotron-H at four times what its
     config.json states.
     """
-    wanted, is_allowed = serve.context_limit, serve.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-    if architecture is None or wanted is None or is_allowed:
+    wanted, is_allowed = serve.context_limit, _is_on(serve.env.get(ALLOW_LONG))
+    if wanted is None or is_allowed:
         return None
-    mixers = (mixer for layer in architecture.layers for mixer in layer.mixers)
-    if any(isinstance(it, Recurrent) and it.name.startswith("Mamba") for it in mixers):
+    try:
+        text = overridden(serve, config)
+    except CheckpointError:
         return None
-    overrides = serve.hf_overrides or {}
-    text = overrides.get("text_config")
-    changed = overrides | (text if isinstance(text, dict) else {})
-    stated: dict[str, Any] = {"max_position_embeddings": architecture.max_position_embeddings}
-    if not changed.keys() & {"rope_parameters", "rope_scaling"}:
-        stated["rope_parameters"] = architecture.rope
-    own = context_of(stated | changed)
+    if text.keys() & MAMBA_KEYS:
+        return None
+    own = context_of(text, scales_yarn=scales_yarn)
+    if flags.switch_of(serve.extra_args, "--disable-sliding-window"):
+        own = min(own, _context(text.get("sliding_window")) or own)
     if not own or wanted <= own:
         return None
     return f"a context of {own:,} tokens, and serve.max_model_len is {wanted:,}"
+
+
+def needs_stated_context(serve: Serve, config: Mapping[str, Any], engine: Engine) -> bool:
+    """Say whether only releases before 0.32 take a recipe's context, by the factor of YaRN."""
+    is_later = not is_unknown(engine) and parse_version(engine.vllm) >= UNSCALED_YARN
+    return is_later and beyond_context(serve, config, scales_yarn=False) is not None
+
+
+def _is_on(value: str | None) -> bool:
+    """Return whether vLLM takes a variable's value for yes."""
+    return (value or "").strip().lower() in {"1", "true"}

@@ -22,7 +22,7 @@ from sparkdeploy.checkpoint.architecture import (
     architecture_of,
     config_sizes,
 )
-from sparkdeploy.checkpoint.contents import method_of
+from sparkdeploy.checkpoint.contents import NOT_DESCRIBED, Described, method_of
 from sparkdeploy.checkpoint.layers import Attention, Latent
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
@@ -89,8 +89,8 @@ class ModelFacts:
     """As vLLM holds them, before a recipe's conversion; those stored where none are given."""
     unknown: str = ""
     """What is not known of it, as words that follow `not known: `; empty when all is."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """Its config.json, or what of it is shipped."""
+    described: Described = NOT_DESCRIBED
+    """Its small files, or what of its config.json is shipped."""
     drafter: ModelFacts | None = None
     """The model that drafts for it, where a recipe names one and it is known."""
     tensor_ranks: int = 1
@@ -101,6 +101,10 @@ class ModelFacts:
     def __post_init__(self) -> None:
         if not self.memory_bytes:
             object.__setattr__(self, "memory_bytes", dict(self.weight_bytes))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.described.config
 
     @property
     def total_bytes(self) -> int:
@@ -123,26 +127,26 @@ class ModelFacts:
 
 def facts_from(
     repo: str,
-    config: Mapping[str, Any],
+    described: Described,
     tensors: Iterable[TensorInfo],
     origin: str,
     *,
     untyped_bytes: int = 0,
 ) -> ModelFacts:
-    """Return what a config.json and the headers beside it say, or the sizes of files alone.
+    """Return what a model's small files and headers say, or the sizes of files alone.
 
     Layers that are not known are None in the answer. Raises CheckpointError for numbers that no
     model has.
     """
-    listed, kind_of = list(tensors), kinds_for(config)
-    architecture, unknown = known_layers(config)
+    listed, kind_of = list(tensors), kinds_for(described.config)
+    architecture, unknown = known_layers(described.config)
     if not listed:
         stored = held = {WeightKind.OTHER: untyped_bytes}
     else:
         stored = _by_kind((kind_of(it.name), it.size_bytes) for it in listed)
         in_memory = bytes_in_memory(listed, architecture)
         held = _by_kind((kind_of(name), size) for name, size in in_memory)
-    return ModelFacts(repo, architecture, stored, origin, held, unknown, config)
+    return ModelFacts(repo, architecture, stored, origin, held, unknown, described)
 
 
 def known_layers(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:
@@ -168,7 +172,7 @@ def _shipped(repo: str, entry: Mapping[str, Any]) -> ModelFacts:
         {WeightKind(kind): size for kind, size in entry["weight_bytes"]["values"].items()},
         f"facts file, {how} (nothing was downloaded)",
         unknown=unknown,
-        config=entry["config"],
+        described=Described(entry["config"]),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy import labels
+from sparkdeploy.checkpoint.repo_files import files_here
 from sparkdeploy.checks.survey import Survey, probe
 from sparkdeploy.estimate.memory import memory_claim
 from sparkdeploy.estimate.model import share_of_weights
@@ -135,6 +136,8 @@ def _checkpoint_step(observed: Observed) -> CheckpointStep:
     model = observed.model
     if not isinstance(model, ModelFact):
         return CheckpointStep(Action.FETCH, "the model was not looked for")
+    if counted := files_here(model.described.names, model.described.indexed):
+        return CheckpointStep(Action.REUSE, f"{counted[0]} of {counted[1]} files are here")
     if model.overlay is None:
         return CheckpointStep(Action.REUSE, "the untouched download is mounted")
     if model.overlay.is_complete:

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.checks.finding import fail_early, ok
-from sparkdeploy.estimate import limits
+from sparkdeploy.estimate.model_findings import (
+    NEEDS_NO_FILES,
+    attention_findings,
+    model_findings,
+)
 from sparkdeploy.node.shared_files import user_name
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
@@ -34,9 +38,6 @@ if TYPE_CHECKING:
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.schema import Weights
-
-NEEDS_NO_FILES = frozenset({"dummy", "ipc_cache", "modelexpress", "tensorizer"})
-"""Load formats of vLLM's whose weights come from elsewhere, or from nowhere."""
 
 
 def _models(plan: Plan) -> Iterator[tuple[Weights, ModelFact | MissingModel]]:
@@ -132,19 +133,16 @@ def conversion(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def cache_format(plan: Plan) -> Iterator[Finding]:
-    """Compare the cache's format with the attention of the model, and of what drafts for it."""
+def held_against_model(plan: Plan) -> Iterator[Finding]:
+    """Hold the recipe against the model, and its attention against that of what drafts for it."""
+    recipe, engine = plan.resolved.recipe, plan.resolved.engine
+    ranks = plan.topology.tensor_parallel, plan.topology.pipeline_parallel
     for weights, fact in _models(plan):
-        for words in limits.unserved(plan.resolved.recipe.serve, fact.needs):
-            seen = f"{shown(weights.source)} has {words}"
-            yield fail_early("model.kv_cache", seen, limits.FORMAT_FIX)
-
-
-def context(plan: Plan) -> Iterator[Finding]:
-    recipe, model = plan.resolved.recipe, plan.observed.model
-    if model is not None and (beyond := limits.beyond_context(recipe.serve, model.layers)):
-        seen = f"{shown(recipe.model.source)} has {beyond}"
-        yield fail_early("model.context", seen, limits.CONTEXT_FIX)
+        if weights is recipe.model:
+            yield from model_findings(recipe, engine, fact.described, ranks=ranks)
+        else:
+            source, config = shown(weights.source), fact.described.config
+            yield from attention_findings(recipe.serve, source, config, ranks=ranks)
 
 
 def owner(plan: Plan) -> Iterator[Finding]:
@@ -203,8 +201,7 @@ CHECKS = (
     has_weights,
     files_are_readable,
     conversion,
-    cache_format,
-    context,
+    held_against_model,
     owner,
     exchange,
 )

@@ -20,8 +20,8 @@ from sparkdeploy.checkpoint.published import ask_in_time, shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.errors import CheckpointError, RecipeError
-from sparkdeploy.estimate.limits import needs_of
 from sparkdeploy.estimate.model import embedding_bytes, known_layers
+from sparkdeploy.estimate.model_findings import UNIQUE_NAMES
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact, OverlayFact
 
@@ -76,6 +76,8 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
         if conversion.is_none:
             check_untouched(source)
         fact = _model_fact(source, None if conversion.is_none else conversion, settings)
+        if (recipe.serve.load_format or "").lower() in UNIQUE_NAMES:
+            fact = with_repeated(fact, source)
         known = replace(
             fact,
             fp8_bytes=fp8_bytes(recipe.checkpoint, source, settings),
@@ -83,6 +85,13 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
             unfit=unfit_for(contents.read_config(source.files_dir), conversion),
         )
         return LocatedModel(known, source)
+
+
+def with_repeated(fact: ModelFact, source: CheckpointSource) -> ModelFact:
+    """Look for tensors that several files hold, which takes every header."""
+    headers, indexed = contents.read_headers(source.files_dir), fact.described.indexed
+    repeated = contents.repeated_tensors(headers, indexed)
+    return replace(fact, described=replace(fact.described, repeated=repeated))
 
 
 def locate_companion(weights: Weights, settings: Settings) -> ModelFact | MissingModel:
@@ -109,11 +118,10 @@ def _model_fact(
     source: CheckpointSource, conversion: Conversion | None, settings: Settings
 ) -> ModelFact:
     status = source.root.stat()
-    # An adapter has none.
-    has_config = (source.files_dir / contents.CONFIG_FILE).is_file()
-    config = contents.read_config(source.files_dir) if has_config else {}
     sizes = {str(name): (source.files_dir / name).stat().st_size for name in source.files()}
-    layers, unknown = layers_of(config) if has_config else (None, "")
+    described = contents.describe(source.files_dir, sizes)
+    config = described.config
+    layers, unknown = layers_of(config) if config else (None, "")
     named = config.get("architectures")
     fact = ModelFact(
         name=source.mount_name,
@@ -131,7 +139,7 @@ def _model_fact(
         has_weights=has_weights(sizes),
         layers=layers,
         unknown=unknown,
-        needs=needs_of(config, layers),
+        described=described,
     )
     return replace(fact, unreadable=sources.unreadable_by(source, *container_user(fact)))
 
@@ -156,6 +164,7 @@ def missing_model(
     """Ask the pin, then shipped facts, then the hub, which has some seconds."""
     pin, shipped = HubLock(settings.state_dir).pin(repo, revision), shipped_entry(repo)
     config, unknown, here_bytes = shipped["config"] if shipped else None, "", 0
+    described = contents.Described(config or {})
     sizes: tuple[int | None, int | None] = (shipped["size_bytes"],) * 2 if shipped else (None, None)
     if pin is not None and pin.files:
         found = pin.facts(repo, revision)
@@ -163,7 +172,7 @@ def missing_model(
         here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
     elif not shipped:
         answer = ask_in_time(repo, revision, settings)
-        config, unknown = answer.config, answer.failure
+        config, unknown, described = answer.config, answer.failure, answer.described
         if answer.listing is not None:
             sizes = answer.listing.size_bytes, answer.listing.weights_bytes
     layers, unknown = layers_of(config) if config is not None else (None, unknown)
@@ -177,7 +186,7 @@ def missing_model(
         embedding_bytes=embedding_bytes(config or {}),
         layers=layers,
         unknown=unknown,
-        needs=needs_of(config or {}, layers),
+        described=described,
         unfit=unfit_for(config, conversion) if config is not None and conversion else (),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdeploy.estimate.limits import NO_NEEDS, AttentionNeeds
+from sparkdeploy.checkpoint.contents import NOT_DESCRIBED, Described
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.units import format_bytes
 
@@ -58,7 +58,7 @@ class ModelFact:
     embedding_bytes: int = 0
     has_weights: bool = True
     unknown: str = ""
-    needs: AttentionNeeds = NO_NEEDS
+    described: Described = NOT_DESCRIBED
     unfit: tuple[str, ...] = ()
     """Why the recipe's conversion does not apply to it."""
     has_draft_vocabulary: bool = True
@@ -82,7 +82,7 @@ class MissingModel:
     layers: Architecture | None = None
     unknown: str = ""
     """Why its size or its layers are not known."""
-    needs: AttentionNeeds = NO_NEEDS
+    described: Described = NOT_DESCRIBED
     unfit: tuple[str, ...] = ()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.checkpoint.contents import Described
 from sparkdeploy.checkpoint.published import remote_tensors
 from sparkdeploy.checkpoint.ranges import read_config
 from sparkdeploy.checkpoint.safetensors import TensorData, read_header, write_file
@@ -27,8 +28,8 @@ def ignore(_done_bytes: int, _total_bytes: int) -> None:
 
 def facts_in(repo: str, source: RangeSource) -> ModelFacts:
     """Return the facts that files of `source` state; tensor data is never read."""
-    tensors = remote_tensors(source).values()
-    return facts_from(repo, read_config(source), tensors, "headers")
+    tensors = remote_tensors(source)[0].values()
+    return facts_from(repo, Described(read_config(source)), tensors, "headers")
 
 
 def tensors_of(path: Path) -> dict[str, TensorData]:

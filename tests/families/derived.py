@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.contents import method_of
+from sparkdeploy.checkpoint.contents import Described, method_of
 from sparkdeploy.checkpoint.expected_tensors import expected_tensors
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.estimate.model import ModelFacts, facts_from
@@ -29,7 +29,7 @@ def derived_facts(repo: str, config: Mapping[str, Any]) -> ModelFacts | None:
     if expected is None or method not in {"", "fp8", "mxfp4", "gptq", "auto-round", "awq"}:
         return None
     sized = (_sized(name, shape, config, method) for name, shape in expected.items())
-    return facts_from(repo, config, sized, ORIGIN)
+    return facts_from(repo, Described(config), sized, ORIGIN)
 
 
 def _sized(name: str, shape: tuple[int, ...], config: Mapping[str, Any], method: str) -> TensorInfo:

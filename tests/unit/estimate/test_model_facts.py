@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.architecture import architecture_of
-from sparkdeploy.checkpoint.contents import read_config, read_tensors
+from sparkdeploy.checkpoint.contents import Described, read_config, read_tensors
 from sparkdeploy.checkpoint.published import shipped_entry
 from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
@@ -36,7 +36,7 @@ def int4_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def facts_of(folder: Path) -> ModelFacts:
     tensors = (item.info for item in read_tensors(folder).values())
-    return facts_from("a/b", read_config(folder), tensors, "a test")
+    return facts_from("a/b", Described(read_config(folder)), tensors, "a test")
 
 
 def test_the_sum_of_kinds_is_the_bytes_of_the_files(int4_twin: Path) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.estimate.limits import AttentionNeeds, needs_of, unserved
+from sparkdeploy.checkpoint.contents import Described
+from sparkdeploy.estimate.limits import needs_of, unserved
 from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.plan.models import layers_of
 from sparkdeploy.recipe.load import Library, load_recipe
@@ -134,9 +135,8 @@ def test_shipped_recipes_ask_nothing_that_their_cache_lacks(shipped: Library) ->
 
 
 def test_a_drafter_is_looked_at_too(shipped: Library) -> None:
-    drafter = replace(
-        drafter_fact(), needs=AttentionNeeds(ignored=("sliding windows of 4,096 tokens",))
-    )
+    windows = Described(SIZES | {"model_type": "mistral", "sliding_window": 4096})
+    drafter = replace(drafter_fact(), described=windows)
     facts = observed(companions=(drafter,))
     settings = ("serve.attention_backend=null", "serve.kv_cache_dtype=turboquant_4bit_nc")
     said = [it.seen for it in plan(shipped, facts, "dflash", *settings).problems]

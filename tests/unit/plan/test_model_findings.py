@@ -1,0 +1,313 @@
+"""A recipe is held against the small files of its model before anything is downloaded."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sparkdeploy.checkpoint.contents import Described
+from sparkdeploy.checkpoint.repo_files import files_here
+from sparkdeploy.checkpoint.safetensors import write_file
+from sparkdeploy.estimate.model import read_shipped_facts
+from sparkdeploy.estimate.model_findings import (
+    UNIQUE_NAMES,
+    HeadCount,
+    attention_findings,
+    head_counts,
+    model_findings,
+    stray_layers,
+)
+from sparkdeploy.plan.models import layers_of
+from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.serve import Serve
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.checks.finding import Finding
+    from tests.unit.program import Run
+
+MODELS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "vocab_size": 32,
+    "max_position_embeddings": 4096,
+}
+GATED = CONFIG | {
+    "model_type": "qwen3_5_text",
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 12,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def write_model(folder: Path, files: dict[str, list[str]], **config: object) -> Path:
+    """Write a model of one-element tensors: their names by file."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    for file, names in files.items():
+        write_file(folder / file, {name: ("F32", (1,), bytes(4)) for name in names})
+    return folder
+
+
+@pytest.fixture
+def plan_of(tmp_path: Path, run: Run) -> Any:
+    """Return what `plan` says of a recipe for a folder, with an estimate and without."""
+
+    def said(folder: Path, *settings: str, code: int = 3) -> str:
+        recipe = tmp_path / "mine.yaml"
+        recipe.write_text(
+            "schema: 1\nname: mine\ntitle: a model of mine\nengine: cuda-0.33\n"
+            f"model: {{path: {folder}}}\ncluster: {{tensor_parallel: 1}}\n"
+        )
+        words = [word for it in settings for word in ("--set", it)]
+        plain = run("plan", str(recipe), "--allow-unsafe", *words)
+        estimate = run("plan", str(recipe), "--allow-unsafe", "--hardware", "spark", *words)
+        assert estimate.returncode == code, estimate.stderr
+        text = plain.stdout + plain.stderr
+        for line in estimate.stderr.splitlines() if code == 3 else ():
+            assert line.partition(": ")[2] in text, "both say the same"
+        return estimate.stdout + estimate.stderr + text
+
+    return said
+
+
+@given(st.integers(1, 96), st.integers(1, 16), st.integers(1, 24))
+def test_ranks_divide_heads_or_hold_the_same_one(kv: int, group: int, ranks: int) -> None:
+    config = CONFIG | {"num_attention_heads": kv * group, "num_key_value_heads": kv}
+    found = [*attention_findings(Serve(), "a model", config, ranks=(ranks, 1))]
+    taken = (kv * group) % ranks == 0 and (kv % ranks == 0 or ranks % kv == 0)
+    assert bool(found) != taken
+    for finding in found:
+        assert finding.fix is not None
+        assert f"cluster.pipeline_parallel={ranks}" in finding.fix
+        first = finding.fix.partition("cluster.tensor_parallel=")[2].partition(" ")[0]
+        assert all(it.divides(int(first)) for it in head_counts(config, layers_of(config)[0]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "uneven"),
+    [
+        ({}, 3, ["4 KV heads"]),
+        ({}, 8, ["12 attention heads"]),
+        (GATED, 3, ["4 KV heads", "4 linear-attention key heads"]),
+        (GATED, 4, []),
+        ({"model_type": "somebodys"}, 5, ["12 attention heads", "4 KV heads"]),
+        ({"model_type": "somebodys", "kv_lora_rank": 8}, 3, []),
+        ({"num_attention_heads": 10**400}, 3, []),
+        ({"num_attention_heads": "12"}, 3, []),
+    ],
+)
+def test_each_kind_of_heads_is_named(
+    changes: dict[str, Any], ranks: int, uneven: list[str]
+) -> None:
+    found = [*attention_findings(Serve(), "a model", CONFIG | changes, ranks=(ranks, 1))]
+    named = ", ".join(uneven)
+    assert [it.seen for it in found] == (
+        [f"a model has {named}: tensor parallel size {ranks} does not divide them"] if named else []
+    )
+
+
+def test_one_group_of_states_is_on_every_rank() -> None:
+    assert not HeadCount("groups", 2).divides(4)
+    assert HeadCount("KV heads", 2, is_replicated=True).divides(4)
+    assert not HeadCount("KV heads", 2, is_replicated=True).divides(3)
+
+
+def test_a_recipe_of_three_nodes_is_refused_by_its_heads(run: Run) -> None:
+    done = run(
+        "plan", "v2", "--cluster", "--hardware", "spark", "--set", "cluster.tensor_parallel=3"
+    )
+    assert done.returncode == 3
+    for words in ("32 attention heads", "2 KV heads", "16 linear-attention key heads"):
+        assert words in done.stderr
+    assert "(2 or 4 or 8 or 16 works)" in done.stderr
+    assert "--set cluster.tensor_parallel=1 --set cluster.pipeline_parallel=3" in done.stderr
+
+
+def test_what_is_shipped_goes_with_its_models(shipped: Library) -> None:
+    for name in shipped.recipe_files():
+        resolved = load_recipe(shipped, name)
+        known = MODELS.get(resolved.recipe.model.known_as)
+        if known is not None:
+            described = Described(known.config)
+            assert not [*model_findings(resolved.recipe, resolved.engine, described)], name
+
+
+names = st.integers(1, 60).flatmap(
+    lambda count: st.tuples(st.just(count), st.integers(0, 1), st.sets(st.integers(0, count - 1)))
+)
+
+
+@given(names, st.sampled_from(["model-", "model.safetensors-", "model--", ""]))
+def test_numbered_files_tell_how_many_there_are(
+    drawn: tuple[int, int, set[int]], stem: str
+) -> None:
+    count, first, gone = drawn
+    here = [
+        f"{stem}{number + first:05}-of-{count:05}.safetensors"
+        for number in range(count)
+        if number not in gone
+    ]
+    # Without its first file a row that counts from 0 looks like one that counts from 1.
+    assume(here and (first == 1 or 0 not in gone))
+    found = files_here([*here, "config.json", "original/model-00001-of-00099.safetensors"])
+    assert found == ((len(here), count) if gone else None)
+    assert files_here(here, here) is None, "an index goes before numbers"
+
+
+@pytest.mark.parametrize(
+    ("file", "model_type"),
+    [("model-00001-of-00039", "newfamily"), ("model.safetensors-00002-of-00039", "qwen3")],
+)
+def test_a_cut_download_is_blocked(
+    tmp_path: Path, run: Run, plan_of: Any, file: str, model_type: str
+) -> None:
+    folder = write_model(tmp_path / "cut", {f"{file}.safetensors": ["a"]}, model_type=model_type)
+    assert "has 1 of 39 files of its weights" in plan_of(folder, code=6)
+    done = run("checkpoint", "verify", str(folder))
+    assert done.returncode == 6
+    assert "has 1 of 39 files of its weights" in done.stderr
+
+
+def test_an_index_counts_what_is_gone(tmp_path: Path, plan_of: Any) -> None:
+    folder = write_model(tmp_path / "gone", {"one.safetensors": ["a"]})
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = plan_of(folder, code=6)
+    assert "has 1 of 2 files of its weights" in said
+    assert "it lacks two.safetensors" in said
+
+
+def test_some_loaders_need_each_tensor_once(tmp_path: Path, plan_of: Any) -> None:
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    folder = write_model(tmp_path / "twice", {first: ["a", "b"], second: ["a", "c"]})
+    index = {"weight_map": {"a": first, "b": first, "c": second}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = plan_of(folder, "serve.load_format=instanttensor")
+    assert "load format instanttensor needs each tensor in one file" in said
+    assert "--set serve.load_format=safetensors" in said
+
+
+@pytest.mark.parametrize(
+    ("loader", "names", "is_read"),
+    [
+        ("instanttensor", ["pytorch_model.bin"], False),
+        ("pt", ["model.safetensors"], False),
+        ("mistral", ["model.safetensors"], False),
+        ("mistral", ["model.safetensors", "consolidated.safetensors"], True),
+        ("sharded_state", ["model.safetensors"], False),
+        ("npcache", ["pytorch_model.bin"], True),
+        ("SafeTensors", ["model.safetensors"], True),
+        ("dummy", ["pytorch_model.bin"], True),
+        ("auto", ["pytorch_model.bin"], True),
+        ("pt", [], True),
+    ],
+)
+def test_a_loader_reads_the_files_that_are_there(
+    shipped: Library, loader: str, names: list[str], is_read: bool
+) -> None:
+    assert loaded_by(shipped, loader, names=names) == ([] if is_read else ["model.loader"])
+
+
+@pytest.mark.parametrize("loader", [*sorted(UNIQUE_NAMES), "safetensors", "auto", None])
+def test_a_loader_of_unique_names_takes_no_tensor_twice(
+    shipped: Library, loader: str | None
+) -> None:
+    is_refused = loader in UNIQUE_NAMES
+    assert loaded_by(shipped, loader, repeated=["a"]) == (["model.loader"] if is_refused else [])
+
+
+def loaded_by(shipped: Library, loader: str | None, **files: Any) -> list[str]:
+    return [it.check for it in findings(shipped, Described(CONFIG, **files), load_format=loader)]
+
+
+def findings(shipped: Library, described: Described, **serve: Any) -> list[Finding]:
+    resolved = load_recipe(shipped, "baseline")
+    changed = resolved.recipe.serve.model_copy(update={"max_model_len": None, **serve})
+    recipe = resolved.recipe.model_copy(update={"serve": changed})
+    return [*model_findings(recipe, resolved.engine, described)]
+
+
+@pytest.mark.parametrize(
+    ("stated", "strays"),
+    [
+        ({"modules_to_not_convert": ["model.layers.3.mlp.gate", "lm_head"]}, []),
+        ({"modules_to_not_convert": ["model.layers.4.mlp.gate"]}, ["model.layers.4.mlp.gate"]),
+        (
+            {"ignore": [r"re:.*layers\.7\..*", r"re:.*layers\.[0-9]+\.mlp.*"]},
+            [r"re:.*layers\.7\..*"],
+        ),
+        ({"dynamic": {r"-:model\.layers\.61\..*": {}}}, [r"-:model\.layers\.61\..*"]),
+        ({"exclude_modules": ["model.layers.61*", "visual.layers.9"]}, ["model.layers.61*"]),
+        ({"quantization": {"exclude": ["layers.9"]}}, ["layers.9"]),
+        ({"ignored_layers": ["mtp.layers.0.mlp", "mtp.layers.48.mlp"]}, ["mtp.layers.48.mlp"]),
+        ({"ignore": None, "dynamic": 5, "exclude": [None, 3, {}]}, []),
+        (None, []),
+        ([], []),
+    ],
+)
+def test_quantisation_lists_name_layers_that_are_there(stated: Any, strays: list[str]) -> None:
+    assert stray_layers(CONFIG | {"quantization_config": stated}) == strays
+
+
+@given(st.integers(0, 99), st.integers(0, 3))
+def test_a_layer_is_a_stray_where_the_model_ends(number: int, drafts: int) -> None:
+    config = CONFIG | {"num_nextn_predict_layers": drafts}
+    config["quantization_config"] = {"ignore": [f"model.layers.{number}.mlp"]}
+    assert bool(stray_layers(config)) == (number >= 4 + drafts)
+
+
+@pytest.mark.parametrize(
+    ("generation", "words"),
+    [
+        ({"max_new_tokens": 16}, ["cuts answers after 16 tokens"]),
+        ({"max_new_tokens": 4096}, []),
+        ({"repetition_penalty": 1.3}, ["changes answers: repetition_penalty 1.3"]),
+        ({"repetition_penalty": 1.0, "presence_penalty": 0, "temperature": 0.6}, []),
+        ({"max_new_tokens": True, "repetition_penalty": "2"}, []),
+        ({"max_new_tokens": None, "max_length": 20}, []),
+    ],
+)
+def test_a_generation_config_that_changes_answers_is_named(
+    shipped: Library, generation: dict[str, object], words: list[str]
+) -> None:
+    described = Described(CONFIG, generation)
+    found = findings(shipped, described, max_model_len=4096)
+    assert len(found) == len(words)
+    assert all(it in finding.seen for it, finding in zip(words, found, strict=True))
+    for change in ({"generation_config": "vllm"}, {"runner": "pooling"}):
+        assert findings(shipped, described, max_model_len=4096, **change) == []
+
+
+def test_plan_says_that_answers_are_cut(tmp_path: Path, plan_of: Any) -> None:
+    folder = write_model(tmp_path / "short", {"model.safetensors": ["a"]})
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 16}')
+    said = plan_of(folder, "serve.max_model_len=4096", code=0)
+    assert said.count("cuts answers after 16 tokens") == 2
+    assert said.count("fix: --set serve.generation_config=vllm") == 2
+
+
+def test_yarn_is_taken_and_its_second_key_named(tmp_path: Path, plan_of: Any) -> None:
+    folder = write_model(tmp_path / "long", {"model.safetensors": ["a"]})
+    yarn = "{rope_type: yarn, factor: 2.0, original_max_position_embeddings: 4096}"
+    settings = [f"serve.hf_overrides={{rope_parameters: {yarn}}}", "serve.max_model_len=8192"]
+    said = plan_of(folder, *settings, code=0)
+    assert "--set serve.hf_overrides.max_position_embeddings=8192" in said
+    assert "YaRN" not in plan_of(folder, *settings, "engine=cuda-0.25", code=0)
+    stated = "serve.hf_overrides.max_position_embeddings=8192"
+    assert "YaRN" not in plan_of(folder, *settings, stated, code=0)
