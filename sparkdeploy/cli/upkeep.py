@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +43,7 @@ def setup(
     all_of_it = ["All of it:", *commands] if commands else []
     console.answer_blocks([*report.lines(findings), *all_of_it])
     if failed := report.failures(findings):
-        by_itself = f"sudo {Path(sys.argv[0]).absolute()} setup --yes"
+        by_itself = f"sudo {shlex.quote(str(Path(sys.argv[0]).absolute()))} setup --yes"
         hint = f"`{by_itself}` does it, or the commands above" if is_fixable(needs) else None
         raise NodeError(f"{failed} missing", hint=hint or "the commands above, then this again")
 

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 PACKAGE = REPOSITORY / "sparkdeploy"
 COMMANDS = re.compile(r"\b(sparkdeploy|sudo|docker|rm|mv|chmod|chown|ssh|curl|git|ls|mkdir|write) ")
+BEGINS = re.compile(r"(as root: )?(sparkdeploy|sudo|rm|mkdir|chmod|chown|docker|ssh) ")
+FIXES = {"hint", "fix"}
+FINDINGS = {"fail", "fail_early", "warn"}
 QUOTED = re.compile(r"\bquote\(|\bshlex\.join\(")
 SAFE = {
     # Names of deployments and of configured nodes: letters, digits and . _ - alone.
     *("row.name", "fact.deployment", "head.deployment"),
-    *("container.deployment", "report.deployment", "found.current.name", "item.name", "fact.name"),
+    *("container.deployment", "report.deployment", "found.current.name", "fact.name"),
     *("worker.name", "head", "there", "owner", "node", "node.name", "found.name"),
     # Of recipes' and engines' own formats, which allow no more either.
     *("engine.name", "engine.lock", "stage.tag", "image.below", "image.tags[0]"),
@@ -36,7 +39,7 @@ SAFE = {
 REVIEWED = {
     "bench/report/sections.py": {"other.run.run_id"},
     "bench/report/page.py": {"item.run.run_id"},
-    "checks/docker.py": {"dead[0].deployment", "running[-1].deployment"},
+    "checks/docker.py": {"dead[0].deployment", "running[-1].deployment", "' '.join(names)"},
     "cli/bench.py": {"command", "meant"},
     "cli/image.py": {"engine"},
     "cli/main.py": {"__version__", "command", "traceback.format_exc()"},
@@ -70,8 +73,8 @@ REVIEWED = {
     "image/failures.py": {"own"},
     "image/pins.py": {"reference.partition('/')[0]"},
     "node/cluster.py": {"host"},
-    "node/connection.py": {"registry"},
-    "node/node.py": {"node.entry.ssh"},
+    "node/connection.py": {"registry", "error.strerror or error", "address"},
+    "node/node.py": {"node.entry.ssh", "self.name", "node.link.docker_address"},
     "node/remote_command.py": {"__version__"},
     "plan/memory.py": {"cluster", "show"},
     "plan/preflight.py": {"name", "step.stage.tag"},
@@ -79,19 +82,52 @@ REVIEWED = {
     "recipe/sources.py": {"name"},
     "recipe/consent.py": {"command", "name"},
     "shell.py": {"command", "program"},
+    "checks/host.py": {"caller_uid"},
+    "checks/machine.py": {"OLDEST_DRIVER"},
+    "checks/rdma.py": {"port.interface"},
+    "checks/survey.py": {
+        "there.mtu",
+        "subnet",
+        "it.interface",
+        "port.address",
+        "it.mtu",
+        "package",
+        "name",
+    },
+    "cli/cluster.py": {"entry.ssh"},
+    "cli/export.py": {"unit", "enable"},
+    "deploy/doctor.py": {"DEADLINE_S"},
+    "deploy/prepare.py": {"folder", "user"},
+    "export/deployment.py": {"socket_name(name)", "' '.join((file.path for file in files))"},
+    "gateway/stack.py": {"key"},
+    "node/lock.py": {"SHARED_FOLDER_MODE", "path"},
+    "node/shared_files.py": {"name"},
+    "node/ssh.py": {"address", "last[0]"},
+    "plan/model_checks.py": {"name", "max(trusted_uids)", "caller"},
+    "recipe/foreign/source_recipe.py": {"key", "shown(json.dumps([value]))"},
+    "upkeep/setup.py": {"ENGINE_LOG", "' '.join(packages)"},
     "uninstall.py": {"deployment.name"},
 }
 """By file: constants, names that a format allows, words that are quoted before, and prose."""
 
 
+def fixes_in(tree: ast.AST) -> Iterator[ast.AST]:
+    """Return what is given as a fix: by its name, as a finding's third word, or first kept."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg in FIXES:
+            yield node.value
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {it.id for top in targets for it in ast.walk(top) if isinstance(it, ast.Name)}
+            if names & FIXES:
+                yield node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield from node.args[2:] if node.func.id in FINDINGS else ()
+
+
 def unquoted(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Return line and expression of what is put into a command as it is."""
-    fixes = {
-        part
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword) and node.arg in {"hint", "fix"}
-        for part in ast.walk(node.value)
-    }
+    fixes = {part for fix in fixes_in(tree) for part in ast.walk(fix)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             for inside in commands_in(node, is_fix=node in fixes):
@@ -108,7 +144,7 @@ def commands_in(node: ast.JoinedStr, *, is_fix: bool) -> Iterator[str]:
             continue
         if not isinstance(part, ast.FormattedValue):
             continue
-        in_command = COMMANDS.search(text) and (is_fix or text.startswith("sparkdeploy "))
+        in_command = COMMANDS.search(text) and (is_fix or BEGINS.match(text))
         if text.count("`") % 2 or (in_command and "`" not in text):
             yield ast.unparse(part.value)
         text += "x"
@@ -143,6 +179,10 @@ def test_what_a_user_called_a_recipe_is_proposed_as_one_word(tmp_path: Path, ste
         ('f"`sparkdeploy show {shlex.quote(path)}`"', []),
         ('Error("x", hint=f"rm -r {path}")', ["path"]),
         ('Error("x", hint=f"{path} cannot be read")', []),
+        ('fix = f"as root: rm {path}"', ["path"]),
+        ('cause, fix = "x", f"keep one (ls {path})"', ["path"]),
+        ('warn(check, seen, f"keep one (ls {path})")', ["path"]),
+        ('f"as root: rm -rf {path} && mkdir -m {mode:04o} {path}"', ["path", "mode", "path"]),
         ('command = f"sparkdeploy up {wanted}"', ["wanted"]),
         ('f"{path} is read by `up`"', []),
         ('f"`sparkdeploy down {row.name}`"', []),

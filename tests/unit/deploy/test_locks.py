@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import signal
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from sparkdeploy.deploy import lock, removal
+from sparkdeploy.deploy import lifecycle, lock, removal
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.prepare import stage_lock
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import attendant_of, lock_holder, node_lock
 from sparkdeploy.settings import load_settings
-from tests.fakes.machines import LATER, OLD, Lab, build, deployed, dies
+from tests.fakes.machines import LATER, OLD, Lab, build, deployed, dies, interrupts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.node.node import Nodes
+    from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.recipe.load import Library
     from sparkdeploy.settings import Settings
 
@@ -74,6 +79,54 @@ def test_nobody_is_locked_out_while_a_question_waits(lab: Lab) -> None:
     lab.up(LATER)
     assert len(seen) == 1
     assert lab.running() == ["2"] * lab.count
+
+
+def test_no_container_is_changed_by_any_command_without_the_lock(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, seen = load_settings(), []
+    monkeypatch.setattr(lifecycle, "is_port_free", lambda _port: True)
+
+    def step() -> None:
+        holder = lock_holder(settings.lock_dir, settings.node_name)
+        seen.append(holder.deployment if holder is not None else f"free: {command}")
+
+    monkeypatch.setattr(lab, "step", step)
+    commands: dict[str, Callable[[], object]] = {
+        "up": lambda: deployed(lab),
+        "replace": lambda: lab.up(LATER),
+        "rollback": lab.roll_back,
+        "stop": lab.stop,
+        "start": lab.start,
+        "up that dies": lambda: lab.up("serve.max_num_seqs=3"),
+        "up that is interrupted": lambda: lab.up("serve.max_num_seqs=4"),
+        "down": lab.down,
+    }
+    waits = {"up that dies": dies, "up that is interrupted": interrupts}
+    for command, run in commands.items():
+        before = len(seen)
+        monkeypatch.setattr(lab, "wait", waits.get(command, lab.wait))
+        fails = pytest.raises((UnhealthyError, KeyboardInterrupt))
+        with fails if command in waits else contextlib.nullcontext():
+            run()
+        assert len(seen) > before, command
+    assert set(seen) == {"main"}
+
+
+def test_two_heads_lock_the_same_nodes_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    def note(name: str) -> contextlib.AbstractContextManager[None]:
+        taken.append(name.removesuffix(".lock"))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(lock, "announced_lock", lambda _folder, name, _command: note(name))
+    monkeypatch.setattr(lock, "locked_there", lambda _node, path, _wait_s: note(path.name))
+    for names in itertools.permutations(("b", "a", "c")):
+        nodes = [SimpleNamespace(name=name, is_here=name == names[0]) for name in names]
+        with lock.ranks_lock(cast("list[Node]", nodes), "up v2"):
+            assert [name.partition("-")[0] for name in taken] == ["a", "b", "c"]
+        taken.clear()
 
 
 def test_what_changed_behind_the_plan_is_refused_by_name(lab: Lab) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerFact, ImageFact
+from sparkdeploy.node.lock import lock_holder
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.clean import WantedImages, clean, find_leftovers, old_images
 from tests.fakes.plans import DOCKER
@@ -76,6 +77,8 @@ class _Engine:
         return image
 
     def remove_image(self, tag: str) -> None:
+        settings = load_settings()
+        assert lock_holder(settings.lock_dir, settings.node_name) is not None
         self.removed.append(tag)
 
 
