@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.estimate.limits import context_of
 from sparkdeploy.plan.models import conversion_of, unfit_for
+from sparkdeploy.recipe.answers import Task, planned_answers
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.recipe.releases import (
@@ -20,6 +20,7 @@ from sparkdeploy.recipe.releases import (
     parse_version,
     short_name,
 )
+from sparkdeploy.recipe.serve import Serve
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sparkdeploy.checkpoint.published import PublishedConfig
+    from sparkdeploy.recipe.answers import Answers
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.releases import Family
     from sparkdeploy.recipe.schema import Recipe, Weights
@@ -39,16 +41,6 @@ CONTEXT_LIMIT = 1 << 24
 MOST_ARCHITECTURES = 8
 """Real models have one or two."""
 SHOWN_ARCHITECTURES = 3
-_POOLING = re.compile(
-    r"(Embedding|Embed|Bidirectional|Reward|Classification)Model$|EmbeddingGemma"
-    r"|For(Sequence|Token|Audio|Image|Video)Classification$"
-    r"|For(MaskedLM|TextEncoding|RewardModel|RewardModeling|ProcessRewardModel|Retrieval|Ranking)$"
-    r"|^(HF_|Ops)?Col[A-Z]|GeoSpatialMAE|Terratorch"
-    r"|^((XLM)?Roberta|(Modern|Nomic)?Bert|ModernVBert|Ernie|Gte(New)?|CLIP|Siglip|Gemma2"
-    r"|Gemma3Text|Llama|Mistral|Qwen2|Qwen2_5Omni|JinaEmbeddingsV5|LlamaNemotronVL)Model$"
-)
-"""Architectures that vLLM's registry has for embeddings, scores and classes."""
-_SPEECH = re.compile(r"Whisper|ASR|Asr[A-Z]|Transcrib|FireRedLID|VoxtralRealtime")
 UNCONVERTED = Conversion()
 PARTS = {
     # Whole, for a mapping is laid over the one of the recipe that is extended.
@@ -64,14 +56,6 @@ _POOLING_NAME = re.compile(r"embedding|rerank")
 _POOLING_FILES = frozenset(
     {"modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"}
 )
-
-
-class Use(Enum):
-    """What a model answers with."""
-
-    CHAT = "text"
-    POOLING = "embeddings, scores or classes"
-    SPEECH = "what was said in a recording"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +85,14 @@ class NewModel:
     def family(self) -> Family | None:
         return family_among(self.name, self.architectures)
 
-    def use(self) -> Use:
-        if any(map(_POOLING.search, self.architectures)):
-            return Use.POOLING
-        if any(map(_SPEECH.search, self.architectures)):
-            return Use.SPEECH
+    def answers(self) -> Answers:
+        """Return what the model is for, by its name too: the recipe then says so to vLLM."""
         is_named = _POOLING_NAME.search(self.name.lower()) is not None
         is_packed = not _POOLING_FILES.isdisjoint(self.published.files)
-        return Use.POOLING if is_named or is_packed else Use.CHAT
+        plain = planned_answers(Serve(), self.published.config)
+        if plain.main is not Task.CHAT or not (is_named or is_packed):
+            return plain
+        return planned_answers(Serve(runner="pooling"), self.published.config)
 
     def own_context(self) -> int:
         """Return the longest request in tokens by the configuration; 0 where it is silent."""

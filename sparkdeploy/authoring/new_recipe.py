@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from sparkdeploy import atomic_files
-from sparkdeploy.authoring.new_model import NewModel, Use, engine_for, misfits
+from sparkdeploy.authoring.new_model import NewModel, engine_for, misfits
 from sparkdeploy.authoring.new_text import DraftRecipe, Guess, changing_text
 from sparkdeploy.authoring.outlook import HERE, WhenMissing, ground_for
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.errors import Mistakes, NodeError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
+from sparkdeploy.recipe.answers import Task
 from sparkdeploy.recipe.fields import NAME_PATTERN
 from sparkdeploy.recipe.load import library, load_recipe, look_into
 from sparkdeploy.recipe.schema import Weights
@@ -200,11 +201,12 @@ def _described(draft: DraftRecipe, published: PublishedConfig, settings: Setting
     serve = {"gpu_memory_utilization": Guess(f"{UTILIZATION}", "as the shipped recipes have it")}
     parsers = dict(_parsers(family, engine)) if family is not None else {}
     notes += engine.notes
-    if model.use() is Use.CHAT:
+    answers = model.answers()
+    if answers.main is Task.CHAT:
         serve |= parsers
         notes += _parser_notes(family if parsers else None, engine)
-    elif model.use() is Use.POOLING:
-        serve["runner"] = Guess("pooling", f"it answers with {Use.POOLING.value}")
+    elif not answers.writes_text and answers.main is not Task.TRANSCRIPTIONS:
+        serve["runner"] = Guess("pooling", f"it answers {answers.describe()}")
         if "rerank" in model.name.lower():
             notes.append(
                 "A reranker may need serve.hf_overrides and a chat template: `sparkdeploy show "

@@ -24,10 +24,11 @@ from sparkdeploy.bench.record import (
 from sparkdeploy.bench.tools import CHECKPOINT_MOUNT, MODEL_MOUNT
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.deploy.deployments import require_deployment
-from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.nodes import ClusterRecord, connect
 from sparkdeploy.deploy.serving import model_of, read_key_file, require_answers
-from sparkdeploy.errors import UsageError
+from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.node.facts import THIS_MACHINE, parse_meminfo, read_gpus, read_or_none
+from sparkdeploy.recipe.answers import Task
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.secret_shapes import text_without_secrets
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
 
+_BACKENDS = {
+    Task.EMBEDDINGS: "openai-embeddings",
+    Task.RERANK: "vllm-rerank",
+    Task.TRANSCRIPTIONS: "openai-audio",
+}
 _SUCH_AS = "such as http://127.0.0.1:8000"
 
 
@@ -87,9 +93,24 @@ class Endpoint:
         )
 
 
+def measure_hint(task: Task) -> str:
+    """Say how a deployment is measured that writes no text."""
+    kind = _BACKENDS.get(task, "vllm-pooling")
+    return (
+        "vLLM's own tool measures it, in its container: `docker exec sparkdeploy-NAME "
+        f"vllm bench serve --backend {kind} --help=all` (docs/bench.md has a whole line)"
+    )
+
+
 def reach_deployment(name: str, settings: Settings) -> Endpoint:
     with connect(settings) as host:
         fact = require_deployment(host, name).current
+        answers = ClusterRecord.below(settings.state_dir).answers(fact)
+        if not answers.writes_text:
+            raise BenchError(
+                f"{name} answers {answers.describe()}, and only the writing of text is measured",
+                hint=measure_hint(answers.main),
+            )
         with model_of(fact, settings) as model:
             require_answers(fact, model)
             origin = deployment_origin(host, fact, model)

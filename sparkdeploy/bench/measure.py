@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.answers import read_answer
+from sparkdeploy.bench.endpoint import measure_hint
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
 from sparkdeploy.bench.record import FailureKind, SuiteResult
 from sparkdeploy.bench.suites import (
@@ -21,8 +22,8 @@ from sparkdeploy.bench.suites import (
 )
 from sparkdeploy.bench.watch import difference, machine_watch, together
 from sparkdeploy.errors import BenchError, SparkdeployError
+from sparkdeploy.recipe.answers import Task
 from sparkdeploy.server.metrics import read_metrics
-from sparkdeploy.server.pooling import MEASURE_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -111,7 +112,7 @@ def usage_support(streams: Streams, model: str) -> UsageSupport:
     if failure.kind is FailureKind.UNCOUNTED:
         hint = "it must answer `stream_options: {include_usage: true}`: chunks are not tokens"
     if failure.message.endswith(NO_ROUTE):
-        hint = MEASURE_HINT
+        hint = measure_hint(Task.EMBEDDINGS)
     raise BenchError(f"the server cannot be measured: {failure.kind}: {failure.message}", hint=hint)
 
 

@@ -20,7 +20,7 @@ from sparkdeploy.bench.wire import (
     is_refused,
     request_bytes,
 )
-from sparkdeploy.server.pooling import CHAT
+from sparkdeploy.recipe.answers import CHAT
 from sparkdeploy.server.trust import connection_error, ssl_context
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from dataclasses import dataclass, field
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
 from sparkdeploy.deploy.nodes import connect, resolve_name
-from sparkdeploy.deploy.serving import model_of, require_answers
+from sparkdeploy.deploy.serving import model_of, require_answers, served_by
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
+from sparkdeploy.export.clients import curl_line
+from sparkdeploy.recipe.answers import CHAT
 from sparkdeploy.server.client import NoSuchRouteError
-from sparkdeploy.server.pooling import CHAT, PoolingEndpoint, example_body
 from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import beneath
@@ -72,7 +72,7 @@ def reach_partner(
 
     `command` is what was typed, and `behind` what follows the name. Raises NodeError where there is
     none of that name, UsageError where one has to be named, and UnhealthyError while it starts or
-    when it is down.
+    when it is down, and AnswerRefusedError for one that writes no text.
     """
     chosen = resolve_name(name, command.split(), behind)
     with connect(settings) as host:
@@ -81,6 +81,12 @@ def reach_partner(
     fact = found.current
     model = model_of(fact, settings)
     require_answers(fact, model)
+    served = served_by(fact, settings)
+    if not served.answers.has(CHAT):
+        raise AnswerRefusedError(
+            f"{served.name} writes no text: it answers {served.answers.describe()}",
+            hint=curl_line(model.base_url, served.answers.main, served.model, served.key_file),
+        )
     return Partner(fact.deployment, model, max_tokens, thinks)
 
 
@@ -157,7 +163,7 @@ def follow(partner: Partner, messages: Sequence[Mapping[str, Any]], printer: Ans
             for piece in answer_pieces(chunks):
                 printer.take(piece)
     except NoSuchRouteError as error:
-        raise _writes_no_text(partner) from error
+        raise AnswerRefusedError(f"{partner.deployment} has no route for a chat") from error
     except UnhealthyError as error:
         if has_begun:
             raise _broken_off(partner.deployment, error) from error
@@ -175,21 +181,6 @@ def _broken_off(name: str, error: UnhealthyError) -> UnhealthyError:
         f"{name}: {error.message}",
         hint=f"`sparkdeploy logs {name}` shows why, `sparkdeploy diagnose {name}` packs it",
         detail=error.detail,
-    )
-
-
-def _writes_no_text(partner: Partner) -> AnswerRefusedError:
-    route: PoolingEndpoint | None = None
-    with contextlib.suppress(UnhealthyError):
-        route = partner.model.pooling_endpoint()
-    if route is None:
-        return AnswerRefusedError(f"{partner.deployment} has no route for a chat")
-    body = str(dict(example_body(route.path, partner.model.name))).replace("'", '"')
-    return AnswerRefusedError(
-        f"{partner.deployment} writes no text: {partner.model.name} is a model for embeddings, "
-        "scores or classes",
-        hint=f"curl {partner.model.base_url}{route.path} -H 'Content-Type: application/json' "
-        f"-d '{body}'",
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from sparkdeploy.stored_json import check_pairs, read_bytes
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CONFIG_LIMIT_BYTES = 4 << 20
+TOKENIZER_FILE = "tokenizer_config.json"
+_CHATS = re.compile(r".*chat_template|tekken\.json$|processor_config\.json$")
+"""Files that are, or may have, a chat template."""
 """What is read of a stranger's config.json; real ones have some thousand bytes."""
 INDEX_FILE = "model.safetensors.index.json"
 INDEX_LIMIT_BYTES = 48 << 20
@@ -166,6 +170,24 @@ def read_generation(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, CheckpointError):
         return parse_config(str(path), read_bytes(path, CONFIG_LIMIT_BYTES))
     return {}
+
+
+def may_chat(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Say whether a model may have a chat template; False where its tokenizer has none.
+
+    vLLM has its own for some models with pictures and for releases of DeepSeek.
+    """
+    path = folder / TOKENIZER_FILE
+    try:
+        tokenizer = parse_config(str(path), read_bytes(path, CONFIG_LIMIT_BYTES))
+    except (OSError, CheckpointError):
+        return True
+    has_own = "vision_config" in config or str(config.get("model_type")).startswith("deepseek")
+    return (
+        has_own
+        or "chat_template" in tokenizer
+        or any(_CHATS.match(it.name) for it in folder.iterdir())
+    )
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:

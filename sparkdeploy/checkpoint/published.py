@@ -73,7 +73,7 @@ def published_config(
     names a folder.
     """
     if weights.path is not None:
-        _refuse_other_kinds(weights.path, _names_in(Path(weights.path)))
+        _refuse_other_kinds(weights.path, names_in(Path(weights.path)))
     source = (
         sources.open_folder(Path(weights.path))
         if weights.path is not None
@@ -110,10 +110,11 @@ def _of_folder(folder: Path) -> PublishedConfig:
         error.hint = error.hint or "download the model again, or name another folder"
         raise
     generation = read_generation(folder)
-    return PublishedConfig(config, "of the files here", folder, generation, _names_in(folder))
+    return PublishedConfig(config, "of the files here", folder, generation, names_in(folder))
 
 
-def _names_in(folder: Path) -> frozenset[str]:
+def names_in(folder: Path) -> frozenset[str]:
+    """Return the names in a folder; none where it cannot be read."""
     with contextlib.suppress(OSError):
         return frozenset(os.listdir(folder))  # noqa: PTH208 - names alone
     return frozenset()

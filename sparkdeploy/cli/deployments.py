@@ -310,7 +310,8 @@ def rehearse(
 
 
 def _rehearsal_lines(report: Report) -> Iterator[str]:
-    from sparkdeploy.cli.outcome import curl_line
+    from sparkdeploy.export.clients import curl_line
+    from sparkdeploy.recipe.answers import Task, task_of
 
     compared = ", and its text is the one without speculation" if report.is_compared else ""
     yield f"rehearsal of {report.recipe}: it answers{compared}"
@@ -342,7 +343,8 @@ def _rehearsal_lines(report: Report) -> Iterator[str]:
             f"  still serving at {report.base_url}/v1; `sparkdeploy down {report.deployment}` "
             "ends it"
         )
-        yield f"try: {curl_line(report.base_url, report.endpoint, report.model)}"
+        task = task_of(report.endpoint) or Task.CHAT
+        yield f"try: {curl_line(report.base_url, task, report.model)}"
 
 
 def _speculation_lines(report: Report) -> Iterator[str]:

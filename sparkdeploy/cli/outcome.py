@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from dataclasses import asdict
@@ -11,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.deploy.request import up_words
 from sparkdeploy.deploy.up import Extent
-from sparkdeploy.export.clients import with_key
+from sparkdeploy.export.clients import curl_line
 from sparkdeploy.plan.launch import planned_backends
 from sparkdeploy.server.facts import compare_backends
-from sparkdeploy.server.pooling import CHAT, example_body, route_to_try
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sparkdeploy.deploy.lifecycle import Started
     from sparkdeploy.deploy.request import Request
@@ -61,7 +58,7 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
     state = "answers" if outcome.changed else "was up already and answers"
     key_file = plan.folders.key_file if plan.deployment.is_public else None
     yield f"{name} {state} at {plan.base_url}/v1 as {model}"
-    yield f"try: {curl_line(plan.base_url, _route_of(outcome), model, key_file)}"
+    yield f"try: {curl_line(plan.base_url, outcome.answers.main, model, key_file)}"
     if key_file is not None:
         yield f"key: {key_file}"
 
@@ -82,21 +79,6 @@ def say_tunnel(port: int) -> None:
         console.info(f"to reach it from where you are: {command}")
 
 
-def curl_line(base_url: str, path: str, model: str, key_file: Path | None = None) -> str:
-    """Return a request that somebody may try, as it would be typed."""
-    url, body = f"{base_url}{path}", json.dumps(example_body(path, model))
-    words = ["curl", "-s", url, "-H", "Content-Type: application/json", "-d", body]
-    return with_key(shlex.join(words), key_file)
-
-
-def _route_of(outcome: Outcome) -> str:
-    """Return the route to try: a chat's, or the one of a model that writes no text."""
-    readiness, serve = outcome.readiness, outcome.plan.resolved.recipe.serve
-    if readiness is not None:
-        return route_to_try(readiness.answer.path)
-    return "/v1/embeddings" if serve.runner == "pooling" else CHAT
-
-
 def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
     readiness, plan = outcome.readiness, outcome.plan
     content: dict[str, Any] = {
@@ -105,7 +87,8 @@ def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
         "extent": extent.name.lower(),
         "base_url": plan.base_url,
         "changed": outcome.changed,
-        "endpoint": _route_of(outcome) if extent is Extent.ANSWER else None,
+        "endpoint": outcome.answers.main.path if extent is Extent.ANSWER else None,
+        "answers": [it.value for it in outcome.answers.tasks] if extent is Extent.ANSWER else None,
         "downtime_s": outcome.downtime_s,
     }
     if readiness is None:

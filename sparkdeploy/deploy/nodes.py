@@ -8,6 +8,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import deployments_in, no_deployment, nodes_with
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
@@ -15,6 +16,7 @@ from sparkdeploy.node.container import is_name, refuse_no_name
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.plan.topology import make_topology
+from sparkdeploy.recipe.answers import Answers
 from sparkdeploy.settings import load_settings
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.console import console
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.recipe.load import Resolved
@@ -116,6 +119,29 @@ class ClusterRecord:
             return self._unverified(deployment).read_text(encoding="utf-8") == container_id
         except FileNotFoundError:
             return False
+
+    def note_answers(self, fact: ListedContainer, answers: Answers) -> None:
+        """Keep what the server of a container answers, where its label says something else."""
+        file = self._answers(fact.deployment)
+        if answers == Answers.of_label(fact.labels.get(labels.ANSWERS, "")):
+            file.unlink(missing_ok=True)
+        else:
+            write_private(file, json.dumps([fact.container_id, answers.as_label()]))
+
+    def answers(self, fact: ListedContainer) -> Answers:
+        """Return what a container answers: as its server was seen to, else as it was planned."""
+        with contextlib.suppress(OSError, ValueError):
+            container_id, label = read_json(self._answers(fact.deployment))
+            if container_id == fact.container_id:
+                return Answers.of_label(label)
+        return Answers.of_label(fact.labels.get(labels.ANSWERS, ""))
+
+    def forget_answers(self, deployment: str) -> None:
+        self._answers(deployment).unlink(missing_ok=True)
+
+    def _answers(self, deployment: str) -> Path:
+        refuse_no_name(deployment)
+        return self.folder.parent / "answers" / f"{deployment}.json"
 
     def _unverified(self, deployment: str) -> Path:
         refuse_no_name(deployment)

@@ -101,6 +101,7 @@ def remove_deployment(
                 f"{name}` again when it is back"
             )
     record.note(name, tuple(left))
+    record.forget_answers(name)
     return tuple(removed)
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
 from sparkdeploy.node.container import EXIT_IDLE
 from sparkdeploy.node.ports import Listener, listener_of
+from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.metrics import Metrics, read_metrics
 from sparkdeploy.terminal.console import console
@@ -143,8 +145,7 @@ class ServedDeployment:
     key_file: Path | None = None
     """None: it listens on this machine alone, and asks nobody for a key."""
     context_tokens: int | None = None
-    writes_text: bool = True
-    """Whether it answers in words; an embedding model does not."""
+    answers: Answers = TEXT
     drafts: bool = False
     """Whether it speculates, so that some kinds of sampling are refused."""
     nodes: tuple[str, ...] = ()
@@ -173,7 +174,7 @@ def served_by(fact: ListedContainer, settings: Settings) -> ServedDeployment:
         models=tuple(dict.fromkeys((named, *(aliases if isinstance(aliases, list) else ())))),
         key_file=_key_file(fact, settings),
         context_tokens=tokens if isinstance(tokens, int) else None,
-        writes_text=serve.get("runner") != "pooling",
+        answers=ClusterRecord.below(settings.state_dir).answers(fact),
         drafts=bool(serve.get("speculative")),
         nodes=fact.nodes,
     )

@@ -25,6 +25,7 @@ from sparkdeploy.plan.make import decide, decide_again, draft_plan
 from sparkdeploy.plan.preflight import refuse_to_prepare, refuse_to_start
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, awaited_preparation
+from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.server.phases import expected_start, timing_key
 from sparkdeploy.terminal.console import console
@@ -71,6 +72,7 @@ class Outcome:
     """From the end of what was replaced to the first answer; None where nothing ran before."""
     is_answering: bool = False
     """Whether the server has answered this command."""
+    answers: Answers = TEXT
 
 
 def up(
@@ -121,7 +123,7 @@ def up(
         except KeyboardInterrupt:
             _undo(launch, options)
             raise
-    return Outcome(plan, True, readiness, launch.downtime_s, is_answering=True)
+    return Outcome(plan, True, readiness, launch.downtime_s, True, watch.answers)
 
 
 def _decide(
@@ -253,13 +255,15 @@ def _nothing_to_do(plan: Plan, launch: Launch, options: UpOptions) -> Outcome:
     if found is None or found.serving is None:
         raise NodeError(f"{name} was stopped or replaced by another command")
     if not found.is_half_replaced and answers(found.serving):
-        return Outcome(plan, changed=False, is_answering=True)
+        seen = launch.record.answers(found.serving)
+        return Outcome(plan, changed=False, is_answering=True, answers=seen)
     try:
         readiness = wait_for_running(launch, found.serving)
     except KeyboardInterrupt:
         _stop_if_wanted(launch, options)
         raise
-    return Outcome(plan, changed=False, readiness=readiness, is_answering=True)
+    seen = launch.record.answers(found.serving)
+    return Outcome(plan, False, readiness, is_answering=True, answers=seen)
 
 
 def _undo(launch: Launch, options: UpOptions) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from sparkdeploy import labels
 from sparkdeploy.deploy.expectation import verify_rank
 from sparkdeploy.deploy.serving import model_of
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
@@ -18,6 +19,7 @@ from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import Node, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.steps import plan_as_dict
+from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.server.health import ALIVE, death, wait_until_answering
 from sparkdeploy.server.phases import (
     PHASES,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from sparkdeploy.deploy.launch import Launch
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.server.client import ServedModel
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step
@@ -71,6 +74,8 @@ class Watch:
     deadline_s: float
     plan: Plan | None = None
     """None for containers that were made before."""
+    answers: Answers = field(default=TEXT, init=False)
+    """What the deployment answers, once its server has answered."""
     tracker: PhaseTracker = field(init=False)
     elapsed_s: float = field(default=0.0, init=False)
     memory_curve: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -130,13 +135,14 @@ class Watch:
         name, settings = self.launch.deployment, self.launch.settings
         command = f"sparkdeploy {self.launch.command}"
         head, head_id = next(item for item in self.ranks.items() if item[0].is_here)
+        fact = _require_container(head, head_id)
         with (
             watching(settings.lock_dir, settings.node_name, name, command=command),
             console.step(start_title(name)) as step,
-            model_of(_require_container(head, head_id), settings, head.docker) as model,
+            model_of(fact, settings, head.docker) as model,
         ):
             step.stages(list(self._awaited.values()))
-            return wait_until_answering(
+            readiness = wait_until_answering(
                 head.docker,
                 head_id,
                 model,
@@ -144,6 +150,10 @@ class Watch:
                 on_phase=partial(self._show, step),
                 tracker=self.tracker,
             )
+            planned = Answers.of_label(fact.labels.get(labels.ANSWERS, ""))
+            self.answers = seen_answers(model, planned, readiness.answer.path)
+            self.launch.record.note_answers(fact, self.answers)
+            return readiness
 
     def _show(self, step: Step, tracker: PhaseTracker, elapsed_s: float) -> None:
         self.elapsed_s = elapsed_s
@@ -168,6 +178,19 @@ class Watch:
             sample["node"] = node.name
             step.place(node.name, f"{format_gib(available)} of memory free")
         self.memory_curve.append(sample)
+
+
+def seen_answers(model: ServedModel, planned: Answers, path: str) -> Answers:
+    """Return what a server answers whose first answer came over this path.
+
+    Its routes are asked for only where the plan expected another one: vLLM takes seconds to make
+    the list.
+    """
+    if path == planned.first_asked.path:
+        return planned
+    with contextlib.suppress(UnhealthyError):
+        return model.answers(planned)
+    return planned.corrected([path])
 
 
 def _require_container(node: Node, container_id: str) -> ContainerFact:

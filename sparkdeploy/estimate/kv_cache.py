@@ -14,6 +14,7 @@ from sparkdeploy.checkpoint.layers import STATE_BYTES, Latent, Recurrent
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.cache_formats import token_bytes
 from sparkdeploy.estimate.model import drafting_layers
+from sparkdeploy.recipe.answers import planned_answers
 from sparkdeploy.recipe.flags import switch_of, value_of
 from sparkdeploy.recipe.releases import parse_version
 
@@ -362,7 +363,7 @@ def _settings(resolved: Resolved, facts: ModelFacts, batched_tokens: int) -> Cac
     # vLLM schedules a step ahead on GPUs, but not for pooling (config/vllm.py, 0.32).
     is_ahead = (
         engine.runs_on != "cpu"
-        and serve.runner != "pooling"
+        and planned_answers(serve, facts.config).writes_text
         and switch_of(serve.extra_args, "--async-scheduling") is not False
     )
     joins = switch_of(serve.extra_args, "--disable-hybrid-kv-cache-manager")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.estimate.memory import CPU_SERVER_BYTES
 from sparkdeploy.estimate.speed import MISS_SHARE
+from sparkdeploy.recipe.answers import planned_answers
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def verdict_of(
 ) -> FitVerdict:
     row = budget.longest
     context, requests = (row.context_tokens, row.concurrency) if row else (None, None)
-    writes_text = recipe.serve.runner != "pooling"
+    writes_text = planned_answers(recipe.serve, facts.config).writes_text
     tok_s = tok_s if writes_text else None
     taken_bytes, claim = budget.taken_bytes, format_gib(budget.claim_bytes)
     taken = f"weights and reserves take {format_gib(taken_bytes)} of"

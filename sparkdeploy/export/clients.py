@@ -14,7 +14,7 @@ from sparkdeploy.deploy.nodes import resolve_name
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.companions import served_deployments
-from sparkdeploy.server.pooling import CHAT, example_body
+from sparkdeploy.recipe.answers import Task
 
 if TYPE_CHECKING:
     from sparkdeploy.deploy.serving import ServedDeployment
@@ -24,7 +24,12 @@ LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
 NO_KEY = "none"
 """Most clients demand a key; a deployment without one takes any."""
-EMBEDDINGS = "/v1/embeddings"
+CONTINUE_ROLES = {
+    Task.CHAT: ("chat", "edit", "apply"),
+    Task.COMPLETIONS: ("autocomplete",),
+    Task.EMBEDDINGS: ("embed",),
+    Task.RERANK: ("rerank",),
+}
 LONGEST_OUTPUT_TOKENS = 32_000
 OUTPUT_SHARE = 4
 """A client asks for its output limit each time, and vLLM refuses what the prompt leaves no room
@@ -71,7 +76,7 @@ class ClientConnection:
         name of a key file that the client would not read as it is.
         """
         self._refuse_unusable()
-        # The CLI's start imports this module for `with_key` alone; Jinja takes its time to load.
+        # The CLI's start imports this module for `curl_line` alone; Jinja takes its time to load.
         from sparkdeploy.image.templates import render  # noqa: PLC0415
 
         served, client = self.served, self.client
@@ -89,7 +94,7 @@ class ClientConnection:
             no_key=NO_KEY,
             cat_key=cat_key,
             key_for_shell=NO_KEY if served.key_file is None else f'"$({cat_key})"',
-            curl=_request(self),
+            curl=curl_line(self.base_url, served.answers.main, served.model, self.key_file),
             json=json.dumps,
             variable=variable,
             continue_settings=_continue_settings(served, self.base_url, variable),
@@ -97,10 +102,13 @@ class ClientConnection:
         return ClientSettings(text, PLACES[client])
 
     def _refuse_unusable(self) -> None:
-        if not self.served.writes_text and self.client in {Client.OPENCODE, Client.CLAUDE_CODE}:
+        answers = self.served.answers
+        can = {Client.CONTINUE: answers.main in CONTINUE_ROLES, Client.CURL: True}
+        if not can.get(self.client, answers.writes_text or self.client is Client.OPENAI):
             raise UsageError(
-                f"{self.served.name} writes no text, and {self.client.value} needs a model that "
-                "does"
+                f"{self.served.name} answers {answers.describe()}, and {self.client.value} has no "
+                "use for that",
+                hint=f"sparkdeploy connect curl {self.served.name}",
             )
         if self.client is Client.OPENCODE and set(str(self.key_file)) & set('{}"\\\n'):
             raise UsageError(
@@ -150,9 +158,9 @@ def _continue_settings(served: ServedDeployment, url: str, variable: str) -> str
         "model": served.model,
         "apiBase": f"{url}/v1",
         "apiKey": NO_KEY if served.key_file is None else f"${{{{ secrets.{variable} }}}}",
-        "roles": ["chat", "edit", "apply"] if served.writes_text else ["embed"],
+        "roles": list(CONTINUE_ROLES[served.answers.main]),
     }
-    if served.context_tokens is not None and served.writes_text:
+    if served.context_tokens is not None and served.answers.writes_text:
         model["defaultCompletionOptions"] = {"contextLength": served.context_tokens}
     content = {"name": "sparkdeploy", "version": "1.0.0", "schema": "v1", "models": [model]}
     return yaml_text.dump(content)
@@ -169,9 +177,11 @@ def with_key(curl: str, key_file: Path | None) -> str:
     return f"printf '{header}' \"$(cat {shlex.quote(str(key_file))})\" | {curl} -K -"
 
 
-def _request(way: ClientConnection) -> str:
-    """Return a request to try, for a shell."""
-    path = CHAT if way.served.writes_text else EMBEDDINGS
-    body = json.dumps(example_body(path, way.served.model))
-    words = ["curl", "-s", f"{way.base_url}{path}", "-H", "Content-Type: application/json"]
-    return with_key(shlex.join([*words, "-d", body]), way.key_file)
+def curl_line(base_url: str, task: Task, model: str, key_file: Path | None = None) -> str:
+    """Return a request that somebody may try, as it would be typed in a shell."""
+    words = ["curl", "-s", f"{base_url}{task.path}"]
+    if task is Task.TRANSCRIPTIONS:
+        words += ["-F", "file=@recording.wav", "-F", f"model={model}"]
+    else:
+        words += ["-H", "Content-Type: application/json", "-d", json.dumps(task.example(model))]
+    return with_key(shlex.join(words), key_file)

@@ -11,6 +11,7 @@ from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import WRITTEN_BY, Export, ExportedFile, services_text
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.launch import bound_host
+from sparkdeploy.recipe.answers import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 SERVICES = Path(__file__).with_name("neighbours.yaml")
 KEYS = "/run/keys"
 NO_KEY = "none"
+LITELLM_MODES = {
+    Task.CHAT: "chat",
+    Task.COMPLETIONS: "completion",
+    Task.EMBEDDINGS: "embedding",
+    Task.RERANK: "rerank",
+    Task.TRANSCRIPTIONS: "audio_transcription",
+}
+"""LiteLLM has no name for other kinds, and no route."""
 FROM_ENVIRONMENT = "os.environ/"
 MASTER_KEY_VARIABLE = "LITELLM_MASTER_KEY"
 GPU_PROGRAM = "gpu-textfile.sh"
@@ -108,7 +117,7 @@ def _litellm_entry(served: ServedDeployment, model: str, variable: str) -> dict[
             "api_key": FROM_ENVIRONMENT + variable if served.key_file else NO_KEY,
         },
         "model_info": {
-            "mode": "chat" if served.writes_text else "embedding",
+            **({"mode": mode} if (mode := LITELLM_MODES.get(served.answers.main)) else {}),
             **({"max_input_tokens": served.context_tokens} if served.context_tokens else {}),
         },
     }
@@ -118,7 +127,7 @@ def open_webui_export(
     served: Sequence[ServedDeployment], port: int, hosts: Hosts, *, is_public: bool
 ) -> Export:
     """Return its Compose file; deployments that write no text are none to talk to."""
-    talking = [item for item in served if item.writes_text]
+    talking = [item for item in served if item.answers.writes_text]
     keys = [f"$(cat {KEYS}/{it.name})" if it.key_file is not None else NO_KEY for it in talking]
     mounts = [_mount(it.key_file, f"{KEYS}/{it.name}") for it in talking if it.key_file is not None]
     service = _service(

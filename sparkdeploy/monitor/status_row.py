@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import uptime_s
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.serving import metrics_of, stopped_because
 from sparkdeploy.export.systemd_unit import unit_name
 from sparkdeploy.node.facts import is_another
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
+from sparkdeploy.recipe.answers import Task
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
 from sparkdeploy.terminal.safe_text import visible_line
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.recipe.answers import Answers
     from sparkdeploy.server.crash import Cause
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.style import Line
@@ -106,6 +109,8 @@ class StatusRow:
     url: str = ""
     """Where this machine reaches it; empty for a worker's, and without a port."""
     model: str = ""
+    answers: tuple[str, ...] = ()
+    """What requests it takes, the one that its model is for first: `chat`, `completions`."""
     exposure: str = ""
     """`loopback`, or `public`: other machines reach its port, with a key."""
     since: str = ""
@@ -161,6 +166,7 @@ def status_row(
         drafting=low_acceptance_warning(metrics.drafted),
         url="" if has_no_port else f"http://127.0.0.1:{fact.port}/v1",
         model=fact.labels.get(labels.SERVED_NAME, ""),
+        answers=tuple(it.value for it in _answers(fact, settings).tasks),
         exposure=fact.labels.get(labels.EXPOSURE, ""),
         since=iso_utc(parse_time(fact.started_at)) if fact.is_running else "",
         stopped_at=iso_utc(parse_time(fact.finished_at)) if is_stopped else "",
@@ -168,6 +174,10 @@ def status_row(
         requests=None if metrics.finished is None else int(metrics.finished),
         requests_a_minute=metrics.finished_a_minute(time.time()),
     )
+
+
+def _answers(fact: ContainerFact, settings: Settings) -> Answers:
+    return ClusterRecord.below(settings.state_dir).answers(fact)
 
 
 def _among_nodes(
@@ -289,6 +299,8 @@ def _beneath(row: StatusRow) -> Iterator[Line | str]:
         yield f"  deployed by {row.user}"
     if row.head:
         yield f"  worker of {row.head}; `sparkdeploy status` there shows the whole"
+    if row.answers and Task.CHAT.value not in row.answers:
+        yield f"  answers {', '.join(row.answers)}"
     if row.exposure == labels.PUBLIC:
         yield f"  other machines reach it, with its key, on port {row.port}"
     if row.restarts:

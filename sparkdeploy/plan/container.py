@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.plan.observed import ModelFact
     from sparkdeploy.plan.topology import NodeRank, Topology
+    from sparkdeploy.recipe.answers import Answers
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
 
@@ -128,12 +129,12 @@ def rank_spec(
         name=container_name(deployment.name),
         entrypoint=GUARD_ENTRYPOINT,
         command=(
-            *_guard_options(recipe, deployment, topology, rank),
+            *_guard_options(recipe, deployment, topology, rank, paths.model.answers),
             "--",
             *launch.rank_command(recipe, topology, rank, serve),
         ),
         mounts=_mounts(paths, is_public=deployment.is_public),
-        labels=_labels(recipe, deployment, topology, rank),
+        labels=_labels(recipe, deployment, topology, rank, paths.model.answers),
     )
 
 
@@ -187,12 +188,12 @@ def _empty(
 
 
 def _guard_options(
-    recipe: Recipe, deployment: Deployment, topology: Topology, rank: NodeRank
+    recipe: Recipe, deployment: Deployment, topology: Topology, rank: NodeRank, answers: Answers
 ) -> list[str]:
     options = ["--memory-floor-bytes", str(int(recipe.limits.memory_floor_gib * GIB))]
     if rank.is_head:
         options += ["--health-url", f"http://127.0.0.1:{recipe.serve.port}/health"]
-        options += _stall_options(recipe)
+        options += _stall_options(recipe, answers)
     if topology.is_alone and recipe.limits.idle_stop_s is not None:
         options += ["--idle-stop-s", f"{recipe.limits.idle_stop_s:g}"]
     if topology.is_alone:
@@ -203,13 +204,13 @@ def _guard_options(
     return options
 
 
-def _stall_options(recipe: Recipe) -> list[str]:
+def _stall_options(recipe: Recipe, answers: Answers) -> list[str]:
     """The head's guard speaks for all ranks: its server counts for them."""
     limits = recipe.limits
     if not limits.stall_s:
         return []
     options = ["--stall-s", f"{limits.stall_s:g}"]
-    if recipe.serve.runner != "pooling":
+    if answers.writes_text:
         options += ["--canary-model", recipe.model.served_names[0]]
     if limits.canary_idle_s is not None:
         options += ["--canary-s", f"{limits.canary_idle_s:g}"]
@@ -237,7 +238,7 @@ def _mounts(paths: NodePaths, *, is_public: bool) -> tuple[Mount, ...]:
 
 
 def _labels(
-    recipe: Recipe, deployment: Deployment, topology: Topology, rank: NodeRank
+    recipe: Recipe, deployment: Deployment, topology: Topology, rank: NodeRank, answers: Answers
 ) -> Mapping[str, str]:
     among_others = {labels.NODES: ",".join(topology.nodes), labels.RANK: str(rank.number)}
     return {
@@ -248,6 +249,7 @@ def _labels(
         labels.RECIPE: recipe.name,
         labels.PORT: str(recipe.serve.port),
         labels.SERVED_NAME: recipe.model.served_names[0],
+        labels.ANSWERS: answers.as_label(),
         labels.EXPOSURE: deployment.exposure,
         labels.STARTUP_TIMEOUT: f"{recipe.limits.startup_timeout_s:g}",
         **({} if topology.is_alone else among_others),

@@ -16,7 +16,7 @@ from sparkdeploy.checkpoint.draft_vocabulary import draft_origin
 from sparkdeploy.checkpoint.fp8_shard import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.checkpoint.published import ask_in_time, shipped_entry
+from sparkdeploy.checkpoint.published import ask_in_time, names_in, shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.errors import CheckpointError, RecipeError
@@ -24,6 +24,7 @@ from sparkdeploy.estimate.model import embedding_bytes, known_layers
 from sparkdeploy.estimate.model_findings import UNIQUE_NAMES
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact, OverlayFact
+from sparkdeploy.recipe.answers import TEXT, planned_answers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.checkpoint.source import CheckpointSource
     from sparkdeploy.recipe.schema import Recipe, Weights
+    from sparkdeploy.recipe.serve import Serve
     from sparkdeploy.settings import Settings
 
 
@@ -71,18 +73,24 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
         source = _find_source(model, settings)
         if source is None:
             wanted = conversion_of(recipe, settings)
-            return LocatedModel(missing_model(model.source, model.revision, settings, wanted))
+            missing = missing_model(model.source, model.revision, settings, wanted, recipe.serve)
+            return LocatedModel(missing)
         conversion = conversion_for(source, recipe, settings)
         if conversion.is_none:
             check_untouched(source)
         fact = _model_fact(source, None if conversion.is_none else conversion, settings)
         if (recipe.serve.load_format or "").lower() in UNIQUE_NAMES:
             fact = with_repeated(fact, source)
+        config, folder = contents.read_config(source.files_dir), source.files_dir
+        has_template = contents.may_chat(folder, config)
         known = replace(
             fact,
+            answers=planned_answers(
+                recipe.serve, config, names_in(folder), has_template=has_template
+            ),
             fp8_bytes=fp8_bytes(recipe.checkpoint, source, settings),
             has_draft_vocabulary=bool(conversion.draft_origin) or not conversion.draft_rows,
-            unfit=unfit_for(contents.read_config(source.files_dir), conversion),
+            unfit=unfit_for(config, conversion),
         )
         return LocatedModel(known, source)
 
@@ -159,12 +167,17 @@ def overlay_path(model: str, fingerprint: str, settings: Settings) -> Path:
 
 
 def missing_model(
-    repo: str, revision: str, settings: Settings, conversion: Conversion | None = None
+    repo: str,
+    revision: str,
+    settings: Settings,
+    conversion: Conversion | None = None,
+    serve: Serve | None = None,
 ) -> MissingModel:
     """Ask the pin, then shipped facts, then the hub, which has some seconds."""
     pin, shipped = HubLock(settings.state_dir).pin(repo, revision), shipped_entry(repo)
     config, unknown, here_bytes = shipped["config"] if shipped else None, "", 0
     described = contents.Described(config or {})
+    files: frozenset[str] = frozenset()
     sizes: tuple[int | None, int | None] = (shipped["size_bytes"],) * 2 if shipped else (None, None)
     if pin is not None and pin.files:
         found = pin.facts(repo, revision)
@@ -174,6 +187,7 @@ def missing_model(
         answer = ask_in_time(repo, revision, settings)
         config, unknown, described = answer.config, answer.failure, answer.described
         if answer.listing is not None:
+            files = frozenset(file.name for file in answer.listing.files)
             sizes = answer.listing.size_bytes, answer.listing.weights_bytes
     layers, unknown = layers_of(config) if config is not None else (None, unknown)
     return MissingModel(
@@ -188,6 +202,7 @@ def missing_model(
         unknown=unknown,
         described=described,
         unfit=unfit_for(config, conversion) if config is not None and conversion else (),
+        answers=planned_answers(serve, config or {}, files) if serve is not None else TEXT,
     )
 
 
@@ -237,4 +252,5 @@ def expected_model(
         owner_uid=caller_uid,
         owner_gid=os.getegid(),
         overlay=OverlayFact(path, is_complete=False) if is_converted else None,
+        answers=model.answers,
     )

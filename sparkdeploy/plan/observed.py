@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.contents import NOT_DESCRIBED, Described
 from sparkdeploy.plan.container import container_name
+from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class ModelFact:
     described: Described = NOT_DESCRIBED
     unfit: tuple[str, ...] = ()
     """Why the recipe's conversion does not apply to it."""
+    answers: Answers = TEXT
+    """As the recipe serves it."""
     has_draft_vocabulary: bool = True
     """Whether the tokens of a draft head, if the recipe has one, were or can be counted."""
 
@@ -84,6 +87,7 @@ class MissingModel:
     """Why its size or its layers are not known."""
     described: Described = NOT_DESCRIBED
     unfit: tuple[str, ...] = ()
+    answers: Answers = TEXT
 
     @property
     def missing_bytes(self) -> int | None:

@@ -32,7 +32,6 @@ from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.facts import EngineFacts
 from sparkdeploy.server.metrics import read_metrics
-from sparkdeploy.server.pooling import CHAT, route_to_try
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
 
@@ -267,7 +266,7 @@ def _serve(resolved: Resolved, request: Request, settings: Settings) -> _Run:
         model=recipe.model.served_names[0],
         require_listener=partial(_require_own_listener, request.deployment.name, settings),
     ) as model:
-        if model.pooling_endpoint() is not None:
+        if not outcome.answers.writes_text:
             path = model.pool(PROMPTS[0]).path
             return _Run(outcome, (), None, (Asked(f"a text to {path}", ANSWERED),))
         before = read_metrics(model.exposition())
@@ -315,7 +314,7 @@ def _report(small: miniature.Miniature, run: _Run, source: str, *, is_kept: bool
         facts=readiness.facts if readiness else EngineFacts(),
         reference=source,
         base_url=plan.base_url,
-        endpoint=route_to_try(readiness.answer.path) if readiness else CHAT,
+        endpoint=run.outcome.answers.main.path,
         model=recipe.model.served_names[0],
         is_kept=is_kept,
         deployment=plan.deployment.name,

@@ -17,8 +17,8 @@ from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.private_folder import make_private
+from sparkdeploy.recipe.answers import CHAT, COMPLETIONS
 from sparkdeploy.server.client import ServedModel
-from sparkdeploy.server.pooling import CHAT, COMPLETIONS
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
@@ -82,8 +82,6 @@ def _asked_at_once(model: ServedModel, bodies: Sequence[Mapping[str, Any]]) -> A
 
 def ask_conversation(model: ServedModel, recipe: Recipe) -> Iterator[Asked]:
     """Send a message through the chat template, and a tool call where a parser is named."""
-    if recipe.serve.runner == "pooling":
-        return
     messages = [{"role": "user", "content": "What is the weather in Rome?"}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0.0}
     yield _asked(model, "a conversation", CHAT, body)

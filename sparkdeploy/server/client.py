@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import time
+import wave
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import requests
 
 from sparkdeploy.bounded_http import AnswerTooLargeError, BoundedSession, chunks, read_whole
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS, PoolingEndpoint
+from sparkdeploy.recipe.answers import COMPLETIONS, WITHOUT_TEXT, Answers, Task
 from sparkdeploy.server.streaming import error_message
 from sparkdeploy.server.trust import CA_HINT, UNTRUSTED, connection_error
 
@@ -29,6 +31,7 @@ ANSWER_TIMEOUT_S = 600.0
 STREAM_LIMIT_S = 24 * 3600.0
 """For a whole answer that is streamed: a million tokens take hours on a Spark."""
 MAX_STREAM_BYTES = 1 << 30
+SAMPLE_RATE_HZ = 16_000
 GREEDY = {"temperature": 0.0}
 _SHOWN_CHARACTERS = 500
 _REFUSAL_HINTS = {
@@ -137,21 +140,21 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             raise UnhealthyError(f"{self.base_url}{path} answered without a choice")
         return answer
 
-    def pooling_endpoint(self) -> PoolingEndpoint | None:
-        """Return the route of a model that writes no text; None for one that does, or has none."""
-        paths = self._call_json("/openapi.json", timeout_s=ROUTES_TIMEOUT_S).get("paths", {})
-        if COMPLETIONS in paths:
-            return None
-        return next((item for item in POOLING_ENDPOINTS if item.path in paths), None)
+    def answers(self, expected: Answers) -> Answers:
+        """Return what the server's routes say that it answers, in the order that is expected."""
+        paths = self._call_json("/openapi.json", timeout_s=ROUTES_TIMEOUT_S).get("paths")
+        return expected.corrected(paths if isinstance(paths, dict) else ())
 
     def pool(self, text: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Completion:
         """Ask a model that writes no text, on the first of its routes that is there."""
-        for endpoint in POOLING_ENDPOINTS:
+        for task in (*WITHOUT_TEXT, Task.TRANSCRIPTIONS):
             with contextlib.suppress(NoSuchRouteError):
-                body = {**endpoint.body([text]), "model": self.name}
+                is_speech = task is Task.TRANSCRIPTIONS
+                body = {**({} if is_speech else task.body([text])), "model": self.name}
+                file = _silence() if is_speech else None
                 started_s = time.perf_counter()
-                answer = self._call_json(endpoint.path, timeout_s=timeout_s, body=body)
-                return _completion(endpoint.path, answer, time.perf_counter() - started_s)
+                answer = self._call_json(task.path, timeout_s=timeout_s, body=body, file=file)
+                return _completion(task.path, answer, time.perf_counter() - started_s)
         raise UnhealthyError(f"{self.base_url} has no route for texts, embeddings or scores")
 
     @contextlib.contextmanager
@@ -192,9 +195,10 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         *,
         timeout_s: float = CALL_TIMEOUT_S,
         body: Mapping[str, Any] | None = None,
+        file: bytes | None = None,
     ) -> dict[str, Any]:
         """Something else may listen there, such as a web server with a page for every path."""
-        response = self._call(path, timeout_s=timeout_s, body=body)
+        response = self._call(path, timeout_s=timeout_s, body=body, file=file)
         try:
             answer = response.json()
         except requests.JSONDecodeError:
@@ -213,6 +217,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         *,
         timeout_s: float = CALL_TIMEOUT_S,
         body: Mapping[str, Any] | None = None,
+        file: bytes | None = None,
         is_streamed: bool = False,
     ) -> requests.Response:
         url = self.base_url + path
@@ -227,7 +232,9 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             response = self._session.request(
                 "GET" if body is None else "POST",
                 url,
-                json=body,
+                json=body if file is None else None,
+                data=body if file is not None else None,
+                files={"file": ("silence.wav", file)} if file is not None else None,
                 headers=headers,
                 timeout=timeout_s,
                 stream=is_streamed,
@@ -246,6 +253,15 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         if response.status_code != requests.codes.ok:
             raise _refusal(url, response)
         return response
+
+
+def _silence() -> bytes:
+    """Return half a second of silence as a WAV file, for a model that writes what it hears."""
+    written = io.BytesIO()
+    with wave.open(written, "wb") as sound:
+        sound.setparams((1, 2, SAMPLE_RATE_HZ, 0, "NONE", ""))
+        sound.writeframes(bytes(SAMPLE_RATE_HZ))
+    return written.getvalue()
 
 
 def _completion(path: str, answer: Mapping[str, Any], duration_s: float) -> Completion:

@@ -62,9 +62,12 @@ class Handler(BaseHTTPRequestHandler):
     timeout = ANSWER_LIMIT_S
 
     def body(self) -> Any:
-        """Return the JSON of the request; None without a body."""
+        """Return the JSON of the request, the bytes of a form; None without a body."""
         length = int(self.headers.get("Content-Length") or 0)
-        return json.loads(self.rfile.read(length)) if length else None
+        sent = self.rfile.read(length)
+        if self.headers.get("Content-Type", "").startswith("multipart/"):
+            return sent
+        return json.loads(sent) if length else None
 
     def send(self, status: int, content: object) -> None:
         """Answer with that text, or with anything else as JSON."""

@@ -14,6 +14,7 @@ from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.plan.container import Deployment, HostFolders
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import ModelFact, Observed, ObservedNode, OverlayFact
+from sparkdeploy.recipe.answers import planned_answers
 from sparkdeploy.recipe.load import load_recipe
 from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
@@ -136,7 +137,7 @@ def spec_of(resolved: Resolved, *, is_public: bool = False) -> ContainerSpec:
     has_drafter = speculative is not None and speculative.model is not None
     return container_spec(
         resolved,
-        model_fact(treated=not is_stock),
+        model_fact(answers=planned_answers(resolved.recipe.serve, {}), treated=not is_stock),
         drafter_fact() if has_drafter else None,
         image=IMAGE,
         deployment=Deployment("main", is_public=is_public),

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import sparkdeploy
-from sparkdeploy.cli.outcome import curl_line
+from sparkdeploy.export.clients import curl_line
+from sparkdeploy.recipe.answers import Task
 from tests import syntax
 
 PACKAGE = Path(sparkdeploy.__file__).parent
@@ -39,7 +40,7 @@ def test_the_line_to_try_gives_curl_the_key_by_a_pipe(tmp_path: Path) -> None:
     key_file.write_text("sk-secret")
     curl.write_text('#!/bin/sh\necho "arguments: $*"\necho "input: $(cat)"\n')
     curl.chmod(0o755)
-    line = curl_line("http://127.0.0.1:8000", "/v1/chat/completions", "qwen", key_file)
+    line = curl_line("http://127.0.0.1:8000", Task.CHAT, "qwen", key_file)
     script = f"PATH={shlex.quote(str(tmp_path))}:$PATH; {line}"
     done = subprocess.run(("sh", "-c", script), capture_output=True, text=True, check=True)
     arguments, _, given = done.stdout.partition("input: ")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.campaign.folder import MAX_TEXT, SUITES, PlannedRecipe, StepKind
-from sparkdeploy.bench.endpoint import Access, reach_deployment
+from sparkdeploy.bench.endpoint import Access, measure_hint, reach_deployment
 from sparkdeploy.bench.files import read_record, write_record
 from sparkdeploy.bench.load.plan import (
     Arrivals,
@@ -30,8 +30,8 @@ from sparkdeploy.deploy.request import Request, plan_for, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.plan.container import PYTHON, Deployment
+from sparkdeploy.recipe.answers import planned_answers
 from sparkdeploy.recipe.flags import switch_of
-from sparkdeploy.server.pooling import MEASURE_HINT
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
 
@@ -211,10 +211,10 @@ def planned(
     the recipe lets them be. UsageError for a recipe that writes no text.
     """
     for item in resolved:
-        if item.recipe.serve.runner == "pooling":
+        if not (answers := planned_answers(item.recipe.serve, {})).writes_text:
             raise UsageError(
                 f"{item.recipe.name} writes no text, and a campaign measures how it is written",
-                hint=MEASURE_HINT,
+                hint=measure_hint(answers.main),
             )
     shapes = [None if is_quick else tuned_shape(item) for item in resolved]
     found: list[PlannedRecipe] = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.endpoint import reach
 from sparkdeploy.bench.files import shipped
-from sparkdeploy.server.pooling import CHAT
+from sparkdeploy.recipe.answers import CHAT
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:

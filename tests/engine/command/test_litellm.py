@@ -13,6 +13,7 @@ import pytest
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.neighbours import litellm_export
+from sparkdeploy.recipe.answers import EMBEDDINGS
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port
 from tests.engine.neighbours import litellm, post
@@ -87,7 +88,7 @@ def gateway(models: tuple[Model, Model], tmp_path_factory: pytest.TempPathFactor
     port = free_port()
     served = (
         ServedDeployment("main", "v2", big.port, ("qwen", "alias"), keys / "main", 4096),
-        ServedDeployment("small", "x", small.port, ("org/embed",), writes_text=False),
+        ServedDeployment("small", "x", small.port, ("org/embed",), answers=EMBEDDINGS),
     )
     key_file = keys / ".gateway"
     made = litellm_export(served, port, HOSTS, user="0:0", key_file=key_file)

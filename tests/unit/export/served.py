@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkdeploy.deploy.serving import ServedDeployment
+from sparkdeploy.recipe.answers import EMBEDDINGS
 
 MAIN = ServedDeployment(
     name="main",
@@ -21,5 +22,5 @@ EMBEDDER = ServedDeployment(
     port=8002,
     models=("Qwen/Embedding",),
     context_tokens=8192,
-    writes_text=False,
+    answers=EMBEDDINGS,
 )

@@ -16,6 +16,7 @@ from sparkdeploy.export import companions
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import ClientConnection
 from sparkdeploy.node.facts import own_name
+from sparkdeploy.recipe.answers import RERANKER, SPEECH
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
@@ -101,11 +102,17 @@ def test_curl_gets_the_key_through_a_pipe_and_never_as_an_argument(tmp_path: Pat
 
 def test_a_model_that_writes_no_text_is_no_partner_of_an_agent() -> None:
     for client in (Client.OPENCODE, Client.CLAUDE_CODE):
-        with pytest.raises(UsageError, match="embedder writes no text"):
+        with pytest.raises(UsageError, match="embedder answers embeddings, score, rerank"):
             _ = ClientConnection(client, EMBEDDER, "127.0.0.1").settings
     assert "/v1/embeddings" in ClientConnection(Client.CURL, EMBEDDER, "127.0.0.1").settings.text
     told = yaml.safe_load(ClientConnection(Client.CONTINUE, EMBEDDER, "127.0.0.1").settings.text)
     assert told["models"][0]["roles"] == ["embed"]
+    reranker = replace(EMBEDDER, answers=RERANKER)
+    told = yaml.safe_load(ClientConnection(Client.CONTINUE, reranker, "127.0.0.1").settings.text)
+    assert told["models"][0]["roles"] == ["rerank"]
+    assert "8002/rerank" in ClientConnection(Client.CURL, reranker, "127.0.0.1").settings.text
+    with pytest.raises(UsageError, match="and continue has no use for that"):
+        _ = ClientConnection(Client.CONTINUE, replace(EMBEDDER, answers=SPEECH), "h").settings
 
 
 @pytest.mark.parametrize("speculative", [None, {"method": "mtp", "tokens": 2}])

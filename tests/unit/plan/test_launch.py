@@ -78,7 +78,7 @@ def test_containers_differ_in_nothing_but_what_a_recipe_sets(
     assert spec == replace(plain, **own)  # type: ignore[arg-type]
     assert spec.env.keys() >= plain.env.keys()
     changed = {key for key, value in spec.labels.items() if plain.labels.get(key) != value}
-    assert changed <= {labels.RECIPE, labels.SERVED_NAME}
+    assert changed <= {labels.RECIPE, labels.SERVED_NAME, labels.ANSWERS}
     assert spec.labels.keys() == plain.labels.keys()
     assert spec.labels[labels.RECIPE] == name
 

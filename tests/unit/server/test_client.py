@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.recipe.answers import COMPLETIONS, TEXT, WITHOUT_TEXT, Task
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
 from sparkdeploy.server.metrics import Speculation, read_metrics
-from sparkdeploy.server.pooling import COMPLETIONS, POOLING_ENDPOINTS
 from tests.fakes.http_server import Handler, HttpServer, TableServer, serving
 
 pytestmark = pytest.mark.outside
@@ -201,7 +201,7 @@ NO_ROUTE = (404, '{"detail":"Not Found"}')
 def test_a_model_without_texts_is_asked_on_the_route_that_it_has(
     server: TableServer, model: ServedModel, path: str, key: str
 ) -> None:
-    for endpoint in (COMPLETIONS, *(item.path for item in POOLING_ENDPOINTS)):
+    for endpoint in (COMPLETIONS, *(item.path for item in WITHOUT_TEXT)):
         server.answers[endpoint] = NO_ROUTE
     server.answers[path] = (200, json.dumps({"data": [], "usage": {"total_tokens": 7}}))
     with pytest.raises(NoSuchRouteError):
@@ -213,17 +213,29 @@ def test_a_model_without_texts_is_asked_on_the_route_that_it_has(
 
 
 @pytest.mark.parametrize(
-    ("paths", "route"),
+    ("paths", "answered"),
     [
-        ({"/v1/completions": {}, "/score": {}}, None),
-        ({"/score": {}, "/v1/embeddings": {}}, "/v1/embeddings"),
-        ({"/rerank": {}, "/classify": {}}, "/rerank"),
-        ({"/health": {}}, None),
+        ({"/v1/completions": {}, "/v1/chat/completions": {}}, "chat, completions"),
+        ({"/score": {}, "/v1/embeddings": {}}, "embeddings, score"),
+        ({"/rerank": {}, "/classify": {}, "/v1/rerank": {}}, "rerank, classify"),
+        ({"/v1/audio/transcriptions": {}}, "transcriptions"),
+        ({"/health": {}}, "chat, completions"),
+        (None, "chat, completions"),
     ],
 )
-def test_the_server_says_which_route_its_model_is_for(
-    server: TableServer, model: ServedModel, paths: dict[str, Any], route: str | None
+def test_the_routes_of_a_server_say_what_it_answers(
+    server: TableServer, model: ServedModel, paths: dict[str, Any] | None, answered: str
 ) -> None:
     server.answers["/openapi.json"] = (200, json.dumps({"paths": paths}))
-    found = model.pooling_endpoint()
-    assert (found.path if found else None) == route
+    assert model.answers(TEXT).describe() == answered
+
+
+def test_a_model_that_hears_is_asked_with_a_recording(
+    server: TableServer, model: ServedModel
+) -> None:
+    for task in WITHOUT_TEXT:
+        server.answers[task.path] = NO_ROUTE
+    server.answers[Task.TRANSCRIPTIONS.path] = (200, json.dumps({"text": ""}))
+    assert model.pool("Paris").path == "/v1/audio/transcriptions"
+    assert b'name="model"' in server.asked[-1][2]
+    assert b"RIFF" in server.asked[-1][2]
