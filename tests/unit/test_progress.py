@@ -215,6 +215,8 @@ def test_a_step_that_takes_longer_than_usual_says_so(drawn: Progress, clock: Sti
     drawn.begin("start of main")
     clock.now_s = 12.0
     assert texts(drawn, clock)[-1] == "  12s so far, about 8s left"
+    clock.now_s = 27.0
+    assert "usual" not in "".join(texts(drawn, clock))
     clock.now_s = 31.0
     assert texts(drawn, clock) == [
         "▸ start of main                                  31s, usually 20s",

@@ -143,3 +143,10 @@ def test_a_command_stays_in_one_piece(text: str) -> None:
 def test_what_a_cell_holds_commands_no_terminal() -> None:
     table = TextTable((TextColumn(),), (row_of("a\x1b[2Jb\nc", beneath=["\x07"]),))
     assert plain_lines([table], 80) == ["a\\x1b[2Jb c", "\\x07"]
+
+
+def test_the_widest_column_of_words_gives_way_first() -> None:
+    short, long = "as the recipe says it", " ".join(["word"] * 30)
+    columns = (TextColumn("a", Fill.WORDS), TextColumn("b", Fill.WORDS))
+    first, *_ = plain_lines([TextTable(columns, (row_of(short, long),))], 60)[1:]
+    assert first.startswith(f"{short}  word word")

@@ -49,7 +49,9 @@ _HOST_OF_URL = re.compile(r"(\b\w+://)(?:[^/\s@'\"]*@)?(?!127\.0\.0\.1\b|localho
 _LOGIN = re.compile(r"(?<![\w./+-])[\w.+-]+@(?!sha256:)[\w-]+(?:\.[\w-]+)*")
 """No ORG/NAME@REVISION, and no image by its digest."""
 _ADDRESS = re.compile(r"(?<![\w.])(?!127\.0\.0\.1\b|0\.0\.0\.0\b)(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
-_ADDRESS_6 = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{0,4}(?![\w:])")
+_GROUP = "[0-9a-fA-F]{1,4}"
+_SHORT_6 = rf"(?:{_GROUP}:){{1,6}}(?:(?::{_GROUP}){{1,6}}|:)"
+_ADDRESS_6 = re.compile(rf"(?<![\w:])(?:(?:{_GROUP}:){{3,7}}(?:{_GROUP})?|{_SHORT_6})(?![\w:])")
 _HOMES = re.compile(r"(?:/home/|/Users/|/root(?=/|\b)|~/)[^\s'\",:)\]}]*")
 _REGISTRY = re.compile(r"(?<![\w./-])[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*:\d+(?=/)")
 """A registry of one's own in an image's name: HOST:PORT/NAME."""

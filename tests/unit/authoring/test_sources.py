@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy.authoring.source.files import take_folder
 from sparkdeploy.checkpoint.pull import Pulled
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
@@ -137,3 +138,14 @@ def test_what_a_recipe_of_a_source_needs_is_pulled(
     run("checkpoint", "pull", "birds/theirs", "--allow-unsafe")
     run("checkpoint", "pull", "birds/Model-1B")
     assert asked == ["bird/Owl-1B", "bird/Owl-1B", "birds/Model-1B"]
+
+
+def test_a_folder_is_another_when_a_file_is_called_otherwise_or_may_run(tmp_path: Path) -> None:
+    folder = tmp_path / "birds"
+    write(folder, {"owl.yaml": recipe("owl"), "jay.yaml": recipe("jay")})
+    hashes = [take_folder(folder, tmp_path / "taken-1")[1]]
+    (folder / "owl.yaml").rename(folder / "owls.yaml")
+    hashes.append(take_folder(folder, tmp_path / "taken-2")[1])
+    (folder / "owls.yaml").rename(folder / "jay-2.yaml")
+    hashes.append(take_folder(folder, tmp_path / "taken-3")[1])
+    assert len(set(hashes)) == 3

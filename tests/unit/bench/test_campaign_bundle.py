@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,27 @@ def test_nothing_that_was_planted_is_in_what_is_posted(name: str) -> None:
 @given(st.text("abc./:@-0123 ", max_size=40), st.sampled_from(sorted(PLANTED)))
 def test_a_secret_goes_wherever_it_stands(around: str, name: str) -> None:
     private = replace(PRIVATE, secrets=tuple(PLANTED.values()))
-    assert PLANTED[name] not in json.dumps(private.without([f"{around}{PLANTED[name]}{around}"]))
+    text = f"{around}{PLANTED[name]}{around}"
+    assert PLANTED[name] not in json.dumps(private.without([text, {text: {text: 1}}]))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ada@spark-7",
+        "ssh://ada@spark-7/x",
+        "10.1.2.3",
+        "fe80::4",
+        "10:1:2::4",
+        "10::",
+        "r.lan:5000/m",
+    ],
+)
+def test_addresses_that_nobody_here_knows_go_by_their_form(address: str) -> None:
+    shared = json.dumps(Private().without({f"at {address} there": f"from {address} here"}))
+    assert not re.search(r"ada|spark-7|10|fe80|r\.lan", shared)
+    for words in ("12:30:45", "c10::Error", "127.0.0.1", "v0.25.1"):
+        assert Private().without(f"at {words} here") == f"at {words} here"
 
 
 def test_what_this_machine_knows_is_taken_out(

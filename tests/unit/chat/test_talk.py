@@ -279,14 +279,14 @@ def test_a_chat_that_is_too_long_says_what_to_do_and_goes_on(
         return [{"content": "Paris."}]
 
     server.deltas = deltas
-    typed(monkeypatch, "one", "two", "/clear", "three")
+    typed(monkeypatch, "one", "two", "three", "/clear", "four")
     done = run("chat")
     assert done.returncode == 0
     assert words in done.stderr
     assert "/clear forgets what was said" in done.stderr
     # The question that was refused is no part of the conversation.
     server.refusal = None
-    assert [len(body["messages"]) for body in server.asked] == [1, 3, 1]
+    assert [len(body["messages"]) for body in server.asked] == [1, 3, 3, 1]
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_chat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -23,6 +24,10 @@ CODES = {
     errors.BenchError("x"): 8,
     errors.ChangesPendingError("x"): 9,
     ZeroDivisionError("x"): 70,
+    OSError(errno.ENOSPC, "full"): 4,
+    OSError(errno.EDQUOT, "full"): 4,
+    OSError(errno.EROFS, "read-only"): 4,
+    OSError(errno.EACCES, "denied"): 70,
     KeyboardInterrupt(): 130,
 }
 

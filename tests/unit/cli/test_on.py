@@ -15,7 +15,7 @@ from sparkdeploy import __version__
 from sparkdeploy.cli.main import split_on
 from sparkdeploy.cli.on import target_of
 from sparkdeploy.errors import UsageError
-from sparkdeploy.node.remote_command import FACT
+from sparkdeploy.node.remote_command import FACT, _assigned
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
@@ -400,3 +400,10 @@ def test_the_newest_twenty_of_what_was_sent_are_kept(node: Node, said: Said, rec
     assert len(kept) == 20
     assert f"{5:016x}" not in kept
     assert f"{24:016x}" in kept
+
+
+@pytest.mark.parametrize("value", ["it's", "$(id)", "a b", "`id`", "", "\n"])
+def test_what_is_given_to_the_other_shell_arrives_as_it_is(value: str) -> None:
+    script = _assigned('printf "%s." "$note"', note=value)
+    done = subprocess.run(("sh", "-c", script), capture_output=True, text=True, check=True)
+    assert done.stdout == f"{value}."

@@ -8,15 +8,17 @@ import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml
 
 from sparkdeploy import shell
 from sparkdeploy.checks import survey
+from sparkdeploy.deploy import prepare
 from sparkdeploy.deploy.prepare import compare
-from sparkdeploy.errors import NodeError
+from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.node import fabric as node_fabric
 from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection
@@ -227,3 +229,21 @@ def test_a_listener_that_ends_as_it_is_tried_is_no_closed_door(
     port = ending.getsockname()[1]
     (found,) = node_fabric.connect_to_here(HERE, [Node("spark-2", spark(2))], port)
     assert (found.error, len(refusals)) == ("", 1)
+
+
+def test_what_differs_right_after_it_was_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = SyncTree(Path("/m"), Path("/m"), ("a",))
+    sent: list[object] = []
+
+    def send(*words: object) -> int:
+        sent.append(words[1])
+        return 1
+
+    monkeypatch.setattr(prepare, "compare", lambda *_: ({"a": None}, []))
+    monkeypatch.setattr(prepare, "_send_files", send)
+    done = SimpleNamespace(exit_code=0)
+    worker: Any = SimpleNamespace(name="spark-2", script=lambda _text: done)
+    head: Any = SimpleNamespace(name="spark-1")
+    with pytest.raises(CheckpointError, match="spark-2: /m/a is not what spark-1 has"):
+        prepare.send_tree(tree, head, worker, load_settings())
+    assert sent == [{"a": None}]

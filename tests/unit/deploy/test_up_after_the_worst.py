@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.checks.finding import fail
+from sparkdeploy.deploy import up as deploy_up
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.plan.steps import Action
@@ -22,6 +27,7 @@ from tests.fakes.machines import (
     build,
     check_whole,
     deployed,
+    dies,
     interrupts,
 )
 
@@ -167,3 +173,35 @@ def test_a_rank_that_died_starts_all_of_them_anew_with_consent(
     assert [planned.action for planned in outcome.plan.nodes] == [Action.REPLACE, Action.REPLACE]
     assert len(asked) == 1
     check_whole(lab, "1")
+
+
+def test_a_full_disk_keeps_the_old_one_from_nothing(
+    lab_of: Callable[[int], Lab],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    lab = deployed(lab_of(2))
+    monkeypatch.setattr("sparkdeploy.deploy.replace.save_evidence", full)
+    lab.wait = dies
+    with pytest.raises(UnhealthyError, match="it died"):
+        lab.up(LATER)
+    check_whole(lab, "1")
+    assert "the evidence of main is not kept" in capsys.readouterr().err
+
+
+def test_what_a_download_brought_to_light_is_refused_too(
+    lab_of: Callable[[int], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = lab_of(1)
+
+    def decided_again(plan: Any, *_: Any) -> Any:
+        return replace(plan, findings=(fail("machine.memory", "it is too large", "none"),))
+
+    monkeypatch.setattr(deploy_up, "bring_models", lambda *_: True)
+    monkeypatch.setattr(deploy_up, "decide_again", decided_again)
+    with pytest.raises(NodeError, match="cannot start"):
+        lab.up(OLD)
+    assert lab.names() == [[]] * lab.count

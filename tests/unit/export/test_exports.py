@@ -107,6 +107,9 @@ def test_no_wake_is_one_too_many() -> None:
     assert "FlushPending=yes\n" in socket_text("main", "127.0.0.1", 8000)
 
 
+@example(55_535)
+@example(55_536)
+@example(65_535)
 @given(st.integers(1024, 65_535))
 def test_the_server_s_port_is_another_that_can_be_listened_on(port: int) -> None:
     assert 1024 <= server_port(port) <= 65_535

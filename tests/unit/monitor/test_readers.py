@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy import shell
     from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.server.client import ServedModel
     from sparkdeploy.settings import Settings
 
 pytestmark = pytest.mark.outside
@@ -297,3 +298,17 @@ def test_a_line_of_json_has_every_figure() -> None:
     assert "rates" not in row
     assert row["uptime_s"] == 76 * 3600
     assert (node["memory_floor_bytes"], node["power_w"]) == (4 << 30, 61.4)
+
+
+def test_a_server_is_silent_since_it_was_first_silent(settings: Settings) -> None:
+    reader = ServerReader(deployed("main"), settings)
+
+    def silent() -> ServedModel:
+        raise NodeError("nobody listens")
+
+    reader._open = silent
+    reader.read_once()
+    since = reader.look.silent_since
+    reader.read_once()
+    assert since is not None
+    assert reader.look.silent_since == since

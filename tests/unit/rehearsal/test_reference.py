@@ -10,6 +10,7 @@ import pytest
 
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.recipe.load import load_engine, load_recipe
+from sparkdeploy.rehearsal import requests
 from sparkdeploy.rehearsal.miniature import miniature_of
 from sparkdeploy.rehearsal.requests import (
     Answer,
@@ -88,3 +89,40 @@ def test_what_drafts_is_held_against_the_same_record(shipped: Library, recipe: s
     assert record_of(shipped, recipe) == record_of(shipped, "v2")
     longer = record_of(shipped, recipe, "serve.max_model_len=1024")
     assert longer != record_of(shipped, "v2")
+
+
+def refuses(_path: str, _body: object) -> None:
+    raise UnhealthyError("http://127.0.0.1:8190/v1/completions answered 400: no such thing")
+
+
+def test_a_refusal_counts_only_of_a_server_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = SimpleNamespace(ask=refuses)
+    monkeypatch.setattr(requests, "_is_healthy", lambda _model: True)
+    assert requests._asked(model, "it", "/v1", {}).outcome == "refused: no such thing"
+    monkeypatch.setattr(requests, "_is_healthy", lambda _model: False)
+    with pytest.raises(UnhealthyError, match="it is not answered"):
+        requests._asked(model, "it", "/v1", {})
+
+
+@pytest.mark.parametrize("refused", [None, 0, 2])
+def test_one_refusal_among_those_asked_at_once_is_the_outcome(
+    monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    def asked(_model: object, what: str, _path: str, body: Mapping[str, Any]) -> requests.Asked:
+        outcome = "refused: n" if body["n"] == refused else requests.ANSWERED
+        return requests.Asked(what, outcome)
+
+    monkeypatch.setattr(requests, "_asked", asked)
+    model: Any = SimpleNamespace(base_url="http://127.0.0.1:1", name="m", require_listener=None)
+    found = requests._asked_at_once(model, [{"n": number} for number in range(3)])
+    assert found.is_answered is (refused is None)
+
+
+@pytest.mark.parametrize(("floor", "kept"), [("4", 1.0), ("0.5", 0.5)])
+def test_a_miniature_keeps_no_more_memory_free_than_it_needs(
+    shipped: Library, floor: str, kept: float
+) -> None:
+    resolved = load_recipe(shipped, "v2", (f"limits.memory_floor_gib={floor}",))
+    engine = load_engine(shipped, "cpu-0.32")
+    small = miniature_of(resolved, engine=engine, twin=TWIN, port=8190)
+    assert small.resolved.recipe.limits.memory_floor_gib == kept

@@ -97,6 +97,13 @@ def test_where_processes_are_not_shown_the_sockets_user_decides(
     assert listener_of(fact(42, of_the_container), 8000, written(tmp_path, uid)) is found
 
 
+def test_one_socket_of_another_user_beside_the_containers_own_is_enough(tmp_path: Path) -> None:
+    table = written(tmp_path, 1000) / "net" / "tcp"
+    line = LINE.format(address="00000000", state="0A", uid=1001, inode=78)
+    table.write_text(table.read_text() + line)
+    assert listener_of(fact(42, 1000), 8000, tmp_path) is Listener.ANOTHER
+
+
 def test_no_table_is_not_known_to_be_good(tmp_path: Path) -> None:
     assert listener_of(fact(42, 1000), 8000, tmp_path) is Listener.UNKNOWN
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.server import client
 from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces, error_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def event(content: Any, end: str = "\n\n") -> bytes:
@@ -89,3 +95,16 @@ def test_what_is_no_answer_is_said(body: bytes, says: str) -> None:
 )
 def test_the_servers_own_words(text: str, words: str) -> None:
     assert error_message(text) == words
+
+
+def test_an_answer_whose_connection_breaks_is_not_taken_for_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any) -> Iterator[bytes]:
+        yield WHOLE[:40]
+        raise requests.exceptions.ChunkedEncodingError("IncompleteRead")
+
+    monkeypatch.setattr(client, "chunks", broken)
+    response: Any = SimpleNamespace(headers={}, url="http://127.0.0.1:8000/v1/completions")
+    with pytest.raises(UnhealthyError, match="completions ended its answer early"):
+        list(client._chunks(response))

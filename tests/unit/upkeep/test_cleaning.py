@@ -57,6 +57,7 @@ class _Engine:
 
     def __init__(self) -> None:
         self.removed: list[str] = []
+        self.used = {"sha256:p1"}
 
     def info(self) -> EngineInfo:
         return DOCKER
@@ -68,7 +69,7 @@ class _Engine:
         return ()
 
     def images_in_use(self) -> set[str]:
-        return {"sha256:p1"}
+        return self.used
 
     def own_containers(self) -> tuple[ContainerFact, ...]:
         return ()
@@ -130,3 +131,20 @@ def test_nothing_goes_without_consent_and_what_was_shown_goes_with_it(
     assert engine.removed == ["e0"]
     gone = {name for name, folder in left_behind.items() if not folder.exists()}
     assert gone == {"old", "dead"}
+
+
+def test_what_came_into_use_since_the_question_stays(
+    left_behind: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    engine = _Engine()
+
+    def begins(found: Sequence[Leftover]) -> bool:
+        assert len(found) == 3
+        engine.used.add("sha256:e0")
+        os.utime(left_behind["old"], (NOW_S, NOW_S))
+        return True
+
+    removed = clean(load_settings(), engine, agrees=begins)  # type: ignore[arg-type]
+    assert (engine.removed, left_behind["old"].is_dir()) == ([], True)
+    assert {item.kind for item in removed} <= {"cache"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from sparkdeploy_vllm.guard import listening
-from sparkdeploy_vllm.guard.asking import PollingRequest
+from sparkdeploy_vllm.guard.asking import ANSWER_TIMEOUT_S, PollingRequest, question
 from sparkdeploy_vllm.guard.listening import is_server_below
 from sparkdeploy_vllm.guard.stalling import metrics_request, stall_watch
 
@@ -114,3 +114,13 @@ def test_a_port_where_nobody_listens_is_given_up() -> None:
         request.tick(0.0)
         request.tick(0.1)
         assert not request.is_waiting
+
+
+def test_a_server_that_takes_the_connection_and_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked = question(f"http://127.0.0.1:{server.getsockname()[1]}/health")
+        for at_s in (0.0, 0.1, ANSWER_TIMEOUT_S):
+            assert asked.tick(at_s) is None
+            assert asked.is_waiting
+        assert asked.tick(ANSWER_TIMEOUT_S + 0.1) is None
+        assert not asked.is_waiting
