@@ -177,6 +177,10 @@ class Scheduler:
         state.is_ours = state.is_leaving = False
         state.enter(ModelPhase.STOPPED, now_s)
 
+    def stop_failed(self, model: str) -> None:
+        state = self.states[model]
+        state.is_ours = state.is_leaving = False
+
     def observed(self, model: str, seen: Sighting, now_s: float, cause: str = "") -> None:
         """Take note of what others did with a deployment, or what became of it."""
         state = self.states[model]
@@ -246,9 +250,10 @@ class Scheduler:
 
     def _victims(self, running: set[str], wanted: str) -> tuple[str, ...] | None:
         """Return the cheapest models to stop for another; None where it never fits."""
-        cost_s = {name: _eviction_cost_s(it) for name, it in self.states.items()}
-        found = self._fit.cheapest_eviction(running, wanted, cost_s)
-        return None if found is None or math.inf in map(cost_s.get, found) else found
+        known = {name: it.start_s for name, it in self.states.items() if it.start_s is not None}
+        # What has begun to leave goes on leaving.
+        leaving = {it for it in running if self.states[it].phase is ModelPhase.DRAINING}
+        return self._fit.cheapest_eviction(running, wanted, known | dict.fromkeys(leaving, 0.0))
 
     def _refuse(self, now_s: float) -> Iterator[Instruction]:
         """Refuse what cannot be served in time: the model is started all the same."""
@@ -378,10 +383,3 @@ class Scheduler:
         if idle_s is None or state.running or self._stay_left_s(state, now_s):
             return False
         return now_s - state.used_s >= idle_s
-
-
-def _eviction_cost_s(state: ModelState) -> float:
-    if state.model.keep == "always":
-        return math.inf
-    # What has begun to leave goes on leaving.
-    return 0.0 if state.phase is ModelPhase.DRAINING else state.start_s or 1.0

@@ -2,7 +2,9 @@
 
 Only `sparkdeploy.bounded_http` makes connections of requests. Beside it are the client of the hub's
 own library (checkpoint/hub_client.py, whose downloads tests/unit/checkpoint ends), the sockets of
-bench, which are tried here, and what runs in containers, where the guard asks its own server.
+bench, which are tried here, the gateway, which passes on what the servers of its own deployments
+send for as long as its client reads, and what runs in containers, where the guard asks its own
+server.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKAGE = REPOSITORY / "sparkdeploy"
-THE_CLIENTS = {"bounded_http.py", "checkpoint/hub_client.py", "checkpoint/ranges.py"}
+THE_CLIENTS = {
+    *("bounded_http.py", "checkpoint/hub_client.py", "checkpoint/ranges.py"),
+    "gateway/proxy.py",
+}
 IN_A_CONTAINER = ("image/inside/", "vllm_plugin/")
 SENDING = {
     *("get", "post", "put", "patch", "delete", "head", "options", "request"),

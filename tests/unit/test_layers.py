@@ -54,7 +54,13 @@ DOORS = {
         "sparkdeploy.checkpoint.store",
         "sparkdeploy.checkpoint.transfer",
     },
+    "starlette": {
+        "sparkdeploy.gateway.access",
+        "sparkdeploy.gateway.app",
+        "sparkdeploy.gateway.proxy",
+    },
     "subprocess": {"sparkdeploy.shell"},
+    "uvicorn": {"sparkdeploy.gateway.app"},
     "jinja2": {"sparkdeploy.image.templates"},
     "rich": {"sparkdeploy.terminal.progress"},
     "yaml": {"sparkdeploy.yaml_text"},

@@ -34,6 +34,7 @@ class Sizes:
     """Each model takes so much of a memory of ten."""
 
     by_name: Mapping[str, int]
+    always: frozenset[str] = frozenset()
 
     def fits(self, running: set[str], wanted: str) -> bool:
         return sum(self.by_name[it] for it in {*running, wanted}) <= 10
@@ -41,14 +42,14 @@ class Sizes:
     def cheapest_eviction(
         self, running: set[str], wanted: str, cost_s: Mapping[str, float]
     ) -> tuple[str, ...] | None:
-        names = sorted(running)
+        names = sorted(running - self.always)
         sets = [
             it
             for count in range(len(names) + 1)
             for it in itertools.combinations(names, count)
             if self.fits(running - set(it), wanted)
         ]
-        return min(sets, key=lambda it: sum(cost_s[name] for name in it), default=None)
+        return min(sets, key=lambda it: sum(cost_s.get(name, 1) for name in it), default=None)
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,8 @@ def test_no_model_is_stopped_for_another_before_it_has_stayed(
 def scheduler_of(*keeps: Keep, sizes: Iterable[int] = (6, 6, 4)) -> Scheduler:
     names = NAMES[: len(keeps)]
     models = [StackModel(name, "r", keep=keep) for name, keep in zip(names, keeps, strict=True)]
-    fit = Sizes(dict(zip(names, sizes, strict=False)))
+    always = frozenset(name for name, keep in zip(names, keeps, strict=True) if keep == "always")
+    fit = Sizes(dict(zip(names, sizes, strict=False)), always)
     return Scheduler(models, fit, smallest_stay_s=STAY_S, drain_limit_s=DRAIN_S)
 
 

@@ -1,0 +1,154 @@
+"""Who may ask: client keys, names of this machine, and the pages of browsers; errors as clients
+of OpenAI and of Anthropic read them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import shlex
+import socket
+import stat
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from sparkdeploy.errors import RecipeError
+from sparkdeploy.stored_json import open_regular
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from sparkdeploy.gateway.stack import Stack
+
+MAX_KEYS_BYTES = 1 << 16
+SHORTEST_KEY = 16
+WITHOUT_KEY = frozenset({"/health", "/", "/page.js", "/page.css"})
+"""What says nothing of any model."""
+_KINDS = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("invalid_request_error", "authentication_error"),
+    403: ("invalid_request_error", "permission_error"),
+    404: ("invalid_request_error", "not_found_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    503: ("server_error", "overloaded_error"),
+}
+"""Of a status, `type` in OpenAI's errors and in Anthropic's."""
+_OTHER_KINDS = ("server_error", "api_error")
+
+
+def error_body(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+    """Return an error in the shape that clients of this route read."""
+    openai, anthropic = _KINDS.get(status, _OTHER_KINDS)
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": {"type": anthropic, "message": message}}
+    return {"error": {"message": message, "type": openai, "param": None, "code": code}}
+
+
+def error_response(
+    path: str,
+    status: int,
+    message: str,
+    code: str | None = None,
+    retry_after_s: float | None = None,
+) -> JSONResponse:
+    headers = {"Retry-After": str(int(retry_after_s) + 1)} if retry_after_s is not None else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error_body(path, status, message, code), status, headers)
+
+
+def read_keys(path: Path | None) -> tuple[bytes, ...]:
+    """Return the hashes of the clients' keys, one a line; RecipeError for a file others can read.
+
+    Lines that are empty or begin with `#` are no keys. Without a file nobody is asked for a key.
+    """
+    if path is None:
+        return ()
+    try:
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            content = file.read(MAX_KEYS_BYTES + 1)
+    except OSError as error:
+        new = f"(umask 077; openssl rand -hex 32 > {shlex.quote(str(path))})"
+        raise RecipeError(f"keys file {path}: {error.strerror}", hint=new) from error
+    fix = f"chmod 600 {shlex.quote(str(path))}"
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise RecipeError(f"keys file {path}: others can read or change it", hint=fix)
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise RecipeError(f"keys file {path} is another user's", hint="make one of your own")
+    lines = [line.strip() for line in content.splitlines()]
+    keys = [line for line in lines if line and not line.startswith(b"#")]
+    if len(content) > MAX_KEYS_BYTES or not keys:
+        what = "is too large" if keys else "has no key"
+        raise RecipeError(f"keys file {path} {what}", hint="one key a line: openssl rand -hex 32")
+    for number, line in enumerate(lines, 1):
+        is_plain = line.isascii() and line.decode("ascii", "replace").isprintable()
+        if line in keys and (len(line) < SHORTEST_KEY or b" " in line or not is_plain):
+            raise RecipeError(
+                f"keys file {path}, line {number}: no key of at least {SHORTEST_KEY} letters, "
+                "digits and signs",
+                hint="openssl rand -hex 32",
+            )
+    return tuple(hashlib.sha256(key).digest() for key in keys)
+
+
+class ClientAccess:
+    """Lets a request through to the app behind it, or refuses it."""
+
+    def __init__(self, app: ASGIApp, stack: Stack, keys: tuple[bytes, ...]) -> None:
+        self._app = app
+        self._keys = keys
+        own = ("localhost", socket.gethostname(), stack.host, *stack.allowed_hosts)
+        self._hosts = {it.lower() for it in own}
+        self._origins = {it.lower() for it in stack.allowed_origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refusal(scope) if scope["type"] == "http" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+            return
+        status, message, code = refused
+        await error_response(scope["path"], status, message, code)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            why = "unknown host name; `allowed_hosts` of the stack file names those to answer to"
+            return 403, why, "unknown_host"
+        origins = headers.getlist("origin")
+        own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
+        if any(it.lower() not in self._origins | own for it in origins):
+            why = "a page of another origin; `allowed_origins` of the stack file names those to use"
+            return 403, why, "unknown_origin"
+        if self._keys and scope["path"] not in WITHOUT_KEY and not self._has_key(headers):
+            return 401, "missing or wrong API key", "invalid_api_key"
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        """Say whether a host is an address, or a name of this machine.
+
+        A page that had its own name lead here would send that name.
+        """
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._hosts
+        return True
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = hashlib.sha256(given.encode("latin-1", "replace")).digest()
+        # Each is compared, so that the time says nothing of which one is near.
+        return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0

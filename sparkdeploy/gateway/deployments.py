@@ -1,0 +1,196 @@
+"""The deployments of a stack: what they are now, and how they are started and stopped.
+
+All of it blocks, and runs in threads beside the server.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdeploy.deploy import lifecycle
+from sparkdeploy.deploy.deployments import deployments_in, find_deployment, inspect_deployment
+from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.deploy.serving import (
+    answers,
+    metrics_of,
+    read_key,
+    served_by,
+    stopped_because,
+)
+from sparkdeploy.deploy.up import up
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.gateway.scheduler import Sighting
+from sparkdeploy.monitor.snapshot import MetricsHistory, TimedMetrics, server_figures
+from sparkdeploy.node.facts import parse_meminfo
+from sparkdeploy.node.node import Node
+from sparkdeploy.node.ports import Listener, listener_of
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.server.health import death
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkdeploy.deploy.deployments import Inspected
+    from sparkdeploy.deploy.serving import ServedDeployment
+    from sparkdeploy.gateway.stack import Stack, StackModel
+    from sparkdeploy.node.container import ContainerFact
+    from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.recipe.answers import Answers
+    from sparkdeploy.settings import Settings
+
+FORGIVEN_MISSES = 3
+"""A server that reads a long prompt may say for a moment nothing of its health."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Where a model's server answers."""
+
+    base_url: str
+    served_name: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentLook:
+    seen: Sighting
+    upstream: Upstream | None = None
+    cause: str = ""
+    """Why it is not there, in words; empty where it was stopped."""
+    tokens_per_s: float | None = None
+    answers: Answers | None = None
+    """Which routes it has; None without a container."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    name: str
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackLook:
+    """What one look at all of them has shown."""
+
+    models: Mapping[str, DeploymentLook]
+    nodes: tuple[NodeMemory, ...] = ()
+
+
+class StackDeployments:
+    def __init__(self, stack: Stack, settings: Settings, consents: tuple[str, ...] = ()) -> None:
+        self._stack = stack
+        self._settings = settings
+        self._consents = consents
+        self._node: Node | None = None
+        self._misses: dict[str, int] = {}
+        self._deaths: dict[tuple[str, str], str] = {}
+        self._histories: dict[str, MetricsHistory] = {}
+
+    def look(self, *, with_figures: bool = False) -> StackLook:
+        """Look at every model of the stack; NodeError where Docker does not answer.
+
+        Only one thread at a time may look.
+        """
+        if self._node is None:
+            here = self._settings
+            self._node = Node(here.node_name, docker_host=here.docker_host)
+        node = self._node
+        try:
+            return self._look_on(node, with_figures=with_figures)
+        except NodeError:
+            # A connection that broke off stays so.
+            self._node = None
+            node.__exit__()
+            raise
+
+    def _look_on(self, node: Node, *, with_figures: bool) -> StackLook:
+        node.forget_listing()
+        listed, host = deployments_in(node.listing), node.docker
+        models: dict[str, DeploymentLook] = {}
+        for model in self._stack.models:
+            found = listed.get(model.name)
+            inspected = inspect_deployment(host, found) if found is not None else None
+            models[model.name] = self._look_at(host, inspected, with_figures=with_figures)
+        memory = parse_meminfo(node.read_file("/proc/meminfo"))
+        total, available = memory.get("MemTotal", 0), memory.get("MemAvailable", 0)
+        return StackLook(models, (NodeMemory(node.name, total, available),))
+
+    def start(self, model: StackModel) -> Upstream:
+        """Start a deployment as `start` does, or make it as `up` does; return where it answers."""
+        with connect(self._settings) as host:
+            is_there = find_deployment(host, model.name) is not None
+        if is_there:
+            lifecycle.start(model.name)
+        else:
+            self._up(model)
+        with connect(self._settings) as host:
+            look = self._look_at(host, find_deployment(host, model.name))
+        if look.upstream is None:
+            raise UnhealthyError(f"{model.name} has started and does not answer: {look.cause}")
+        return look.upstream
+
+    def stop(self, model: StackModel) -> None:
+        lifecycle.stop(model.name)
+
+    def _up(self, model: StackModel) -> None:
+        given = (*model.assignments, *(f"{it}=true" for it in self._consents))
+        port = (f"serve.port={model.port}",) if model.port is not None else ()
+        request = Request(model.recipe, (*given, *port), Deployment(model.name))
+        # Nobody can be asked about a download here: `up STACK` has made it before.
+        resolved = resolve(request, self._settings)
+        up(resolved, request, self._settings, confirm=lambda _question: False)
+
+    def _look_at(
+        self, host: DockerHost, found: Inspected | None, *, with_figures: bool = False
+    ) -> DeploymentLook:
+        if found is None:
+            return DeploymentLook(Sighting.STOPPED)
+        fact = found.current
+        try:
+            served = served_by(fact, self._settings)
+        except NodeError as error:
+            return DeploymentLook(Sighting.STOPPED, cause=error.message)
+        look = DeploymentLook(Sighting.STOPPED, cause=stopped_because(fact))
+        if found.is_half_replaced:
+            look = DeploymentLook(Sighting.STARTING, cause="it is being replaced")
+        elif fact.is_running:
+            look = self._look_at_server(fact, served)
+        elif found.serving is not None and not fact.is_stopped and fact.state != "created":
+            look = DeploymentLook(Sighting.DEAD, cause=self._death_of(host, fact))
+        is_read = with_figures and look.upstream is not None
+        tokens_per_s = self._tokens_per_s(fact) if is_read else None
+        return replace(look, tokens_per_s=tokens_per_s, answers=served.answers)
+
+    def _look_at_server(self, fact: ContainerFact, served: ServedDeployment) -> DeploymentLook:
+        starting = DeploymentLook(Sighting.STARTING, cause="its server does not answer yet")
+        start = f"{fact.container_id} {fact.started_at}"
+        if listener_of(fact, served.port) in {Listener.NOBODY, Listener.ANOTHER}:
+            return starting
+        misses = 0 if answers(fact) else self._misses.get(start, FORGIVEN_MISSES) + 1
+        self._misses = {it: n for it, n in self._misses.items() if it != start}
+        if misses > FORGIVEN_MISSES:
+            return starting
+        self._misses[start] = misses
+        try:
+            key = read_key(fact, self._settings)
+        except NodeError as error:
+            return replace(starting, cause=error.message)
+        upstream = Upstream(f"http://127.0.0.1:{served.port}", served.model, key)
+        return DeploymentLook(Sighting.HEALTHY, upstream)
+
+    def _tokens_per_s(self, fact: ContainerFact) -> float | None:
+        metrics = TimedMetrics(time.monotonic(), metrics_of(fact, self._settings))
+        history = self._histories.get(fact.container_id, MetricsHistory()).after(metrics)
+        self._histories = {**self._histories, fact.container_id: history}
+        return server_figures(history).tokens_per_s
+
+    def _death_of(self, host: DockerHost, fact: ContainerFact) -> str:
+        """Return why a container ended; its log is read once for each end."""
+        end = (fact.container_id, fact.finished_at)
+        if end not in self._deaths:
+            self._deaths[end] = death(host, fact.container_id, fact).message
+        return self._deaths[end]

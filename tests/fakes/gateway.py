@@ -1,0 +1,216 @@
+"""A gateway over real sockets, before servers that do what a test says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+
+from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.gateway.app import Gateway
+from sparkdeploy.gateway.deployments import DeploymentLook, NodeMemory, StackLook, Upstream
+from sparkdeploy.gateway.fit import ModelFit, StackFit
+from sparkdeploy.gateway.scheduler import Sighting
+from sparkdeploy.gateway.stack import Alias, Stack, StackModel
+from sparkdeploy.recipe.answers import TEXT, TEXT_AND_SPEECH
+from tests.fakes.http_server import Handler, HttpServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_S = 20.0
+
+
+class ModelServer(HttpServer):
+    """Answers with what it was sent; `stream: true` gets as many events as `n` says."""
+
+    request_queue_size = 256
+
+    def __init__(self, name: str) -> None:
+        super().__init__(ModelHandler)
+        self.name = name
+        self.asked: list[tuple[str, dict[str, str], bytes]] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.left = threading.Event()
+        """Set when a client has gone in the middle of an answer."""
+        self.began = threading.Event()
+
+
+class ModelHandler(Handler):
+    server: ModelServer
+    protocol_version = "HTTP/1.1"
+
+    def post(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        sent = {name.lower(): value for name, value in self.headers.items()}
+        self.server.asked.append((self.path, sent, raw))
+        is_json = "json" in (self.headers.get("Content-Type") or "")
+        body = json.loads(raw) if is_json else {}
+        if body.get("fail"):
+            self.send(int(body["fail"]), {"error": {"message": "no"}})
+        elif body.get("stream"):
+            self._stream(body)
+        else:
+            self.server.began.set()
+            assert self.server.go_on.wait(WAIT_S)
+            self.send(200, {"model": self.server.name, "got": len(raw)})
+
+    def _stream(self, body: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("X-Own", "kept")
+        self.end_headers()
+        try:
+            for number in range(body.get("n", 3)):
+                self._chunk(
+                    b'data: {"model": "%s", "i": %d}\n\n' % (self.server.name.encode(), number)
+                )
+                self.server.began.set()
+                if number == body.get("pause_at", -1):
+                    assert self._goes_on()
+                if number == body.get("die_at", -1):
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+            self._chunk(b"data: [DONE]\n\n")
+            self._chunk(b"")
+        except ConnectionError:
+            self.server.left.set()
+            raise
+
+    def _goes_on(self) -> bool:
+        """Wait until the test lets it; a client that goes away meanwhile is noticed."""
+        self.connection.settimeout(0.01)
+        for _ in range(int(WAIT_S * 100)):
+            if self.server.go_on.is_set():
+                self.connection.settimeout(WAIT_S)
+                return True
+            with contextlib.suppress(TimeoutError):
+                if not self.connection.recv(1):
+                    raise ConnectionResetError
+        return False
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+class ScriptedDeployments:
+    """Models that start when the gateway says so; each is a server of its own."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, ModelServer] = {}
+        self.threads: dict[str, threading.Thread] = {}
+        self.dead: dict[str, str] = {}
+        self.failing: dict[str, str] = {}
+        self.starts: list[str] = []
+        self.stops: list[str] = []
+        self.may_start = threading.Event()
+        self.may_start.set()
+        self.docker_answers = True
+        self.keys: dict[str, str] = {}
+
+    def look(self, *, with_figures: bool = False) -> StackLook:
+        if not self.docker_answers:
+            raise NodeError("docker does not answer")
+        models = {name: self._look_at(name) for name in ("a", "b", "c")}
+        return StackLook(models, (NodeMemory("<b>spark</b>", 128 << 30, 28 << 30),))
+
+    def _look_at(self, name: str) -> DeploymentLook:
+        if name in self.servers:
+            upstream = self.upstream(name)
+            answers = TEXT_AND_SPEECH if name == "a" else TEXT
+            return DeploymentLook(Sighting.HEALTHY, upstream, tokens_per_s=51.0, answers=answers)
+        if name in self.dead:
+            return DeploymentLook(Sighting.DEAD, cause=self.dead[name])
+        return DeploymentLook(Sighting.STOPPED)
+
+    def upstream(self, name: str) -> Upstream:
+        return Upstream(self.servers[name].url, f"served-{name}", self.keys.get(name))
+
+    def start(self, model: StackModel) -> Upstream:
+        self.starts.append(model.name)
+        assert self.may_start.wait(WAIT_S)
+        if model.name in self.failing:
+            raise UnhealthyError(self.failing[model.name], hint="take another")
+        return self.serve(model.name)
+
+    def serve(self, name: str) -> Upstream:
+        self.dead.pop(name, None)
+        server = ModelServer(name)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        self.servers[name], self.threads[name] = server, thread
+        return self.upstream(name)
+
+    def stop(self, model: StackModel) -> None:
+        self.stops.append(model.name)
+        self.end(model.name)
+
+    def end(self, name: str, cause: str = "") -> None:
+        server = self.servers.pop(name)
+        if cause:
+            self.dead[name] = cause
+        server.go_on.set()
+        server.shutdown()
+        server.server_close()
+        self.threads.pop(name).join()
+        for error in server.errors:
+            raise error
+
+    def end_all(self) -> None:
+        self.may_start.set()
+        for name in list(self.servers):
+            self.end(name)
+
+
+def stack_of(**changes: Any) -> Stack:
+    """Return a stack of `a` and `b`, which exclude each other, and `c`, which fits beside both."""
+    fast = Alias("a-cold", {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}})
+    models = (
+        StackModel("a", "recipe-a", aliases=(fast,)),
+        StackModel("b", "recipe-b"),
+        StackModel("c", "recipe-c"),
+    )
+    values = {
+        "name": "home",
+        "path": Path("home.yaml"),
+        "host": "127.0.0.1",
+        "port": 8800,
+        "allowed_hosts": (),
+        "allowed_origins": (),
+        "keys_file": None,
+        "smallest_stay_s": 0,
+        "longest_wait_s": 600,
+        "models": models,
+    }
+    return Stack(**{**values, **changes})
+
+
+def fit_of(stack: Stack) -> StackFit:
+    sizes = {"a": 6, "b": 6, "c": 3}
+    models = (ModelFit(it.name, it.keep, {"memory": sizes[it.name]}) for it in stack.models)
+    return StackFit({"memory": 10}, tuple(models))
+
+
+@contextlib.contextmanager
+def gateway(stack: Stack, deployments: ScriptedDeployments) -> Iterator[httpx2.Client]:
+    """Yield a client of a gateway that serves the stack on a free port."""
+    server = Gateway(stack, fit_of(stack), deployments).server()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            with httpx2.Client(base_url=url, timeout=WAIT_S, trust_env=False) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join(WAIT_S)
+            deployments.end_all()
+    assert not thread.is_alive()

@@ -1,0 +1,400 @@
+"""The gateway over real sockets: who is answered, by whom, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from sparkdeploy.gateway import proxy
+from tests.fakes.gateway import WAIT_S, ScriptedDeployments, gateway, stack_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CHAT = "/v1/chat/completions"
+KEY = "k" * 32
+
+
+@pytest.fixture
+def deployments() -> ScriptedDeployments:
+    return ScriptedDeployments()
+
+
+@pytest.fixture
+def client(deployments: ScriptedDeployments) -> Iterator[httpx2.Client]:
+    with gateway(stack_of(), deployments) as found:
+        yield found
+
+
+def ask(client: httpx2.Client, model: str, path: str = CHAT, **more: Any) -> httpx2.Response:
+    return client.post(path, json={"model": model, **more})
+
+
+def test_a_request_starts_its_model_and_swaps_what_does_not_fit(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    states = {it["id"]: it["state"] for it in client.get("/v1/models").json()["data"]}
+    assert states == dict.fromkeys(("a", "a-cold", "b", "c"), "stopped")
+    answers = [ask(client, name).json()["model"] for name in ("a", "c", "b", "b", "a")]
+    assert answers == ["a", "c", "b", "b", "a"]
+    assert deployments.starts == ["a", "c", "b", "a"]
+    assert deployments.stops == ["a", "b"]
+    metrics = client.get("/metrics").text
+    assert 'sparkdeploy_gateway_swaps_total{model="a"} 1' in metrics
+    assert 'sparkdeploy_gateway_requests_total{model="b"} 2' in metrics
+    assert 'sparkdeploy_gateway_ready{model="b"} 0' in metrics
+    assert client.get("/v1/models/a-cold").json()["root"] == "a"
+
+
+def test_a_body_changes_where_a_name_is_another(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    body = b'{"x": 1e400,  "model" : "a-cold", "temperature":0.5, "n":1.10, "z": "\\ud800"}'
+    headers = {"Content-Type": "application/json", "X-Api-Key": "no", "Cookie": "a=b"}
+    assert client.post(f"{CHAT}?q=1", content=body, headers=headers).status_code == 200
+    ((path, sent, raw),) = deployments.servers["a"].asked
+    assert path == f"{CHAT}?q=1"
+    added = b'"chat_template_kwargs": {"enable_thinking": false}, '
+    assert raw == b"{" + added + body[1:].replace(b'"a-cold"', b'"served-a"')
+    assert not {"x-api-key", "cookie", "authorization"} & sent.keys()
+
+
+def test_a_form_changes_where_the_name_stands(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    files = {"file": ("model.wav", b'\x00\xff\r\n--x name="model"\r\n\r\n', "audio/wav")}
+    answer = client.post("/v1/audio/transcriptions", data={"model": "a"}, files=files)
+    assert answer.status_code == 200
+    ((_, sent, raw),) = deployments.servers["a"].asked
+    assert b'\x00\xff\r\n--x name="model"\r\n\r\n' in raw
+    assert raw.count(b"served-a") == 1
+    assert int(sent["content-length"]) == len(raw)
+
+
+def test_the_servers_own_key_goes_behind(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    deployments.keys["a"] = "own"
+    assert ask(client, "a").status_code == 200
+    assert deployments.servers["a"].asked[0][1]["authorization"] == "Bearer own"
+
+
+JSON, FORM = "application/json", "multipart/form-data"
+BAD_BODIES = (
+    (b'{"model": "nobody"}', JSON, 404),
+    (b'{"model": ["a"]}', JSON, 400),
+    (b'{"model": ""}', JSON, 400),
+    (b'{"model": 0}', JSON, 400),
+    (b'{"model": false}', JSON, 400),
+    (b"{}", JSON, 400),
+    (b"[]", JSON, 400),
+    (b"", JSON, 400),
+    (b"null", JSON, 400),
+    (b'{"model": "a"} x', JSON, 400),
+    (b'{"a": ' + b"[" * 100_000, JSON, 400),
+    (b'{"a": ' + b"9" * 5000 + b"}", JSON, 400),
+    (b'\xff{"model": "a"}', JSON, 400),
+    (b'{"model": "a"', JSON, 400),
+    (b"--x\r\n\r\n--x--", f"{FORM}; boundary=x", 400),
+    (b"", FORM, 400),
+    (b"--x", f"{FORM}; boundary=x", 400),
+)
+
+
+def test_what_names_no_model_is_refused(client: httpx2.Client) -> None:
+    for body, kind, status in BAD_BODIES:
+        answer = client.post(CHAT, content=body, headers={"Content-Type": kind})
+        assert answer.status_code == status, body[:80]
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones(client: httpx2.Client) -> None:
+    answer = ask(client, "gpt")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "model_not_found")
+    assert "a, a-cold, b, c" in error["message"]
+    error = ask(client, "gpt", "/v1/messages").json()
+    assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
+    assert "/v1/embeddings" in ask(client, "a", "/v1/nothing").json()["error"]["message"]
+
+
+def test_a_route_that_a_model_does_not_answer_is_refused_with_those_it_does(
+    deployments: ScriptedDeployments,
+) -> None:
+    deployments.serve("b")
+    with gateway(stack_of(), deployments) as client:
+        answer = ask(client, "b", "/v1/embeddings", input="x")
+        assert answer.status_code == 400
+        assert "/v1/chat/completions, /v1/responses" in answer.json()["error"]["message"]
+        assert ask(client, "b", "/tokenize").status_code == 200
+
+
+def test_a_stream_comes_as_it_is(client: httpx2.Client) -> None:
+    answer = ask(client, "a", stream=True)
+    assert answer.headers["x-own"] == "kept"
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert answer.text.count('"model": "a"') == 3
+
+
+def test_who_waits_for_a_stream_gets_comments(
+    client: httpx2.Client, deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "COMMENT_AFTER_S", 0.05)
+    monkeypatch.setattr(proxy, "COMMENT_EVERY_S", 0.05)
+    deployments.may_start.clear()
+    with client.stream("POST", CHAT, json={"model": "a", "stream": True}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": waiting for a"
+        deployments.may_start.set()
+        rest = list(lines)
+    assert "data: [DONE]" in rest
+    deployments.failing["b"] = "no memory"
+    deployments.may_start.clear()
+    for path, event in ((CHAT, ""), ("/v1/messages", "event: error\n")):
+        with client.stream("POST", path, json={"model": "b", "stream": True}) as answer:
+            lines = answer.iter_lines()
+            if path == CHAT:
+                assert next(lines) == ": waiting for b"
+                deployments.may_start.set()
+            text = "\n".join(lines)
+        assert "no memory" in text
+        assert event in text or answer.status_code == 503
+
+
+def test_a_failed_start_is_said_at_once_and_not_tried_again_at_once(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    deployments.failing["a"] = "no memory"
+    first, second = ask(client, "a"), ask(client, "a")
+    assert {first.status_code, second.status_code} == {503}
+    assert "no memory" in first.json()["error"]["message"]
+    assert 0 < int(second.headers["retry-after"]) <= 31
+    assert deployments.starts == ["a"]
+
+
+def test_who_asks_for_no_stream_is_told_when_to_come_again(
+    deployments: ScriptedDeployments,
+) -> None:
+    with gateway(stack_of(longest_wait_s=0.2), deployments) as client:
+        deployments.may_start.clear()
+        answer = ask(client, "a")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        deployments.may_start.set()
+        assert ask(client, "a", stream=True).status_code == 200
+        assert deployments.starts == ["a"]
+
+
+def test_a_client_that_goes_away_frees_the_server_within_a_second(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    assert ask(client, "a").status_code == 200
+    server = deployments.servers["a"]
+    server.go_on.clear()
+    with client.stream("POST", CHAT, json={"model": "a", "stream": True, "pause_at": 0}) as answer:
+        assert next(answer.iter_lines()).startswith("data:")
+    left_s = time.monotonic()
+    assert server.left.wait(WAIT_S)
+    assert time.monotonic() - left_s < 1
+    # Nor does one that waits keep a place.
+    server.go_on.set()
+    deployments.may_start.clear()
+    url = client.base_url
+    with socket.create_connection((url.host, url.port or 0)) as connection:
+        body = b'{"model": "b"}'
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        until(lambda: client.get("/gateway/state").json()["models"][1]["waiting"] == 1)
+    until(lambda: client.get("/gateway/state").json()["models"][1]["waiting"] == 0)
+
+
+def until(is_so: Any) -> None:
+    """Ask again until it is so; the answer is an event of the gateway's."""
+    ends_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < ends_s
+
+
+def test_a_server_that_dies_is_started_by_the_next_request(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    assert ask(client, "a").status_code == 200
+    text = ask(client, "a", stream=True, die_at=1).text
+    assert '"i": 1' in text
+    assert "ended in the middle" in text
+    assert "[DONE]" not in text
+    deployments.end("a", cause="the GPU ran out of memory")
+    assert ask(client, "a").json()["model"] == "a"
+    assert deployments.starts == ["a", "a"]
+
+
+def test_a_death_in_an_answer_that_is_no_stream_is_an_error(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    assert ask(client, "a", fail=418).json() == {"error": {"message": "no"}}
+    server = deployments.servers["a"]
+    server.go_on.clear()
+    with ThreadPoolExecutor() as pool:
+        server.began.clear()
+        answer = pool.submit(ask, client, "a")
+        assert server.began.wait(WAIT_S)
+        # As the kernel does for a process that is killed.
+        server.socket.close()
+        deployments.dead["a"] = "killed"
+        server.go_on.set()
+        assert answer.result().status_code in {200, 502}
+
+
+def test_sixty_four_streams_at_once(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda _: ask(client, "a", stream=True, n=20).text, range(64)))
+    assert [it for it in answers if it.count("data:") != 21] == []
+    assert deployments.starts == ["a"]
+
+
+def test_docker_that_does_not_answer_takes_nothing_away(
+    client: httpx2.Client, deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(client, "a").status_code == 200
+    deployments.docker_answers = False
+    until(lambda: client.get("/gateway/state").json()["problem"] == "docker does not answer")
+    assert ask(client, "a").status_code == 200
+
+
+def test_a_model_is_started_and_stopped_by_hand(
+    client: httpx2.Client, deployments: ScriptedDeployments
+) -> None:
+    path = "/gateway/models/a/"
+    assert client.post(f"{path}start").status_code == 403
+    own = {"X-Sparkdeploy": "1"}
+    assert client.post(f"{path}start", headers=own).status_code == 202
+    until(lambda: client.get("/gateway/state").json()["models"][0]["state"] == "ready")
+    assert client.post(f"{path}stop", headers=own).status_code == 202
+    until(lambda: client.get("/gateway/state").json()["models"][0]["state"] == "stopped")
+    assert (deployments.starts, deployments.stops) == (["a"], ["a"])
+    assert client.post("/gateway/models/x/stop", headers=own).status_code == 404
+    assert client.post(f"{path}remove", headers=own).status_code == 404
+    assert client.get(f"{path}stop", headers=own).status_code == 405
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.txt"
+    path.touch(0o600)
+    path.write_text(f"# Ada\n{KEY}\n\n{'m' * 16}\n")
+    return path
+
+
+def test_every_route_but_health_and_the_bare_page_needs_a_key(
+    deployments: ScriptedDeployments, keys: Path
+) -> None:
+    with gateway(stack_of(keys_file=keys), deployments) as client:
+        assert client.get("/health").text == "ok\n"
+        assert client.get("/").status_code == 200
+        for path in (
+            "/v1/models",
+            "/metrics",
+            "/gateway/state",
+            "/nothing",
+            "/health/",
+        ):
+            assert client.get(path).status_code == 401
+        wrong: tuple[dict[str, str], ...] = (
+            {},
+            {"Authorization": "Bearer x"},
+            {"x-api-key": f"{KEY}x"},
+            {"x-api-key": ""},
+        )
+        for headers in wrong:
+            answer = client.post(CHAT, json={"model": "a"}, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        answer = client.post("/v1/messages", json={"model": "a"})
+        assert answer.json()["error"]["type"] == "authentication_error"
+        assert client.post("/gateway/models/a/start", headers={"X-Sparkdeploy": "1"}).is_error
+        assert deployments.starts == []
+        for right in ({"Authorization": f"Bearer {KEY}"}, {"x-api-key": "m" * 16}):
+            assert client.post(CHAT, json={"model": "a"}, headers=right).status_code == 200
+        assert "authorization" not in deployments.servers["a"].asked[0][1]
+
+
+HOSTS: tuple[tuple[dict[str, str], int], ...] = (
+    ({"Host": "localhost:1"}, 200),
+    ({"Host": "[::1]:8800"}, 200),
+    ({"Host": "192.168.1.5"}, 200),
+    ({"Host": "SPARK.lan:8800"}, 200),
+    ({"Host": "evil.example"}, 403),
+    ({"Host": "localhost.evil.example"}, 403),
+    ({"Host": "[::1"}, 403),
+    ({"Host": ""}, 403),
+    ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
+    ({"Host": "localhost:1", "Origin": "http://localhost:2"}, 403),
+    ({"Origin": "https://chat.lan"}, 200),
+    ({"Origin": "https://chat.lan.evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Origin": ""}, 403),
+)
+
+
+def test_foreign_hosts_and_origins_are_refused(deployments: ScriptedDeployments) -> None:
+    stack = stack_of(allowed_hosts=("spark.lan",), allowed_origins=("https://chat.lan",))
+    with gateway(stack, deployments) as client:
+        for headers, status in HOSTS:
+            assert client.get("/v1/models", headers=headers).status_code == status, headers
+
+
+def test_bodies_and_headers_have_a_size(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "MAX_BODY_BYTES", 1000)
+    assert ask(client, "a", text="x" * 2000).status_code == 413
+    pieces = (b"x" * 100 for _ in range(20))
+    assert client.post(CHAT, content=pieces).status_code == 413
+    monkeypatch.setattr(proxy, "MAX_BODIES_BYTES", 10)
+    assert ask(client, "a", text="x" * 20).status_code == 503
+    # Whoever sends so much may see the end of the connection before the answer.
+    with contextlib.suppress(httpx2.ReadError, httpx2.WriteError):
+        assert client.get("/v1/models", headers={"X-Long": "x" * 200_000}).status_code == 400
+
+
+def test_the_page_loads_nothing_from_elsewhere(client: httpx2.Client) -> None:
+    answers = {path: client.get(path) for path in ("/", "/page.js", "/page.css")}
+    for path, answer in answers.items():
+        assert answer.status_code == 200, path
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "http://" not in answer.text
+        assert "https://" not in answer.text
+        assert "//" not in answer.text.replace("// Kept", "")
+    assert "innerHTML" not in answers["/page.js"].text
+    assert "<script>" not in answers["/"].text
+    state = client.get("/gateway/state").json()
+    assert state["nodes"] == [{"name": "<b>spark</b>", "total": 128 << 30, "available": 28 << 30}]
+
+
+def test_nothing_of_a_request_is_logged(
+    client: httpx2.Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ask(client, "a", text="a secret of the client")
+    ask(client, "nobody", text="a secret of the client")
+    client.post(CHAT, content=b"{ a secret of the client")
+    written = "".join(capfd.readouterr())
+    assert "a is ready" in written
+    assert "secret" not in written
+
+
+def test_a_gateway_that_starts_finds_what_runs(deployments: ScriptedDeployments) -> None:
+    deployments.serve("b")
+    with gateway(stack_of(), deployments) as client:
+        assert ask(client, "b").json()["model"] == "b"
+        assert deployments.starts == []
+        assert threading.active_count() < 40
+    json.dumps(deployments.stops)
