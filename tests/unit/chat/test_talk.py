@@ -49,7 +49,9 @@ class Talking(HttpServer):
         """What the engine says after the first piece."""
 
     def fact(self, name: str = "main", **marks: str) -> ContainerFact:
-        return container(f"sparkdeploy-{name}", deployment=name, port=str(self.port), **marks)
+        port = str(self.port)
+        marks = {"deployment": name, "port": port, "served_name": "qwen", **marks}
+        return container(f"sparkdeploy-{name}", **marks)
 
 
 class TalkingHandler(Handler):
