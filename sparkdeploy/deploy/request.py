@@ -105,13 +105,7 @@ def plan_for(request: Request, settings: Settings) -> Plan:
     needed = needed_nodes(resolved, settings) if request.cluster else None
     opened = this_node(settings) if needed is None else open_nodes(settings, needed)
     with opened as nodes:
-        plan = draft_plan(resolved, settings, nodes, request.deployment)
-        try:
-            nodes.here.docker  # noqa: B018 - the reason why it does not answer
-        except NodeError as error:
-            unobserved = (error.message, *plan.observed.unobserved)
-            return replace(plan, observed=replace(plan.observed, unobserved=unobserved))
-        return plan
+        return draft_plan(resolved, settings, nodes, request.deployment)
 
 
 def with_expected_paths(plan: Plan, settings: Settings) -> Plan:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.survey import compare, survey
+from sparkdeploy.errors import NodeError
 from sparkdeploy.node import ports
 from sparkdeploy.node.node import at_once, named
 from sparkdeploy.node.tree import list_tree
@@ -72,7 +73,7 @@ def observe(
         checks=compare(nodes, found),
         gid_indexes=found.gid_indexes(nodes),
         caller_uid=os.geteuid(),
-        unobserved=tuple(_unobserved(head)),
+        unobserved=tuple(_unobserved(nodes.here, head)),
     )
     return with_models(observed, recipe, settings, nodes)
 
@@ -136,8 +137,12 @@ def _with_weights(
     return replace(seen, missing_bytes=whole, shared=shared)
 
 
-def _unobserved(head: ObservedNode) -> Iterator[str]:
+def _unobserved(here: Node, head: ObservedNode) -> Iterator[str]:
     if head.facts.docker is None:
+        try:
+            here.docker  # noqa: B018 - the reason why it does not answer
+        except NodeError as error:
+            yield error.message
         yield "docker: images and containers are unknown, for it does not answer"
     if head.facts.gpu is None:
         yield "GPU: nvidia-smi is missing or finds none"
