@@ -30,11 +30,21 @@ SoloOption = Annotated[
 ]
 ONE_MACHINE = "cluster.min_nodes=null"
 """What `--solo` sets: a recipe that asks for several nodes is served on one."""
+StayOption = Annotated[
+    bool, typer.Option("--stay", help="Go on until it ends, as units of systemd do.")
+]
+UpdateImageOption = Annotated[
+    bool,
+    typer.Option(
+        "--update-image", help="Ask the registry again what the recipe's tag is, and pin that."
+    ),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, do nothing.")]
 
 
 def up(
-    recipe: options.RecipeArgument = None,
+    context: typer.Context,
+    recipe: options.RecipeOrStackArgument = None,
     assignments: options.SetOption = None,
     port: options.PortOption = None,
     max_len: options.MaxLenOption = None,
@@ -45,22 +55,18 @@ def up(
     dry_run: DryRunOption = False,
     prepare: Annotated[bool, typer.Option("--prepare", help="Do all but the start.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return after the start.")] = False,
-    stay: Annotated[
-        bool, typer.Option("--stay", help="Go on until it ends, as units of systemd do.")
-    ] = False,
+    stay: StayOption = False,
     known_bad: options.KnownBadOption = False,
     unsafe: options.UnsafeOption = False,
-    update_image: Annotated[
-        bool,
-        typer.Option(
-            "--update-image", help="Ask the registry again what the recipe's tag is, and pin that."
-        ),
-    ] = False,
+    update_image: UpdateImageOption = False,
     drop_page_cache: options.PageCacheOption = False,
     yes: options.YesOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Deploy a recipe, and wait for the model's first answer."""
+    """Deploy a recipe, and wait for the model's first answer.
+
+    Of a stack file: make all its models ready, and start what is always kept.
+    """
     from sparkdeploy.deploy.up import Extent, UpOptions
 
     if sum((prepare, detach, dry_run, stay)) > 1:
@@ -70,6 +76,11 @@ def up(
     if dry_run and update_image:
         raise UsageError("--update-image asks the registry, and --dry-run asks nobody")
     settings = options.current_settings()
+    if (stack := options.stack_file(recipe, settings)) is not None:
+        from sparkdeploy.cli.stack import up_of_stack
+
+        up_of_stack(stack, context, settings)
+        return
     assignments = options.overrides(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
     if solo:
         assignments.append(ONE_MACHINE)

@@ -16,11 +16,13 @@ from sparkdeploy.cli.options import (
     NameOption,
     PublicOption,
     RecipeArgument,
+    RecipeOrStackArgument,
     SetOption,
     UnsafeOption,
     current_settings,
     overrides,
     requested,
+    stack_file,
 )
 from sparkdeploy.terminal.console import console
 
@@ -52,7 +54,8 @@ group = typer.Typer(
 
 @group.command()
 def systemd(
-    recipe: RecipeArgument = None,
+    context: typer.Context,
+    recipe: RecipeOrStackArgument = None,
     assignments: SetOption = None,
     name: NameOption = "main",
     public: PublicOption = False,
@@ -63,18 +66,34 @@ def systemd(
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
 ) -> None:
-    """A unit that starts the deployment at boot, and after it died."""
-    from sparkdeploy.export.compose_file import Export, ExportedFile
-    from sparkdeploy.export.deployment import export_socket, export_systemd
-    from sparkdeploy.export.systemd_unit import unit_name
+    """A unit that starts the deployment at boot, and after it died.
+
+    Of a stack file: one for its gateway.
+    """
+    from sparkdeploy.export.deployment import export_gateway_unit, export_socket, export_systemd
+    from sparkdeploy.export.systemd_unit import gateway_unit_name, unit_name
 
     settings = current_settings()
+    if (path := stack_file(recipe, settings)) is not None:
+        from sparkdeploy.cli.stack import refuse_options
+        from sparkdeploy.gateway.stack import load_stack
+
+        refuse_options(context, path)
+        stack = load_stack(path, settings)
+        unit = gateway_unit_name(stack.name)
+        _hand_over_unit(export_gateway_unit(stack, os.environ), unit, folder)
+        return
     assignments = overrides(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public)
     if on_demand:
         _hand_over(export_socket(request, settings, os.environ), folder)
         return
-    text, unit = export_systemd(request, settings, os.environ), unit_name(name)
+    _hand_over_unit(export_systemd(request, settings, os.environ), unit_name(name), folder)
+
+
+def _hand_over_unit(text: str, unit: str, folder: Path | None) -> None:
+    from sparkdeploy.export.compose_file import Export, ExportedFile
+
     if folder is not None:
         enable = f"sudo systemctl daemon-reload && sudo systemctl enable {unit}"
         step = f"sudo cp {unit} /etc/systemd/system/ && {enable}"
@@ -118,6 +137,26 @@ def litellm(
     from sparkdeploy.export.companions import export_litellm
 
     _hand_over(export_litellm(names or (), port, current_settings(), is_public=public), folder)
+
+
+@group.command("llama-swap")
+def llama_swap(
+    stack: Annotated[Path, typer.Argument(help="A stack file.", show_default=False)],
+    folder: FolderOption = None,
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
+) -> None:
+    """llama-swap's configuration of a stack file."""
+    from sparkdeploy.export.llama_swap import export_llama_swap
+    from sparkdeploy.gateway.plans import plan_stack
+    from sparkdeploy.gateway.report import refuse
+    from sparkdeploy.gateway.stack import load_stack
+
+    settings = current_settings()
+    consents = overrides(None, known_bad=known_bad, unsafe=unsafe)
+    plan = plan_stack(load_stack(stack, settings), settings, consents)
+    refuse(plan)
+    _hand_over(export_llama_swap(plan, settings, os.environ), folder)
 
 
 @group.command()

@@ -13,6 +13,8 @@ from sparkdeploy.cli.names import completing, deployments, recipes
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.settings import Settings
 
@@ -58,6 +60,13 @@ RecipeArgument = Annotated[
     str | None,
     typer.Argument(
         help="A recipe's name or file; the configured default when left out.",
+        autocompletion=completing(recipes),
+    ),
+]
+RecipeOrStackArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="A recipe's name or file, or a stack file; the configured default when left out.",
         autocompletion=completing(recipes),
     ),
 ]
@@ -115,6 +124,16 @@ PageCacheOption = Annotated[
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def stack_file(wanted: str | None, settings: Settings) -> Path | None:
+    """Return the stack file that was typed; None where a recipe was."""
+    # A name is a recipe's: the usual command loads nothing of stacks.
+    if wanted is None or not wanted.endswith((".yaml", ".yml")):
+        return None
+    from sparkdeploy.gateway.stack import stack_path
+
+    return stack_path(wanted, settings)
 
 
 def overrides(

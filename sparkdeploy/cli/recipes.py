@@ -28,6 +28,13 @@ HardwareOption = Annotated[
         help="Say what fits and how fast it is on: spark, h100, h200, here.",
     ),
 ]
+ShowOption = Annotated[
+    Literal["dockerfile", "args", "container", "mods"] | None,
+    typer.Option(help="Print Dockerfiles, vLLM's or docker's command, or mods, in full."),
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="Exit 9 when there is work, 4 when `up` would refuse.")
+]
 HeadersOption = Annotated[
     bool, typer.Option("--headers", help="Estimate from the model's headers on the hub (some MB).")
 ]
@@ -152,20 +159,16 @@ def show_recipe(
 
 
 def plan_recipe(
-    recipe: options.RecipeArgument = None,
+    context: typer.Context,
+    recipe: options.RecipeOrStackArgument = None,
     assignments: options.SetOption = None,
     port: options.PortOption = None,
     max_len: options.MaxLenOption = None,
     name: options.NameOption = "main",
     public: options.PublicOption = False,
     cluster: options.ClusterOption = False,
-    show: Annotated[
-        Literal["dockerfile", "args", "container", "mods"] | None,
-        typer.Option(help="Print Dockerfiles, vLLM's or docker's command, or mods, in full."),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit 9 when there is work, 4 when `up` would refuse.")
-    ] = False,
+    show: ShowOption = None,
+    check: CheckOption = False,
     hardware: HardwareOption = None,
     headers: HeadersOption = False,
     _offline: options.OfflineOption = False,
@@ -173,7 +176,19 @@ def plan_recipe(
     unsafe: options.UnsafeOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Say what `up` would do, and do nothing. With --hardware, what would fit and how fast."""
+    """Say what `up` would do, and do nothing. With --hardware, what would fit and how fast.
+
+    Of a stack file: which of its models fit together, and what each start costs.
+    """
+    settings = options.current_settings()
+    if (stack := options.stack_file(recipe, settings)) is not None:
+        from sparkdeploy.cli.stack import show_stack
+
+        show_stack(stack, context, settings)
+        return
+    from sparkdeploy.node.container import refuse_no_name
+
+    refuse_no_name(name)
     assignments = options.overrides(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
     if hardware is not None or headers:
         # An estimate has no steps to show or to check.
@@ -182,22 +197,11 @@ def plan_recipe(
                 "--hardware and --headers estimate; --show and --check are about the plan",
                 hint="run `sparkdeploy plan` once with each",
             )
-        from sparkdeploy.authoring.outlook import WhenMissing, outlook_for
-        from sparkdeploy.node.container import refuse_no_name
-
-        refuse_no_name(name)
-        outlook = outlook_for(
-            recipe,
-            assignments,
-            hardware=hardware or "spark",
-            when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
-            cluster=cluster,
-        )
+        outlook = _outlook(recipe, assignments, hardware, headers=headers, cluster=cluster)
         answer(_outlook_lines(outlook), outlook.as_dict(), as_json=as_json)
         return
     from sparkdeploy.deploy.request import plan_for, with_expected_paths
 
-    settings = options.current_settings()
     request = options.requested(
         recipe, assignments, settings, name=name, public=public, cluster=cluster
     )
@@ -210,6 +214,25 @@ def plan_recipe(
         require_no_problems(plan)
     if check:
         _require_nothing_to_do(plan)
+
+
+def _outlook(
+    recipe: str | None,
+    assignments: list[str],
+    hardware: str | None,
+    *,
+    headers: bool,
+    cluster: bool,
+) -> Outlook:
+    from sparkdeploy.authoring.outlook import WhenMissing, outlook_for
+
+    return outlook_for(
+        recipe,
+        assignments,
+        hardware=hardware or "spark",
+        when_missing=WhenMissing.HUB if headers else WhenMissing.SHIPPED,
+        cluster=cluster,
+    )
 
 
 def _outlook_lines(outlook: Outlook) -> Iterator[Block]:

@@ -118,7 +118,7 @@ def up(
             if options.extent is Extent.DETACH or not launch.begun:
                 return Outcome(plan, changed=True)
             deadline_s = plan.resolved.recipe.limits.startup_timeout_s
-            watch = Watch(launch, launch.started, _timing_key(plan), deadline_s, plan)
+            watch = Watch(launch, launch.started, timing_key_of(plan), deadline_s, plan)
             readiness = launch.wait_and_commit(watch)
         except KeyboardInterrupt:
             _undo(launch, options)
@@ -157,10 +157,11 @@ def _decide(
 def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
     console.expect(*awaited_preparation(plan))
     if options.extent is Extent.ANSWER and plan.has_work:
-        console.expect(awaited_start(plan.deployment.name, _timing_key(plan), settings))
+        console.expect(awaited_start(plan.deployment.name, timing_key_of(plan), settings))
 
 
-def _timing_key(plan: Plan) -> str:
+def timing_key_of(plan: Plan) -> str:
+    """Return the key under which the durations of such a start are remembered."""
     tag, recipe = plan.images[-1].stage.tag, plan.resolved.recipe.name
     return timing_key(tag, recipe, len(plan.topology.nodes))
 
@@ -176,7 +177,7 @@ def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> No
     # Users of one machine share its names: whoever replaces another's should know.
     user = running[0].user
     name = f"deployment {plan.deployment.name}{f' of {user}' if is_another(user) else ''}"
-    console.info(f"downtime: {expected_start(settings.state_dir, _timing_key(plan))}")
+    console.info(f"downtime: {expected_start(settings.state_dir, timing_key_of(plan))}")
     if not confirm(f"{name} is running and will be replaced ({replaced[0].reason}). Go on?"):
         raise SparkdeployError(
             f"deployment {plan.deployment.name} was not replaced",

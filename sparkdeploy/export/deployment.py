@@ -21,7 +21,9 @@ from sparkdeploy.deploy.request import (
 from sparkdeploy.errors import BuildError, CheckpointError, UsageError
 from sparkdeploy.export.compose_file import Export, ExportedFile, compose_text
 from sparkdeploy.export.systemd_unit import (
+    BETWEEN_STARTS_S,
     Unit,
+    gateway_unit_name,
     proxy_name,
     proxy_text,
     server_port,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sparkdeploy.deploy.request import Request
+    from sparkdeploy.gateway.stack import Stack
     from sparkdeploy.settings import Settings
 
 FOLDER_VARIABLES = (
@@ -77,24 +80,42 @@ def export_systemd(
     request = replace(request, assignments=whole)
     resolved = resolve(request, settings)
     anywhere = replace(request, recipe=from_anywhere(request.recipe, settings))
-    _refuse_variables(request, settings)
+    refuse_variables(request, settings)
     # This very program, found without PATH.
     program = (sys.executable, *AS_MODULE)
     return unit_text(
         Unit(
-            deployment=request.deployment.name,
+            name=unit_name(request.deployment.name),
+            subject=f"deployment {request.deployment.name}",
             up=[*program, *up_words(anywhere), "--yes", "--stay"],
             stop=[*program, "stop", request.deployment.name],
             user=_user(),
             folder=UNIT_FOLDER,
-            env=dict(_folder_variables(env)),
+            env=dict(folder_variables(env)),
             startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
             is_woken=is_woken,
         )
     )
 
 
-def _folder_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def export_gateway_unit(stack: Stack, env: Mapping[str, str]) -> str:
+    """Return the unit of a stack's gateway; what it starts lives on when the gateway ends."""
+    return unit_text(
+        Unit(
+            name=gateway_unit_name(stack.name),
+            subject=f"gateway of {stack.name}",
+            up=[sys.executable, *AS_MODULE, "gateway", "--", str(stack.path)],
+            stop=(),
+            user=_user(),
+            folder=UNIT_FOLDER,
+            env=dict(folder_variables(env)),
+            startup_timeout_s=BETWEEN_STARTS_S,
+            notifies=False,
+        )
+    )
+
+
+def folder_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the variables that say where things are, each path whole."""
     for name in FOLDER_VARIABLES:
         if value := env.get(name):
@@ -102,12 +123,12 @@ def _folder_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, os.path.abspath(value) if is_path else value  # noqa: PTH100 - as typed
 
 
-def _refuse_variables(request: Request, settings: Settings) -> None:
+def refuse_variables(request: Request, settings: Settings) -> None:
     """A unit is read by everybody, and so are the arguments of what it runs for months."""
     typed = [item.partition("=")[0].strip() for item in request.assignments if sets_variables(item)]
     if typed:
         raise UsageError(
-            f"--set {' and '.join(typed)} cannot stand in a unit: every user can read it there, "
+            f"--set {' and '.join(typed)} cannot be exported: every user can read it there, "
             "and in `ps` as long as it serves",
             hint=f"put serve.env into a recipe file of yours that extends {request.recipe}, in "
             f"{settings.config_dir / 'recipes'} and of mode 0600, and export that",

@@ -35,20 +35,30 @@ hand may be starting again by now."""
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    deployment: str
+    name: str
+    subject: str
+    """What it runs, in words."""
     up: Sequence[str]
     """The command that starts it, with its absolute program first."""
     stop: Sequence[str]
+    """The command that stops it; without one it ends by SIGTERM."""
     user: str
     folder: str
     env: Mapping[str, str]
     startup_timeout_s: float
+    notifies: bool = True
+    """Whether the command says when it is ready; else it is once it has begun."""
     is_woken: bool = False
     """Whether a socket starts it; systemd counts each wake as a start, so none is limited."""
 
 
 def unit_name(deployment: str) -> str:
     return f"sparkdeploy-{deployment}.service"
+
+
+def gateway_unit_name(stack: str) -> str:
+    """Return a name that no deployment's unit has: theirs have no colon."""
+    return f"sparkdeploy-gateway:{stack}.service"
 
 
 def unit_text(unit: Unit) -> str:
@@ -61,8 +71,9 @@ def unit_text(unit: Unit) -> str:
     shell, *words = UNLESS_IT_ENDED
     text = _rendered(
         "systemd.service.j2",
-        name=unit_name(unit.deployment),
-        deployment=unit.deployment,
+        name=unit.name,
+        subject=unit.subject,
+        type="notify" if unit.notifies else "exec",
         is_woken=unit.is_woken,
         interval_s=int((MAX_STARTS + 1) * (unit.startup_timeout_s + BETWEEN_STARTS_S)),
         max_starts=MAX_STARTS,
@@ -71,7 +82,7 @@ def unit_text(unit: Unit) -> str:
         working_directory=_specifiers_escaped(unit.folder),
         environment=[quoted(f"{name}={value}") for name, value in sorted(unit.env.items())],
         up=command_line(unit.up),
-        stop=command_line((f"{FAILING_IS_FINE}{shell}", *words, *unit.stop)),
+        stop=command_line((f"{FAILING_IS_FINE}{shell}", *words, *unit.stop)) if unit.stop else "",
     )
     if max(len(line) for line in text.encode(errors="replace").split(b"\n")) >= LONGEST_LINE_BYTES:
         raise UsageError("a line of the unit is longer than the 1 MiB that systemd reads")

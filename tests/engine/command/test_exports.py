@@ -167,7 +167,8 @@ def test_systemd_finds_no_fault_with_hostile_words(tmp_path: Path) -> None:
     words = hostile_words(300)
     unit = tmp_path / "sparkdeploy-words.service"
     made = Unit(
-        deployment="words",
+        name="sparkdeploy-words.service",
+        subject="deployment words",
         up=("/bin/true", *words),
         stop=("/bin/true",),
         user="root",

@@ -54,7 +54,8 @@ def is_variable(text: str) -> bool:
 
 
 UNIT = Unit(
-    deployment="main",
+    name="sparkdeploy-main.service",
+    subject="deployment main",
     up=("/opt/sparkdeploy/bin/python", "-P", "-m", "sparkdeploy", "up", "v2", "--yes"),
     stop=("/opt/sparkdeploy/bin/python", "-P", "-m", "sparkdeploy", "stop", "main"),
     user="ada",
@@ -315,7 +316,7 @@ def test_a_recipe_file_is_named_so_that_systemd_finds_it(
 def test_no_variable_stands_in_a_unit_where_everybody_reads_it(
     export: Callable[..., object], typed: str
 ) -> None:
-    with pytest.raises(UsageError, match=r"--set serve\S* cannot stand in a unit") as caught:
+    with pytest.raises(UsageError, match=r"--set serve\S* cannot be exported") as caught:
         export(Request("v2", (typed, "serve.port=8001")), load_settings(), {})
     assert "hush" not in f"{caught.value.message}{caught.value.hint}"
     assert "mode 0600" in (caught.value.hint or "")

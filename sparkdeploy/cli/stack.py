@@ -1,0 +1,107 @@
+"""`plan` and `up` of a stack file: several models behind one address."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.cli.options import overrides
+from sparkdeploy.cli.printing import answer
+from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
+from sparkdeploy.gateway.plans import plan_stack
+from sparkdeploy.gateway.report import count_of, problems, refuse, stack_as_dict, stack_lines
+from sparkdeploy.gateway.stack import load_stack
+from sparkdeploy.terminal.console import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import typer
+
+    from sparkdeploy.gateway.plans import StackPlan
+    from sparkdeploy.gateway.ready import Ready
+    from sparkdeploy.settings import Settings
+
+
+OF_EVERY_STACK = frozenset({"recipe", "known_bad", "unsafe", "as_json", "offline", "_offline"})
+"""Parameters of commands that are about no single recipe."""
+
+
+def refuse_options(context: typer.Context, path: Path, *allowed: str) -> None:
+    """Raise UsageError for options that were typed and are about one recipe."""
+    named = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in {*OF_EVERY_STACK, *allowed}
+        and (source := context.get_parameter_source(parameter.name or "")) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if named:
+        raise UsageError(
+            f"{path} is a stack, and {' and '.join(named)} about one recipe",
+            hint="the stack file itself says it, by model",
+        )
+
+
+def _planned(path: Path, context: typer.Context, settings: Settings) -> StackPlan:
+    given = context.params
+    consents = overrides(None, known_bad=given["known_bad"], unsafe=given["unsafe"])
+    return plan_stack(load_stack(path, settings), settings, consents)
+
+
+def show_stack(path: Path, context: typer.Context, settings: Settings) -> None:
+    """Print what fits together, and what each start costs; raise NodeError where one cannot."""
+    refuse_options(context, path, "check", "dry_run", "yes")
+    plan = _planned(path, context, settings)
+    answer(stack_lines(plan), stack_as_dict(plan), as_json=context.params["as_json"])
+    if found := problems(plan):
+        raise NodeError(
+            f"`up` would refuse this, for {count_of(found)}", hint="the lines with x say why"
+        )
+    if context.params.get("check") and any(it.has_work for it in plan.members):
+        command = shlex.join(["sparkdeploy", "up", str(path)])
+        raise ChangesPendingError("the stack has work to do", hint=f"run `{command}`")
+
+
+def up_of_stack(path: Path, context: typer.Context, settings: Settings) -> None:
+    """Make every model of a stack ready, and start what is always kept."""
+    given = context.params
+    if given["dry_run"]:
+        show_stack(path, context, settings)
+        return
+    from sparkdeploy.gateway.ready import up_stack
+
+    refuse_options(context, path, "prepare", "drop_page_cache", "yes")
+    plan = _planned(path, context, settings)
+    refuse(plan, of_preparation=given["prepare"])
+    console.info_blocks(stack_lines(plan))
+    ready = up_stack(
+        plan,
+        settings,
+        confirm=(lambda _question: True) if given["yes"] else console.confirm,
+        starts=not given["prepare"],
+        drop_page_cache=given["drop_page_cache"],
+    )
+    answer(_ready_lines(plan, ready), _ready_as_dict(plan, ready), as_json=given["as_json"])
+
+
+def _ready_lines(plan: StackPlan, ready: Ready) -> Iterator[str]:
+    for name, outcome in ready.started.items():
+        state = "answers" if outcome.changed else "was up already and answers"
+        yield f"{name} {state} at {outcome.plan.base_url}/v1"
+    others = [it.model.name for it in plan.members if it.model.name not in ready.started]
+    if others:
+        yield f"ready to start: {', '.join(others)}"
+
+
+def _ready_as_dict(plan: StackPlan, ready: Ready) -> dict[str, Any]:
+    return {
+        "stack": plan.stack.name,
+        "prepared": list(ready.prepared),
+        "started": [
+            {"model": name, "base_url": it.plan.base_url, "changed": it.changed}
+            for name, it in ready.started.items()
+        ],
+        "ready": [it.model.name for it in plan.members],
+    }

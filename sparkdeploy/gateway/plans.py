@@ -1,0 +1,307 @@
+"""What each model of a stack needs: its request, and its plan as if the others did not run."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdeploy.checks.survey import survey
+from sparkdeploy.deploy.nodes import needed_nodes
+from sparkdeploy.deploy.request import NAMES, PORT, Request, resolve
+from sparkdeploy.deploy.up import timing_key_of
+from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError
+from sparkdeploy.gateway.fit import ModelFit, StackFit
+from sparkdeploy.node.cluster import open_nodes, this_node
+from sparkdeploy.plan.container import Deployment
+from sparkdeploy.plan.make import decide, topology_for
+from sparkdeploy.plan.observe import observe
+from sparkdeploy.recipe.consent import asked, consent_hint, digest
+from sparkdeploy.recipe.document import Document, ValueOrigin
+from sparkdeploy.recipe.library import library
+from sparkdeploy.recipe.load import error_of
+from sparkdeploy.server.phases import estimated_start_s, known_start_s
+from sparkdeploy.yaml_text import in_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence, Set
+
+    from sparkdeploy.checks.survey import Survey
+    from sparkdeploy.gateway.stack import Stack, StackModel
+    from sparkdeploy.node.container import ListedContainer
+    from sparkdeploy.node.facts import NodeFact
+    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.plan.observed import Observed, ObservedNode
+    from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.settings import Settings
+
+LAST_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """One model of a stack: what would be typed for it, and what that would do."""
+
+    model: StackModel
+    request: Request
+    resolved: Resolved
+    plan: Plan
+
+    @property
+    def has_work(self) -> bool:
+        """Say whether `up` of the stack would make, fetch or start anything of it."""
+        return self.plan.has_work if self.model.keep == "always" else self.plan.prepares
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    stack: Stack
+    members: tuple[PlannedModel, ...]
+    fit: StackFit
+
+    def __getitem__(self, name: str) -> PlannedModel:
+        return next(it for it in self.members if it.model.name == name)
+
+    @property
+    def always(self) -> tuple[PlannedModel, ...]:
+        return tuple(it for it in self.members if it.model.keep == "always")
+
+    @property
+    def download_bytes(self) -> int | None:
+        """Return what is to be fetched, a repository of several models once; None if unknown."""
+        sizes: dict[str, int | None] = {}
+        for member in self.members:
+            missing = member.plan.observed.missing
+            sizes |= {f"{it.repo}@{it.revision}": it.missing_bytes for it in missing}
+            if not missing:
+                sizes[member.model.name] = member.plan.head.needs.download_bytes
+        known = [size for size in sizes.values() if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+
+def plan_stack(stack: Stack, settings: Settings, consents: Sequence[str] = ()) -> StackPlan:
+    """Look at the nodes once, and decide for each model as if no other one of the stack ran.
+
+    `consents` are assignments that the command line gives, such as `allow_unsafe=true`. Raises
+    RecipeError and NodeError as a plan of one recipe does, with the model's name.
+    """
+    requests = requests_of(stack, settings, consents)
+    names = frozenset(requests)
+    needed = frozenset[str]()
+    for request in requests.values():
+        needed |= _needed(request, settings)
+    with open_nodes(settings, needed) if needed else this_node(settings) as nodes:
+        _refuse_other_nodes(stack, nodes)
+        seen = survey(nodes, settings.hub_cache)
+        members = tuple(
+            _member(model, requests[model.name], names - {model.name}, settings, nodes, seen)
+            for model in stack.models
+        )
+        usable = dict(_usable_pools(nodes, seen, names))
+    fits = tuple(_fit_of(member, settings) for member in members)
+    # Of a pool that nobody has measured one model at a time may take.
+    for fit in fits:
+        for pool in fit.takes.keys() - usable.keys():
+            usable[pool] = max(it.takes.get(pool, 0) + it.floors.get(pool, 0) for it in fits)
+    return StackPlan(stack, members, StackFit(usable, fits))
+
+
+def requests_of(
+    stack: Stack, settings: Settings, consents: Sequence[str] = ()
+) -> dict[str, Request]:
+    """Return what starts each model: the recipe, on a port of its own and under its name.
+
+    Raises RecipeError for a recipe that is none, and ConsentNeededError for a stack from elsewhere
+    that sets what needs consent.
+    """
+    taken = {stack.port, *(it.port for it in stack.models if it.port is not None)}
+    requests = {}
+    for model in stack.models:
+        with _naming(model.name):
+            typed = (*model.assignments, *consents)
+            resolved = resolve(Request(model.recipe, typed), settings)
+            _require_consent(resolved, model, stack, settings)
+            port = model.port or _free_port(resolved.recipe.serve.port, taken)
+            taken.add(port)
+            own = resolved.recipe.model.served_names
+            names = [*dict.fromkeys((model.name, *own))]
+            added = [f"{PORT}={port}", f"{NAMES}={in_line(names)}"]
+            if resolved.recipe.limits.idle_stop_s is not None:
+                # The gateway knows who still waits; a server that ends by itself does not.
+                added.append("limits.idle_stop_s=null")
+            is_cluster = resolved.recipe.cluster.least_nodes > 1
+            requests[model.name] = Request(
+                model.recipe, (*typed, *added), Deployment(model.name), is_cluster
+            )
+    return requests
+
+
+def _free_port(first: int, taken: Set[int]) -> int:
+    return next((it for it in range(first, LAST_PORT) if it not in taken), LAST_PORT)
+
+
+def _require_consent(
+    resolved: Resolved, model: StackModel, stack: Stack, settings: Settings
+) -> None:
+    """Raise ConsentNeededError for what the stack's own `set` may only do with consent.
+
+    What the recipe itself asks for was asked when it was loaded.
+    """
+    if not model.assignments or resolved.recipe.allow_unsafe:
+        return
+    shelf, own = library(settings), ValueOrigin(str(stack.path), 1)
+    origins = {key: own if it.line is None else it for key, it in resolved.origins.items()}
+    foreign = shelf.foreign_files({(): own})
+    needed = [*asked(resolved.recipe, origins, foreign)]
+    template = resolved.recipe.serve.chat_template
+    record = settings.state_dir / "consents" / digest(needed, origins, resolved.mods, template)
+    if not needed or record.is_file():
+        return
+    error = error_of(
+        f"model {model.name} of {stack.path}",
+        Document({}, origins),
+        [],
+        needed,
+        hint=consent_hint(model.recipe, needed),
+    )
+    if isinstance(error, ConsentNeededError):
+        error.record = record
+    raise error
+
+
+def _needed(request: Request, settings: Settings) -> frozenset[str]:
+    """Return the nodes that serve a model together; none for this machine alone."""
+    if not request.cluster:
+        return frozenset()
+    with _naming(request.deployment.name):
+        return needed_nodes(resolve(request, settings), settings)
+
+
+@contextlib.contextmanager
+def _naming(model: str) -> Iterator[None]:
+    """Put the model's name before the message of an error."""
+    try:
+        yield
+    except SparkdeployError as error:
+        if not error.message.startswith(f"model {model}"):
+            error.message = f"model {model}: {error.message}"
+        raise
+
+
+def _refuse_other_nodes(stack: Stack, nodes: Nodes) -> None:
+    for model in stack.models:
+        if model.node is not None and model.node != nodes.here.name:
+            raise NodeError(
+                f"model {model.name}: {model.node} is not this machine, which is {nodes.here.name}",
+                hint=f"a gateway starts what its own machine heads: sparkdeploy --on {model.node} "
+                "plan STACK",
+            )
+
+
+def _member(
+    model: StackModel,
+    request: Request,
+    others: frozenset[str],
+    settings: Settings,
+    nodes: Nodes,
+    seen: Survey,
+) -> PlannedModel:
+    ranks = nodes.only(_needed(request, settings)) if request.cluster else nodes.alone()
+    with _naming(model.name):
+        resolved = resolve(request, settings)
+        observed = observe(resolved, settings, ranks, request.deployment, found=seen)
+        observed = _as_if_alone(observed, others)
+        topology = topology_for(resolved, ranks, observed)
+        plan = decide(resolved, settings, observed, request.deployment, topology)
+    return PlannedModel(model, request, resolved, plan)
+
+
+def _as_if_alone(observed: Observed, others: frozenset[str]) -> Observed:
+    """Return what was observed as if the other models had been stopped."""
+    port = observed.port
+    is_theirs = port is not None and port.deployment in others
+    nodes = tuple(_without(node, others) for node in observed.nodes)
+    return replace(observed, nodes=nodes, port=None if is_theirs else port)
+
+
+def _without(node: ObservedNode, others: frozenset[str]) -> ObservedNode:
+    stopped = tuple(
+        replace(it, state="exited") if it.deployment in others else it for it in node.containers
+    )
+    free_bytes = _available(node.facts, node.containers, others)
+    return replace(
+        node, containers=stopped, facts=replace(node.facts, memory_available_bytes=free_bytes)
+    )
+
+
+def _available(
+    fact: NodeFact, containers: Sequence[ListedContainer], stopping: Set[str]
+) -> int | None:
+    """Return what is available once some deployments have given their memory back."""
+    if fact.memory_available_bytes is None:
+        return None
+    freed = sum(
+        it.promised_bytes for it in containers if it.is_running and it.deployment in stopping
+    )
+    total_bytes = fact.memory_total_bytes
+    available = fact.memory_available_bytes + freed
+    return available if total_bytes is None else min(available, total_bytes)
+
+
+def _usable_pools(nodes: Nodes, seen: Survey, names: Set[str]) -> Iterator[tuple[str, int]]:
+    """Yield how much there is of each node's memory, its GPU's and its meeting port for models."""
+    for node in nodes:
+        fact = seen.seen.get(node.name)
+        if fact is None:
+            continue
+        containers = _own_containers(node) if fact.docker is not None else ()
+        if fact.memory_total_bytes is not None:
+            others = (it for it in containers if it.is_running and it.deployment not in names)
+            unpromised = fact.memory_total_bytes - sum(it.promised_bytes for it in others)
+            available = _available(fact, containers, names)
+            yield node.name, unpromised if available is None else min(available, unpromised)
+        if fact.gpu is not None and fact.gpu.memory_bytes is not None:
+            ours = {it.container_id for it in containers if it.deployment in names}
+            others_bytes = sum(
+                it.memory_bytes or 0 for it in fact.gpu_processes if it.container_id not in ours
+            )
+            yield _gpu_pool(node.name), fact.gpu.memory_bytes - others_bytes
+
+
+def _own_containers(node: Node) -> tuple[ListedContainer, ...]:
+    return tuple(it for it in node.listing if it.is_own)
+
+
+def _gpu_pool(node: str) -> str:
+    return f"{node}'s GPU"
+
+
+def _fit_of(member: PlannedModel, settings: Settings) -> ModelFit:
+    takes: dict[str, int] = {}
+    floors: dict[str, int] = {}
+    plan = member.plan
+    for planned in plan.nodes:
+        claim, node = planned.claim, planned.node
+        # Nobody knows how much there is of it: nothing runs beside that.
+        takes[node] = claim.needed_bytes if claim is not None else 1
+        floors[node] = claim.floor_bytes if claim is not None else 0
+        seen = plan.observed.node(node)
+        gpu = seen.facts.gpu if seen is not None else None
+        if claim is not None and claim.vllm_bytes and gpu is not None and gpu.memory_bytes:
+            takes[_gpu_pool(node)] = claim.vllm_bytes
+    if not plan.topology.is_alone:
+        # Nodes of two deployments would meet at one port of their head.
+        takes[f"{plan.head.node}'s port for other nodes"] = 1
+    known_s = known_start_s(settings.state_dir, timing_key_of(plan))
+    weights_bytes = plan.head.needs.weights_bytes
+    estimated_s = estimated_start_s(weights_bytes) if weights_bytes is not None else None
+    return ModelFit(
+        name=member.model.name,
+        keep=member.model.keep,
+        takes=takes,
+        floors=floors,
+        start_s=known_s if known_s is not None else estimated_s,
+        is_measured=known_s is not None,
+        download_bytes=plan.head.needs.download_bytes,
+    )

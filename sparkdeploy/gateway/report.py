@@ -1,0 +1,215 @@
+"""A stack's plan in words: what fits together, what excludes each other, what each start costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.checks.finding import Verdict, fail, fail_early, not_seen, warn
+from sparkdeploy.checks.report import SIGNS, legend, signed
+from sparkdeploy.errors import Mistakes, NodeError
+from sparkdeploy.plan.steps import Action
+from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_bytes, format_gib, in_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.gateway.fit import ModelFit, StackFit
+    from sparkdeploy.gateway.plans import PlannedModel, StackPlan
+    from sparkdeploy.terminal.tables import Block, TextRow
+
+MOST_SETS = 20
+"""That are printed; JSON has ten times as many."""
+MEMORY_CHECK = "machine.memory"
+LESS = "keep one of them `idle`, or give one less: set: [serve.gpu_memory_utilization=0.4]"
+TITLES = ("takes", "start", "download")
+
+
+def stack_lines(plan: StackPlan) -> Iterator[Block]:
+    """Yield the plan of a stack, and what stands in its way."""
+    stack, fit = plan.stack, plan.fit
+    yield f"stack {stack.name}: {stack.path}"
+    yield f"  clients ask http://{_host(stack.host)}:{stack.port}/v1"
+    columns = (
+        *(TextColumn("model"), TextColumn("kept")),
+        *(TextColumn(title, Fill.FIGURE) for title in TITLES),
+    )
+    yield TextTable(columns, tuple(_row(it, fit) for it in plan.members), indent=2)
+    yield "  start: ~ is estimated by the bytes of the weights; the others were measured here"
+    total = plan.download_bytes
+    yield f"  to download: {'unknown' if total is None else format_bytes(total)} in all"
+    yield from (f"  {line}" for line in fit_lines(fit))
+    signs = []
+    for finding in (*findings(plan), *_unobserved(plan)):
+        signs.append(sign := SIGNS[finding.verdict])
+        seen = Piece(finding.seen, Style.BAD if sign == "x" else Style.PLAIN)
+        yield line_of("  ", signed(sign), " ", seen)
+        if finding.fix:
+            yield f"      fix: {finding.fix}"
+    if signs:
+        yield f"  ({legend(signs)})"
+
+
+def _unobserved(plan: StackPlan) -> list[Finding]:
+    unseen = dict.fromkeys(it for member in plan.members for it in member.plan.observed.unobserved)
+    return [not_seen(MEMORY_CHECK, sentence) for sentence in unseen]
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _row(member: PlannedModel, fit: StackFit) -> TextRow:
+    model, own = member.model, fit[member.model.name]
+    stops = f" {in_seconds(model.idle_stop_s)}" if model.idle_stop_s is not None else ""
+    size = own.download_bytes
+    beneath = [f"    {member.resolved.recipe.name} on port {member.resolved.recipe.serve.port}"]
+    if model.aliases:
+        beneath.append(f"    also {', '.join(alias.name for alias in model.aliases)}")
+    if any(step.action is not Action.REUSE for step in member.plan.images):
+        beneath.append("    its image is to be made")
+    return row_of(
+        Piece(model.name, Style.STRONG),
+        f"{model.keep}{stops}",
+        _memory(member.plan.head.needs.memory_bytes),
+        _start(own),
+        "unknown" if size is None else format_bytes(size) if size else "-",
+        beneath=beneath,
+    )
+
+
+def _memory(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_gib(size_bytes)
+
+
+def _start(model: ModelFit) -> str:
+    if model.start_s is None:
+        return "unknown"
+    return f"{'' if model.is_measured else '~'}{in_seconds(model.start_s)}"
+
+
+def fit_lines(fit: StackFit) -> Iterator[str]:
+    """Yield what may be used, which models fit together, and which exclude each other."""
+    for pool, size in fit.usable.items():
+        if size > 1:
+            yield f"{pool}: {format_gib(size)} may be used"
+    sets = [*fit.largest_sets(MOST_SETS)]
+    for names in filter(None, sets):
+        yield f"{'fit together' if len(names) > 1 else 'alone'}: {', '.join(names)}"
+    if len(sets) == MOST_SETS:
+        yield "and more: --json"
+    for pair in fit.excluded():
+        yield f"exclude each other: {' and '.join(pair)} ({_why(fit, pair)})"
+
+
+def _why(fit: StackFit, names: Sequence[str]) -> str:
+    """Return the bytes, or the port, that models are too many for."""
+    models = [fit[name] for name in names]
+    for pool in fit.usable:
+        taking = [it for it in models if it.takes.get(pool)]
+        needed = sum(it.takes[pool] for it in taking)
+        floor = max((it.floors.get(pool, 0) for it in taking), default=0)
+        if needed + floor <= fit.usable[pool]:
+            continue
+        if needed + floor <= len(models):
+            return pool
+        sizes = " and ".join(format_gib(it.takes[pool]) for it in taking)
+        kept = f", {format_gib(floor)} stay free" if floor else ""
+        return f"{sizes} of {format_gib(fit.usable[pool])}{kept}"
+    return ""
+
+
+def findings(plan: StackPlan) -> Iterator[Finding]:
+    """Yield what stands in the way of a model or of all together, and what is worth a warning."""
+    for member in plan.members:
+        for finding in (*member.plan.problems, *member.plan.warnings):
+            yield replace(finding, seen=f"{member.model.name}: {finding.seen}")
+    yield from _of_disk(plan)
+    kept = [it.model.name for it in plan.always]
+    fitting = [name for name in kept if plan.fit.is_together((name,))]
+    if not plan.fit.is_together(fitting):
+        why = _why(plan.fit, fitting)
+        seen = f"{', '.join(fitting)} are kept always and do not fit together ({why})"
+        yield fail(MEMORY_CHECK, seen, LESS)
+        return
+    for model in plan.fit.models:
+        if plan.fit.is_together((model.name,)) and not plan.fit.fits({*fitting}, model.name):
+            why = _why(plan.fit, (*fitting, model.name))
+            seen = f"{model.name} never starts beside what is kept always ({why})"
+            yield warn(MEMORY_CHECK, seen, LESS)
+
+
+def _of_disk(plan: StackPlan) -> Iterator[Finding]:
+    """Compare what is fetched for all models with the disk, which has room for each alone."""
+    size, free = plan.download_bytes, plan.members[0].plan.observed.head.facts.data_free_bytes
+    if size is not None and free is not None and size > free:
+        seen = f"disk: all models take {format_bytes(size)} more, and {format_bytes(free)} are free"
+        yield fail_early("folders.disk", seen, "free some space, or point HF_HOME at another disk")
+
+
+def problems(plan: StackPlan, *, of_preparation: bool = False) -> list[Finding]:
+    """Return what stands in the way of the start, or already of images and weights."""
+    return [
+        it
+        for it in findings(plan)
+        if it.verdict is Verdict.FAIL and (it.blocks == "prepare" or not of_preparation)
+    ]
+
+
+def refuse(plan: StackPlan, *, of_preparation: bool = False) -> None:
+    """Raise NodeError where a model could not start, or what is always kept does not fit."""
+    found = problems(plan, of_preparation=of_preparation)
+    if found:
+        lines = [line for it in found for line in (it.seen, f"    fix: {it.fix}")]
+        raise NodeError(
+            f"stack {plan.stack.name} cannot {'be prepared' if of_preparation else 'start'}, for "
+            f"{count_of(found)}",
+            detail=Mistakes("\n".join(lines)),
+        )
+
+
+def count_of(found: Sequence[Finding]) -> str:
+    return "1 reason" if len(found) == 1 else f"{len(found)} reasons"
+
+
+def stack_as_dict(plan: StackPlan) -> dict[str, Any]:
+    found = [*findings(plan)]
+    return {
+        "schema": 1,
+        "stack": plan.stack.name,
+        "path": str(plan.stack.path),
+        "host": plan.stack.host,
+        "port": plan.stack.port,
+        "usable_bytes": dict(plan.fit.usable),
+        "download_bytes": plan.download_bytes,
+        "models": [_member_as_dict(it, plan.fit[it.model.name]) for it in plan.members],
+        "fit_together": [list(it) for it in plan.fit.largest_sets(10 * MOST_SETS)],
+        "exclude_each_other": [list(it) for it in plan.fit.excluded()],
+        "problems": [_said(it) for it in found if it.verdict is Verdict.FAIL],
+        "warnings": [_said(it) for it in found if it.verdict is not Verdict.FAIL],
+        "has_work": any(it.has_work for it in plan.members),
+    }
+
+
+def _said(finding: Finding) -> dict[str, str]:
+    return {"check": finding.check, "message": finding.seen, "fix": finding.fix or ""}
+
+
+def _member_as_dict(member: PlannedModel, own: ModelFit) -> dict[str, Any]:
+    return {
+        "name": own.name,
+        "recipe": member.resolved.recipe.name,
+        "port": member.resolved.recipe.serve.port,
+        "aliases": [alias.name for alias in member.model.aliases],
+        "keep": own.keep,
+        "idle_stop_s": member.model.idle_stop_s,
+        "takes_bytes": dict(own.takes),
+        "floor_bytes": dict(own.floors),
+        "start_s": own.start_s,
+        "is_start_measured": own.is_measured,
+        "download_bytes": own.download_bytes,
+        "has_work": member.has_work,
+    }
