@@ -30,6 +30,7 @@ from sparkdeploy.recipe.mods import FoundMod
 from sparkdeploy.settings import SHARED_LOCK_DIR, load_settings
 from tests.fakes.containers import container
 from tests.fakes.fabric import node_fact, two_node_plan
+from tests.fakes.plans import DOCKER
 from tests.unit.checks.recorded import NAMES, RecordedEngine, load
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
@@ -475,3 +476,13 @@ def test_a_report_says_what_its_signs_mean_and_no_others() -> None:
     assert plain_lines(report.lines(findings))[-2] == "= ok, nothing to do  ! warning"
     assert set(report.SIGNS.values()) <= set(report.MEANINGS)
     assert len(set(report.MEANINGS.values())) == len(report.MEANINGS)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "verdict"),
+    [(0, Verdict.WARN), (19_999_999_999, Verdict.WARN), (20_000_000_000, Verdict.OK)],
+)
+def test_less_than_an_engines_image_and_its_build_is_little(
+    free_bytes: int, verdict: Verdict
+) -> None:
+    assert docker.check_low_disk(DOCKER, free_bytes).verdict is verdict

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.node.lock import node_lock
 from sparkdeploy.settings import load_settings
+from tests.fakes.containers import container
 from tests.fakes.machines import (
     LATER,
     NEW,
@@ -62,6 +65,17 @@ def test_a_replacement_keeps_the_old_one_for_rollback(lab: Lab) -> None:
     check_whole(lab, "1")
     assert lab.roll_back() == "returned"
     check_whole(lab, "2")
+
+
+def test_one_predecessor_is_kept_and_the_last_one_is_gone_back_to(lab: Lab) -> None:
+    deployed(lab).up(LATER)
+    lab.up("serve.max_num_seqs=3")
+    assert lab.names() == [[NEW, f"{NEW}-kept-2"]] * lab.count
+    # A kill between the two steps of a commit leaves one more.
+    kept = container(f"{NEW}-kept-10", "exited")
+    lab.engines[0].facts["ten"] = replace(kept, container_id="ten")
+    found = deployments_in(lab.engines[0].own_containers())["main"]
+    assert [fact.name for fact in found.kept] == [f"{NEW}-kept-10", f"{NEW}-kept-2"]
 
 
 def test_a_detached_start_is_settled_by_the_next_command(lab: Lab) -> None:

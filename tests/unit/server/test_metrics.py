@@ -104,6 +104,14 @@ def test_a_percentile_lies_in_the_bucket_of_the_true_one(
     assert lower_s <= found <= min(EDGES_S[upper], EDGES_S[-2]) + 1e-9
 
 
+@pytest.mark.parametrize(("share", "found_s"), [(0.25, 0.5), (0.5, 1.0), (0.75, 1.5), (1.0, 2.0)])
+def test_a_percentile_at_an_edge_is_the_edge_and_no_later_one(share: float, found_s: float) -> None:
+    counted = Histogram((1.0, 2.0, 4.0, math.inf), (5, 10, 10, 10))
+    assert counted.quantile(share) == found_s
+    half = Histogram((1.0, 2.0, 4.0, math.inf), (5, 5, 5, 10))
+    assert half.quantile(0.5) == 1.0
+
+
 def test_a_histogram_with_other_edges_begins_anew() -> None:
     now = Histogram((1.0, math.inf), (2, 2))
     assert now.since(Histogram()) == now
