@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import Inspected, deployments_in, look_again
@@ -19,7 +18,6 @@ from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Replacement, TakenAwayError
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.container import ContainerSpec
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.node import named
 from sparkdeploy.plan.memory import promised_bytes, shortage
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.deploy.wait import Watch
     from sparkdeploy.estimate.memory import MemoryClaim
-    from sparkdeploy.node.container import ListedContainer
+    from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
@@ -118,12 +116,7 @@ class Launch:
             self.record.note(self.deployment, tuple(dict.fromkeys((*self.noted_before, *names))))
         for node in leaving:
             self._begin(node, None)
-        # Kept ones have the mark of their own launch.
-        mark = {labels.LAUNCH: uuid4().hex} if len(ranks) > 1 else {}
         for rank in ranks:
-            if isinstance(spec := rank.container, ContainerSpec):
-                spec = replace(spec, labels={**spec.labels, **mark})
-                rank = replace(rank, container=spec)  # noqa: PLW2901
             self._begin(rank.node, rank)
 
     def _leaving(self, needed: Container[str]) -> list[Node]:

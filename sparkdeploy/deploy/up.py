@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import deployments_in, find_deployment
@@ -31,6 +32,8 @@ from sparkdeploy.server.phases import expected_start, timing_key
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.node.node import Nodes
@@ -197,10 +200,12 @@ def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
 
 def _replace(plan: Plan, ranks: Nodes, launch: Launch) -> None:
     """Start all ranks together: a rank that is left over from before cannot join anew."""
-    starts = []
-    for rank in plan.topology.start_order:
-        planned = plan.nodes[rank.number]
-        starts.append(Rank(ranks.node(rank.node), _to_start(plan, planned), planned.claim))
+    # What starts together is known by it; what was kept has the mark of its own launch.
+    mark = {} if plan.topology.is_alone else {labels.LAUNCH: uuid4().hex}
+    planned_ranks = [plan.nodes[rank.number] for rank in plan.topology.start_order]
+    starts = [
+        Rank(ranks.node(it.node), _to_start(plan, it, mark), it.claim) for it in planned_ranks
+    ]
     with launch.lock(), ranks_lock(ranks, launch.command):
         # Memory is promised to other deployments meanwhile: the one list that needs the lock.
         for node in launch.nodes:
@@ -230,13 +235,16 @@ def _require_unchanged(plan: Plan, ranks: Nodes) -> None:
             )
 
 
-def _to_start(plan: Plan, planned: NodePlan) -> ContainerSpec | ContainerFact:
+def _to_start(
+    plan: Plan, planned: NodePlan, mark: Mapping[str, str]
+) -> ContainerSpec | ContainerFact:
     """Return the stopped container that starts again, or the spec with its last labels."""
     if planned.stopped is not None:
         return planned.stopped
     if planned.spec is None:
         raise CheckpointError(f"the model is not on {planned.node}")
     own = {
+        **mark,
         labels.FINGERPRINT: planned.spec.fingerprint(),
         labels.EXPECTATION: expectation_of(plan, planned).as_label(),
         labels.USER: own_name(),

@@ -99,7 +99,7 @@ class NodePaths:
     companions: tuple[ModelFact, ...] = ()
 
 
-def rank_spec(
+def rank_spec(  # noqa: PLR0913 - what was decided of one node
     resolved: Resolved,
     topology: Topology,
     rank: NodeRank,
@@ -107,8 +107,9 @@ def rank_spec(
     image: str,
     deployment: Deployment,
     paths: NodePaths,
+    memory_bytes: int | None = None,
 ) -> ContainerSpec:
-    """Return the container of one node.
+    """Return the container of one node; `memory_bytes` is what it is planned to take.
 
     Among several it differs from the container of a machine that serves alone in the command, the
     fabric's environment, the labels and, with RDMA, in /dev/infiniband and the right to lock
@@ -123,9 +124,9 @@ def rank_spec(
         [_path_inside(item) for item in paths.companions],
         is_public=deployment.is_public,
     )
-    empty = _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}")
+    memory = {} if memory_bytes is None else {labels.MEMORY: str(memory_bytes)}
     return replace(
-        empty,
+        _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}"),
         name=container_name(deployment.name),
         entrypoint=GUARD_ENTRYPOINT,
         command=(
@@ -134,7 +135,7 @@ def rank_spec(
             *launch.rank_command(recipe, topology, rank, serve),
         ),
         mounts=_mounts(paths, is_public=deployment.is_public),
-        labels=_labels(recipe, deployment, topology, rank, paths.model.answers),
+        labels={**_labels(recipe, deployment, topology, rank, paths.model.answers), **memory},
     )
 
 
@@ -165,8 +166,9 @@ def _empty(
 ) -> ContainerSpec:
     """Return what a node's containers have in common, whatever runs in them."""
     engine = resolved.engine
-    env = launch.serve_env(resolved.recipe, engine) | launch.fabric_env(resolved, topology, rank)
-    with_rdma = wants_rdma(resolved, topology, rank)
+    of_fabric = launch.fabric_env(resolved, topology, rank)
+    env = launch.serve_env(resolved.recipe, engine) | of_fabric
+    with_rdma = has_adapters(resolved, topology, rank) and not uses_sockets(of_fabric)
     memlock = UNLIMITED if with_rdma else GUARD_MEMLOCK_BYTES
     return ContainerSpec(
         name="",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy import labels
 from sparkdeploy.checkpoint.repo_files import files_here
 from sparkdeploy.checks.survey import Survey, probe
 from sparkdeploy.estimate.memory import memory_claim
@@ -177,17 +176,15 @@ def _parts(plan: Plan) -> Iterator[NodePlan]:
 def _spec(plan: Plan, rank: NodeRank, paths: NodePaths, claim: MemoryClaim | None) -> ContainerSpec:
     # The uppermost stage's tag; the tag of an unresolved tag is not known yet.
     top, tag = plan.images[-1].stage, unresolved_tag([step.stage for step in plan.images])
-    spec = rank_spec(
+    return rank_spec(
         plan.resolved,
         plan.topology,
         rank,
         image=top.tag if tag is None else f"<{top.name} on {tag}>",
         deployment=plan.deployment,
         paths=paths,
+        memory_bytes=claim.needed_bytes if claim is not None else None,
     )
-    if claim is None:
-        return spec
-    return replace(spec, labels={**spec.labels, labels.MEMORY: str(claim.needed_bytes)})
 
 
 def _actions(plan: Plan, specs: Mapping[NodeRank, ContainerSpec | None]) -> list[Decision]:
