@@ -198,8 +198,11 @@ class Ground:
         self, resolved: Resolved, when_missing: WhenMissing, *, cluster: bool = False
     ) -> Outlook:
         """Raises as `outlook_for` does."""
+        found = facts_of(resolved.recipe.model, self.settings, self.shipped, when_missing)
+        fp8 = resolved.recipe.checkpoint.fp8_dense
         facts = replace(
-            facts_of(resolved.recipe.model, self.settings, self.shipped, when_missing),
+            found,
+            dense_share=model.dense_share_of(found) if fp8.takes_all else found.dense_share,
             drafter=_drafter_of(resolved, self.settings, self.shipped, when_missing),
         )
         budget = memory.make_budget(resolved, facts, self.reached.hardware)

@@ -25,6 +25,7 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import check_pairs, read_bytes
 
 CONFIG_FILE = "config.json"
+MODELOPT_FILE = "hf_quant_config.json"
 GENERATION_FILE = "generation_config.json"
 CONFIG_LIMIT_BYTES = 4 << 20
 TOKENIZER_FILE = "tokenizer_config.json"
@@ -188,6 +189,27 @@ def may_chat(folder: Path, config: Mapping[str, Any]) -> bool:
         or "chat_template" in tokenizer
         or any(_CHATS.match(it.name) for it in folder.iterdir())
     )
+
+
+def read_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """How a checkpoint is quantised: in config.json, or as ModelOpt writes it beside it.
+
+    Empty for 16 bits. CheckpointError where it is no JSON object. Lists of single layers stand in
+    ModelOpt's file alone, which engines read for its own method's name only.
+    """
+    text = config.get("text_config")
+    stated = config.get("quantization_config")
+    if stated is None and isinstance(text, dict):
+        stated = text.get("quantization_config")
+    stated = {} if stated is None else stated
+    if not isinstance(stated, dict):
+        raise CheckpointError("config.json: quantization_config is not an object.")
+    beside = folder / MODELOPT_FILE
+    if stated.get("quant_method", "modelopt") != "modelopt" or not beside.is_file():
+        return stated
+    with read_errors(beside):
+        found = parse_config(str(beside), read_bytes(beside, CONFIG_LIMIT_BYTES))
+    return {**stated, **found, "quant_method": "modelopt"}
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkdeploy.checkpoint import contents, fp8
 from sparkdeploy.checkpoint.architecture import config_sizes
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, method_of, model_sizes, summary
+from sparkdeploy.checkpoint.dense_layers import dense_layers
 from sparkdeploy.checkpoint.expected_tensors import missing_mtp
 from sparkdeploy.checkpoint.ranges import RangeSource, index_of, read_config
 from sparkdeploy.checkpoint.repo_files import printable, shown
@@ -18,7 +19,9 @@ HYBRID_NOTE = "_hybrid_quant_info"
 """The key that the field's builder, and ours, adds to config.json; no engine reads it."""
 PLAIN = "none"
 """The plugin's word for a checkpoint of 16 bits."""
-_BASES = (None, "auto-round")
+_UNCONVERTED = ("", "bitsandbytes", "gguf", "torchao")
+"""What engines load in ways of their own, by the method's name; or whose method has none."""
+_HEAD = re.compile(r"(?:(?:model|language_model)\.){0,2}(?:lm_head|output|embed_out)\.weight")
 _FLOAT16 = frozenset({"BF16", "F16"})
 GROUP = 128
 """Inputs of an output that share an INT4 scale, as in Intel's checkpoint."""
@@ -37,7 +40,7 @@ class Conversion:
     """What the engine's plugin shall do with a checkpoint while loading it."""
 
     fp8_mode: Literal["off", "online", "prebuilt", "finished"] = "off"
-    fp8_layers: Literal["shared_expert"] = "shared_expert"
+    fp8_layers: Literal["shared_expert", "all"] = "shared_expert"
     lm_head: Literal["bf16", "int8", "int4"] = "bf16"
     mtp: Literal["required", "off"] = "off"
     mtp_weights: Literal["bf16", "int4-fp8"] = "bf16"
@@ -46,6 +49,8 @@ class Conversion:
     draft_rows: int = 0
     """Rows of the draft model's own INT8 head; 0 leaves it the target's."""
     draft_origin: str = ""
+    has_drafter: bool = False
+    """Whether another model drafts, not the model's own layers."""
     shared_experts: Literal["bf16", "int4"] = "bf16"
 
     @property
@@ -74,6 +79,10 @@ class SourceFacts:
     mtp_tensor_count: int
     draft_layer: DraftWeights | None = None
     shared_int4_count: int = 0
+    dense_modules: tuple[str, ...] = ()
+    """Those at 16 bits that all become FP8; empty where shared experts alone do."""
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+    """How the checkpoint is quantised, as an engine would read it; empty for 16 bits."""
 
 
 def unfit(config: Mapping[str, Any], conversion: Conversion) -> Iterator[str]:
@@ -83,21 +92,19 @@ def unfit(config: Mapping[str, Any], conversion: Conversion) -> Iterator[str]:
     sizes = model_sizes(config)
     kind = shown(config_sizes(config).model_type)
     base = method_of(config)
-    if not conversion.is_none and base not in _BASES:
-        yield f"it is quantised by {shown(base)}, and conversions take AutoRound INT4 or 16 bits"
-    if conversion.fp8_mode != "off" and not sizes.shared_expert_intermediate:
-        yield f"FP8 is for shared experts (checkpoint.fp8_dense), and a {kind} model has none"
+    if not conversion.is_none and base in _UNCONVERTED:
+        yield f"it is quantised by {shown(base) or 'nothing with a name'}, which is not converted"
+    yield from _unfit_for_fp8(sizes, kind, conversion, base)
     if conversion.shared_experts == "int4":
         yield from _unfit_for_int4(sizes, kind)
-    if sizes.ties_embeddings and (conversion.lm_head != "bf16" or conversion.draft_rows):
+    if sizes.ties_embeddings and conversion.lm_head != "bf16":
         yield "its LM head is its embeddings (tie_word_embeddings), so none can be converted"
     if conversion.lm_head == "int4" and sizes.hidden % GROUP:
         yield (
             f"checkpoint.lm_head: int4 has groups of {GROUP} inputs, which do not divide its "
             f"hidden size of {sizes.hidden}"
         )
-    if conversion.draft_rows and not sizes.mtp_layers:
-        yield "a draft head belongs to a draft layer, and it has none"
+    yield from _unfit_drafts(config, sizes, conversion)
     if conversion.mtp_weights != "bf16" and not sizes.mtp_layers:
         yield (
             "checkpoint.mtp_weights is for Qwen's draft layers, and its config.json has none "
@@ -105,6 +112,43 @@ def unfit(config: Mapping[str, Any], conversion: Conversion) -> Iterator[str]:
         )
     if conversion.mtp == "required" and not sizes.mtp_layers:
         yield f"its config.json has no draft layer that is known (a {kind} model)"
+
+
+def has_draft_layer(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json counts layers that draft, under any name that publishers have."""
+    sizes = config_sizes(config)
+    counts = (
+        value
+        for part in (config, sizes.text)
+        for name, value in part.items()
+        if re.search(r"mtp|nextn", name) and re.search(r"layers|modules|num", name)
+    )
+    return any(type(it) is int and it > 0 for it in counts) or bool(model_sizes(config).mtp_layers)
+
+
+def _unfit_for_fp8(
+    sizes: ModelSizes, kind: str, conversion: Conversion, base: str | None
+) -> Iterator[str]:
+    is_shared = conversion.fp8_mode != "off" and conversion.fp8_layers == "shared_expert"
+    if is_shared and not sizes.shared_expert_intermediate:
+        yield (
+            f"checkpoint.fp8_dense.layers is shared_expert, and a {kind} model has none "
+            "(`all` is for every dense layer at 16 bits)"
+        )
+    if conversion.fp8_mode in ("prebuilt", "finished") and base not in (None, "auto-round"):
+        yield f"prebuilt FP8 goes with AutoRound INT4 or 16 bits, and it is {shown(base)}"
+
+
+def _unfit_drafts(
+    config: Mapping[str, Any], sizes: ModelSizes, conversion: Conversion
+) -> Iterator[str]:
+    if conversion.draft_rows > sizes.vocab:
+        yield (
+            f"checkpoint.draft_lm_head.rows is {conversion.draft_rows}, more than the "
+            f"{sizes.vocab} tokens of its vocabulary"
+        )
+    if conversion.draft_rows and not (conversion.has_drafter or has_draft_layer(config)):
+        yield "a draft head needs something that drafts, and it has no draft layer"
 
 
 def _unfit_for_int4(sizes: ModelSizes, kind: str) -> Iterator[str]:
@@ -127,29 +171,36 @@ def check_source(source: CheckpointSource, conversion: Conversion) -> SourceFact
         raise CheckpointError(
             f"{source.name} cannot be converted so: {reason}.",
             hint="set checkpoint to what it has: lm_head: bf16, fp8_dense: {mode: off}, "
-            "shared_experts: bf16, mtp_weights: bf16, mtp: off",
+            "shared_experts: bf16, mtp_weights: bf16, draft_lm_head: null, mtp: off",
         )
     related = {name: located.info for name, located in tensors.items() if fp8.is_related(name)}
     fp8_layer_count = shared_int4_count = 0
+    dense: tuple[str, ...] = ()
     if conversion.fp8_mode == "finished":
         expected = fp8.expected_fp8(sizes)
         hint = "use another checkpoint, or build one: --standalone"
         fp8.check_fp8(source.name, expected, related, hint)
         fp8_layer_count = len(expected) // 2
-    elif any(info.dtype in fp8.WEIGHT_DTYPES for info in related.values()):
+    elif HYBRID_NOTE in config or (
+        method_of(config) in (None, "auto-round")
+        and any(info.dtype in fp8.WEIGHT_DTYPES for info in related.values())
+    ):
         raise _fp8_already(source)
+    elif conversion.fp8_mode == "online" and conversion.fp8_layers == "all":
+        dense = tuple(dense_layers(config, (located.info for located in tensors.values())))
+        fp8_layer_count = len(dense)
+        if not dense:
+            raise CheckpointError(
+                f"{source.name} has no dense layer at 16 bits that could become FP8.",
+                hint="set checkpoint.fp8_dense.mode: off",
+            )
     elif conversion.fp8_mode != "off":
         # The plugin compares prebuilt tensors with the 16-bit ones before it drops those.
         fp8_layer_count = _check_shared_experts(source, sizes, tensors)
     if conversion.shared_experts == "int4":
         shared_int4_count = _check_shared_experts(source, sizes, tensors)
-    if conversion.lm_head != "bf16" or conversion.draft_rows:
-        if "lm_head.weight" not in tensors:
-            raise CheckpointError(
-                f"{source.name} has no lm_head.weight of its own to convert.",
-                hint="set checkpoint.lm_head: bf16",
-            )
-        _check_tensor(source, tensors["lm_head.weight"], (sizes.vocab, sizes.hidden))
+    if conversion.lm_head != "bf16" or (conversion.draft_rows and not sizes.ties_embeddings):
+        _check_tensor(source, _head_of(source, tensors), (sizes.vocab, sizes.hidden))
     if conversion.mtp == "required":
         check_mtp(source.name, sizes, tensors)
     is_shrunk = conversion.mtp_weights != "bf16"
@@ -160,7 +211,19 @@ def check_source(source: CheckpointSource, conversion: Conversion) -> SourceFact
         sum(name.startswith("mtp.") for name in tensors),
         draft_layer_of(source.name, tensors) if is_shrunk else None,
         shared_int4_count,
+        dense,
+        contents.read_quantization(source.files_dir, config),
     )
+
+
+def _head_of(source: CheckpointSource, tensors: Mapping[str, Located]) -> Located:
+    found = next((it for name, it in tensors.items() if _HEAD.fullmatch(name)), None)
+    if found is None:
+        raise CheckpointError(
+            f"{source.name} has no LM head of 16 bits of its own to convert.",
+            hint="set checkpoint.lm_head: bf16 and checkpoint.draft_lm_head: null",
+        )
+    return found
 
 
 def check_untouched(source: CheckpointSource) -> None:

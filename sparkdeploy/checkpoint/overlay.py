@@ -17,7 +17,7 @@ from sparkdeploy.checkpoint.safetensors import read_header
 from sparkdeploy.checkpoint.source import CheckpointSource, source_identity
 from sparkdeploy.errors import CheckpointError
 
-OVERLAY_VERSION = 3
+OVERLAY_VERSION = 4
 """Counts up whenever the same source and conversion give another overlay."""
 
 _WRITTEN = frozenset({CONFIG_FILE, INDEX_FILE, MANIFEST_FILE, OVERLAY_FILE})
@@ -75,14 +75,13 @@ def overlay_config(facts: SourceFacts, conversion: Conversion) -> dict[str, Any]
 
     An engine without the plugin does not know the method and refuses, instead of serving garbage.
     """
-    config = facts.config
-    quantization = config.get("quantization_config", {})
-    if not isinstance(quantization, dict):
-        raise CheckpointError("config.json: quantization_config is not an object.")
-    fp8 = {"mode": conversion.fp8_mode, "layers": conversion.fp8_layers, "block": [128, 128]}
+    config, quantization = facts.config, facts.quantization
+    fp8: dict[str, Any] = {"mode": conversion.fp8_mode, "layers": conversion.fp8_layers}
+    fp8 |= {"modules": list(facts.dense_modules)} if facts.dense_modules else {"block": [128, 128]}
     spark_hybrid: dict[str, Any] = {
         "version": 1,
         "base_method": quantization.get("quant_method", PLAIN),
+        "model_type": config.get("model_type", ""),
         "fp8": fp8 if conversion.fp8_mode != "off" else None,
         "lm_head": conversion.lm_head,
         "expected_fp8_layers": facts.fp8_layer_count,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sparkdeploy.checkpoint.layers import Attention
 from sparkdeploy.estimate.kv_cache import LARGE_BATCH_TOKENS, SMALL_BATCH_TOKENS, layout_of
-from sparkdeploy.estimate.model import WeightKind
+from sparkdeploy.estimate.model import WeightKind, dense_share_of
 from sparkdeploy.recipe.flags import switch_of, value_of
 
 if TYPE_CHECKING:
@@ -227,9 +227,14 @@ def converted_weights(facts: ModelFacts, recipe: Recipe) -> dict[WeightKind, int
     checkpoint = recipe.checkpoint
     fp8 = checkpoint.fp8_dense
     # A finished hybrid's files are counted as they are: its shared experts are FP8 already.
-    if fp8.mode != "off" and not fp8.is_finished and WeightKind.SHARED_EXPERTS in loaded:
-        elements = loaded[WeightKind.SHARED_EXPERTS] // 2
-        loaded[WeightKind.SHARED_EXPERTS] = elements + 4 * (elements // FP8_BLOCK**2)
+    shares: Mapping[WeightKind, float] = {}
+    if fp8.takes_all:
+        shares = dense_share_of(facts)
+    elif fp8.mode != "off" and not fp8.is_finished:
+        shares = {WeightKind.SHARED_EXPERTS: 1.0}
+    for kind in shares.keys() & loaded.keys():
+        elements = int(loaded[kind] * shares[kind]) // 2
+        loaded[kind] -= elements - 4 * (elements // FP8_BLOCK**2)
     if checkpoint.shared_experts == "int4" and WeightKind.SHARED_EXPERTS in loaded:
         loaded[WeightKind.SHARED_EXPERTS] = _int4_bytes(loaded[WeightKind.SHARED_EXPERTS] // 2)
     if WeightKind.LM_HEAD in loaded:
@@ -256,6 +261,10 @@ def _head_bytes(size_bytes: int, facts: ModelFacts, checkpoint: Checkpoint) -> i
     """A head of 16 bits after its conversion; INT8 rows have an FP32 scale each."""
     elements = size_bytes // 2
     rows = facts.architecture.vocab_size if facts.architecture is not None else 0
+    hidden = facts.architecture.hidden_size if facts.architecture is not None else 0
+    if 3 * size_bytes * facts.tensor_ranks < 4 * rows * hidden:
+        # Quantised by the checkpoint itself, which no conversion touches.
+        return size_bytes
     match checkpoint.lm_head:
         case "int8":
             return elements + 4 * rows

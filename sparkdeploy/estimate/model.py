@@ -9,6 +9,7 @@ parallel, but one stage may hold both, so the share is never too small.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,10 @@ from sparkdeploy.checkpoint.architecture import (
     config_sizes,
 )
 from sparkdeploy.checkpoint.contents import NOT_DESCRIBED, Described, method_of
+from sparkdeploy.checkpoint.dense_layers import dense_layers
+from sparkdeploy.checkpoint.expected_tensors import expected_tensors
 from sparkdeploy.checkpoint.layers import Attention, Latent
+from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
 
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.checkpoint.layers import Architecture, Layer
-    from sparkdeploy.checkpoint.safetensors import TensorInfo
     from sparkdeploy.recipe.schema import Recipe
 
 
@@ -91,6 +94,8 @@ class ModelFacts:
     """What is not known of it, as words that follow `not known: `; empty when all is."""
     described: Described = NOT_DESCRIBED
     """Its small files, or what of its config.json is shipped."""
+    dense_share: Mapping[WeightKind, float] | None = None
+    """What of a kind's bytes is dense layers at 16 bits; None: see `dense_share_of`."""
     drafter: ModelFacts | None = None
     """The model that drafts for it, where a recipe names one and it is known."""
     tensor_ranks: int = 1
@@ -146,7 +151,41 @@ def facts_from(
         stored = _by_kind((kind_of(it.name), it.size_bytes) for it in listed)
         in_memory = bytes_in_memory(listed, architecture)
         held = _by_kind((kind_of(name), size) for name, size in in_memory)
-    return ModelFacts(repo, architecture, stored, origin, held, unknown, described)
+    share = _share_of_kinds(described.config, listed) if listed else None
+    return ModelFacts(
+        repo, architecture, stored, origin, held, unknown, described, dense_share=share
+    )
+
+
+def _share_of_kinds(
+    config: Mapping[str, Any], tensors: Sequence[TensorInfo]
+) -> dict[WeightKind, float]:
+    kind_of_tensor = kinds_for(config)
+    every = _by_kind((kind_of_tensor(it.name), it.size_bytes) for it in tensors)
+    dense = dense_layers(config, tensors).values()
+    found = _by_kind((kind_of_tensor(it.name), it.size_bytes) for it in dense)
+    return {kind: size / every[kind] for kind, size in found.items()}
+
+
+def dense_share_of(facts: ModelFacts) -> Mapping[WeightKind, float]:
+    """Return what of each kind's bytes is dense layers at 16 bits, which can become FP8.
+
+    Where no header was read, a kind is at 16 bits if its bytes are those of the tensors that the
+    architecture promises.
+    """
+    if facts.dense_share is not None or facts.architecture is None:
+        return facts.dense_share or {}
+    promised = [
+        TensorInfo(name, "BF16", shape, 0, 2 * math.prod(shape))
+        for name, shape in (expected_tensors(facts.config) or {}).items()
+        if ".experts." not in name
+    ]
+    every = _by_kind((kind_of(it.name), it.size_bytes) for it in promised)
+    return {
+        kind: share
+        for kind, share in _share_of_kinds(facts.config, promised).items()
+        if abs(facts.weight_bytes.get(kind, 0) - every[kind]) < every[kind] / 20
+    }
 
 
 def known_layers(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:

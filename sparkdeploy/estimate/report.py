@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.estimate.memory import GIB, budget_warnings
@@ -12,6 +13,7 @@ from sparkdeploy.estimate.speed import (
     decode_step,
     launches_line,
 )
+from sparkdeploy.recipe.weights import Fp8Dense
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib
@@ -19,12 +21,13 @@ from sparkdeploy.units import format_gib
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.estimate.kv_cache import CacheLayout
     from sparkdeploy.estimate.memory import Budget
     from sparkdeploy.estimate.model import ModelFacts
     from sparkdeploy.estimate.speed import Acceptance, DecodeStep, Speed
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Cluster
+    from sparkdeploy.recipe.schema import Checkpoint, Cluster
     from sparkdeploy.terminal.tables import Block
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -175,6 +178,7 @@ def speed_lines(
         yield "  no estimate: the bytes of a step, or what its drafter gains, are not known"
         return
     yield from _step_lines(steps[0], speed)
+    yield from conversion_lines(resolved, facts, acceptance)
     if line := launches_line(resolved.recipe, facts, speed):
         yield line
     yield f"  {'requests':>10}{'GB a step':>11}{'ms':>8}{'tok/s each':>12}{'tok/s all':>11}"
@@ -238,6 +242,55 @@ def _step_lines(step: DecodeStep, speed: Speed) -> Iterator[str]:
         f"  {'together':<26}{step.total_bytes / 1e9:>8.2f} GB and {step.layers} layers, "
         f"{1000 * speed.duration_s(step):.1f} ms for {step.tokens_per_request:.3g} tokens"
     )
+
+
+_CONVERSIONS: Mapping[str, tuple[str, object]] = {
+    "fp8_dense": ("FP8 of dense layers", Fp8Dense()),
+    "shared_experts": ("INT4 of shared experts", "bf16"),
+    "lm_head": ("LM head", "bf16"),
+    "draft_lm_head": ("draft vocabulary", None),
+    "mtp_weights": ("INT4 and FP8 of the draft layer", "bf16"),
+}
+
+
+def conversion_lines(
+    resolved: Resolved, facts: ModelFacts, acceptance: Mapping[str, Acceptance]
+) -> Iterator[str]:
+    """Yield the bytes of a step without each conversion and with it, and without all of them."""
+    checkpoint = resolved.recipe.checkpoint
+    after = decode_step(resolved, facts, acceptance)
+    asked = [name for name, (_, off) in _CONVERSIONS.items() if getattr(checkpoint, name) != off]
+    if after is None or checkpoint.fp8_dense.is_finished or not asked:
+        return
+    yield "bytes of that step without what the plugin converts, and with it"
+    alone = {_CONVERSIONS[name][0]: [name] for name in asked}
+    for what, names in {**alone, "together": asked}.items():
+        update = {name: _CONVERSIONS[name][1] for name in names}
+        plain = checkpoint.model_copy(update=update)
+        recipe = resolved.recipe.model_copy(update={"checkpoint": plain})
+        before = decode_step(replace(resolved, recipe=recipe), facts, acceptance)
+        if before is not None:
+            size = f"{before.total_bytes / 1e9:>8.2f} -> {after.total_bytes / 1e9:.2f} GB"
+            parts = [it.value for it in before.parts if before.parts[it] != after.parts.get(it)]
+            yield f"  {what:<32}{size}  {', '.join(parts)}".rstrip()
+
+
+def treated_lines(
+    checkpoint: Checkpoint, layers: Architecture | None, dense_bytes: Mapping[str, int]
+) -> Iterator[str]:
+    """Yield which dense layers become FP8 and what drafts read of the head, with their bytes.
+
+    `dense_bytes` are those of the layers at 16 bits, by the last part of their names.
+    """
+    if dense_bytes:
+        size = sum(dense_bytes.values()) / 1e9
+        yield f"FP8 while loading: {', '.join(dense_bytes)}: {size:.2f} -> {size / 2:.2f} GB a step"
+    draft = checkpoint.draft_lm_head
+    if draft is not None and layers is not None:
+        whole = {"bf16": 2.0, "int8": 1.0, "int4": 0.5}[checkpoint.lm_head]
+        width, rows = layers.hidden_size, layers.vocab_size
+        sizes = f"{whole * rows * width / 1e9:.2f} -> {draft.rows * (width + 4) / 1e9:.2f} GB"
+        yield f"drafts from {draft.rows:,} of {rows:,} tokens: {sizes} of LM head for each draft"
 
 
 def _figures(step: DecodeStep, speed: Speed, first: int) -> str:

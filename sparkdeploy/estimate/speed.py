@@ -247,32 +247,36 @@ def _drafting(
     if speculative is None or architecture is None:
         return {}
     if not speculative.is_mtp:
-        return _drafting_at_once(facts.drafter, weights) if facts.drafter is not None else {}
+        return _drafting_at_once(recipe, facts, weights) if facts.drafter is not None else {}
     drafted = speculative.tokens
     # The draft layer once for each drafted token, the first time over all verified rows.
     rows = [requests * (1 + drafted), *[requests] * (drafted - 1)]
     reached = sum(_share_reached(architecture, row) for row in rows)
     layer = drafted * weights.get(WeightKind.MTP_DENSE, 0)
-    head, draft = _head_bytes(weights), recipe.checkpoint.draft_lm_head
-    if draft is not None:
-        # Its rows have FP32 scales, and are dealt evenly over ranks.
-        head = -(-draft.rows // facts.tensor_ranks) * (architecture.hidden_size + 4)
     return {
         StepPart.DRAFT_LAYER: layer + weights.get(WeightKind.MTP_EXPERTS, 0) * reached,
-        StepPart.DRAFT_HEAD: drafted * head,
+        StepPart.DRAFT_HEAD: drafted * _draft_head_bytes(recipe, facts, weights),
     }
 
 
+def _draft_head_bytes(recipe: Recipe, facts: ModelFacts, weights: Mapping[WeightKind, int]) -> int:
+    """What drafts read of the model's head: all, or rows with FP32 scales, dealt over ranks."""
+    draft = recipe.checkpoint.draft_lm_head
+    if draft is None or facts.architecture is None:
+        return _head_bytes(weights)
+    return -(-draft.rows // facts.tensor_ranks) * (facts.architecture.hidden_size + 4)
+
+
 def _drafting_at_once(
-    drafter: ModelFacts, weights: Mapping[WeightKind, int]
+    recipe: Recipe, facts: ModelFacts, weights: Mapping[WeightKind, int]
 ) -> dict[StepPart, float]:
     """A drafter of its own goes once over a whole block, and so does the served model's head.
 
     Its embeddings are looked up, and a head of its own is read instead of the model's.
     """
-    own = dict(drafter.memory_bytes)
+    own = dict(facts.drafter.memory_bytes) if facts.drafter is not None else {}
     own.pop(WeightKind.EMBEDDINGS, None)
-    head = own.pop(WeightKind.LM_HEAD, None) or _head_bytes(weights)
+    head = own.pop(WeightKind.LM_HEAD, None) or _draft_head_bytes(recipe, facts, weights)
     return {StepPart.DRAFT_LAYER: sum(own.values()), StepPart.DRAFT_HEAD: head}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from sparkdeploy.checkpoint import overlay as overlays
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_folder
 from sparkdeploy.checkpoint.conversion import Conversion, check_untouched, unfit
+from sparkdeploy.checkpoint.dense_layers import dense_layers
 from sparkdeploy.checkpoint.draft_vocabulary import draft_origin
 from sparkdeploy.checkpoint.fp8_shard import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
@@ -48,15 +50,17 @@ def conversion_of(recipe: Recipe, settings: Settings) -> Conversion:
     """Return a recipe's conversion of a model that nobody has looked at yet."""
     checkpoint = recipe.checkpoint
     fp8, draft = checkpoint.fp8_dense, checkpoint.draft_lm_head
+    drafting = recipe.serve.speculative
     return Conversion(
         fp8_mode="finished" if fp8.is_finished else fp8.mode,
-        fp8_layers=fp8.layers,
+        fp8_layers="all" if fp8.takes_all else "shared_expert",
         lm_head=checkpoint.lm_head,
         mtp=checkpoint.mtp or "off",
         mtp_weights=checkpoint.mtp_weights,
         shared_experts=checkpoint.shared_experts,
         fp8_origin=fp8_origin(checkpoint, settings),
         draft_rows=draft.rows if draft is not None else 0,
+        has_drafter=drafting is not None and not drafting.is_mtp,
     )
 
 
@@ -89,6 +93,7 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
                 recipe.serve, config, names_in(folder), has_template=has_template
             ),
             fp8_bytes=fp8_bytes(recipe.checkpoint, source, settings),
+            dense_bytes=dense_bytes(source) if conversion.fp8_layers == "all" else {},
             has_draft_vocabulary=bool(conversion.draft_origin) or not conversion.draft_rows,
             unfit=unfit_for(config, conversion),
         )
@@ -100,6 +105,15 @@ def with_repeated(fact: ModelFact, source: CheckpointSource) -> ModelFact:
     headers, indexed = contents.read_headers(source.files_dir), fact.described.indexed
     repeated = contents.repeated_tensors(headers, indexed)
     return replace(fact, described=replace(fact.described, repeated=repeated))
+
+
+def dense_bytes(source: CheckpointSource) -> dict[str, int]:
+    """Return the bytes of the layers at 16 bits that can become FP8, by their names' last parts."""
+    tensors = (located.info for located in contents.read_tensors(source.files_dir).values())
+    found: Counter[str] = Counter()
+    for name, info in dense_layers(contents.read_config(source.files_dir), tensors).items():
+        found[name.rpartition(".")[2]] += info.size_bytes
+    return dict(found)
 
 
 def locate_companion(weights: Weights, settings: Settings) -> ModelFact | MissingModel:

@@ -64,6 +64,8 @@ class ModelFact:
     """Why the recipe's conversion does not apply to it."""
     answers: Answers = TEXT
     """As the recipe serves it."""
+    dense_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of layers at 16 bits that the recipe makes FP8, by the last part of their names."""
     has_draft_vocabulary: bool = True
     """Whether the tokens of a draft head, if the recipe has one, were or can be counted."""
 

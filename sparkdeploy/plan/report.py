@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from sparkdeploy import labels
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.report import SIGNS, legend, signed
+from sparkdeploy.estimate.report import treated_lines
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.images import mods_of, unresolved_tag
+from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import BUDGET_CHECK
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.image_name import is_tag
@@ -99,6 +101,11 @@ def _title(plan: Plan) -> Iterator[str]:
     # Where no image is named, a problem says it.
     if recipe.preview and engine.kind == "image":
         yield f"  needs {recipe.preview}"
+    model = plan.observed.model
+    if model is not None:
+        dense = model.dense_bytes if isinstance(model, ModelFact) else {}
+        for line in treated_lines(recipe.checkpoint, model.layers, dense):
+            yield f"  {line}"
     if fallbacks.takes_piecewise_graphs(recipe, engine):
         yield (
             "  piecewise CUDA graphs: full ones with TurboQuant and speculation are proven "

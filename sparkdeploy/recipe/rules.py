@@ -72,11 +72,15 @@ _INT4_KERNELS = ("auto", "marlin", "humming", "flashinfer_trtllm")
 _WITH_DRAFTER = (None, "dflash", "eagle", "eagle3", "medusa", "draft_model")
 """Methods that draft with a model of their own."""
 
+SHARING_HEAD = ("dflash", "eagle", "eagle3")
+"""Drafters that may come without an LM head, and then get the model's."""
+
 
 def _speculation(recipe: Recipe) -> Iterator[Mistake]:
     serve, checkpoint, drafting = recipe.serve, recipe.checkpoint, recipe.serve.speculative
     is_mtp = drafting is not None and drafting.is_mtp
     method = (drafting and drafting.method) or "vLLM"
+    shares_head = drafting is not None and drafting.method in SHARING_HEAD
     needs_drafter = drafting is not None and drafting.method in _WITH_DRAFTER
     is_shrunk = checkpoint.mtp_weights != "bf16"
     kernel = drafting.further.get("moe_backend", "auto") if drafting is not None else "auto"
@@ -100,9 +104,10 @@ def _speculation(recipe: Recipe) -> Iterator[Mistake]:
             "set serve.speculative.model to the drafter's repository",
         ),
         (
-            checkpoint.draft_lm_head is not None and not is_mtp,
+            checkpoint.draft_lm_head is not None and not (is_mtp or shares_head),
             "checkpoint.draft_lm_head",
-            "a draft head belongs to the MTP layer, and this recipe does not draft by MTP",
+            "a draft head is for what drafts with the model's own LM head, and this recipe drafts "
+            "by no MTP layer, EAGLE or DFlash",
             "set serve.speculative to {method: mtp, tokens: 2}, or remove checkpoint.draft_lm_head",
         ),
         (
@@ -143,6 +148,18 @@ def _fp8(recipe: Recipe) -> Iterator[Mistake]:
             "checkpoint.fp8_dense.source",
             f"a source makes no sense with mode {fp8.mode}",
             "remove it, or set checkpoint.fp8_dense.mode to prebuilt",
+        ),
+        (
+            is_prebuilt and fp8.layers == "all",
+            "checkpoint.fp8_dense.layers",
+            "prebuilt FP8 tensors are those of shared experts",
+            "set checkpoint.fp8_dense.mode to online, or layers to shared_expert",
+        ),
+        (
+            recipe.checkpoint.converts and recipe.serve.quantization is not None,
+            "serve.quantization",
+            "a checkpoint that is converted while loading says itself how it is quantised",
+            "remove serve.quantization: what the checkpoint has is found without it",
         ),
         (
             is_finished and not is_prebuilt,

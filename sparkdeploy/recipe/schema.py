@@ -324,11 +324,7 @@ class Recipe(Strict):
     @property
     def needs_plugin(self) -> bool:
         """Whether vLLM has to be taught something: a conversion, or TurboQuant with its mends."""
-        is_treated = self.checkpoint.fp8_dense.mode != "off" or self.checkpoint.lm_head != "bf16"
-        is_treated = is_treated or self.checkpoint.draft_lm_head is not None
-        is_treated = is_treated or self.checkpoint.mtp_weights != "bf16"
-        is_treated = is_treated or self.checkpoint.shared_experts != "bf16"
-        return is_treated or self.serve.kv_cache_dtype.startswith("turboquant")
+        return self.checkpoint.converts or self.serve.kv_cache_dtype.startswith("turboquant")
 
     @property
     def companions(self) -> tuple[Weights, ...]:

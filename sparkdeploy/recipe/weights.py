@@ -65,15 +65,25 @@ class Model(Weights):
 
 
 class Fp8Dense(Strict):
-    """How the dense layers that the INT4 checkpoint leaves in BF16 become FP8."""
+    """How dense layers that a checkpoint leaves at 16 bits become FP8; of any checkpoint.
+
+    `online` takes AutoRound, GPTQ, AWQ, FP8, NVFP4, MXFP4 and 16 bits alike. What the checkpoint
+    quantises, norms, routers, gates, convolutions, embeddings and towers are never touched.
+    """
 
     mode: Annotated[
         OrBareOff[Literal["online", "prebuilt", "off"]],
         about("`online`: while vLLM loads. `prebuilt`: from tensors that are FP8.", "online"),
     ] = "off"
     layers: Annotated[
-        Literal["shared_expert"], about("Which layers these are.", "shared_expert")
-    ] = "shared_expert"
+        Literal["shared_expert", "all"] | None,
+        about(
+            "Which layers these are. `all`: attention, Gated DeltaNet and Mamba projections, "
+            "shared experts and dense MLPs.",
+            "all",
+            unset="`all` for mode online, `shared_expert` for mode prebuilt",
+        ),
+    ] = None
     source: Annotated[
         HostPath | None,
         about(
@@ -95,13 +105,22 @@ class Fp8Dense(Strict):
     ] = "source"
 
     @property
+    def takes_all(self) -> bool:
+        """Whether it is for every dense layer at 16 bits, not for shared experts alone."""
+        return self.mode == "online" and self.layers != "shared_expert"
+
+    @property
     def is_finished(self) -> bool:
         """Whether the model brings its FP8 weights under their own names."""
         return self.mode == "prebuilt" and self.from_ != "source"
 
 
 class DraftLmHead(Strict):
-    """An LM head of the draft model's own, over its most frequent tokens."""
+    """The part of the LM head that drafts ask: its most frequent tokens.
+
+    For MTP layers, and for drafters that use the model's head (EAGLE, EAGLE3, DFlash); tied
+    embeddings are a head, too. The model itself verifies every draft with its whole head.
+    """
 
     rows: Annotated[
         int,
@@ -130,10 +149,20 @@ class Checkpoint(Strict):
     ] = "bf16"
     lm_head: Annotated[
         Literal["int8", "int4", "bf16"],
-        about("What becomes of the LM head; logits of `int8` and `int4` are FP32.", "int8"),
+        about(
+            "What becomes of the LM head, where it is no tied embeddings; logits of `int8` and "
+            "`int4` are FP32.",
+            "int8",
+        ),
     ] = "bf16"
     shared_experts: Annotated[
         Literal["int4", "bf16"],
         about("What becomes of the shared experts: INT4 in groups of 128.", "int4"),
     ] = "bf16"
     draft_lm_head: DraftLmHead | None = None
+
+    @property
+    def converts(self) -> bool:
+        """Whether the plugin makes anything of the weights that the checkpoint does not have."""
+        kept = {self.lm_head, self.mtp_weights, self.shared_experts} == {"bf16"}
+        return self.fp8_dense.mode != "off" or not kept or self.draft_lm_head is not None

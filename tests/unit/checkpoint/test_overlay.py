@@ -69,6 +69,7 @@ def test_the_configuration_names_the_plugin_and_keeps_the_rest(
     assert quantization.pop("spark_hybrid") == {
         "version": 1,
         "base_method": "auto-round",
+        "model_type": before["model_type"],
         "fp8": {"mode": "online", "layers": "shared_expert", "block": [128, 128]},
         "lm_head": "int8",
         "expected_fp8_layers": 12,
@@ -145,7 +146,7 @@ def test_only_a_conversion_that_converts_needs_an_overlay(
             r"gate_proj.* is BF16 \[256, 128\], where",
         ),
         (None, {"tie_word_embeddings": True}, "its LM head is its embeddings"),
-        (None, {"quantization_config": {"quant_method": "awq"}}, "quantised by 'awq'"),
+        (None, {"quantization_config": {"quant_method": "gguf"}}, "quantised by 'gguf'"),
     ],
 )
 def test_a_configuration_that_does_not_fit_the_conversion_is_refused(

@@ -12,6 +12,7 @@ from sparkdeploy_vllm.weights.conversion import (
     checkpoint_modules,
     is_draft_dense,
     is_fp8_layer,
+    layer_key,
     refuse_broken_groups,
 )
 
@@ -63,6 +64,22 @@ def test_fused_layers_count_as_the_modules_they_hold() -> None:
     assert checkpoint_modules("model.layers.0.mlp.shared_expert.gate_up_proj", {}) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("model.language_model.layers.3.self_attn.q_proj", "layers.3.self_attn.q_proj"),
+        ("backbone.layers.3.mixer.in_proj", "layers.3.mixer.in_proj"),
+        ("vision_tower.layers.3.self_attn.q_proj", ""),
+        ("model.visual.layers.3.self_attn.q_proj", ""),
+        ("lm_head", ""),
+        ("model.layers", ""),
+        ("", ""),
+    ],
+)
+def test_a_layer_s_key_is_what_engines_keep_of_its_name(name: str, key: str) -> None:
+    assert layer_key(name) == key
+
+
 def test_the_block_of_the_overlay_is_understood() -> None:
     conversion = HybridConversion.from_block(BLOCK)
     assert conversion.fp8_mode == "online"
@@ -81,7 +98,10 @@ def test_tensors_of_the_checkpoint_are_told_from_those_made_while_loading(mode: 
     ("change", "named"),
     [
         ({"version": 2}, "version"),
-        ({"base_method": "gptq"}, "base_method"),
+        ({"base_method": "bitsandbytes"}, "base_method"),
+        ({"base_method": ""}, "base_method"),
+        ({"fp8": {"mode": "prebuilt", "layers": "all", "modules": ["a"]}}, "fp8"),
+        ({"fp8": {"mode": "online", "layers": "all", "modules": []}}, "modules"),
         ({"lm_head": "int2"}, "lm_head"),
         ({"fp8": {"mode": "static", "layers": "shared_expert", "block": [128, 128]}}, "static"),
         ({"fp8": {"mode": "online", "layers": "all", "block": [128, 128]}}, "all"),

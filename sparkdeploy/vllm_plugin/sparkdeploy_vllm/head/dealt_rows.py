@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.nn.functional import pad
 from vllm.distributed import get_tp_group, tensor_model_parallel_all_gather
 
+from sparkdeploy_vllm.head.int4_reference import gather_rows
 from sparkdeploy_vllm.weights.reference import CHUNK_ELEMENTS, quantize_rows
 
 NEVER = float("-inf")
@@ -68,16 +69,17 @@ def deal_of(layer: Module, tokens: Tensor) -> Deal:
 def take_rows(layer: Module, deal: Deal) -> tuple[Tensor, Tensor]:
     """Return this rank's rows of the head: int8 [width, K] and their FP32 scales [width].
 
-    Every rank calls it, with 16-bit `weight` [its shard, K]. Rows are quantised where they were
-    loaded and sent chunk by chunk, so that no rank ever holds more than its share and a chunk.
+    Every rank calls it, with `weight` of its shard at 16 bits, INT8 or INT4. Rows are quantised
+    where they were loaded and sent chunk by chunk, so that no rank ever holds more than its share
+    and a chunk.
     """
-    weight = layer.weight.data
-    rows = torch.zeros((deal.width, weight.shape[1]), dtype=torch.int8, device=weight.device)
-    scales = torch.ones(deal.width, dtype=torch.float32, device=weight.device)
-    step = max(1, CHUNK_ELEMENTS // weight.shape[1])
+    device, width = _refuse_packed(layer), layer.embedding_dim
+    rows = torch.zeros((deal.width, width), dtype=torch.int8, device=device)
+    scales = torch.ones(deal.width, dtype=torch.float32, device=device)
+    step = max(1, CHUNK_ELEMENTS // width)
     for owner, chunk in _chunks(deal, _shard_rows(layer), step):
-        local = deal.tokens[chunk].to(weight.device) - owner * _shard_rows(layer)
-        sent, sent_scales = _send(weight, local, owner, deal)
+        local = deal.tokens[chunk].to(device) - owner * _shard_rows(layer)
+        sent, sent_scales = _send(layer, local, owner, deal)
         there, here = deal.mine(chunk)
         rows[here], scales[here] = sent[there], sent_scales[there]
     return rows, scales
@@ -96,14 +98,39 @@ def _chunks(deal: Deal, shard_rows: int, step: int) -> Iterator[tuple[int, slice
             yield owner, slice(start, min(start + step, edges[owner + 1]))
 
 
-def _send(weight: Tensor, local: Tensor, owner: int, deal: Deal) -> tuple[Tensor, Tensor]:
+def _refuse_packed(layer: Module) -> torch.device:
+    """Return where a head lies; ValueError for one that the checkpoint itself quantises."""
+    weight = getattr(layer, "weight", None)
+    is_read = weight is not None and (
+        weight.dtype in (torch.int8, torch.uint8) or weight.dtype.itemsize > 1
+    )
+    if weight is None or not is_read:
+        raise ValueError(
+            "sparkdeploy: no draft head can be cut from an LM head that the checkpoint quantises "
+            f"itself ({type(layer.quant_method).__name__}); remove checkpoint.draft_lm_head"
+        )
+    return weight.device
+
+
+def _int8_rows(layer: Module, local: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows `local` [C] of a head's shard: int8 [C, K] and FP32 [C]; as they are if INT8."""
+    weight = layer.weight.data
+    if weight.dtype == torch.int8:
+        return weight[local], layer.weight_scale.data[local]
+    if weight.dtype == torch.uint8:
+        rows = gather_rows(local, weight, layer.weight_scale.data, layer.params_dtype)
+        return quantize_rows(rows)
+    return quantize_rows(weight[local])
+
+
+def _send(layer: Module, local: Tensor, owner: int, deal: Deal) -> tuple[Tensor, Tensor]:
     """Rows `local` [C] of the owner's shard, on every rank: int8 [C, K] and FP32 [C]."""
     if owner == deal.rank:
-        rows, scales = quantize_rows(weight[local])
+        rows, scales = _int8_rows(layer, local)
     else:
-        shape = (len(local), weight.shape[1])
-        rows = torch.empty(shape, dtype=torch.int8, device=weight.device)
-        scales = torch.empty(len(local), dtype=torch.float32, device=weight.device)
+        shape, device = (len(local), layer.embedding_dim), local.device
+        rows = torch.empty(shape, dtype=torch.int8, device=device)
+        scales = torch.empty(len(local), dtype=torch.float32, device=device)
     group = get_tp_group()
     return group.broadcast(rows, owner), group.broadcast(scales, owner)
 

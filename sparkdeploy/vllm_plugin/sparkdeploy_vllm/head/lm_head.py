@@ -17,7 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 
 from sparkdeploy_vllm.announce import announce, announce_choice
 from sparkdeploy_vllm.head.int4_reference import gather_rows, int4_linear, quantize_head
-from sparkdeploy_vllm.weights.conversion import INT4_GROUP, METHOD_NAME, refuse_broken_groups
+from sparkdeploy_vllm.weights.conversion import INT4_GROUP, refuse_broken_groups
 from sparkdeploy_vllm.weights.fp8_linear import replace_parameter
 from sparkdeploy_vllm.weights.ledger import ConversionLedger
 from sparkdeploy_vllm.weights.reference import dequantize_gather, int8_linear, quantize_rows
@@ -146,7 +146,7 @@ class SparkLMHead(ParallelLMHead):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config = getattr(get_current_vllm_config_or_none(), "quant_config", None)
-        if config is not None and config.get_name() == METHOD_NAME:
+        if hasattr(config, "conversion"):
             kwargs.setdefault("quant_config", config)
         super().__init__(*args, **kwargs)
         self.__class__ = ParallelLMHead

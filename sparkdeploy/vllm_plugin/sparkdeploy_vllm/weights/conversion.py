@@ -9,7 +9,8 @@ METHOD_NAME = "spark-hybrid"
 BLOCK_KEY = "spark_hybrid"
 PLAIN = "none"
 """The base of a checkpoint of 16 bits: what no conversion names stays as it is."""
-SUPPORTED_BASE_METHODS = ("auto-round", PLAIN)
+LOADERS_OF_THEIR_OWN = ("bitsandbytes", "gguf", "torchao")
+"""Bases that vLLM loads in ways of their own, chosen by the method's name."""
 LM_HEADS = ("bf16", "int8", "int4")
 FP8_MODES = ("online", "prebuilt", "finished")
 """Made while loading; beside the BF16 weights; in the place of the BF16 weights."""
@@ -18,10 +19,16 @@ FP8_LAYER = (
     r"(?!(?:.*\.)?mtp\.)(?:.*\.)?mlp\.shared_expert\.(?:gate_up_proj|gate_proj|up_proj|down_proj)\Z"
 )
 """Matched from the start of a module's whole name; vLLM's own targets take it as it stands."""
+ALL_LAYERS = "all"
+"""Of `fp8`: every dense layer that the checkpoint has at 16 bits, by a list of their names."""
 FP8_SCHEME = "fp8_per_block"
 """vLLM's word for e4m3 in blocks of 128 x 128, activations per token in groups of 128."""
 FP8_BLOCK = 128
 """Rows, and columns, of a weight's block, which has one scale; inputs of a token's group."""
+
+_LAYER = re.compile(r"layers\.\d+\..+", re.ASCII)
+_TOWER = re.compile(r"vision|visual|audio|tower|encoder", re.ASCII)
+"""Layers of what sees and hears have the same names as those of the model itself."""
 
 DRAFT_DENSE = (
     r"(?:.*\.)?mtp\.(?:fc|layers\.\d+\.(?:self_attn\.(?:qkv|q|k|v|o)_proj"
@@ -53,7 +60,11 @@ class DraftLayer(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class HybridConversion:
     base_method: str
+    """The checkpoint's own `quant_method`."""
+    model_type: str
     fp8_mode: str | None
+    fp8_modules: tuple[str, ...]
+    """What becomes FP8 by the checkpoint's names; empty: its shared experts."""
     lm_head: str
     expected_fp8_layers: int | None
     """Modules of the checkpoint (gate, up and down are three); None when it does not say."""
@@ -66,9 +77,15 @@ class HybridConversion:
     def from_block(cls, block: Mapping[str, Any]) -> "HybridConversion":
         """ValueError names the first entry this plugin does not understand."""
         _require(block, "version", (1,))
-        _require(block, "base_method", SUPPORTED_BASE_METHODS)
+        if block.get("base_method") in (None, "", *LOADERS_OF_THEIR_OWN):
+            raise ValueError(
+                f"{BLOCK_KEY}: base_method is {block.get('base_method')!r}, which this plugin does "
+                "not convert"
+            )
         head = _require({"lm_head": "bf16", **block}, "lm_head", LM_HEADS)
-        fp8 = _part(block, "fp8", layers="shared_expert", block=[FP8_BLOCK, FP8_BLOCK])
+        fp8, modules = _fp8_part(block), ()
+        if fp8 and fp8["layers"] == ALL_LAYERS:
+            modules = tuple(fp8["modules"])
         int4 = {"group": INT4_GROUP}
         draft_head = _part(block, "draft_lm_head", dtype="int8")
         draft = _part(block, "draft_layer", experts="int4", dense="fp8", **int4)
@@ -77,7 +94,9 @@ class HybridConversion:
             raise ValueError(f"{BLOCK_KEY} asks for shared experts of FP8 and of INT4")
         return cls(
             base_method=block["base_method"],
+            model_type=block.get("model_type", ""),
             fp8_mode=_require(fp8, "mode", FP8_MODES) if fp8 else None,
+            fp8_modules=modules,
             lm_head=head,
             expected_fp8_layers=block.get("expected_fp8_layers"),
             draft_head=DraftHead(draft_head["rows"], draft_head["file"]) if draft_head else None,
@@ -91,6 +110,15 @@ def _require(block: Mapping[str, Any], key: str, known: Sequence[Any]) -> Any:
         listed = ", ".join(map(str, known))
         raise ValueError(f"{BLOCK_KEY}: {key} is {block.get(key)!r}; this plugin knows {listed}")
     return block[key]
+
+
+def _fp8_part(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    part = block.get("fp8")
+    if isinstance(part, Mapping) and part.get("layers") == ALL_LAYERS:
+        if not isinstance(part.get("modules"), Sequence) or not part["modules"]:
+            raise ValueError(f"{BLOCK_KEY}.fp8 is for {ALL_LAYERS} layers and lists no modules")
+        return _part(block, "fp8", mode="online")
+    return _part(block, "fp8", layers="shared_expert", block=[FP8_BLOCK, FP8_BLOCK])
 
 
 def _part(block: Mapping[str, Any], key: str, /, **known: Any) -> Mapping[str, Any] | None:
@@ -112,6 +140,21 @@ def is_fp8_layer(prefix: str) -> bool:
     return re.match(FP8_LAYER, prefix, re.ASCII) is not None
 
 
+def layer_key(name: str) -> str:
+    """Return the part of a module's name that engines keep: from its layer's number on.
+
+    Empty for what is in no layer of the model itself.
+    """
+    found = _LAYER.search(name)
+    return "" if found is None or _TOWER.search(name[: found.start()]) else found[0]
+
+
+def modules_of(prefix: str, packed: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the checkpoint's modules that the (possibly fused) module at `prefix` holds."""
+    stem, _, last = prefix.rpartition(".")
+    return tuple(f"{stem}.{part}" for part in packed.get(last) or _FUSED.get(last, (last,)))
+
+
 def is_draft_dense(prefix: str) -> bool:
     """Whether the module at `prefix` is a matrix of a draft layer; its router and gate are none."""
     return re.match(DRAFT_DENSE, prefix, re.ASCII) is not None
@@ -119,8 +162,7 @@ def is_draft_dense(prefix: str) -> bool:
 
 def checkpoint_modules(prefix: str, packed: Mapping[str, Sequence[str]]) -> int:
     """How many modules of the checkpoint the (possibly fused) module at `prefix` holds."""
-    last = prefix.rpartition(".")[2]
-    return len(packed.get(last) or _FUSED.get(last, (last,)))
+    return len(modules_of(prefix, packed))
 
 
 def refuse_broken_blocks(name: str, *, rows: Sequence[int], columns: int, is_parted: bool) -> None:

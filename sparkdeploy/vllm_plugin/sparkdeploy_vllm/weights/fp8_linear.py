@@ -9,14 +9,19 @@ from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinea
 from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.announce import announce, warn_once
-from sparkdeploy_vllm.weights.conversion import refuse_broken_blocks
+from sparkdeploy_vllm.weights.conversion import FP8_BLOCK, refuse_broken_blocks
 from sparkdeploy_vllm.weights.ledger import ConversionLedger, LayerLedger
-from sparkdeploy_vllm.weights.reference import FP8_DTYPE, fp8_block_linear, quantize_blocks
+from sparkdeploy_vllm.weights.reference import (
+    FP8_BLOCKS,
+    FP8_DTYPE,
+    fp8_block_linear,
+    quantize_blocks,
+)
 
 try:
-    from vllm.model_executor.layers.quantization.online.fp8 import Fp8PerBlockOnlineLinearMethod
+    from vllm.model_executor.layers.quantization.online import fp8 as online
 except ImportError:  # vLLM older than 0.20.2
-    Fp8PerBlockOnlineLinearMethod = None
+    online = None
 
 
 class LedgerEntry:
@@ -58,7 +63,9 @@ class LedgerEntry:
         self.ledger.int4_converted(self.name, modules=self.modules, announce=announce)
 
 
-def keep_books(method: LinearMethodBase, entry: LedgerEntry) -> LinearMethodBase:
+def keep_books(
+    method: LinearMethodBase, entry: LedgerEntry, *, checks_parts: bool = True
+) -> LinearMethodBase:
     """Return vLLM's method for one layer, which now also enters that layer in our books.
 
     Nothing is derived from its class, as vLLM chooses that and asks for it in several places
@@ -67,7 +74,8 @@ def keep_books(method: LinearMethodBase, entry: LedgerEntry) -> LinearMethodBase
     create, process = method.create_weights, method.process_weights_after_loading
 
     def create_weights(layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        entry.check_parts(*weight_args, **extra_weight_attrs)
+        if checks_parts:
+            entry.check_parts(*weight_args, **extra_weight_attrs)
         create(layer, *weight_args, **extra_weight_attrs)
         entry.created()
 
@@ -95,14 +103,18 @@ def tell_when_weights_are_there(method: Any, ledger: ConversionLedger) -> Any:
 
 
 class ReferenceFp8LinearMethod(LinearMethodBase):
-    """FP8 in plain torch, for machines without FP8 kernels (rehearsals, tests)."""
+    """FP8 in plain torch, for machines without FP8 kernels (rehearsals, tests).
 
-    def __init__(self, entry: LedgerEntry) -> None:
-        self.entry = entry
+    Per block, or per output: then activations have one scale a token.
+    """
+
+    def __init__(self, entry: LedgerEntry, *, per_block: bool = True) -> None:
+        self.entry, self.per_block = entry, per_block
         self.plain = UnquantizedLinearMethod()
 
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
-        self.entry.check_parts(*weight_args, **extra_weight_attrs)
+        if self.per_block:
+            self.entry.check_parts(*weight_args, **extra_weight_attrs)
         self.plain.create_weights(layer, *weight_args, **extra_weight_attrs)
         self.entry.created()
 
@@ -110,7 +122,8 @@ class ReferenceFp8LinearMethod(LinearMethodBase):
         """Replace `weight` by e4m3 [N, K] plus FP32 `weight_scale_inv`, once per load."""
         if layer.weight.dtype == FP8_DTYPE:
             return
-        quantized, scales = quantize_blocks(layer.weight.data)
+        blocks = FP8_BLOCKS if self.per_block else (1, layer.weight.shape[1])
+        quantized, scales = quantize_blocks(layer.weight.data, blocks)
         replace_parameter(layer, "weight", quantized)
         replace_parameter(layer, "weight_scale_inv", scales)
         self.entry.converted(layer)
@@ -119,18 +132,52 @@ class ReferenceFp8LinearMethod(LinearMethodBase):
         return fp8_block_linear(x, layer.weight, layer.weight_scale_inv, bias)
 
 
-def fp8_linear_method(entry: LedgerEntry) -> LinearMethodBase:
+class DenseFp8Method(LinearMethodBase):
+    """Makes a layer FP8 in blocks where a rank's part is whole blocks, and else per output.
+
+    Which it is shows when the layer is created. From then on the layer has another method.
+    """
+
+    def __init__(self, entry: LedgerEntry) -> None:
+        self.entry = entry
+
+    def create_weights(
+        self,
+        layer: Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        *weight_args: Any,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        sizes = (input_size_per_partition, *output_partition_sizes)
+        per_block = not any(size % FP8_BLOCK for size in sizes)
+        layer.quant_method = fp8_linear_method(self.entry, per_block=per_block)
+        layer.quant_method.create_weights(
+            layer,
+            input_size_per_partition,
+            output_partition_sizes,
+            *weight_args,
+            **extra_weight_attrs,
+        )
+
+    def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        raise NotImplementedError("sparkdeploy: this layer was never created")
+
+
+def fp8_linear_method(entry: LedgerEntry, *, per_block: bool = True) -> LinearMethodBase:
     """On GPUs vLLM's own (CUTLASS on SM12x), for releases that cannot be told the layers; on CPUs
     ours, as vLLM's kernels for them need AMX and leave the activations BF16.
     """
     if current_platform.is_cpu():
-        return ReferenceFp8LinearMethod(entry)
-    if Fp8PerBlockOnlineLinearMethod is None:
+        return ReferenceFp8LinearMethod(entry, per_block=per_block)
+    name = "Fp8PerBlockOnlineLinearMethod" if per_block else "Fp8PtpcOnlineLinearMethod"
+    theirs = getattr(online, name, None)
+    if theirs is None:
         raise ValueError(
-            "sparkdeploy: this vLLM has no online per-block FP8 (it came with 0.20.2); "
-            "use a newer engine or a checkpoint with prebuilt FP8 tensors"
+            f"sparkdeploy: this vLLM has no online FP8 for {entry.name} ({name}); "
+            "use a newer engine, or set checkpoint.fp8_dense.mode to off or prebuilt"
         )
-    return keep_books(Fp8PerBlockOnlineLinearMethod(), entry)
+    return keep_books(theirs(), entry, checks_parts=per_block)
 
 
 def replace_parameter(layer: Module, name: str, value: Tensor) -> None:

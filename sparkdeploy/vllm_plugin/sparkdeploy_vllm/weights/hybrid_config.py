@@ -1,15 +1,21 @@
-"""The quantisation config `spark-hybrid`: AutoRound INT4 with exceptions of our own.
+"""The quantisation config `spark-hybrid`: that of the checkpoint, with exceptions of our own.
 
-FP8 or INT4 shared experts, an INT8 head, and a draft layer of INT4 and FP8.
+FP8 for dense layers that the checkpoint leaves at 16 bits, FP8 or INT4 shared experts, a head of
+integers, a head of frequent tokens for drafts, and a draft layer of INT4 and FP8.
 """
 
-from functools import partial
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 from torch.nn import Module
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.quantization import (
+    QUANTIZATION_METHODS,
+    get_quantization_config,
+)
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.inc import INCConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -19,13 +25,8 @@ from vllm.platforms import current_platform
 
 from sparkdeploy_vllm.check.releases import TARGETS_SINCE, installed_version, release_of
 from sparkdeploy_vllm.drafts.layer import draft_layer_method
-from sparkdeploy_vllm.head.draft_head import SparkLogitsProcessor, draft_head_method
-from sparkdeploy_vllm.head.lm_head import (
-    HEAD_FORMS,
-    IntegerLMHeadMethod,
-    ReportingLMHeadMethod,
-    replace_layer,
-)
+from sparkdeploy_vllm.head.draft_head import remember_head
+from sparkdeploy_vllm.head.lm_head import HEAD_FORMS, IntegerLMHeadMethod, ReportingLMHeadMethod
 from sparkdeploy_vllm.weights.conversion import (
     BLOCK_KEY,
     METHOD_NAME,
@@ -33,9 +34,12 @@ from sparkdeploy_vllm.weights.conversion import (
     HybridConversion,
     checkpoint_modules,
     is_fp8_layer,
+    layer_key,
+    modules_of,
 )
 from sparkdeploy_vllm.weights.fp8_checkpoint import checkpoint_linear_method
 from sparkdeploy_vllm.weights.fp8_linear import (
+    DenseFp8Method,
     LedgerEntry,
     fp8_linear_method,
     tell_when_weights_are_there,
@@ -63,22 +67,17 @@ CONVERTED_FORMATS = (
 unconverted parameters, FP8 and INT8 would be taken for BF16 without their scales."""
 
 
-class SparkHybridConfig(INCConfig):
-    """vLLM's AutoRound config with exceptions; travels to engine processes by pickle."""
+class SparkHybridConfig(QuantizationConfig):
+    """The exceptions, before vLLM's own class for the checkpoint; see `config_class`."""
 
     conversion: HybridConversion
     ledger: ConversionLedger
     draft_ledger: DraftLedger | None = None
-    is_draft: bool = False
-    """Whether the layers of a draft model are being made: its draft layers come first."""
-    draft_head: ParallelLMHead | None = None
+    fp8_keys: frozenset[str] = frozenset()
+    """Of the modules that become FP8 by a list, the part of their names that engines keep."""
     targets: Any = None
     """Our SharedExpertTargets, where vLLM makes the FP8 layers. A user's own
     `--quantization-config` takes its place; then the plugin makes the layers as before 0.30."""
-
-    @classmethod
-    def get_name(cls) -> str:
-        return METHOD_NAME
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SparkHybridConfig":
@@ -87,11 +86,15 @@ class SparkHybridConfig(INCConfig):
         if block is None:
             raise ValueError(f"quantization_config says {METHOD_NAME!r} but has no {BLOCK_KEY!r}")
         conversion = HybridConversion.from_block(block)
-        rest["quant_method"] = conversion.base_method
         if conversion.base_method == PLAIN:
-            rest = dict(NOTHING_PACKED)
-        made = super().from_config(rest)
+            base, rest = INCConfig, dict(NOTHING_PACKED)
+        else:
+            # Models that ask for the checkpoint's method (gpt-oss) are to find it; this is theirs.
+            rest["quant_method"] = config["quant_method"] = conversion.base_method
+            base = base_class(rest, conversion.model_type)
+        made = config_class(base).from_base(rest)
         made.conversion = conversion
+        made.fp8_keys = frozenset(map(layer_key, conversion.fp8_modules))
         made.ledger = ConversionLedger(
             expected_fp8_modules=conversion.expected_fp8_layers,
             head_wanted=conversion.lm_head,
@@ -99,9 +102,18 @@ class SparkHybridConfig(INCConfig):
         )
         if conversion.draft_layer is not None:
             made.draft_ledger = DraftLedger(*conversion.draft_layer)
-        if conversion.fp8_mode == "online" and takes_targets():
+        if conversion.fp8_mode == "online" and not made.fp8_keys and takes_targets():
             made.hand_over_fp8()
         return made
+
+    @classmethod
+    def from_base(cls, config: dict[str, Any]) -> "SparkHybridConfig":
+        """Make what the checkpoint's class makes of its part; of this class, which derives it."""
+        return super().from_config(config)  # type: ignore[safe-super,return-value]
+
+    def __reduce__(self) -> Any:
+        # A class that is made here is found by its base's name; state is set as pickle does.
+        return _empty, (type(self).__mro__[2],), vars(self)
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, *_: Any, **__: Any) -> str | None:
@@ -113,6 +125,11 @@ class SparkHybridConfig(INCConfig):
     def maybe_update_config(self, *_: Any, **__: Any) -> None:
         """Nothing to add: everything is in config.json (the arguments differ between versions)."""
 
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        super().apply_vllm_mapper(hf_to_vllm_mapper)
+        mapped = hf_to_vllm_mapper.apply_list(list(self.conversion.fp8_modules))
+        self.fp8_keys |= frozenset(map(layer_key, mapped))
+
     def hand_over_fp8(self) -> None:
         # The module needs what vLLM before 0.30 does not have.
         from sparkdeploy_vllm.weights.fp8_native import SharedExpertTargets
@@ -120,30 +137,49 @@ class SparkHybridConfig(INCConfig):
         self.online_quantization_config = self.targets = SharedExpertTargets(self.ledger)
 
     def get_quant_method(self, layer: Module, prefix: str) -> Any:
-        """Our exceptions first (AutoRound's list calls all of them plain), then AutoRound."""
-        if "mtp" in prefix.split("."):
-            # A draft model has books of its own, and its short-lived head must not be counted.
+        """Our exceptions first (AutoRound's list calls all of them plain), then the checkpoint's.
+
+        What is made once the books are closed, or is called so, is a draft model's, which has books
+        of its own, and whose short-lived head must not be counted.
+        """
+        is_draft = self.ledger.closed or "mtp" in prefix.split(".")
+        if is_draft:
             self.ledger.close_for_draft()
-            self.is_draft = True
-            method = None
-            if self.draft_ledger is not None:
-                self._note_launch()
-                packed = self.packed_modules_mapping
-                method = draft_layer_method(self.draft_ledger, layer, prefix, packed)
-            return method or self._base_method(layer, prefix)
         if isinstance(layer, ParallelLMHead):
             return self._head_method(layer, prefix)
+        if is_draft:
+            return self._draft_method(layer, prefix) or self._base_method(layer, prefix)
         is_linear = isinstance(layer, LinearBase)
-        if is_linear and is_fp8_layer(prefix):
-            method = self._shared_expert_method(layer, prefix)
-            if method is not None:
-                self._note_launch()
-                return method
+        method = self._converting_method(layer, prefix) if is_linear else None
+        if method is not None:
+            self._note_launch()
+            return method
         method = self._base_method(layer, prefix)
         if is_linear and method is not None:
             self._note_launch()
             return tell_when_weights_are_there(method, self.ledger)
         return method
+
+    def _draft_method(self, layer: Module, prefix: str) -> Any:
+        if self.draft_ledger is None:
+            return None
+        self._note_launch()
+        return draft_layer_method(self.draft_ledger, layer, prefix, self.packed_modules_mapping)
+
+    def _converting_method(self, layer: Module, prefix: str) -> Any:
+        if not self.fp8_keys:
+            return self._shared_expert_method(layer, prefix) if is_fp8_layer(prefix) else None
+        if not self._is_listed(prefix):
+            return None
+        base = self._base_method(layer, prefix)
+        if base is not None and not isinstance(base, UnquantizedLinearMethod):
+            return None
+        return DenseFp8Method(self._entry(prefix))
+
+    def _is_listed(self, prefix: str) -> bool:
+        """Whether a module is one that becomes FP8: fused in vLLM, or in the checkpoint already."""
+        parts = modules_of(prefix, self.packed_modules_mapping)
+        return any(self.fp8_keys.issuperset(map(layer_key, it)) for it in (parts, (prefix,)))
 
     def _base_method(self, layer: Module, prefix: str) -> Any:
         if self.conversion.base_method != PLAIN:
@@ -171,11 +207,7 @@ class SparkHybridConfig(INCConfig):
         return LedgerEntry(self.ledger, prefix, modules=modules)
 
     def _head_method(self, layer: Module, prefix: str) -> Any:
-        if self.is_draft and self.conversion.draft_head is not None:
-            self.draft_head = layer
-            # Not before: a model without such a head runs vLLM's own processor.
-            replace_layer(LogitsProcessor, SparkLogitsProcessor)
-            return draft_head_method(self.conversion.draft_head, layer.org_vocab_size)
+        remember_head(layer)
         self._note_launch()
         if self.conversion.lm_head in HEAD_FORMS:
             return IntegerLMHeadMethod(self.conversion.lm_head, self.ledger, prefix)
@@ -195,6 +227,31 @@ class SparkHybridConfig(INCConfig):
             )
         parallel = current.parallel_config
         self.ledger.whole_model = getattr(parallel, "pipeline_parallel_size", 1) == 1
+
+
+@cache
+def config_class(base: type[QuantizationConfig]) -> type[SparkHybridConfig]:
+    """Return the exceptions before `base`, an instance of which models and kernels take it for."""
+    # A model's own name for 16 bits is ours; of what is quantised, models ask whose it is.
+    own_name = {"get_name": classmethod(lambda _: METHOD_NAME)} if base is INCConfig else {}
+    return type(f"SparkHybrid{base.__name__}", (SparkHybridConfig, base), own_name)
+
+
+def _empty(base: type[QuantizationConfig]) -> SparkHybridConfig:
+    return object.__new__(config_class(base))
+
+
+def base_class(config: dict[str, Any], model_type: str) -> type[QuantizationConfig]:
+    """Return vLLM's class for a checkpoint's own configuration, asked as vLLM itself asks."""
+    hf_config = SimpleNamespace(model_type=model_type)
+    for name in QUANTIZATION_METHODS:
+        if name == METHOD_NAME:
+            continue
+        found = get_quantization_config(name)
+        chosen = found.override_quantization_method(config, None, hf_config=hf_config)
+        if chosen is not None:
+            return get_quantization_config(chosen)
+    return get_quantization_config(config["quant_method"])
 
 
 def plain_experts(layer: Module) -> Any:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from sparkdeploy_vllm.weights.conversion import FP8_BLOCK
 from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
 
+FP8_BLOCKS = (FP8_BLOCK, FP8_BLOCK)
 FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = 448.0
 SMALLEST_WEIGHT_AMAX = 1e-4
@@ -44,11 +45,11 @@ def linear_per_row(x: Tensor, weight: Tensor) -> Tensor:
     return product
 
 
-def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise [N, K] to e4m3 [N, K] and FP32 scales [ceil(N / 128), ceil(K / 128)]."""
+def quantize_blocks(weight: Tensor, block: tuple[int, int] = FP8_BLOCKS) -> tuple[Tensor, Tensor]:
+    """Quantise [N, K] to e4m3 [N, K] and FP32 scales, one for each block: [ceil(N / 128), ...]."""
     rows, columns = weight.shape
-    padded = functional.pad(weight.float(), (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
-    tiles = padded.view(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
+    padded = functional.pad(weight.float(), (0, -columns % block[1], 0, -rows % block[0]))
+    tiles = padded.view(padded.shape[0] // block[0], block[0], -1, block[1])
     amax = tiles.abs().amax(dim=(1, 3), keepdim=True).clamp_min(SMALLEST_WEIGHT_AMAX)
     scales = amax / FP8_MAX
     quantized = (tiles * (1.0 / scales)).clamp_(-FP8_MAX, FP8_MAX).to(FP8_DTYPE)
@@ -56,17 +57,19 @@ def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_blocks(quantized: Tensor, scales: Tensor) -> Tensor:
-    """Undo `quantize_blocks`: FP32 [N, K]."""
+    """Undo `quantize_blocks`: FP32 [N, K]. As many scales as rows are one for each row."""
     rows, columns = quantized.shape
+    if scales.shape == (rows, 1):
+        return quantized.float() * scales
     spread = scales.repeat_interleave(FP8_BLOCK, 0)[:rows].repeat_interleave(FP8_BLOCK, 1)
     return quantized.float() * spread[:, :columns]
 
 
-def requantize_activations(x: Tensor) -> Tensor:
+def requantize_activations(x: Tensor, group: int = FP8_BLOCK) -> Tensor:
     """Round [M, K] to what the FP8 kernel sees (e4m3 per token and group); FP32 [M, K]."""
     columns = x.shape[1]
-    padded = functional.pad(x.float(), (0, -columns % FP8_BLOCK))
-    groups = padded.view(x.shape[0], padded.shape[1] // FP8_BLOCK, FP8_BLOCK)
+    padded = functional.pad(x.float(), (0, -columns % group))
+    groups = padded.view(x.shape[0], padded.shape[1] // group, group)
     scales = groups.abs().amax(dim=2, keepdim=True).clamp_min(SMALLEST_ACTIVATION_AMAX) / FP8_MAX
     rounded = (groups / scales).clamp_(-FP8_MAX, FP8_MAX).to(FP8_DTYPE).float() * scales
     return rounded.view_as(padded)[:, :columns].contiguous()
@@ -79,7 +82,9 @@ def fp8_block_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | N
     Every row's result is independent of the other rows, bit for bit. One operator, so that
     torch.compile takes it as it is (the loop over rows must not be traced).
     """
-    rows = requantize_activations(x.reshape(-1, x.shape[-1]))
+    is_per_row = scales.shape == (weight.shape[0], 1)
+    group = weight.shape[1] if is_per_row else FP8_BLOCK
+    rows = requantize_activations(x.reshape(-1, x.shape[-1]), group)
     product = linear_per_row(rows, dequantize_blocks(weight, scales))
     if bias is not None:
         product += bias.float()

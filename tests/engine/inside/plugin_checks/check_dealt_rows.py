@@ -51,16 +51,16 @@ def _draft(folder: str, tokens: list[int]) -> tuple[Any, Any, torch.Tensor]:
     wanted = {"rows": len(tokens), "dtype": "int8", "file": FILE}
     config = _config(draft_lm_head=wanted, fp8=None, expected_fp8_layers=0)
     object.__setattr__(current, "quant_config", config)
-    config.is_draft = True
-    head = _head(config, VOCABULARY)
-    processor = LogitsProcessor(VOCABULARY)
+    target = _head(config, VOCABULARY)
     drawn = torch.Generator().manual_seed(7)
     rows = (torch.randn((VOCABULARY, HIDDEN), generator=drawn) * 0.05).bfloat16()
     rows[list(EQUAL)] = rows[EQUAL[0]].clone()
-    head.weight.weight_loader(head.weight, rows)
+    target.weight.weight_loader(target.weight, rows)
+    _process(target)
     # Several chunks to a rank.
     with mock.patch.object(dealt_rows, "CHUNK_ELEMENTS", 5 * HIDDEN):
-        _process(head)
+        processor = LogitsProcessor(VOCABULARY)
+    head = processor.own_head[0]
     x = torch.randn((6, HIDDEN), generator=drawn).bfloat16()
     x[0] = rows[EQUAL[0]] * 20
     x[1] = rows[tokens[-1]] * 20

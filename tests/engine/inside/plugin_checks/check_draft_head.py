@@ -12,10 +12,17 @@ import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm import register
 from sparkdeploy_vllm.head.draft_head import DraftHeadMethod
+from sparkdeploy_vllm.head.int4_reference import unpack_head
 from sparkdeploy_vllm.head.lm_head import IntegerLMHeadMethod
+from sparkdeploy_vllm.weights.reference import quantize_rows
 from vllm.config import get_current_vllm_config
 from vllm.model_executor import custom_op
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 
 VOCABULARY = 500
 TOKENS = [3, 7, 99, 200, 499]
@@ -38,25 +45,29 @@ def _checkpoint(tokens: list[int]) -> Iterator[None]:
             custom_op.op_registry_oot.pop(LogitsProcessor.__name__, None)
 
 
-def _both_heads(rows: int = len(TOKENS), named: str = "cpu") -> tuple[Any, Any, Any, torch.Tensor]:
-    """Target head, draft head and draft processor, made and loaded in vLLM's order.
+def _both_heads(
+    rows: int = len(TOKENS), named: str = "cpu", lm_head: str = "int8"
+) -> tuple[Any, Any, Any, torch.Tensor]:
+    """Target head, draft rows and draft processor, made and loaded in vLLM's order.
 
-    The draft head is processed while `named` is torch's default device.
+    The draft model is made while `named` is torch's default device.
     """
-    wanted = {"rows": rows, "dtype": "int8", "file": FILE}
-    config = _config(draft_lm_head=wanted, fp8=None, expected_fp8_layers=0)
-    object.__setattr__(get_current_vllm_config(), "quant_config", config)
+    config = _serving(rows, lm_head)
     target = _head(config)
     assert type(LogitsProcessor(VOCABULARY)) is LogitsProcessor
     weight = _load(target.weight, VOCABULARY)
     _process(target)
     _mlp(config, "mtp.layers.0.mlp.shared_expert")
-    draft = _head(config)
-    processor = LogitsProcessor(VOCABULARY)
-    draft.weight.weight_loader(draft.weight, weight)
     with torch.device(named):
-        _process(draft)
-    return target, draft, processor, weight
+        processor = LogitsProcessor(VOCABULARY)
+    return target, processor.own_head[0], processor, weight
+
+
+def _serving(rows: int, lm_head: str) -> Any:
+    wanted = {"rows": rows, "dtype": "int8", "file": FILE}
+    config = _config(draft_lm_head=wanted, fp8=None, expected_fp8_layers=0, lm_head=lm_head)
+    object.__setattr__(get_current_vllm_config(), "quant_config", config)
+    return config
 
 
 def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> None:
@@ -88,6 +99,65 @@ def check_the_draft_proposes_frequent_tokens_by_the_target_s_own_logits() -> Non
     assert (drafted.argmax(dim=1)[0], verified.argmax(dim=1)[1]) == (99, 100)
     assert draft.weight.shape == (len(TOKENS), 128)
     assert draft.weight.dtype == torch.int8
+
+
+def check_the_rows_are_those_of_whatever_the_target_s_head_became() -> None:
+    for lm_head in ("bf16", "int8", "int4"):
+        with _checkpoint(TOKENS):
+            target, draft, _, weight = _both_heads(lm_head=lm_head)
+            before = target.weight.clone()
+            exact = weight[TOKENS]
+            if lm_head == "int4":
+                exact = unpack_head(target.weight, target.weight_scale)[TOKENS].bfloat16()
+            rows, scales = quantize_rows(exact)
+            assert torch.equal(draft.weight, rows), lm_head
+            assert torch.equal(draft.weight_scale, scales), lm_head
+            assert torch.equal(target.weight, before), lm_head
+
+
+def check_a_model_that_ties_its_embeddings_drafts_from_them() -> None:
+    with _checkpoint(TOKENS), _vllm_log() as log:
+        config = _serving(len(TOKENS), "bf16")
+        embeddings = VocabParallelEmbedding(VOCABULARY, 128, params_dtype=torch.bfloat16)
+        assert type(embeddings) is VocabParallelEmbedding
+        weight = _load(embeddings.weight, VOCABULARY)
+        layer = ReplicatedLinear(128, 128, quant_config=config, prefix="model.layers.0.other")
+        _process(layer, embeddings)
+        processor = LogitsProcessor(VOCABULARY)
+        assert processor.get_top_tokens(embeddings, weight[[99, 200]] * 20).tolist() == [99, 200]
+        assert torch.isneginf(processor(embeddings, weight[:1])[:, 100]).all()
+        assert torch.equal(embeddings.weight.data, weight_of(embeddings, weight))
+    assert "sparkdeploy: draft head active: rows=5" in log.getvalue()
+
+
+def weight_of(embeddings: Any, weight: torch.Tensor) -> torch.Tensor:
+    padded = embeddings.weight.data.clone()
+    padded[:VOCABULARY] = weight
+    return padded
+
+
+def check_a_drafter_with_a_head_of_its_own_keeps_it() -> None:
+    with _checkpoint(TOKENS):
+        _, _, processor, weight = _both_heads()
+        own = ParallelLMHead(VOCABULARY, 128, params_dtype=torch.bfloat16)
+        own.weight.data[:VOCABULARY] = weight
+        _process(own)
+        assert processor.get_top_tokens(own, weight[[100]] * 20).tolist() == [100]
+
+
+def check_a_head_that_the_checkpoint_quantises_is_refused_by_name() -> None:
+    with _checkpoint(TOKENS):
+        config = _serving(len(TOKENS), "bf16")
+        target = _head(config)
+        _process(target)
+        target.weight = torch.nn.Parameter(target.weight.to(torch.float8_e4m3fn), False)
+        try:
+            LogitsProcessor(VOCABULARY)
+        except ValueError as error:
+            said = str(error)
+        else:
+            said = "nothing"
+    assert "remove checkpoint.draft_lm_head" in said, said
 
 
 def _best_two(processor: Any, head: Any, x: torch.Tensor) -> torch.Tensor:

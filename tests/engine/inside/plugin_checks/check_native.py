@@ -16,10 +16,7 @@ from kernel_stand_in import (
     shared_expert,
 )
 from sparkdeploy_vllm.weights.conversion import is_fp8_layer
-from sparkdeploy_vllm.weights.fp8_linear import (
-    Fp8PerBlockOnlineLinearMethod,
-    ReferenceFp8LinearMethod,
-)
+from sparkdeploy_vllm.weights.fp8_linear import ReferenceFp8LinearMethod, online
 from sparkdeploy_vllm.weights.hybrid_config import SparkHybridConfig, takes_targets
 from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
 from vllm.model_executor.layers.linear import RowParallelLinear
@@ -65,7 +62,7 @@ def check_vllm_s_targets_are_exactly_ourshared_expert() -> None:
             taken = targets.resolve_quant_method_cls(RowParallelLinear, name)
             assert (taken is not None) is is_fp8_layer(name), name
             if taken is not None:
-                assert taken[-1] is Fp8PerBlockOnlineLinearMethod, taken
+                assert taken[-1] is online.Fp8PerBlockOnlineLinearMethod, taken
 
 
 def check_weights_scales_and_outputs_are_ours_bit_for_bit() -> None:
@@ -74,7 +71,7 @@ def check_weights_scales_and_outputs_are_ours_bit_for_bit() -> None:
         x = torch.randn(7, HIDDEN).bfloat16()
         wide = torch.randn(7, INTERMEDIATE).bfloat16()
         for theirs, own, rows in zip(native, ours, (x, wide), strict=True):
-            assert type(theirs.quant_method) is Fp8PerBlockOnlineLinearMethod
+            assert type(theirs.quant_method) is online.Fp8PerBlockOnlineLinearMethod
             assert type(own.quant_method) is ReferenceFp8LinearMethod
             assert same_bits(theirs.weight, own.weight)
             assert same_bits(theirs.weight_scale_inv, own.weight_scale_inv)

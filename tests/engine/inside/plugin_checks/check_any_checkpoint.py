@@ -1,0 +1,146 @@
+"""Dense layers of any checkpoint that become FP8: which, in what form, and who else is asked."""
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+from check_vllm_hooks import _load, _one_rank, _process, _vllm_log
+from sparkdeploy_vllm import register
+from sparkdeploy_vllm.weights.hybrid_config import SparkHybridConfig
+from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
+from sparkdeploy_vllm.weights.reference import dequantize_blocks
+from vllm.model_executor.layers.linear import QKVParallelLinear, ReplicatedLinear
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config
+from vllm.model_executor.models.utils import WeightsMapper
+
+LAYER = "model.layers.0"
+ATTENTION = [f"{LAYER}.self_attn.{name}_proj" for name in "qkv"]
+BASES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "fp8": {"weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+    "gptq": {"bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+    "modelopt": {"quant_algo": "NVFP4", "ignore": ["model.layers.0.self_attn*"], "group_size": 16},
+    "compressed-tensors": {
+        "format": "nvfp4-pack-quantized",
+        "config_groups": {},
+        "ignore": [*ATTENTION, f"{LAYER}.self_attn.o_proj"],
+    },
+}
+"""What published checkpoints say, but for what they leave out."""
+
+
+def _config(base: str, modules: list[str], **block: object) -> Any:
+    stated = copy.deepcopy(BASES[base])
+    if base == "fp8":
+        stated["modules_to_not_convert"] = [*ATTENTION, f"{LAYER}.self_attn.o_proj"]
+    block = {
+        "version": 1,
+        "base_method": base,
+        "fp8": {"mode": "online", "layers": "all", "modules": modules},
+        "expected_fp8_layers": len(modules),
+        **block,
+    }
+    made = SparkHybridConfig.from_config(
+        {**stated, "quant_method": "spark-hybrid", "spark_hybrid": block}
+    )
+    made.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    return made
+
+
+def _attention(config: Any, *, hidden: int = 256, layer: str = LAYER) -> tuple[Any, Any]:
+    name = f"{layer}.self_attn"
+    qkv = QKVParallelLinear(
+        hidden, 128, 2, 1, bias=False, quant_config=config, prefix=f"{name}.qkv_proj"
+    )
+    out = ReplicatedLinear(256, hidden, bias=False, quant_config=config, prefix=f"{name}.o_proj")
+    return qkv.bfloat16(), out.bfloat16()
+
+
+def _shards(qkv: Any) -> torch.Tensor:
+    parts = []
+    for shard, rows in (("q", 256), ("k", 128), ("v", 128)):
+        weight = (torch.randn(rows, qkv.weight.shape[1]) * 0.05).bfloat16()
+        qkv.weight.weight_loader(qkv.weight, weight, shard)
+        parts.append(weight)
+    return torch.cat(parts)
+
+
+def check_what_any_checkpoint_leaves_at_16_bits_becomes_fp8() -> None:
+    register()
+    for base in ("none", "fp8", "compressed-tensors"):
+        with _one_rank(), _vllm_log() as log:
+            config = _config(base, [*ATTENTION, f"{LAYER}.self_attn.o_proj"])
+            qkv, out = _attention(config)
+            exact = _shards(qkv)
+            _load(out.weight, 256)
+            _process(qkv, out)
+            said = log.getvalue()
+            assert "sparkdeploy: spark-hybrid active: fp8=4 layers, lm_head=bf16" in said, said
+            assert qkv.weight.dtype == out.weight.dtype == torch.float8_e4m3fn, base
+            made = dequantize_blocks(qkv.weight, qkv.weight_scale_inv)
+            assert ((made - exact.float()).norm() / exact.float().norm()).item() < 0.04
+
+
+def check_the_checkpoint_s_own_class_answers_for_the_rest() -> None:
+    register()
+    config = _config("fp8", ATTENTION)
+    assert isinstance(config, Fp8Config)
+    assert config.get_name() == "fp8"
+    for travelled in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+        assert type(travelled) is type(config)
+        assert travelled.ignored_layers == config.ignored_layers
+        assert travelled.fp8_keys == config.fp8_keys
+    assert [_config(base, ATTENTION).get_name() for base in ("modelopt", "compressed-tensors")] == [
+        "modelopt_fp4",
+        "compressed-tensors",
+    ]
+    assert _config("gptq", ATTENTION).get_name() in ("gptq", "gptq_marlin", "auto_gptq")
+    assert _config("none", ATTENTION).get_name() == "spark-hybrid"
+
+
+def check_a_layer_that_blocks_do_not_divide_has_a_scale_an_output() -> None:
+    """2,880 inputs, as of gpt-oss, end within a block."""
+    register()
+    with _one_rank():
+        qkv, _ = _attention(_config("none", ATTENTION), hidden=192)
+        exact = _shards(qkv).float()
+        _process(qkv)
+        assert qkv.weight_scale_inv.shape == (512, 1)
+        x = torch.randn(5, 192).bfloat16()
+        wanted = x.double() @ exact.double().T
+        got = qkv(x)[0].double()
+        assert ((got - wanted).norm() / wanted.norm()).item() < 0.06
+        alone = torch.cat([qkv(x[i : i + 1])[0] for i in range(5)])
+        assert torch.equal(alone, qkv(x)[0]), "a row does not depend on the others"
+
+
+def check_names_that_vllm_changes_are_found() -> None:
+    """Layers within another model, and gpt-oss's `attn`; a tower's layers are never taken."""
+    register()
+    with _one_rank():
+        config = _config("none", ATTENTION)
+        config.apply_vllm_mapper(WeightsMapper(orig_to_new_substr={".self_attn.": ".attn."}))
+        for name, is_taken in (
+            ("language_model.model.layers.0.self_attn.qkv_proj", True),
+            ("model.layers.0.attn.qkv_proj", True),
+            ("vision_tower.encoder.layers.0.self_attn.qkv_proj", False),
+            ("model.layers.1.self_attn.qkv_proj", False),
+            ("model.layers.0.self_attn.o_proj", False),
+        ):
+            assert config._is_listed(name) is is_taken, name
+
+
+def check_a_module_that_this_vllm_does_not_make_stops_the_start() -> None:
+    register()
+    with _one_rank():
+        config = _config("none", [*ATTENTION, f"{LAYER}.self_attn.gone_proj"])
+        qkv, _ = _attention(config)
+        _shards(qkv)
+        try:
+            _process(qkv)
+        except ConversionMismatchError as error:
+            said = str(error)
+        else:
+            said = "nothing"
+    assert "expects 4 FP8 layers, 3 were converted" in said, said
