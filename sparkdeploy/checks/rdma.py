@@ -220,8 +220,6 @@ def _gid_checks(
         }
         for port, it in active.items()
     ]
-    # NCCL takes one number for all adapters.
-    common = set.intersection(*right) if right else set()
     for (port, adapter), fitting in zip(active.items(), right, strict=True):
         subject, expected = f"{port.rdma} GID {index}", f"{ROCE_V2} of {port.ip}"
         if index in fitting:
@@ -234,9 +232,8 @@ def _gid_checks(
         address, kind = adapter.gids.get(index, ("", ""))
         value = f"{kind} of {_ipv4(address) or address}" if address else "not set"
         fix = f"on {node.name}: give {port.interface} the one address {port.address} (netplan)"
-        if common:
-            setting = f"serve.env.NCCL_IB_GID_INDEX='{min(common)}'"
-            fix += f'; or, if it fits every node: --set "{setting}"'
+        # A number of the recipe's would be every node's; this one looks for its own.
+        fix += "; a NCCL_IB_GID_INDEX that you typed goes before it: leave that out"
         yield node_finding("gid", node.name, False, f"{subject}: {value}", expected, fix)
 
 

@@ -12,7 +12,7 @@ import typer
 from sparkdeploy.cli import options
 from sparkdeploy.cli.names import completing, sources
 from sparkdeploy.cli.printing import answer
-from sparkdeploy.errors import ChangesPendingError, RecipeError
+from sparkdeploy.errors import ChangesPendingError, RecipeError, SparkdeployError
 from sparkdeploy.secret_shapes import masked_address
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
@@ -139,6 +139,12 @@ def import_recipe(
         raise RecipeError(only.refusal)
     if not any(item.translation for item in found):
         raise RecipeError(f"{source} holds no recipe of others that could be read")
+    refused = [item for item in found if item.translation is None]
+    if refused:
+        raise SparkdeployError(
+            f"{len(refused)} of {len(found)} files were refused",
+            hint="the lines above name each; the others were translated",
+        )
 
 
 @group.command("search", cls=options.FitsHereByDefault)

@@ -11,6 +11,7 @@ from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
 from sparkdeploy.plan.launch import uses_sockets
 from sparkdeploy.recipe.fallbacks import launched
+from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,6 +132,7 @@ def rank_spec(  # noqa: PLR0913 - what was decided of one node
         entrypoint=GUARD_ENTRYPOINT,
         command=(
             *_guard_options(recipe, deployment, topology, rank, paths.model.answers),
+            *_node_options(empty.env),
             "--",
             *launch.rank_command(recipe, topology, rank, serve),
         ),
@@ -204,6 +206,12 @@ def _guard_options(
     if deployment.is_public:
         options += ["--key-file", launch.KEY_TARGET]
     return options
+
+
+def _node_options(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Name what was said of this node; what an image brings of the kind is another machine's."""
+    of_this_node = sorted(filter(belongs_to_node, env))
+    return ("--node-env", ",".join(of_this_node)) if of_this_node else ()
 
 
 def _stall_options(recipe: Recipe, answers: Answers) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import Finding, Verdict, fail_early, ok, warn
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.engine import Engine
+    from sparkdeploy.recipe.rules import Mistake
     from sparkdeploy.recipe.schema import Recipe
 
 MAX_LISTED = 8
@@ -43,7 +45,7 @@ def consent(plan: Plan) -> Iterator[Finding]:
         yield ok(check, "no setting of a foreign recipe loads code or moves files")
         return
     # A value may be a secret, and a crash folder has this finding.
-    allowed = [shown(".".join(map(str, it.path))) for it in dict.fromkeys(resolved.allowed)]
+    allowed = [shown(_setting_of(it)) for it in dict.fromkeys(resolved.allowed)]
     if not allowed:
         unused = "--allow-unsafe is given, and nothing of this recipe needs it"
         yield warn(check, unused, "leave --allow-unsafe out")
@@ -53,6 +55,13 @@ def consent(plan: Plan) -> Iterator[Finding]:
     # There is no fix: without consent the recipe is refused.
     listed = ", ".join([*allowed[:MAX_LISTED], *more])
     yield Finding(check, Verdict.WARN, f"allowed by {given}: {listed}")
+
+
+def _setting_of(asked: Mistake) -> str:
+    """Return what a consent was for: a flag by its name, anything else by its path."""
+    if asked.path[:2] == ("serve", "extra_args"):
+        return re.split("[ =:]", asked.message, maxsplit=1)[0]
+    return ".".join(map(str, asked.path))
 
 
 def arguments(plan: Plan) -> Iterator[Finding]:

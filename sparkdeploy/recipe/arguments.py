@@ -77,6 +77,9 @@ PACKAGE_OF: dict[tuple[str, ...], str] = {
 }
 """The optional packages of vLLM's own metadata (0.33.0), by what asks for them."""
 SHOWN_CHOICES = 12
+KIND_OF_CHECKPOINT = re.compile(r"fp4|int[48]|w\d{1,2}a\d{1,2}|[48]-?bit")
+"""What people call a checkpoint's weights by, where vLLM has names of methods."""
+CHECKPOINT_SAYS = "config.json of the checkpoint says how it is quantised"
 _NO_JSON = object()
 
 
@@ -217,6 +220,9 @@ def _no_name(path: KeyPath, name: str, value: str, kind: str, release: Release) 
     what = f"{name} {shown(value)}: vLLM {release.vllm} knows no such "
     what += kind.removesuffix("s").replace("_", " ")
     fix = _fix(wanted, release, lambda it: it.names[kind])
+    if kind == "quantizations" and KIND_OF_CHECKPOINT.search(value.lower()):
+        # The nearest word is another format.
+        fix = f"leave it out: {CHECKPOINT_SAYS}"
     return Mistake(path, what, fix or f"one of {', '.join(release.names[kind])}")
 
 

@@ -19,13 +19,14 @@ from pydantic import BaseModel
 
 from sparkdeploy.about import CONSENT
 from sparkdeploy.recipe.document import written_part
-from sparkdeploy.recipe.flags import VALUE_FLAGS, given_flags
+from sparkdeploy.recipe.flags import VALUE_FLAGS, given_flags, spellings
 from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Limits, Mod, Speculative
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
+from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -46,22 +47,39 @@ SAMPLING = frozenset(
     )
 )
 AS_ROOT = "a mod runs as root while an image is built"
+NODE_DECIDES = "cluster.nodes of config.yaml and the node itself decide it"
 DRAFTER_KEY = "it is vLLM's own key of the speculative configuration, and may name code or a file"
 MODULE = "a word with `.`, `/` or `:` may name a module or a file"
 
 
 LOADS_CODE = "it loads code of its choice"
 READS = "it reads a file or a folder of its choice"
+WRITES = "it writes files of its choice"
+MEMORY = "it takes memory beside the share that is planned and guarded"
+UNPACKS = "clients may hand over tensors or templates that the server then runs or unpacks"
+COMPUTES = "it changes how vLLM computes or counts, and nothing else that is known"
 FETCHES = "clients may make the server fetch or read what they name"
 SENDS = "it hands prompts or the cache to another program or machine"
 OPENS = "it changes who reaches the server, and how"
+TRANSPORT = "it changes how nodes reach each other, and over what"
 LOGS = "prompts or requests are written into the log"
-OF_THE_NODE = "it is the node's own affair, and wrong on another one"
 FLAG_DANGERS = {
     ("--worker-", "--scheduler-cls", "--logits-processors", "--tool-parser-plugin"): LOADS_CODE,
     ("--reasoning-parser-plugin", "--model-impl", "--io-processor", "--renderer"): LOADS_CODE,
     ("--hf-config", "--config", "--tokenizer", "--download-dir", "--generation-config"): READS,
     ("--model-loader", "--load-", "--safetensors", "--lora", "--structured-"): READS,
+    ("--additional-config", "--model-class-overrides", "--code-revision"): LOADS_CODE,
+    ("--kernel-config", "--logging-config", "--ir-op-priority"): LOADS_CODE,
+    ("--default-mm-loras", "--pt-load-map", "--mm-encoder-fp8-scale-path"): READS,
+    ("--mm-encoder-fp8-scale-save-path", "--profiler-config", "--enable-trace"): WRITES,
+    ("--kv-cache-memory", "--num-gpu-blocks", "--cpu-offload", "--offload-"): MEMORY,
+    ("--kv-offloading-size", "--mm-ipc-gpu", "--swap-space", "--mm-shm-cache"): MEMORY,
+    ("--trust-request", "--enable-prompt-embeds", "--enable-mm-embeds"): UNPACKS,
+    ("--tool-server", "--kv-offloading", "--weight-transfer", "--ec-manager"): SENDS,
+    ("--aux-output", "--engram"): SENDS,
+    ("--enable-sleep", "--sleep-mode", "--uds", "--allow-credentials", "--tokens-only"): OPENS,
+    ("--enable-tokenizer-info", "--enable-offline-docs", "--enable-scale-out"): OPENS,
+    ("--enable-elastic", "--watchdog", "--dp-supervisor", "--enable-return-routed"): OPENS,
     ("--allowed-", "--media-", "--interleave-mm", "--mm-processor"): FETCHES,
     ("--kv-transfer", "--ec-transfer", "--kv-events", "--otlp", "--collect-detailed"): SENDS,
     ("--grpc", "--uvicorn", "--ssl", "--root-path", "--enable-ssl", "--disable-fastapi"): OPENS,
@@ -73,7 +91,7 @@ VARIABLE_DANGERS = {
     ("VLLM_PLUGINS", "PYTHON", "LD_", "TRITON_", "TORCHINDUCTOR"): LOADS_CODE,
     ("CUDA_HOME", "CC", "CXX"): LOADS_CODE,
     ("NCCL_NET_PLUGIN", "NCCL_TUNER", "NCCL_PROFILER", "NCCL_NET"): LOADS_CODE,
-    ("NCCL_SOCKET", "NCCL_IB", "GLOO_", "UCX_", "TP_SOCKET", "VLLM_HOST", "RAY_"): OF_THE_NODE,
+    ("NCCL_", "GLOO_", "UCX_", "NVSHMEM_", "OMPI_", "RAY_"): TRANSPORT,
     ("HF_", "TMP", "XDG_", "HOME", "VLLM_CACHE", "VLLM_CONFIG", "VLLM_ASSETS"): READS,
     ("VLLM_LOGGING_CONFIG", "VLLM_TRACE", "VLLM_RPC", "VLLM_MEDIA", "VLLM_IMAGE"): READS,
     ("VLLM_DEBUG_LOG", "VLLM_LOG_", "VLLM_SERVER_DEV", "VLLM_DEBUG"): LOGS,
@@ -110,6 +128,19 @@ def self_consents(
                 (field,),
                 "a recipe cannot allow itself what needs your consent",
                 f"remove it, and pass {option} on the command line",
+            )
+
+
+def of_the_node(recipe: Recipe, origins: Mapping[KeyPath, ValueOrigin]) -> Iterator[Mistake]:
+    """Yield each variable of a file that belongs to a node: a recipe is for every node."""
+    for name in filter(belongs_to_node, recipe.serve.env):
+        path = ("serve", "env", name)
+        origin = origins.get(written_part(path, origins))
+        if origin is None or origin.line is not None:
+            yield Mistake(
+                path,
+                f"{name} belongs to each node: {NODE_DECIDES}",
+                f"remove it from the recipe; --set serve.env.{name}=VALUE insists, on every node",
             )
 
 
@@ -160,7 +191,8 @@ def _default(field: FieldInfo) -> object:
 def _entries(path: KeyPath, value: Any, danger: str) -> Iterator[_Setting]:  # noqa: ANN401 - YAML
     if path[-1] == "extra_args":
         for given in given_flags(value):
-            own = _danger(given.form, FLAG_DANGERS, danger)
+            known = COMPUTES if given.flag in spellings().values() else danger
+            own = _danger(given.flag or given.form, FLAG_DANGERS, known)
             yield _Setting(given.path, " ".join(given.words), own, is_entry=True)
     elif path[-1] == "env":
         for name, text in value.items():

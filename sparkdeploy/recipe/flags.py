@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.recipe.releases import releases
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.schema import Serve
@@ -86,29 +89,8 @@ OWNED_FLAGS: dict[str, str] = {
 }
 """Flags that sparkdeploy decides, and where a user changes them instead."""
 
-SHORT_FORMS = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-dpl": "--data-parallel-size-local",
-    "-dpa": "--data-parallel-address",
-    "-dpp": "--data-parallel-rpc-port",
-    "-dpn": "--data-parallel-rank",
-    "-dpr": "--data-parallel-start-rank",
-    "-dpb": "--data-parallel-backend",
-    "-dph": "--data-parallel-hybrid-lb",
-    "-dpe": "--data-parallel-external-lb",
-    "-dpm": "--data-parallel-multi-port-external-lb",
-    "-dcp": "--decode-context-parallel-size",
-    "-dc": "--diffusion-config",
-    "-ep": "--enable-expert-parallel",
-    "-q": "--quantization",
-    "-n": "--nnodes",
-    "-r": "--node-rank",
-    "-sc": "--speculative-config",
-    "-cc": "--compilation-config",
-    "-O": "--compilation-config",
-}
+NOT_DUMPED = {"-O": "--compilation-config"}
+"""Short forms that vLLM rewrites before its parser sees them."""
 
 FORBIDDEN_ENV: dict[str, str] = {
     "HF_TOKEN": "the token never enters a container",
@@ -206,22 +188,47 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
     return given.values[0] if given is not None and given.values else None
 
 
+@functools.cache
 def flag_of(argument: str) -> str | None:
     """Return the long flag an argument names, or None when it is a value.
 
-    `-tp`, `-n2`, `--no-x`, `--x.key` and the start of a flag that sparkdeploy decides are folded
-    in: argparse takes any start that fits one flag only.
+    `-tp`, `-n2`, `--no-x`, `--x.key` and second names are folded in, and so are starts of a flag:
+    argparse takes any start that fits one flag only.
     """
     if not argument.startswith("-") or argument.lstrip("-")[:1].isdecimal():
         return None
     name = re.split("[=.]", argument, maxsplit=1)[0]
     if not name.startswith("--"):
         return _flag_of_short_form(name)
-    name = with_hyphens(name)
-    name = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-    if name in OWNED_FLAGS or name in FIELD_OF_FLAG or name == "--":
-        return name
-    return next((flag for flag in OWNED_FLAGS if flag.startswith(name)), name)
+    name, known = with_hyphens(name), spellings()
+    positive = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+    if positive in OWNED_FLAGS or positive in FIELD_OF_FLAG or positive == "--":
+        return positive
+    if name in known:
+        return known[name]
+    for word in (name, positive):
+        meant = {flag for form, flag in known.items() if form.startswith(word)}
+        meant |= {flag for flag in OWNED_FLAGS if flag.startswith(word)}
+        # vLLM takes no start that fits two flags; what is decided here counts for both.
+        for flag in sorted(meant & {*OWNED_FLAGS, *FIELD_OF_FLAG}) or (
+            meant if len(meant) == 1 else ()
+        ):
+            return flag
+    return positive
+
+
+@functools.cache
+def spellings() -> Mapping[str, str]:
+    """Return the long flag that each spelling means to a vLLM of ours, whichever release."""
+    return {form: flag for it in releases().values() for form, flag in it.spellings.items()}
+
+
+def is_negative(spelling: str) -> bool:
+    """Return whether a spelling turns its flag off: `--no-x`, or `--disable-x` for `--enable-x`."""
+    form, flag = with_hyphens(spelling), flag_of(spelling) or ""
+    opposed = (("--enable-", "--disable-"), ("--disable-", "--enable-"))
+    is_opposed = any(form.startswith(one) and flag.startswith(other) for one, other in opposed)
+    return form.startswith("--no-") or is_opposed
 
 
 def switch_of(arguments: Sequence[str], flag: str) -> bool | None:
@@ -229,13 +236,19 @@ def switch_of(arguments: Sequence[str], flag: str) -> bool | None:
     given = last_given(arguments, flag)
     if given is None:
         return None
-    return not given.form.startswith("--no-") and [it.lower() for it in given.values] != ["false"]
+    return is_negative(given.form) == ([it.lower() for it in given.values] == ["false"])
+
+
+def short_forms() -> Mapping[str, str]:
+    short = {form: flag for form, flag in spellings().items() if not form.startswith("--")}
+    return short | NOT_DUMPED
 
 
 def _flag_of_short_form(name: str) -> str:
-    if name in SHORT_FORMS or name == "-":
-        return SHORT_FORMS.get(name, name)
+    known = short_forms()
+    if name in known or name == "-":
+        return known.get(name, name)
     # argparse takes the start of a short form, and a value right behind a single letter.
-    meant = [flag for short, flag in SHORT_FORMS.items() if short.startswith(name)]
-    meant.append(SHORT_FORMS.get(name[:2], name))
+    meant = [flag for short, flag in known.items() if short.startswith(name)]
+    meant.append(known.get(name[:2], name))
     return next((flag for flag in meant if flag in OWNED_FLAGS), name)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 from sparkdeploy.errors import ConsentNeededError, Mistakes, NoRecipeError, RecipeError
 from sparkdeploy.recipe import rules
 from sparkdeploy.recipe.arguments import argument_mistakes, package_mistakes
-from sparkdeploy.recipe.consent import asked, consent_hint, digest, self_consents
+from sparkdeploy.recipe.consent import (
+    asked,
+    consent_hint,
+    digest,
+    of_the_node,
+    self_consents,
+)
 from sparkdeploy.recipe.document import (
     Document,
     KeyPath,
@@ -153,6 +159,7 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
     refused, warnings = _arguments(recipe, engine)
     foreign = library.foreign_files(document.origins)
     mistakes += [*refused, *self_consents(recipe, document.origins, foreign)]
+    mistakes += of_the_node(recipe, document.origins)
     mods = find_mods(recipe, document.origins, path.parent)
     needed = tuple(asked(recipe, document.origins, foreign))
     record = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import flags
-from sparkdeploy.recipe.arguments import OPTIMIZATION
+from sparkdeploy.recipe.arguments import CHECKPOINT_SAYS, KIND_OF_CHECKPOINT, OPTIMIZATION
 from sparkdeploy.recipe.document import ValueOrigin
 from sparkdeploy.recipe.fields import REPOSITORY_PATTERN, WORKSPACE_TEMPLATE
 from sparkdeploy.recipe.flags import Given, given_flags
@@ -58,11 +58,11 @@ class SourceFlag:
     @property
     def flag(self) -> str:
         """The long flag that the spelling means, without the keys behind it."""
-        name = self.given.spelling.partition(".")[0]
-        name = flags.with_hyphens(flags.SHORT_FORMS.get(name, name))
-        # The start of a flag that sparkdeploy decides: `--api-k`.
+        name = self.given.form
         meant = flags.flag_of(name)
-        return meant if meant in flags.OWNED_FLAGS and not name.startswith("--no-") else name
+        if meant is None or OPTIMIZATION.match(self.given.spelling):
+            return name
+        return flags.negated(meant) if flags.is_negative(name) else meant
 
     @property
     def positive(self) -> str:
@@ -294,10 +294,20 @@ def _adapter(item: SourceFlag, word: str) -> dict[str, str]:
     return {"name": name, "repo": place} if path is None else {"name": name, "path": path}
 
 
+def _quantization(item: SourceFlag) -> None:
+    """Leave out what vLLM has no method of: `nvfp4` is a kind of checkpoint, which says so."""
+    word = item.text.lower()
+    if KIND_OF_CHECKPOINT.search(word) and word not in newest().names["quantizations"]:
+        item.drop(item.words, CHECKPOINT_SAYS)
+    else:
+        item.put(("serve", "quantization"), item.text)
+
+
 HANDLERS: Mapping[str, Callable[[SourceFlag], None]] = {
     "--chat-template": _template,
     "--lora-modules": _lora,
     "--model": lambda _: None,  # it was read before the other flags
+    "--quantization": _quantization,
     "--served-model-name": _names,
     "--spec-method": _speculative_part,
     "--spec-model": _speculative_part,

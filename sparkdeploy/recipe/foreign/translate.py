@@ -7,6 +7,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.consent import NODE_DECIDES
 from sparkdeploy.recipe.flags import last_given, negated
 from sparkdeploy.recipe.foreign.arguments import put_arguments
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER, ServeCommand, fill_in, take_apart
@@ -18,9 +19,10 @@ from sparkdeploy.recipe.foreign.source_recipe import (
     tables,
 )
 from sparkdeploy.recipe.mods import mods_setting
-from sparkdeploy.recipe.releases import newest
+from sparkdeploy.recipe.releases import newest, releases
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import names_a_secret, text_without_secrets
+from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +35,10 @@ MAX_TITLE = 200
 V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
 """Keys of eugr's format; a recipe of his may leave out its version."""
 PULL_REQUEST = re.compile(r"--apply-vllm-prs?(?:[= ]+(\d+(?:,\d+)*))?")
+VLLM_REF = re.compile(r"--vllm-ref[= ]+(\S+)")
+RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+RELEASE_IN_NAME = re.compile(r"vllm.*[-_:]v?(\d)\.?(\d\d)(?:\.?(\d{1,2}))?(?![\w.])")
+MAIN_BRANCH = ("main", "master", "latest", "HEAD")
 OUR_ENGINE_KEYS = ("engine", "image")
 TRANSLATED = frozenset(
     {
@@ -134,8 +140,11 @@ def _put_engine(source: SourceRecipe, made: Translation, assignments: Sequence[s
     """Choose what runs it: what the user types, a known stand-in, or the image as it is named."""
     container, origin = source.text_of("container").strip(), source.origin("container")
     words, images = f"container: {container}", tables()["images"]
-    known = images.get(container.removesuffix(":latest"))
-    if not container:
+    known, asked = images.get(container.removesuffix(":latest")), _asked_build(source, container)
+    is_chosen = any(item.partition("=")[0].strip() in OUR_ENGINE_KEYS for item in assignments)
+    if asked is not None and "/" not in container:
+        _put_release(made, asked, origin, words, is_chosen=is_chosen)
+    elif not container:
         made.put(("engine",), images["vllm-node"]["engine"], origin, "no container is named")
     elif known is not None:
         why = f"{words} ({known['source']}, {known['date']})"
@@ -145,7 +154,7 @@ def _put_engine(source: SourceRecipe, made: Translation, assignments: Sequence[s
     elif "/" in container or container.startswith("sha256:"):
         made.put(("engine",), "image", origin, words)
         made.put(("image",), container, origin, words)
-    elif any(item.partition("=")[0].strip() in OUR_ENGINE_KEYS for item in assignments):
+    elif is_chosen:
         made.drop(origin, words, "an image of its author's machine; --set says what stands for it")
     else:
         raise RecipeError(
@@ -153,6 +162,47 @@ def _put_engine(source: SourceRecipe, made: Translation, assignments: Sequence[s
             "nothing is known to stand for it",
             hint="--set engine=cuda-0.33 takes vLLM's own wheels; or --set engine=image --set "
             "image=NAME:TAG where it is published",
+        )
+
+
+def _asked_build(source: SourceRecipe, container: str) -> str | None:
+    """Return what of vLLM's the image is built of: a release, else the commit or branch named.
+
+    `--vllm-ref v0.26.0` says it, or the name of a local image: vllm-node-v026, vllm-node:v0.26.0.
+    """
+    words = " ".join(as_text(item) for item in source.listed("build_args"))
+    named = VLLM_REF.findall(words)
+    ref = named[-1].strip("'\"") if named else None
+    release = RELEASE.fullmatch(ref) if ref is not None else RELEASE_IN_NAME.search(container)
+    if release is None:
+        return None if ref in (None, *MAIN_BRANCH) else ref
+    return f"{release[1]}.{int(release[2])}.{int(release[3] or 0)}"
+
+
+def _put_release(
+    made: Translation, asked: str, origin: ValueOrigin, words: str, *, is_chosen: bool
+) -> None:
+    """Choose the engine of ours with that very release; RecipeError names the image that has it.
+
+    Another release is never taken but by the user's own word.
+    """
+    is_release = RELEASE.fullmatch(asked) is not None
+    built = f"vLLM {asked}" if is_release else f"vLLM at {shown(asked)}"
+    engines = (name for name, it in releases().items() if it.vllm == asked)
+    own = next((name for name in engines if name.startswith("cuda")), None)
+    if is_chosen:
+        made.drop(origin, words, f"it has {built}; --set says what stands for it")
+    elif own is not None:
+        made.put(("engine",), own, origin, f"{words} ({built}, as this engine has it)")
+    else:
+        image = f"--set engine=image --set image=vllm/vllm-openai:v{asked}"
+        public = f"{image} takes vLLM's own image of that release"
+        unknown = "--set engine=image --set image=NAME:TAG takes it where it is published"
+        raise RecipeError(
+            f"{origin}: {words} is an image of its author's own machine with {built}, which no "
+            "engine here has",
+            hint=f"{public if is_release else unknown}; --set engine=cuda-0.33 takes another "
+            f"release, {newest().vllm}",
         )
 
 
@@ -251,6 +301,8 @@ def _put_environment(source: SourceRecipe, command: ServeCommand, made: Translat
 def _reason_against(name: str, value: Any) -> str | None:  # noqa: ANN401 - YAML content
     if name in tables()["env"]:
         return str(tables()["env"][name])
+    if belongs_to_node(name):
+        return NODE_DECIDES
     if names_a_secret(name):
         return "a key or a token never enters a container"
     if value is None:

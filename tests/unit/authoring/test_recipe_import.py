@@ -49,7 +49,8 @@ def test_one_file_is_printed_as_ours(run: Run, theirs: Path, tmp_path: Path) -> 
 def test_a_folder_is_written_file_by_file(run: Run, theirs: Path, tmp_path: Path) -> None:
     target = tmp_path / "ours"
     done = run("recipe", "import", str(theirs.parent), "-o", str(target))
-    assert done.returncode == 0
+    assert done.returncode == 1
+    assert "2 of 5 files were refused" in done.stderr
     assert sorted(path.name for path in (target / "below").iterdir()) == [
         "crow.yaml",
         "owl.yaml",
@@ -58,6 +59,8 @@ def test_a_folder_is_written_file_by_file(run: Run, theirs: Path, tmp_path: Path
     assert "3 of 5 files translated" in done.stderr
     assert "the recipe is for SGLang" in done.stdout
     assert "is no recipe" in done.stdout
+    (theirs / "sglang.yaml").unlink()
+    (theirs / "other.yaml").unlink()
     again = run("recipe", "import", str(theirs.parent), "-o", str(target))
     assert again.returncode == 0
 

@@ -160,7 +160,7 @@ def test_all_that_needs_consent_is_listed_at_once_with_its_line(tmp_path: Path) 
         (7, "serve.chat_template: /etc/passwd: vLLM reads this file"),
         (9, "serve.env.CUDA_HOME: CUDA_HOME=/x: it loads code of its choice"),
         (10, "serve.env.NCCL_NET: NCCL_NET=IB: it loads code of its choice"),
-        (11, "serve.extra_args.0: --async-scheduling: a flag that nobody has judged"),
+        (11, "serve.extra_args.0: --async-scheduling: it changes how vLLM computes"),
         (11, "serve.extra_args.1: --worker-cls evil.Worker: it loads code of its choice"),
         (12, "limits.memory_floor_gib: 1.0: below 4 GiB"),
     ):

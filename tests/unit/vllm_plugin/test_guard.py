@@ -57,6 +57,26 @@ def test_a_command_that_does_not_exist_is_127(start: Start) -> None:
     assert events(guard.stderr)[0]["command"] == "/no/such/program"
 
 
+def test_what_an_image_says_of_another_node_is_left_out() -> None:
+    image = {"NCCL_IB_GID_INDEX": "3", "NCCL_SOCKET_IFNAME": "enp1", "GLOO_SOCKET_IFNAME": "enp1"}
+    guard = subprocess.run(
+        [
+            *(sys.executable, "-m", "sparkdeploy_vllm.guard", "--node-env", "GLOO_SOCKET_IFNAME"),
+            *(
+                "--",
+                sys.executable,
+                "-c",
+                f"import os; print(sorted({{*os.environ}} & {{*{[*image]}}}))",
+            ),
+        ],
+        env={**os.environ, **image, "PYTHONPATH": str(PLUGIN_TREE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert guard.stdout.strip() == "['GLOO_SOCKET_IFNAME']"
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_stop_signals_reach_the_child_and_its_0_then_counts(start: Start, name: str) -> None:
     guard = start(

@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from sparkdeploy_vllm.guard.asking import STATUS_BYTES, PollingRequest, question
 from sparkdeploy_vllm.guard.processes import STOP_SIGNALS
 from sparkdeploy_vllm.guard.report import line_of, report, write_at_once
 from sparkdeploy_vllm.guard.stalling import IdleWatch, StallWatch, metrics_request, stall_watch
+from sparkdeploy_vllm.node_variables import belongs_to_node
 
 KEY_VARIABLE = "VLLM_API_KEY"
 EXIT_USAGE = 2
@@ -42,7 +43,8 @@ _KIB = 1024
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
-        orders = _orders(options, _child_env(os.environ, options.key_file))
+        kept = frozenset(options.node_env.split(","))
+        orders = _orders(options, _child_env(os.environ, options.key_file, kept))
         memory = AvailableMemory(options.meminfo)
         probe = question(options.health_url) if options.health_url else None
         if probe is not None:
@@ -261,6 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--memory-floor-bytes", type=int, metavar="N")
     parser.add_argument("--meminfo", type=Path, default=Path("/proc/meminfo"), metavar="PATH")
     parser.add_argument("--key-file", type=Path, metavar="PATH")
+    parser.add_argument("--node-env", default="", metavar="NAMES", help="not the image's own")
     parser.add_argument("--grace-s", type=float, default=20.0, metavar="S")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N")
     parser.add_argument("--health-url", metavar="URL", help="restarts need one 200 from here")
@@ -285,8 +288,13 @@ def _orders(options: argparse.Namespace, env: dict[str, str]) -> Orders:
     return Orders(options.command, env, floor, grace_s, options.max_restarts, stalls, idle)
 
 
-def _child_env(env: Mapping[str, str], key_file: Path | None) -> dict[str, str]:
-    child_env = dict(env)
+def _child_env(
+    env: Mapping[str, str], key_file: Path | None, kept: Collection[str] = ()
+) -> dict[str, str]:
+    """Leave out what an image says of the node it was made on; `kept` was said of this one."""
+    child_env = {
+        name: value for name, value in env.items() if name in kept or not belongs_to_node(name)
+    }
     if key_file is not None:
         key = key_file.read_text(encoding="utf-8").strip()
         if not key:
