@@ -37,7 +37,7 @@ V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
 PULL_REQUEST = re.compile(r"--apply-vllm-prs?(?:[= ]+(\d+(?:,\d+)*))?")
 VLLM_REF = re.compile(r"--vllm-ref[= ]+(\S+)")
 RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
-RELEASE_IN_NAME = re.compile(r"vllm.*[-_:]v?(\d)\.?(\d\d)(?:\.?(\d{1,2}))?(?![\w.])")
+RELEASE_IN_NAME = re.compile(r"[-_:]v?(\d)\.?(\d\d)(?:\.?(\d{1,2}))?(?![\w.])")
 MAIN_BRANCH = ("main", "master", "latest", "HEAD")
 OUR_ENGINE_KEYS = ("engine", "image")
 TRANSLATED = frozenset(
@@ -173,7 +173,9 @@ def _asked_build(source: SourceRecipe, container: str) -> str | None:
     words = " ".join(as_text(item) for item in source.listed("build_args"))
     named = VLLM_REF.findall(words)
     ref = named[-1].strip("'\"") if named else None
-    release = RELEASE.fullmatch(ref) if ref is not None else RELEASE_IN_NAME.search(container)
+    release = RELEASE.fullmatch(ref or "")
+    if ref is None and "vllm" in container:
+        release = RELEASE_IN_NAME.search(container)
     if release is None:
         return None if ref in (None, *MAIN_BRANCH) else ref
     return f"{release[1]}.{int(release[2])}.{int(release[3] or 0)}"
