@@ -126,8 +126,9 @@ def rank_spec(  # noqa: PLR0913 - what was decided of one node
         is_public=deployment.is_public,
     )
     memory = {} if memory_bytes is None else {labels.MEMORY: str(memory_bytes)}
+    empty = _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}")
     return replace(
-        _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}"),
+        empty,
         name=container_name(deployment.name),
         entrypoint=GUARD_ENTRYPOINT,
         command=(
