@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy import __version__, labels
 from sparkdeploy.node.container import ContainerSpec, Mount, Ulimit
 from sparkdeploy.plan import launch
+from sparkdeploy.plan.known_bad import RecipeOnEngine, mended
 from sparkdeploy.plan.launch import uses_sockets
 from sparkdeploy.recipe.fallbacks import launched
 from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
@@ -119,8 +120,9 @@ def rank_spec(  # noqa: PLR0913 - what was decided of one node
     recipe = resolved.recipe
     deployment = deployment if rank.is_head else Deployment(deployment.name)
     uid, gid = container_user(paths.model)
+    case = RecipeOnEngine(recipe, resolved.engine, topology.gpus, paths.model.layers)
     serve = launch.serve_argv(
-        launched(recipe, resolved.engine),
+        launched(mended(case), resolved.engine),
         _path_inside(paths.model),
         [_path_inside(item) for item in paths.companions],
         is_public=deployment.is_public,

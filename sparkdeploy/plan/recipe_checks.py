@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import Finding, Verdict, fail_early, ok, warn
+from sparkdeploy.plan.known_bad import RecipeOnEngine, failures
 from sparkdeploy.recipe.mods import proposed_setting
 from sparkdeploy.recipe.releases import family_of, parse_version
 from sparkdeploy.recipe.words import shown
@@ -74,6 +75,18 @@ def arguments(plan: Plan) -> Iterator[Finding]:
         )
 
 
+def known_to_fail(plan: Plan) -> Iterator[Finding]:
+    """Name what the engine's release is known to do wrong with such a recipe."""
+    resolved, model = plan.resolved, plan.observed.model
+    layers = model.layers if model is not None else None
+    case = RecipeOnEngine(resolved.recipe, resolved.engine, plan.topology.gpus, layers)
+    for row, is_mended in failures(case):
+        seen = f"vLLM {resolved.engine.vllm}: {row.why} ({row.source})"
+        if is_mended:
+            seen += f"; so it is started with {' '.join(row.arguments)}"
+        yield Finding("recipe.known_bad", Verdict.WARN, seen, None if is_mended else row.fix)
+
+
 def mods_are_here(plan: Plan) -> Iterator[Finding]:
     """Name mods that are not here: nobody knows what they would make of the image."""
     for mod in plan.resolved.mods:
@@ -115,6 +128,7 @@ CHECKS = (
     remote_code,
     consent,
     arguments,
+    known_to_fail,
     mods_are_here,
     engine_is_enough,
     nodes_are_enough,

@@ -54,6 +54,10 @@ class Topology:
         return len(self.ranks) == 1
 
     @property
+    def gpus(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
     def head(self) -> NodeRank:
         return self.ranks[0]
 

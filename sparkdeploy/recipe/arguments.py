@@ -67,6 +67,7 @@ WORDS = {
 LOWERED = frozenset({"load_formats", "quantizations"})
 """Names that vLLM reads in small letters."""
 PACKAGE_OF: dict[tuple[str, ...], str] = {
+    ("--attention-backend", "b12x"): "b12x",
     ("--linear-backend", "b12x"): "b12x",
     ("--load-format", "fastsafetensors"): "fastsafetensors",
     ("--load-format", "instanttensor"): "instanttensor",
@@ -246,8 +247,14 @@ def package_mistakes(recipe: Recipe, engine: Engine) -> Iterator[Mistake]:
     packages = packages_of(engine.lock or engine.name)
     if engine.kind == "image" or not packages:
         return
-    for given in given_of(recipe.serve):
-        package = PACKAGE_OF.get((given.form, *given.values[:1]))
+    drafts = (
+        Given((*path, key), flags.with_hyphens(f"--{key}"), [value])
+        for path, drafting in drafting_of(recipe)
+        for key, value in drafting.further.items()
+        if isinstance(value, str)
+    )
+    for given in (*given_of(recipe.serve), *drafts):
+        package = PACKAGE_OF.get((given.form, *(it.lower() for it in given.values[:1])))
         if package is not None and package not in packages:
             what = f"{given.form} {given.values[0]} takes the package {package}, which engine "
             what += f"{engine.name} does not hold"

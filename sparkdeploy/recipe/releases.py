@@ -173,6 +173,8 @@ class Family(Strict):
     """Where the registry says too little."""
     fails: list[BadReleases] = Field(default_factory=list)
     env: list[Variable] = Field(default_factory=list)
+    keeps_states: bool = False
+    """Whether some of its layers keep a state of fixed size in place of keys and values."""
     parsers: Parsers = Parsers()
 
     def least_release(self) -> str | None:

@@ -1,0 +1,167 @@
+"""What a release is known to do wrong: who meets a row, and what is started instead."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sparkdeploy.plan.known_bad import CONDITIONS, RecipeOnEngine, failures, mended, rows
+from sparkdeploy.plan.report import plan_lines
+from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.releases import parse_version, releases
+from tests.fakes.plans import observed, plan
+from tests.unit.plain import plain_lines
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Resolved
+
+OFF = "--no-enable-flashinfer-autotune"
+SLEEP = "serve.extra_args=[--enable-sleep-mode]"
+FP8, NVFP4 = "qwen3.6-35b-mtp", "qwen3.6-35b-nvfp4"
+
+
+def case_of(resolved: Resolved, vllm: str, gpus: int = 1) -> RecipeOnEngine:
+    return RecipeOnEngine(resolved.recipe, resolved.engine.model_copy(update={"vllm": vllm}), gpus)
+
+
+def met(shipped: Library, recipe: str, vllm: str, *settings: str, gpus: int = 1) -> set[str]:
+    case = case_of(load_recipe(shipped, recipe, settings), vllm, gpus)
+    return {row.name for row, _ in failures(case)}
+
+
+def test_every_row_says_what_can_be_told_and_by_whom() -> None:
+    flags = {form for release in releases().values() for form in release.spellings}
+    for row in rows():
+        assert row.to is None or parse_version(row.from_) <= parse_version(row.to), row.name
+        assert set(row.when) <= set(CONDITIONS), row.name
+        assert row.fix or row.arguments, row.name
+        assert {it for it in row.arguments if it.startswith("-")} <= flags, row.name
+        assert re.search(r"vllm#\d+", row.source), row.name
+    assert {it for row in rows() for it in row.when} == set(CONDITIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "vllm", "settings", "gpus"),
+    [
+        ("prefix caching beside MTP", FP8, "0.25.1", (), 1),
+        ("prefix caching beside MTP", NVFP4, "0.33.0", (), 1),
+        ("sleep mode", "gpt-oss-120b", "0.25.1", (SLEEP,), 1),
+        ("memory at the start", "gpt-oss-120b", "0.29.0", (), 1),
+        ("FlashInfer's tuning over several GPUs", "gpt-oss-120b", "0.29.0", (), 2),
+        ("FlashInfer's tuning over several GPUs", "gpt-oss-120b", "0.26.0", (), 4),
+        ("DeepGEMM", FP8, "0.24.0", (), 1),
+        ("DeepGEMM", FP8, "0.27.1", (), 1),
+        ("Marlin for NVFP4 experts", NVFP4, "0.33.0", (), 1),
+        (
+            "Marlin for NVFP4 experts",
+            NVFP4,
+            "0.33.0",
+            ("serve.extra_args=[--moe-backend=marlin]",),
+            1,
+        ),
+    ],
+)
+def test_a_recipe_meets_a_row(
+    shipped: Library, name: str, recipe: str, vllm: str, settings: tuple[str, ...], gpus: int
+) -> None:
+    assert name in met(shipped, recipe, vllm, *settings, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "vllm", "settings", "gpus"),
+    [
+        # Left open, 0.25.1 caches nothing where layers keep states.
+        ("prefix caching beside MTP", FP8, "0.25.1", ("serve.enable_prefix_caching=null",), 1),
+        ("prefix caching beside MTP", NVFP4, "0.33.0", ("serve.enable_prefix_caching=false",), 1),
+        ("prefix caching beside MTP", "qwen3.6-35b", "0.25.1", (), 1),
+        ("prefix caching beside MTP", "gpt-oss-120b", "0.25.1", (), 1),
+        ("sleep mode", "gpt-oss-120b", "0.25.1", (SLEEP.replace("--enable", "--no-enable"),), 1),
+        ("memory at the start", "gpt-oss-120b", "0.33.0", (), 1),
+        ("FlashInfer's tuning over several GPUs", "gpt-oss-120b", "0.25.1", (), 2),
+        ("FlashInfer's tuning over several GPUs", "gpt-oss-120b", "0.33.0", (), 2),
+        ("FlashInfer's tuning over several GPUs", "gpt-oss-120b", "0.29.0", (), 1),
+        ("DeepGEMM", FP8, "0.25.1", (), 1),
+        ("DeepGEMM", FP8, "0.24.0", ("serve.env={VLLM_USE_DEEP_GEMM: '0'}",), 1),
+        ("Marlin for NVFP4 experts", "qwen3.8-27b-nvfp4", "0.33.0", (), 1),
+        ("Marlin for NVFP4 experts", NVFP4, "0.33.0", ("engine=cuda-0.25",), 1),
+        (
+            "Marlin for NVFP4 experts",
+            NVFP4,
+            "0.33.0",
+            ("serve.enable_expert_parallel=true",),
+            1,
+        ),
+    ],
+)
+def test_another_does_not(
+    shipped: Library, name: str, recipe: str, vllm: str, settings: tuple[str, ...], gpus: int
+) -> None:
+    assert name not in met(shipped, recipe, vllm, *settings, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [OFF],
+        ["--disable-flashinfer-autotune"],
+        ["--enable_flashinfer_autotune=False"],
+        ["--kernel-config.enable_flashinfer_autotune=false"],
+        ["--kernel-config", '{"enable_flashinfer_autotune": false}'],
+    ],
+)
+def test_who_turned_it_off_already_is_told_nothing(shipped: Library, words: list[str]) -> None:
+    recipe = load_recipe(shipped, "gpt-oss-120b").recipe
+    serve = recipe.serve.model_copy(update={"extra_args": words})
+    resolved = load_recipe(shipped, "gpt-oss-120b")
+    case = case_of(
+        replace(resolved, recipe=recipe.model_copy(update={"serve": serve})), "0.29.0", 2
+    )
+    assert "FlashInfer's tuning over several GPUs" not in {row.name for row, _ in failures(case)}
+    assert mended(case) is case.recipe
+
+
+def test_who_insists_is_warned_and_believed(shipped: Library) -> None:
+    resolved = load_recipe(
+        shipped, "gpt-oss-120b", ["serve.extra_args=[--enable-flashinfer-autotune]"]
+    )
+    case = case_of(resolved, "0.29.0", 2)
+    assert (False, "remove --enable-flashinfer-autotune") in {
+        (is_mended, row.fix) for row, is_mended in failures(case)
+    }
+    assert OFF not in mended(case).serve.extra_args
+
+
+def test_the_arguments_of_a_row_are_added_once(shipped: Library) -> None:
+    case = case_of(load_recipe(shipped, "gpt-oss-120b"), "0.29.0", 2)
+    recipe = mended(case)
+    assert recipe.serve.extra_args == [OFF]
+    assert mended(replace(case, recipe=recipe)) is recipe
+
+
+@pytest.mark.parametrize("choice", ["marlin", "triton", "b12x", "auto"])
+def test_experts_that_a_recipe_chooses_stay(shipped: Library, choice: str) -> None:
+    setting = f"serve.extra_args=[--moe-backend, {choice}]"
+    case = case_of(load_recipe(shipped, NVFP4, [setting]), "0.33.0")
+    assert mended(case) is case.recipe
+
+
+def test_a_draft_layer_in_16_bits_does_not_get_the_experts_kernel(shipped: Library) -> None:
+    named = load_recipe(shipped, NVFP4)
+    assert mended(case_of(named, "0.33.0")).serve.speculative == named.recipe.serve.speculative
+    left_open = load_recipe(shipped, NVFP4, ["serve.speculative.moe_backend=null"])
+    drafting = mended(case_of(left_open, "0.33.0")).serve.speculative
+    assert drafting is not None
+    assert drafting.further == {"moe_backend": "auto"}
+
+
+def test_the_plan_says_it_and_starts_what_it_says(shipped: Library) -> None:
+    made = plan(shipped, observed(), NVFP4)
+    said = " ".join(plain_lines(plan_lines(made)))
+    assert "so it is started with --moe-backend b12x" in said
+    assert "prefix caching beside MTP" in said
+    (planned,) = made.nodes
+    assert planned.spec is not None
+    assert "--moe-backend b12x" in " ".join(planned.spec.command)
