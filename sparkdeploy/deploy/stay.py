@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.nodes import connect_nodes
-from sparkdeploy.deploy.wait import stop_all
+from sparkdeploy.deploy.wait import silent_rank, stop_all
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Node, named
+from sparkdeploy.node.reports import parse_time
 from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
 from sparkdeploy.settings import load_settings
@@ -114,7 +115,7 @@ def _running_ranks(
     is_ending = not head.is_running or runs_still
     if died is not None and is_ending and not is_attended():
         stop_all((node, fact.container_id) for node, fact in ranks)
-        raise _death_of(*died)
+        raise _death_of(*died, ranks)
     if unseen is not None:
         raise unseen
     return ranks if died is None else []
@@ -138,8 +139,11 @@ def _ranks_of(nodes: Nodes, head: ContainerFact) -> tuple[list[RankFact], NodeEr
     return seen, unseen
 
 
-def _death_of(node: Node, fact: ContainerFact) -> UnhealthyError:
+def _death_of(node: Node, fact: ContainerFact, ranks: Iterable[RankFact]) -> UnhealthyError:
     error = death(node.docker, fact.container_id, fact)
+    if (ended_at := parse_time(fact.finished_at)) is not None:
+        others = [(it, its.container_id, 0.0) for it, its in ranks]
+        error.message += silent_rank(error.cause, node, ended_at, others)
     if fact.exit_code == EXIT_MEMORY_FLOOR:
         # Whoever starts it again at once fills the machine again: units know the code.
         error.exit_code = EXIT_MEMORY_FLOOR

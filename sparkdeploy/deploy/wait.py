@@ -20,7 +20,10 @@ from sparkdeploy.node.node import Node, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.steps import plan_as_dict
 from sparkdeploy.recipe.answers import TEXT, Answers
-from sparkdeploy.server.health import ALIVE, death, wait_until_answering
+from sparkdeploy.server.crash import HUNG_RANK
+from sparkdeploy.server.health import ALIVE, ContainerDiedError, death, wait_until_answering
+from sparkdeploy.server.log_lines import guard_report, lines_of
+from sparkdeploy.server.nccl import is_nccl_info
 from sparkdeploy.server.phases import (
     PHASES,
     SPARK_COLD_START_S,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.server.client import ServedModel
+    from sparkdeploy.server.crash import Cause
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step
@@ -52,6 +56,8 @@ POLL_S = 0.5
 LOST_AFTER_S = 5.0
 """How long a node may not answer before its container counts as lost."""
 STOP_TIMEOUT_S = 3
+LAST_LINES = 300
+"""Looked at for what a rank wrote before another ended; its own stop may write many."""
 
 
 def start_title(deployment: str) -> str:
@@ -109,7 +115,7 @@ class Watch:
                 first = group.find_first() if len(self.ranks) > 1 else None
                 if first is None:
                     raise
-                raise first.error() from error
+                raise group.error_of(first) from error
         save_durations(self.launch.settings.state_dir, self.key, readiness.phases_s)
         console.info(f"  answered after {format_seconds(readiness.startup_s)}")
         return readiness
@@ -259,6 +265,14 @@ class GroupWatch:
                 self._over.set()
             return self.first
 
+    def error_of(self, end: End) -> SparkdeployError:
+        """Return the error of an end; one that waited for another rank in vain names that."""
+        error = end.error()
+        if isinstance(error, ContainerDiedError) and end.at is not None:
+            others = [(*it, self._clock_skews_s.get(it[0].name, 0.0)) for it in self._ranks.items()]
+            error.message += silent_rank(error.cause, end.node, end.at, others)
+        return error
+
     def _follow(self, node: Node, container_id: str) -> None:
         answered_s = time.monotonic()
         while not self._over.wait(POLL_S):
@@ -303,6 +317,39 @@ class GroupWatch:
 def earliest(ends: Sequence[End]) -> End:
     """Return the first end; one without a time only when none has one."""
     return min(ends, key=lambda end: end.at or datetime.max.replace(tzinfo=UTC))
+
+
+def silent_rank(
+    cause: Cause, died: Node, at: datetime, ranks: Iterable[tuple[Node, str, float]]
+) -> str:
+    """Return which other rank wrote nothing for longest, and its last line before a time.
+
+    Nothing where the cause is no rank that stopped. Each rank is a node, its container and how far
+    that clock is before ours.
+    """
+    if cause.name != HUNG_RANK:
+        return ""
+    others = (rank for rank in ranks if rank[0] is not died)
+    ends = [line for rank in others if (line := _last_line(*rank, at)) is not None]
+    if not ends:
+        return ""
+    written_at, name, text = min(ends)
+    return f"; {name} was silent since {written_at:%H:%M:%S} UTC, its last line: {text}"
+
+
+def _last_line(
+    node: Node, container_id: str, skew_s: float, before: datetime
+) -> tuple[datetime, str, str] | None:
+    with contextlib.suppress(NodeError):
+        raw = b"".join(node.docker.logs(container_id, tail=LAST_LINES, timestamps=True))
+        for line in reversed(lines_of(raw)):
+            stamp, _, text = line.partition(" ")
+            at = parse_time(stamp)
+            # What it wrote while it was stopped for the death of another says nothing.
+            at = at - timedelta(seconds=skew_s) if at is not None else None
+            if at is not None and at < before and not (is_nccl_info(text) or guard_report(text)):
+                return at, node.name, text.strip()
+    return None
 
 
 def stop_all(ranks: Iterable[tuple[Node, str]]) -> None:

@@ -207,8 +207,11 @@ class Containers(DockerConnection):
         follow: bool = False,
         tail: int | None = None,
         this_run: bool | ContainerFact = False,
+        timestamps: bool = False,
     ) -> Iterator[bytes]:
         """Return the container's output, oldest first, in chunks as they come.
+
+        With `timestamps` each line begins with Docker's time and a blank.
 
         With `follow` the iterator ends when the container does. A container that was stopped and
         started again has the output of both runs; `this_run`, or what its inspection said, leaves
@@ -223,6 +226,7 @@ class Containers(DockerConnection):
                 follow=follow,
                 tail="all" if tail is None else tail,
                 since=since_s,
+                timestamps=timestamps,
             )
             try:
                 yield from stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 EXIT_MEMORY_FLOOR = 86
 EXIT_STALLED = 87
+HUNG_RANK = "rank_stopped"
+"""The signature of a rank that waited for another in vain."""
 _GUARD_EXITS = {EXIT_MEMORY_FLOOR, EXIT_STALLED, EXIT_IDLE}
 _FIRST_SIGNAL_EXIT = 129
 """Deaths by a signal leave no traceback: one found in the log is of something else, survived."""
@@ -30,8 +33,9 @@ _MAX_TRACEBACK_LINES = 200
 _START = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|:)?$")
-_VALIDATION = "validation error"
-_SENTENCE = re.compile(r"Value error, (.+)")
+_VALIDATION = re.compile(r"ValidationError: \d{1,6} validation errors? for ")
+_VALUE_ERROR, _END_OF_SENTENCE = "Value error, ", " [type="
+_MAX_SENTENCE_LINES = 20
 _ECHOES = re.compile(
     r"Engine core initialization failed|EngineDeadError|EngineCore encountered an issue"
     r"|WorkerProc initialization failed|Failed core proc|Engine process failed to start"
@@ -49,6 +53,8 @@ class Signature:
     hint: str
     is_certain: bool = True
     """False for words that also occur in harmless tracebacks; those need the fatal one."""
+    is_consequence: bool = False
+    """True for words that other faults lead to as well; those are named before it."""
     beside: str = ""
     """A pattern that another line has to match as well; empty where one line is enough."""
 
@@ -159,24 +165,31 @@ def _gib(report: Mapping[str, Any], key: str) -> str:
 
 def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
     """Signatures of two lines, the fatal traceback by signature, certain signatures anywhere,
-    the traceback as it is, last words.
+    what is only the consequence of others, the traceback as it is, last words.
     """
     if by_two := _by_two_lines(lines):
         return by_two
     suspects = [line for line in lines if _is_suspect(line)]
     texts = [line.text for line in suspects]
-    known = [signature for signature in signatures() if not signature.beside]
+    known = [it for it in signatures() if not (it.beside or it.is_consequence)]
     certain = [signature for signature in known if signature.is_certain]
+    consequences = [signature for signature in signatures() if signature.is_consequence]
     if by_signal:
-        return _by_signature(texts, certain)
+        return _by_signature(texts, [*certain, *consequences])
     logged = [line.text for line in suspects if line.level]
     errors = logged or [text for text in texts if _FAILURE_WORDS.search(text)]
     trace = decisive(tracebacks(lines))
-    fatal = trace.exceptions + trace.lines if trace and not trace.is_echo else []
+    is_own = trace is not None and not trace.is_echo
+    fatal = trace.exceptions + trace.lines if trace and is_own else []
+    failed = Cause("exception", "the engine failed", trace.sentence) if trace else None
     return (
         _by_signature(fatal, known)
         or _by_signature(texts, certain)
-        or (Cause("exception", "the engine failed", trace.sentence) if trace else None)
+        or _by_signature([*fatal, *texts], [it for it in consequences if it.is_certain])
+        or _by_signature(_rejoined(fatal), known)
+        or (failed if is_own else None)
+        or _by_signature(texts, consequences)
+        or failed
         or _by_signature(texts, known)
         or (Cause("last_error", "the log's last error", errors[-1].strip()) if errors else None)
     )
@@ -199,6 +212,12 @@ def _by_two_lines(lines: Sequence[LogLine]) -> Cause | None:
         if signature.beside and any(re.search(signature.beside, line.text) for line in lines)
     ]
     return _by_signature(own, proven)
+
+
+def _rejoined(lines: Sequence[str]) -> list[str]:
+    """Return each line with the next one: whoever prints to a narrow terminal breaks them."""
+    pairs = ((it, after) for it, after in itertools.pairwise(lines) if not it[0].isspace())
+    return [f"{first.rstrip()} {rest.strip()}" for first, rest in pairs]
 
 
 def _by_signature(texts: Sequence[str], known: Iterable[Signature]) -> Cause | None:
@@ -225,11 +244,18 @@ class Traceback:
     def sentence(self) -> str:
         """Return the first exception; of pydantic's what a validator says, beneath its count."""
         first = self.exceptions[0]
-        if _VALIDATION not in first:
+        at = self.lines.index(first) + 1
+        below = self.lines[at : at + _MAX_SENTENCE_LINES]
+        if not below or not _VALIDATION.search(first):
             return first
-        below = self.lines[self.lines.index(first) + 1 :]
-        found = (_SENTENCE.match(line.strip()) for line in below)
-        return next((it[1].partition(" [type=")[0] for it in found if it), first)
+        # The field stands on a line of its own, and the words below it, indented.
+        field_path = "" if below[0][0].isspace() else f"{below[0].strip()}: "
+        words = " ".join(line.strip() for line in below[bool(field_path) :])
+        said, end, _ = words.partition(_END_OF_SENTENCE)
+        if not end:
+            return first
+        is_whole = said.startswith(_VALUE_ERROR)
+        return said.removeprefix(_VALUE_ERROR) if is_whole else field_path + said
 
     def begin(self, text: str) -> None:
         self.lines.append(text)

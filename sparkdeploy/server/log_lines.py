@@ -16,12 +16,15 @@ MAX_LINE_BYTES = 8192
 _SEPARATOR = re.compile(rb"[\r\n]")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _ORIGIN = re.compile(
-    r"^\((?P<origin>[A-Za-z][\w.-]{0,64}?)(?P<rank>_[A-Z]{1,16}\d\w{0,32})?(?: pid=\d+)?\) ?"
+    r"^\((?P<origin>[A-Za-z][\w.-]{0,64}?)(?P<rank>_[A-Z]{1,16}\d\w{0,32})?(?: pid=\d+)?"
+    r"(?P<node>, ip=[\w.:]{1,64})?\) ?"
 )
 # Ray puts a prefix of its own before or after vLLM's.
 _ORIGINS = re.compile(r"^(?:\([A-Za-z][^()]*\) ?)+")
+_MOST_ORIGINS = 2
 _HEAD = re.compile(
-    r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?"
+    r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d"
+    r"(?:[.,]\d{1,9})? \[[^\]]+\] ?"
 )
 
 
@@ -97,9 +100,10 @@ def lines_of(log: bytes | str) -> list[str]:
 
 def read_line(text: str) -> LogLine:
     origin = ""
-    if match := _ORIGIN.match(text):
-        origin = match["origin"] + (match["rank"] or "")
-        text = text[match.end() :]
+    for _ in range(_MOST_ORIGINS):
+        if match := _ORIGIN.match(text):
+            origin += "".join(part or "" for part in match.groups())
+            text = text[match.end() :]
     level = ""
     if match := _HEAD.match(text):
         level = match["level"]

@@ -75,6 +75,9 @@ def test_the_lines_that_owners_quote_get_their_cause(told: dict[str, str]) -> No
 
     assert cause.name == told["cause"]
     assert told.get("line", cause.line) == cause.line
+    assert cause.hint or cause.name == "exception"
+    coloured = "\n".join(f"\x1b[1;36m{line}\x1b[0m" for line in told["log"].splitlines())
+    assert cause_of(coloured) == cause
     # The same behind what every start logs, which has words like these in it.
     assert cause_of(recorded("cpu-0.32-mtp").decode() + told["log"]) == cause
 
@@ -132,6 +135,25 @@ def test_tracebacks_of_two_processes_are_told_apart_when_interleaved() -> None:
 
 def test_the_kernels_out_of_memory_kill_is_named_as_such() -> None:
     assert cause_of(recorded("cpu-0.32-mtp"), 137, oom_killed=True).name == "oom_killed"
+
+
+def test_a_process_that_says_why_it_ends_was_not_killed_from_outside() -> None:
+    log = "Traceback (most recent call last):\n  File 'x.py', line 1\nValueError: its own words\n"
+    log += "ERROR 11-20 10:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly\n"
+    assert cause_of(log).line == "ValueError: its own words"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "word"),
+    [(129, "session"), (137, "SIGKILL"), (143, "earlyoom"), (159, "seccomp"), (255, "machine")],
+)
+def test_an_end_from_outside_is_known_by_its_code(exit_code: int, word: str) -> None:
+    """What was survived before leaves a traceback, which is not what ended it."""
+    survived = "Traceback (most recent call last):\n  File 'x.py', line 1\nValueError: survived\n"
+    cause = cause_of(survived, exit_code)
+
+    assert cause.name == f"exit_{exit_code}"
+    assert word in f"{cause.meaning} {cause.hint}"
 
 
 def test_the_guards_trip_says_how_much_was_left() -> None:
