@@ -255,7 +255,7 @@ def test_a_chat_remembers_and_is_steered(
     typed(
         monkeypatch,
         *("Which city?", "", "And\\", "then?", "/system Be brief.", "//etc?", "/clear", "New?"),
-        *("/nope", "/help", "/quit", "never"),
+        *("/clear", "/system", "Last?", "/nope", "/help", "/quit", "never"),
     )
     done = run("chat", "--system", "Be kind.")
     assert done.returncode == 0
@@ -265,8 +265,9 @@ def test_a_chat_remembers_and_is_steered(
         ["Be kind.", "Which city?", "Paris.", "And\nthen?"],
         ["Be brief.", "Which city?", "Paris.", "And\nthen?", "Paris.", "/etc?"],
         ["Be brief.", "New?"],
+        ["Last?"],
     ]
-    assert done.stdout == "Paris.\n" * 4
+    assert done.stdout == "Paris.\n" * 5
     assert "unknown command /nope" in done.stderr
     assert "12 of 100 tokens of context" in done.stderr
 
