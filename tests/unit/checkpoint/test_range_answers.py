@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.checkpoint.hub import LONGEST_WAIT_S, Hub, RetryError
+from sparkdeploy.checkpoint.hub import LONGEST_WAIT_S, Hub, RetryError, refuse_offline
 from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 from sparkdeploy.checkpoint.transfer import FileProgress, WrongContentError
@@ -87,3 +88,16 @@ def test_no_byte_more_than_the_hub_states_is_taken(pieces: tuple[int, ...]) -> N
     with pytest.raises(WrongContentError, match="has more than the 1000 bytes"):
         progress.add(pieces[-1])
     assert sum(counted) == sum(pieces[:-1])
+
+
+@pytest.mark.parametrize(
+    ("value", "is_offline"),
+    [*((word, True) for word in ("1", "ON", "on", "yes", "TRUE", "true")), ("0", False)],
+)
+def test_what_the_hubs_own_tools_call_offline_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch, value: str, is_offline: bool
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    refused = pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set")
+    with refused if is_offline else contextlib.nullcontext():
+        refuse_offline("lab/m")

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.deploy.request import Request, up_words
 from sparkdeploy.errors import NodeError
+from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.rehearsal.miniature import PORTS, port_of
 
@@ -75,3 +77,26 @@ def test_a_rehearsal_leaves_the_ports_of_deployments_that_do_not_listen_yet(
     assert port_of(recipe, {first}) in set(PORTS) - {first}
     with pytest.raises(NodeError, match="no port from 8190 to 8289"):
         port_of(recipe, PORTS)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Request("v2"),
+        Request("mine/x y.yaml", ("serve.port=8001", "serve.env.A=it's b")),
+        Request("v2", (), Deployment("second")),
+        Request("v2", (), Deployment("main", is_public=True)),
+        Request("v2", ("a=1",), Deployment("second", is_public=True), cluster=True),
+    ],
+)
+def test_the_up_that_is_proposed_asks_for_the_same(
+    run: Run, monkeypatch: pytest.MonkeyPatch, wanted: Request
+) -> None:
+    seen: list[Request] = []
+
+    def deploy(request: Request, *_: object, **_more: object) -> None:
+        seen.append(request)
+
+    monkeypatch.setattr("sparkdeploy.cli.deployments._deploy", deploy)
+    assert run(*up_words(wanted)).returncode == 0
+    assert seen == [wanted]

@@ -24,10 +24,17 @@ from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.tree import Ledger, hashes, list_tree
-from sparkdeploy.plan.observe import PathMapping, SyncTree, compare_tree, sync_trees
+from sparkdeploy.plan.observe import (
+    PathMapping,
+    SyncTree,
+    compare_tree,
+    mapping_to,
+    sync_trees,
+)
+from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.cluster import Host, section
-from tests.fakes.fabric import adapters_of, fabric_fact, spark, sparks
+from tests.fakes.fabric import adapters_of, fabric_fact, node_fact, spark, sparks
 from tests.fakes.plans import model_fact
 
 if TYPE_CHECKING:
@@ -247,3 +254,17 @@ def test_what_differs_right_after_it_was_sent_is_named(monkeypatch: pytest.Monke
     with pytest.raises(CheckpointError, match="spark-2: /m/a is not what spark-1 has"):
         prepare.send_tree(tree, head, worker, load_settings())
     assert sent == [{"a": None}]
+
+
+def test_paths_of_the_head_become_those_of_the_other_node_and_not_the_reverse() -> None:
+    fabrics = (fabric_fact(1), fabric_fact(2, home="/home/bob", uid=7), None)
+    nodes = [ObservedNode(node_fact(number, it)) for number, it in enumerate(fabrics, start=1)]
+    nodes[2] = replace(nodes[2], facts=replace(nodes[2].facts, fabric=None))
+    observed = Observed(tuple(nodes), "registry")
+    mapping = mapping_to(observed, "spark-2")
+    assert mapping is not None
+    assert mapping.path(Path("/home/ada/hub/m")) == Path("/home/bob/hub/m")
+    assert mapping.path(Path("/data/m")) == Path("/data/m")
+    assert mapping.model(model_fact(), {}).owner_uid == 7
+    assert mapping_to(observed, "spark-3") is None
+    assert mapping_to(observed, "spark-4") is None

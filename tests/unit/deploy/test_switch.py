@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -16,8 +17,10 @@ from sparkdeploy.server.phases import NOT_KNOWN, expected_start, save_durations
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import Lab, build
+from tests.launching import launch_on
 
 if TYPE_CHECKING:
+    from sparkdeploy.deploy.replace import Replacement
     from sparkdeploy.recipe.load import Library
 
 HERE = ServedDeployment("main", "v2", 8123, ("old", "chat", "default"), Path("key"))
@@ -101,3 +104,13 @@ def test_a_replacement_says_its_downtime_before_and_after(
     assert outcome.downtime_s is not None
     assert 0 <= outcome.downtime_s < 5
     assert f"downtime: {NOT_KNOWN}\n" in capsys.readouterr().err
+
+
+def test_the_downtime_begins_with_the_first_of_several_that_was_stopped(tmp_path: Path) -> None:
+    made = launch_on(FakeContainers().host, "main", tmp_path / "crashes")
+    made.begun = [cast("Replacement", SimpleNamespace(old_stop_s=at)) for at in (14.0, 10.0, None)]
+    assert made.downtime_s is None
+    made.answered_s = 20.0
+    assert made.downtime_s == 10.0
+    made.begun = made.begun[2:]
+    assert made.downtime_s is None

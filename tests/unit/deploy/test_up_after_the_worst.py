@@ -205,3 +205,23 @@ def test_what_a_download_brought_to_light_is_refused_too(
     with pytest.raises(NodeError, match="cannot start"):
         lab.up(OLD)
     assert lab.names() == [[]] * lab.count
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_the_head_decides_first_and_the_others_follow(
+    lab_of: Callable[[int], Lab], monkeypatch: pytest.MonkeyPatch, *, is_good: bool
+) -> None:
+    lab, changed = deployed(lab_of(2)), []
+    for number, engine in enumerate(lab.engines):
+        monkeypatch.setattr(engine, "_step", lambda number=number: changed.append(number))
+    answer = lab.wait
+
+    def waits(parts: Any) -> Any:
+        changed.clear()
+        return answer(parts) if is_good else dies(parts)
+
+    lab.wait = waits
+    with contextlib.nullcontext() if is_good else pytest.raises(UnhealthyError):
+        lab.up(LATER)
+    assert set(changed) == {0, 1}
+    assert changed == sorted(changed)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KEY = "Pl4nted-k3y_of-main"
 TOKEN = "hf_abcdefghijklmnopqrst"
+OF_THE_SHELL = "Pl4in-words.of_a-shell"
+"""Known only as the value of a variable that is named like a secret."""
 LOG = "INFO a line before\nERROR got {} there\nRuntimeError: got {} again\n"
 
 
@@ -44,9 +46,12 @@ STANDS_IN: dict[str, Callable[[str], tuple[str, dict[str, Any], dict[str, Any]]]
 }
 
 
-@pytest.mark.parametrize("secret", [KEY, TOKEN])
+@pytest.mark.parametrize("secret", [KEY, TOKEN, OF_THE_SHELL])
 @pytest.mark.parametrize("place", STANDS_IN)
-def test_a_secret_is_in_no_file_of_a_crash(tmp_path: Path, place: str, secret: str) -> None:
+def test_a_secret_is_in_no_file_of_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, secret: str
+) -> None:
+    monkeypatch.setenv("BIRDS_TOKEN", OF_THE_SHELL)
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "main").write_text(f"{KEY}\n")
     log, record, details = STANDS_IN[place](secret)

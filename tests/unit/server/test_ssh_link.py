@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,3 +66,10 @@ def test_a_script_runs_there_as_it_was_written(calls: Path, word: str) -> None:
 def test_what_ssh_itself_says_is_no_exit_code_of_the_script(calls: Path) -> None:
     with SshLink(TARGET) as link, pytest.raises(NodeError, match=r"spark-2: .*password or a key"):
         link.run("echo 'Permission denied (publickey).' >&2; exit 255")
+
+
+def test_a_script_that_takes_too_long_is_given_up(calls: Path) -> None:
+    began_s = time.monotonic()
+    with SshLink(TARGET) as link, pytest.raises(NodeError):
+        link.run("exec sleep 20", timeout_s=0.1)
+    assert time.monotonic() - began_s < 15
