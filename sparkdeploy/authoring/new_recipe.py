@@ -23,6 +23,7 @@ from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.answers import Task
 from sparkdeploy.recipe.fields import NAME_PATTERN
+from sparkdeploy.recipe.library import is_path
 from sparkdeploy.recipe.load import library, load_recipe, look_into
 from sparkdeploy.recipe.schema import Weights
 from sparkdeploy.recipe.words import shown
@@ -186,8 +187,7 @@ def _weights(model: str) -> Weights:
 
 def _findable(base: str) -> str:
     path = os.path.expanduser(base)  # noqa: PTH111 - raises for no home of nobody
-    is_file = base.endswith((".yaml", ".yml")) or "/" in base
-    return str(Path(path).absolute()) if is_file and os.path.exists(path) else base  # noqa: PTH110
+    return str(Path(path).absolute()) if is_path(base) and os.path.exists(path) else base  # noqa: PTH110
 
 
 def _described(draft: DraftRecipe, published: PublishedConfig, settings: Settings) -> DraftRecipe:

@@ -43,6 +43,7 @@ FolderOption = Annotated[
         "--output", "-o", metavar="DIR", help="Write all files into it; else the first is printed."
     ),
 ]
+CONSENTS = ("--allow-known-bad", "--allow-unsafe")
 OpenOption = Annotated[bool, typer.Option("--public", help="Listen on every address.")]
 
 group = typer.Typer(
@@ -79,9 +80,10 @@ def systemd(
         from sparkdeploy.gateway.stack import load_stack
 
         refuse_options(context, path)
+        consents = [it for it, given in zip(CONSENTS, (known_bad, unsafe), strict=True) if given]
         stack = load_stack(path, settings)
         unit = gateway_unit_name(stack.name)
-        _hand_over_unit(export_gateway_unit(stack, os.environ), unit, folder)
+        _hand_over_unit(export_gateway_unit(stack, consents, os.environ), unit, folder)
         return
     assignments = overrides(assignments, known_bad=known_bad, unsafe=unsafe)
     request = requested(recipe, assignments, settings, name=name, public=public)

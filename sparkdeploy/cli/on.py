@@ -114,7 +114,7 @@ def _place(path: Path) -> str:
 def _add_recipe(
     path: Path, files: dict[str, ContextFile], sources: Sources, *, consented: bool
 ) -> None:
-    """Add a recipe with what it extends by path, its chat template and its mods.
+    """Add a recipe with what it extends by path, its chat template and its mods; or a stack.
 
     Without consent no file is sent that a recipe from elsewhere could not have mounted here.
     """
@@ -122,6 +122,8 @@ def _add_recipe(
         return
     content = read_document(path).content
     _add_file(path, path.resolve(), files)
+    for recipe in _recipes_of_stack(content.get("models"), path.parent):
+        _add_recipe(recipe, files, sources, consented=consented)
     parent, serve, mods = (content.get(key) for key in ("extends", "serve", "mods"))
     if isinstance(parent, str) and (beside := parent_beside(path, parent, sources)):
         _add_recipe(beside, files, sources, consented=consented)
@@ -139,6 +141,16 @@ def _add_recipe(
         for file in read_mod(FoundMod(folder.name, folder, "", needs_network=False)).files:
             place = f"{_place(folder)}/{file.path}"
             files[place] = ContextFile(place, file.content, file.mode)
+
+
+def _recipes_of_stack(models: object, beside: Path) -> Iterator[Path]:
+    """Yield the files of recipes that a stack names by a relative path."""
+    for model in models if isinstance(models, list) else []:
+        name = model.get("recipe") if isinstance(model, dict) else None
+        if isinstance(name, str) and not name.startswith(("/", "~")):
+            path = beside / name
+            if _is_recipe_file(str(path)):
+                yield path
 
 
 def _not_sent(path: Path, why: str) -> RecipeError:

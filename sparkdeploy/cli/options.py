@@ -128,8 +128,10 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def stack_file(wanted: str | None, settings: Settings) -> Path | None:
     """Return the stack file that was typed; None where a recipe was."""
+    from sparkdeploy.recipe.library import is_path
+
     # A name is a recipe's: the usual command loads nothing of stacks.
-    if wanted is None or not wanted.endswith((".yaml", ".yml")):
+    if wanted is None or not is_path(wanted):
         return None
     from sparkdeploy.gateway.stack import stack_path
 

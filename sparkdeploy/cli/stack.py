@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 
-OF_EVERY_STACK = frozenset({"recipe", "known_bad", "unsafe", "as_json", "offline", "_offline"})
+OF_EVERY_STACK = frozenset({"recipe", "known_bad", "unsafe", "as_json", "_offline", "folder"})
 """Parameters of commands that are about no single recipe."""
 
 

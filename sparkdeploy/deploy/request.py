@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +30,7 @@ from sparkdeploy.plan.topology import for_cluster
 from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import ImageLock, InspectedEngine
-from sparkdeploy.recipe.library import library, of_source
+from sparkdeploy.recipe.library import is_path, library, of_source
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.console import console
@@ -131,7 +130,7 @@ def from_anywhere(recipe: str, settings: Settings) -> str:
         raise UsageError(f"{recipe!r} is no recipe")
     if of_source(library(settings), recipe) is not None:
         return recipe
-    if recipe.endswith((".yaml", ".yml")) or os.sep in recipe:
+    if is_path(recipe):
         return str(Path(recipe).expanduser().absolute())
     return recipe
 

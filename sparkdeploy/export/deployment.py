@@ -41,7 +41,7 @@ from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.gateway.stack import Stack
@@ -98,13 +98,13 @@ def export_systemd(
     )
 
 
-def export_gateway_unit(stack: Stack, env: Mapping[str, str]) -> str:
+def export_gateway_unit(stack: Stack, consents: Sequence[str], env: Mapping[str, str]) -> str:
     """Return the unit of a stack's gateway; what it starts lives on when the gateway ends."""
     return unit_text(
         Unit(
             name=gateway_unit_name(stack.name),
             subject=f"gateway of {stack.name}",
-            up=[sys.executable, *AS_MODULE, "gateway", "--", str(stack.path)],
+            up=[sys.executable, *AS_MODULE, "gateway", *consents, "--", str(stack.path)],
             stop=(),
             user=_user(),
             folder=UNIT_FOLDER,

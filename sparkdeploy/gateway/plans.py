@@ -12,7 +12,7 @@ from sparkdeploy.deploy.request import NAMES, PORT, Request, resolve
 from sparkdeploy.deploy.up import timing_key_of
 from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError
 from sparkdeploy.gateway.fit import ModelFit, StackFit
-from sparkdeploy.node.cluster import open_nodes, this_node
+from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.observe import observe
@@ -92,7 +92,7 @@ def plan_stack(stack: Stack, settings: Settings, consents: Sequence[str] = ()) -
     for request in requests.values():
         needed |= _needed(request, settings)
     with open_nodes(settings, needed) if needed else this_node(settings) as nodes:
-        _refuse_other_nodes(stack, nodes)
+        _refuse_other_nodes(stack, _names_here(nodes, settings))
         seen = survey(nodes, settings.hub_cache)
         members = tuple(
             _member(model, requests[model.name], names - {model.name}, settings, nodes, seen)
@@ -189,11 +189,20 @@ def _naming(model: str) -> Iterator[None]:
         raise
 
 
-def _refuse_other_nodes(stack: Stack, nodes: Nodes) -> None:
+def _names_here(nodes: Nodes, settings: Settings) -> list[str]:
+    """Return what this machine is called: by itself, and in config.yaml."""
+    names = [nodes.here.name]
+    if settings.cluster is not None:
+        with contextlib.suppress(NodeError):
+            names.append(name_here(configured(settings)))
+    return names
+
+
+def _refuse_other_nodes(stack: Stack, here: Sequence[str]) -> None:
     for model in stack.models:
-        if model.node is not None and model.node != nodes.here.name:
+        if model.node is not None and model.node not in here:
             raise NodeError(
-                f"model {model.name}: {model.node} is not this machine, which is {nodes.here.name}",
+                f"model {model.name}: {model.node} is not this machine, which is {here[-1]}",
                 hint=f"a gateway starts what its own machine heads: sparkdeploy --on {model.node} "
                 "plan STACK",
             )

@@ -27,7 +27,7 @@ from sparkdeploy.recipe.fields import (
     ServedName,
     Strict,
 )
-from sparkdeploy.recipe.library import library, of_source
+from sparkdeploy.recipe.library import is_path, library, of_source
 from sparkdeploy.recipe.load import error_of
 from sparkdeploy.recipe.paths import with_whole_path
 from sparkdeploy.recipe.rules import Mistake
@@ -238,7 +238,7 @@ class StackFile(Strict):
 
 def stack_path(wanted: str | None, settings: Settings) -> Path | None:
     """Return the stack file that a word on the command line means; None where it means a recipe."""
-    if wanted is None or not wanted.endswith((".yaml", ".yml")):
+    if wanted is None or not is_path(wanted):
         return None
     path = Path(os.path.expanduser(wanted))  # noqa: PTH111 - never raises
     if not os.path.isfile(path) or of_source(library(settings), wanted) is not None:  # noqa: PTH113
@@ -337,8 +337,7 @@ def _stack_of(file: StackFile, path: Path, settings: Settings) -> Stack:
 
 def _model_of(entry: ModelEntry, folder: Path, settings: Settings) -> StackModel:
     recipe = entry.recipe
-    is_path = recipe.endswith((".yaml", ".yml")) or "/" in recipe
-    if is_path and of_source(library(settings), recipe) is None:
+    if is_path(recipe) and of_source(library(settings), recipe) is None:
         recipe = _absolute(recipe, folder)
     named: Mapping[str, Any] = (
         dict.fromkeys(entry.aliases) if isinstance(entry.aliases, list) else entry.aliases

@@ -96,13 +96,18 @@ def locate(library: Library, wanted: str) -> Path:
     """
     if found := of_source(library, wanted):
         return found
-    if wanted.endswith((".yaml", ".yml")) or "/" in wanted:
+    if is_path(wanted):
         # Neither raises for a home of nobody or a name that is too long for any file.
         path = Path(os.path.expanduser(wanted))  # noqa: PTH111
         if os.path.exists(path):  # noqa: PTH110
             return path
         raise UsageError(f"there is no recipe file {visible_line(wanted)}", hint=_no_source(wanted))
     return known_file(library.recipe_files(), wanted, "recipe")
+
+
+def is_path(wanted: str) -> bool:
+    """Say whether a word for a recipe means a file, unless a source has such a recipe."""
+    return wanted.endswith((".yaml", ".yml")) or "/" in wanted
 
 
 def of_source(library: Library, wanted: str) -> Path | None:
@@ -202,8 +207,9 @@ def _locate_parent(library: Library, parent: str, child: Path) -> Path:
     try:
         return known_file(Library(tuple(others)).recipe_files(), parent, "recipe")
     except RecipeError as error:
-        is_path = "/" in parent or parent.endswith((".yaml", ".yml"))
         raise RecipeError(
             f"{child} extends {visible_line(parent)}: {error.message}",
-            hint=f"no such file lies at that path from {child.parent}" if is_path else error.hint,
+            hint=f"no such file lies at that path from {child.parent}"
+            if is_path(parent)
+            else error.hint,
         ) from error

@@ -17,6 +17,7 @@ from sparkdeploy.node import facts
 from sparkdeploy.plan.images import choose_base_source, image_steps, stages_for
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.image_name import is_tag
+from sparkdeploy.recipe.library import is_path
 from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe
 from sparkdeploy.recipe.words import closest, shown
 from sparkdeploy.settings import resources
@@ -97,8 +98,7 @@ def what_is_meant(name: str, assignments: Sequence[str], settings: Settings) -> 
                 hint="name a recipe, or leave out --set and --allow-...",
             )
         return load_engine(known, name)
-    is_file = name.endswith((".yaml", ".yml")) or "/" in name
-    if not is_file and name not in known.recipe_files():
+    if not is_path(name) and name not in known.recipe_files():
         raise RecipeError(
             f"unknown engine or recipe {shown(name)}",
             hint=closest(name, {**known.engine_files(), **known.recipe_files()}),

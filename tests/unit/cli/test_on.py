@@ -336,6 +336,22 @@ def test_a_recipe_is_sent_with_what_it_names_and_nothing_else(
     assert list((node.cache / "from").glob("*")) == [again]
 
 
+def test_a_stack_is_sent_with_the_recipes_that_it_names(
+    node: Node, said: Said, recipes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.has_this_program()
+    models = [
+        {"name": name, "recipe": recipe}
+        for name, recipe in (("a", "base/theirs.yaml"), ("b", "v2"), ("c", "./home.yaml"), ("d", 1))
+    ]
+    (recipes / "home.yaml").write_text(yaml.safe_dump({"schema": 1, "models": models}))
+    monkeypatch.chdir(recipes)
+    code, _, err = said("plan", "home.yaml", "--on", "spark")
+    assert (code, "models.3.recipe" in err) == (3, True), err
+    inside = str(recipes).lstrip("/")
+    assert node.sent() == {f"{inside}/home.yaml", f"{inside}/base/theirs.yaml"}
+
+
 def test_a_template_is_sent_with_consent_alone(node: Node, said: Said, recipes: Path) -> None:
     code, _, err = said("plan", str(recipes / "mine.yaml"), "--on", "spark")
     assert code == 3

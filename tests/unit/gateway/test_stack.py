@@ -206,6 +206,9 @@ def test_a_recipe_and_a_stack_are_told_apart(tmp_path: Path, shipped: Library) -
         load_stack(recipe, settings)
     with pytest.raises(UsageError, match="there is no stack file"):
         load_stack(tmp_path / "none.yaml", settings)
+    bare = tmp_path / "home"
+    bare.write_text(path.read_text())
+    assert stack_path(str(bare), settings) == bare
     for other in (str(recipe), str(tmp_path / "none.yaml"), str(tmp_path), "v2", "", None):
         assert stack_path(other, settings) is None
 
