@@ -41,6 +41,7 @@ class Conversion:
 
     fp8_mode: Literal["off", "online", "prebuilt", "finished"] = "off"
     fp8_layers: Literal["shared_expert", "all"] = "shared_expert"
+    fp8_kernel: Literal["vllm", "fused"] = "vllm"
     lm_head: Literal["bf16", "int8", "int4"] = "bf16"
     mtp: Literal["required", "off"] = "off"
     mtp_weights: Literal["bf16", "int4-fp8"] = "bf16"

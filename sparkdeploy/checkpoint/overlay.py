@@ -78,6 +78,8 @@ def overlay_config(facts: SourceFacts, conversion: Conversion) -> dict[str, Any]
     config, quantization = facts.config, facts.quantization
     fp8: dict[str, Any] = {"mode": conversion.fp8_mode, "layers": conversion.fp8_layers}
     fp8 |= {"modules": list(facts.dense_modules)} if facts.dense_modules else {"block": [128, 128]}
+    if conversion.fp8_kernel != "vllm":
+        fp8["kernel"] = conversion.fp8_kernel
     spark_hybrid: dict[str, Any] = {
         "version": 1,
         "base_method": quantization.get("quant_method", PLAIN),

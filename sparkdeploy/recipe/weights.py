@@ -84,6 +84,14 @@ class Fp8Dense(Strict):
             unset="`all` for mode online, `shared_expert` for mode prebuilt",
         ),
     ] = None
+    kernel: Annotated[
+        Literal["fused", "vllm"],
+        about(
+            "For up to eight rows. `fused`: a shared expert in two launches, its inputs at 16 "
+            "bits; where that does not give vLLM's result, and on CPUs, vLLM's. `vllm`: always.",
+            "vllm",
+        ),
+    ] = "fused"
     source: Annotated[
         HostPath | None,
         about(

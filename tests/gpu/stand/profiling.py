@@ -8,8 +8,12 @@ from pathlib import Path
 
 KINDS = (
     ("INT8 head", re.compile(r"^_gathered|^_streamed")),
+    ("shared expert in two", re.compile(r"^_gate_up$|^_down$")),
+    ("attention", re.compile(r"reshape_and_cache")),
     ("FP8 linear", re.compile(r"blockwise|fp8|float_e4m3|per_token_group_quant", re.I)),
-    ("INT4 experts", re.compile(r"marlin|moe|topk", re.I)),
+    ("INT4 experts", re.compile(r"marlin_moe", re.I)),
+    ("INT4 dense", re.compile(r"marlin|machete", re.I)),
+    ("routing", re.compile(r"moe|topk", re.I)),
     ("attention", re.compile(r"flash|fmha|attention|_tq_|stage2|reshape_and_cache", re.I)),
     ("linear attention", re.compile(r"delta|gdn|conv1d|chunk_|fused_sigmoid|gated", re.I)),
     ("BF16 matrices", re.compile(r"nvjet|gemm|gemv|cublas|splitk|cutlass", re.I)),
@@ -28,27 +32,34 @@ def flags(folder: Path) -> list[str]:
     return ["--profiler-config", json.dumps(wanted)]
 
 
-def kernel_us(trace: Path) -> Counter:
-    """Microseconds on the GPU by kernel (copies and fills included)."""
+def kernels(trace: Path) -> tuple[Counter, Counter]:
+    """Microseconds on the GPU, and launches, by kernel (copies and fills included)."""
     opened = gzip.open if trace.suffix == ".gz" else open
     with opened(trace, "rt") as file:
         events = json.load(file)["traceEvents"]
-    spent: Counter = Counter()
+    spent, launched = Counter(), Counter()
     for event in events:
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
             spent[event["name"]] += event["dur"]
-    return spent
+            launched[event["name"]] += 1
+    return spent, launched
 
 
-def step_by_kind(short: Counter, long: Counter, steps: float) -> dict:
-    """Microseconds a step between two traces that are `steps` decode steps apart."""
-    by_kind: Counter = Counter()
-    by_kernel = {name: (long[name] - short[name]) / steps for name in long}
+def step_by_kind(
+    short: tuple[Counter, Counter], long: tuple[Counter, Counter], steps: float
+) -> dict:
+    """Microseconds and launches a step between two traces that are `steps` decode steps apart."""
+    kinds_us, kinds_launched = Counter(), Counter()
+    by_kernel = {name: (long[0][name] - short[0][name]) / steps for name in long[0]}
     for name, spent_us in by_kernel.items():
-        by_kind[next((kind for kind, like in KINDS if like.search(name)), "other")] += spent_us
+        kind = next((kind for kind, like in KINDS if like.search(name)), "other")
+        kinds_us[kind] += spent_us
+        kinds_launched[kind] += (long[1][name] - short[1][name]) / steps
     most = sorted(by_kernel.items(), key=lambda item: -item[1])[:30]
     return {
         "gpu_us": round(sum(by_kernel.values()), 1),
-        "kinds_us": {kind: round(spent_us, 1) for kind, spent_us in by_kind.most_common()},
+        "launches": round(sum(kinds_launched.values()), 1),
+        "kinds_us": {kind: round(spent_us, 1) for kind, spent_us in kinds_us.most_common()},
+        "kinds_launches": {kind: round(count, 1) for kind, count in kinds_launched.most_common()},
         "kernels_us": {name[:140]: round(spent_us, 2) for name, spent_us in most},
     }

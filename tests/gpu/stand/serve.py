@@ -233,7 +233,7 @@ class Server:
         steps = (long_drafts - short_drafts) or TRACED_TOKENS[1] - TRACED_TOKENS[0]
         return {"steps": steps, **profiling.step_by_kind(short, long, steps)}
 
-    def _traced(self, tokens: int) -> tuple[dict, float]:
+    def _traced(self, tokens: int) -> tuple[tuple, float]:
         known = set(self.traces.rglob("*"))
         before = self.counters().get("drafts", 0.0)
         self._post("start_profile")
@@ -241,7 +241,7 @@ class Server:
         drafts = self.counters().get("drafts", 0.0) - before
         self._post("stop_profile")
         fresh = [path for path in self.traces.rglob("*.json*") if path not in known]
-        return max(map(profiling.kernel_us, fresh), key=lambda spent: spent.total()), drafts
+        return max(map(profiling.kernels, fresh), key=lambda seen: seen[0].total()), drafts
 
     def _post(self, path: str) -> None:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", b"")

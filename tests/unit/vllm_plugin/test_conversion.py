@@ -106,6 +106,7 @@ def test_tensors_of_the_checkpoint_are_told_from_those_made_while_loading(mode: 
         ({"fp8": {"mode": "static", "layers": "shared_expert", "block": [128, 128]}}, "static"),
         ({"fp8": {"mode": "online", "layers": "all", "block": [128, 128]}}, "all"),
         ({"fp8": {"mode": "online", "layers": "shared_expert", "block": [64, 128]}}, "block"),
+        ({"fp8": {**BLOCK["fp8"], "kernel": "triton"}}, "kernel"),
         ({"fp8": "online"}, "fp8"),
         ({"draft_layer": "int4"}, "draft_layer"),
         ({"fp8": None, "shared_experts": "int4"}, "shared_experts"),
@@ -122,6 +123,14 @@ def test_what_the_plugin_does_not_know_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         HybridConversion.from_block({**BLOCK, **change})
+
+
+@pytest.mark.parametrize(
+    ("fp8", "kernel"),
+    [(None, "vllm"), (BLOCK["fp8"], "vllm"), ({**BLOCK["fp8"], "kernel": "fused"}, "fused")],
+)
+def test_the_kernel_of_shared_experts_is_vllm_s_unless_it_says(fp8: object, kernel: str) -> None:
+    assert HybridConversion.from_block({**BLOCK, "fp8": fp8}).fp8_kernel == kernel
 
 
 @pytest.mark.parametrize("stem", ["mtp", "model.mtp", "draft_model.mtp"])

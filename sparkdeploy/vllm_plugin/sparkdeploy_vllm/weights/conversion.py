@@ -12,6 +12,8 @@ PLAIN = "none"
 LOADERS_OF_THEIR_OWN = ("bitsandbytes", "gguf", "torchao")
 """Bases that vLLM loads in ways of their own, chosen by the method's name."""
 LM_HEADS = ("bf16", "int8", "int4")
+FP8_KERNELS = ("vllm", "fused")
+"""Of shared experts in a step of few rows."""
 FP8_MODES = ("online", "prebuilt", "finished")
 """Made while loading; beside the BF16 weights; in the place of the BF16 weights."""
 
@@ -65,6 +67,7 @@ class HybridConversion:
     fp8_mode: str | None
     fp8_modules: tuple[str, ...]
     """What becomes FP8 by the checkpoint's names; empty: its shared experts."""
+    fp8_kernel: str
     lm_head: str
     expected_fp8_layers: int | None
     """Modules of the checkpoint (gate, up and down are three); None when it does not say."""
@@ -97,6 +100,7 @@ class HybridConversion:
             model_type=block.get("model_type", ""),
             fp8_mode=_require(fp8, "mode", FP8_MODES) if fp8 else None,
             fp8_modules=modules,
+            fp8_kernel=_require({"kernel": "vllm", **(fp8 or {})}, "kernel", FP8_KERNELS),
             lm_head=head,
             expected_fp8_layers=block.get("expected_fp8_layers"),
             draft_head=DraftHead(draft_head["rows"], draft_head["file"]) if draft_head else None,

@@ -193,7 +193,11 @@ class SparkHybridConfig(QuantizationConfig):
             packed = INCConfig.from_config(NOTHING_PACKED).get_quant_method(layer, prefix)
             return Int4SharedExpertMethod(packed, self._entry(prefix))
         mode = self.conversion.fp8_mode
-        return None if mode is None else self._fp8_method(mode, prefix)
+        if mode is None:
+            return None
+        if self.conversion.fp8_kernel == "fused" and not current_platform.is_cpu():
+            fuse_shared_experts()
+        return self._fp8_method(mode, prefix)
 
     def _fp8_method(self, mode: str, prefix: str) -> Any:
         if self.targets is not None and self.online_quantization_config is self.targets:
@@ -262,6 +266,13 @@ def plain_experts(layer: Module) -> Any:
         return None
     config = getattr(layer, "moe_config", None)
     return UnquantizedFusedMoEMethod(config) if config is not None else None
+
+
+def fuse_shared_experts() -> None:
+    """The module needs vLLM's class of them, which models without any never load."""
+    from sparkdeploy_vllm.weights.shared_expert import install
+
+    install()
 
 
 def takes_targets() -> bool:
