@@ -216,6 +216,7 @@ def logs(
 def down(
     name: options.NameArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Every deployment.")] = False,
+    yes: options.YesOption = False,
 ) -> None:
     """Stop and remove a deployment; images and checkpoints stay."""
     from sparkdeploy.deploy import removal
@@ -223,10 +224,11 @@ def down(
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
+    consent = None if yes else console.confirm
     if everything:
-        removed, errors = removal.down_all()
+        removed, errors = removal.down_all(consent)
     elif (only := resolve_name_or_none(name, ("down",))) is not None:
-        removed, errors = [*removal.down(only)], []
+        removed, errors = [*removal.down(only, consent=consent, is_named=name is not None)], []
     else:
         console.info("nothing to do: nothing is deployed")
         return
@@ -241,6 +243,7 @@ def down(
 def rollback(
     name: options.NameArgument = None,
     drop_page_cache: options.PageCacheOption = False,
+    yes: options.YesOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Go back to what a deployment was before its last replacement.
@@ -250,13 +253,18 @@ def rollback(
     from sparkdeploy.deploy.lifecycle import roll_back
     from sparkdeploy.deploy.nodes import resolve_name_or_none
 
-    name = resolve_name_or_none(name, ("rollback",))
-    if name is None:
+    only = resolve_name_or_none(name, ("rollback",))
+    if only is None:
         text = "nothing to do: nothing is deployed"
         answer([text], {"deployment": None, "action": "nothing", "text": text}, as_json=as_json)
         return
-    done = roll_back(name, drop_page_cache=drop_page_cache)
-    content = {"deployment": name, "action": done.action, "text": done.text}
+    done = roll_back(
+        only,
+        drop_page_cache=drop_page_cache,
+        consent=None if yes else console.confirm,
+        is_named=name is not None,
+    )
+    content = {"deployment": only, "action": done.action, "text": done.text}
     answer([done.text], content, as_json=as_json)
 
 

@@ -19,7 +19,7 @@ from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
-from sparkdeploy.deploy.removal import require_known
+from sparkdeploy.deploy.removal import require_consent, require_known
 from sparkdeploy.deploy.serving import answers, served_by
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
@@ -36,7 +36,8 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.deploy.deployments import Inspected
+    from sparkdeploy.deploy.deployments import Inspected, Listed
+    from sparkdeploy.deploy.removal import Consent
     from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node, Nodes
@@ -114,15 +115,25 @@ def restart(name: str, *, drop_page_cache: bool = False) -> Started:
         return start(name, drop_page_cache=drop_page_cache)
 
 
-def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
+def roll_back(
+    name: str,
+    *,
+    drop_page_cache: bool = False,
+    consent: Consent | None = None,
+    is_named: bool = True,
+) -> Recovery:
     """Bring a deployment to a whole and earlier state, and wait until that answers.
 
     A replacement that was interrupted is finished when the new containers answer, and reverted
     otherwise; one that is still starting is given up. With nothing half done, the kept containers
     take the place of the current ones, which are kept in turn. After a NodeError or an
-    UnhealthyError the current ones are there again, on every node.
+    UnhealthyError the current ones are there again, on every node. `consent` is asked before a
+    server that runs ends, and before one that nobody has named.
     """
     with _connected("rollback", name, drop_page_cache=drop_page_cache) as launch, console.steps():
+        listed = deployments_in(launch.nodes.here.listing).get(name)
+        if listed is not None and (fate := _fate(listed, launch)):
+            require_consent(listed, "rolled back", fate, consent, is_named=is_named)
         try:
             with launch.lock():
                 found = launch.find_here()
@@ -143,6 +154,18 @@ def roll_back(name: str, *, drop_page_cache: bool = False) -> Recovery:
     if not launch.begun:
         return Recovery("nothing", f"nothing to do: no earlier container of {name} is kept")
     return Recovery("returned", f"{name}: the earlier container is back and answers")
+
+
+def _fate(found: Listed, launch: Launch) -> str:
+    """Say what `rollback` does; empty where there is nothing to do."""
+    if found.is_half_replaced:
+        return "the replacement under way ends, and what was there before comes back"
+    if launch.record.is_unverified(found.name, found.current.container_id):
+        return "its start is given up"
+    if not found.kept:
+        return ""
+    recipe = found.kept[0].labels.get(labels.RECIPE, "unknown")
+    return f"the container before it (recipe {recipe}) starts in its place"
 
 
 def _stop_everywhere(launch: Launch, found: Inspected) -> tuple[str, ...]:

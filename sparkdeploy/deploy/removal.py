@@ -6,8 +6,10 @@ Apart from the other verbs, of which it loads nothing: it starts and watches no 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
     deployments_in,
     find_deployment,
@@ -30,21 +32,58 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.deploy.deployments import Inspected
+    from sparkdeploy.deploy.deployments import Inspected, Listed
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.settings import Settings
 
 
+Consent = Callable[[str], bool]
+REMOVAL = "its containers are stopped and removed, its images and checkpoints stay"
+
+
 @contextlib.contextmanager
-def _locked(name: str, settings: Settings) -> Iterator[tuple[Nodes, Inspected | None]]:
-    with connect_nodes(settings, name) as nodes, deploy_lock(settings, f"down {name}", name):
-        yield nodes, look_again(nodes.here, name)
+def _locked(
+    name: str, settings: Settings, consent: Consent | None = None, *, is_named: bool = True
+) -> Iterator[tuple[Nodes, Inspected | None]]:
+    with connect_nodes(settings, name) as nodes:
+        listed = deployments_in(nodes.here.listing).get(name)
+        if listed is not None:
+            require_consent(listed, "removed", REMOVAL, consent, is_named=is_named)
+        with deploy_lock(settings, f"down {name}", name):
+            yield nodes, look_again(nodes.here, name)
 
 
-def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
-    """Stop and remove one deployment on all of its nodes; return the names of its containers."""
+def require_consent(
+    found: Listed, done: str, fate: str, consent: Consent | None, *, is_named: bool
+) -> None:
+    """Raise SparkdeployError unless somebody agrees to what ends a running server.
+
+    What was named and does not run is not asked about; without `consent` nothing is.
+    """
+    fact = found.current
+    if consent is None or found.is_of_another_head or (is_named and not fact.is_running):
+        return
+    user = f" of {fact.user}" if is_another(fact.user) else ""
+    where = f"recipe {fact.labels.get(labels.RECIPE, 'unknown')}, port {fact.port}"
+    name = f"deployment {found.name}{user} ({where})"
+    state = "is running" if fact.is_running else "is stopped"
+    if not consent(f"{name} {state}; {fate}. Go on?"):
+        raise SparkdeployError(f"{name} {state}, and was not {done}", hint="say yes, or pass --yes")
+
+
+def down(
+    name: str,
+    *,
+    missing_ok: bool = False,
+    consent: Consent | None = None,
+    is_named: bool = True,
+) -> tuple[str, ...]:
+    """Stop and remove one deployment on all of its nodes; return the names of its containers.
+
+    `consent` is asked before one that runs goes, and before one that nobody has named.
+    """
     settings = load_settings()
-    with _locked(name, settings) as (nodes, found):
+    with _locked(name, settings, consent, is_named=is_named) as (nodes, found):
         if not missing_ok:
             require_known(nodes, name, ClusterRecord.below(settings.state_dir))
         refuse_as_worker(found)
@@ -53,11 +92,19 @@ def down(name: str, *, missing_ok: bool = False) -> tuple[str, ...]:
         return remove_deployment(nodes, name, found, settings)
 
 
-def down_all() -> tuple[list[str], list[SparkdeployError]]:
+def down_all(consent: Consent | None = None) -> tuple[list[str], list[SparkdeployError]]:
     """Remove every deployment of this machine; return its containers, and why some stayed."""
     settings = load_settings()
     with this_node(settings) as nodes:
         found = deployments_in(nodes.here.listing)
+    if consent is not None and found:
+        states = (
+            f"{name} ({'running' if it.current.is_running else 'stopped'})"
+            for name, it in found.items()
+        )
+        named_all = f"{len(found)} deployments go: {', '.join(states)}"
+        if not consent(f"{named_all}; images and checkpoints stay. Go on?"):
+            raise SparkdeployError("no deployment was removed", hint="say yes, or pass --yes")
     removed: list[str] = []
     errors: list[SparkdeployError] = []
     for name in dict.fromkeys((*found, *ClusterRecord.below(settings.state_dir).deployments())):

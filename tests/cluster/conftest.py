@@ -205,7 +205,7 @@ def on_both(stand_in: str, head: Machine, worker: Machine) -> None:
 def both_end_empty(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
     """In the end `down` leaves nothing of ours on either machine."""
     yield
-    done = program.run("down", "--all")
+    done = program.run("down", "--yes", "--all")
     assert done.returncode == 0, done.stderr
     assert ours(head) == ours(worker) == []
 
@@ -214,7 +214,7 @@ def both_end_empty(program: Program, head: Machine, worker: Machine) -> Iterator
 def nothing_stays(program: Program, head: Machine, worker: Machine) -> Iterator[None]:
     """After every test `down` leaves nothing of ours on either machine."""
     yield
-    done = program.run("down", "--all")
+    done = program.run("down", "--yes", "--all")
     assert done.returncode == 0, done.stderr
     for machine in (head, worker):
         assert ours(machine) == [], machine.name

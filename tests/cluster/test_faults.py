@@ -135,7 +135,7 @@ def test_ssh_that_dies_while_loading_is_named_and_cleaned_up_later(
     worker.stop("sshd")
     try:
         said = spoken(program, process, since_s)
-        left = program.run("down", "main")
+        left = program.run("down", "--yes", "main")
         assert "sparkdeploy-main may remain there" in left.stderr
         assert ours(worker) == ["sparkdeploy-main"]
         (row,) = program.answer("status")
@@ -143,7 +143,7 @@ def test_ssh_that_dies_while_loading_is_named_and_cleaned_up_later(
     finally:
         worker.start_sshd()
     assert "error: spark-b: lost while it was waited for" in said
-    assert "removed spark-b:sparkdeploy-main" in program.run("down", "main").stderr
+    assert "removed spark-b:sparkdeploy-main" in program.run("down", "--yes", "main").stderr
 
 
 def test_a_worker_killed_while_serving_makes_status_say_broken(
@@ -170,7 +170,7 @@ def test_a_node_that_is_gone_while_serving_is_said_and_cleaned_when_it_is_back(
         (row,) = program.answer("status")
         said_in_time(current_fault(), since_s)
         log = program.run("logs", "main", "--node", "spark-b")
-        left = program.run("down", "main")
+        left = program.run("down", "--yes", "main")
     finally:
         worker.start_sshd()
     assert row["state"] == "broken"

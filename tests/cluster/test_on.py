@@ -54,7 +54,7 @@ def spark(laptop: Machine, worker: Machine) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left(program: Program, worker: Machine) -> Iterator[None]:
     yield
-    done = program.run("down", "--on", SPARK)
+    done = program.run("down", "--yes", "--on", SPARK)
     assert done.returncode == 0, done.stderr
     assert ours(worker) == []
 

@@ -41,7 +41,7 @@ def test_both_nodes_are_in_rays_cluster_and_nothing_of_it_stays(
         [{"node": "spark-b", "state": "running"}],
     )
     assert "ray_nodes_joined" in program.run("logs", "main", "--node", "spark-a").stdout
-    assert program.run("down", "main").returncode == 0
+    assert program.run("down", "--yes", "main").returncode == 0
     assert ours(head) == ours(worker) == []
     for machine in (head, worker):
         machine.run("! pgrep -x raylet && ! pgrep -x gcs_server")

@@ -66,7 +66,7 @@ def test_a_switch_goes_over_the_same_nodes(
     assert done.returncode == 0, done.stderr
     assert "downtime: " in done.stderr
     assert whole(head, worker) == 2
-    assert program.answer("rollback", "main")["action"] == "returned"
+    assert program.answer("rollback", "--yes", "main")["action"] == "returned"
     assert whole(head, worker) == 1
 
 

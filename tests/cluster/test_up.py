@@ -118,7 +118,7 @@ def test_a_replacement_is_kept_and_rolled_back(
     assert done.returncode == 0, done.stderr
     assert whole(head, worker) == 2
     assert ours(head) == ours(worker) == [MAIN, KEPT]
-    assert program.answer("rollback", "main")["action"] == "returned"
+    assert program.answer("rollback", "--yes", "main")["action"] == "returned"
     assert [serving(machine).container_id for machine in (head, worker)] == first
     assert program.answer("status")[0]["state"] == "healthy"
 
@@ -135,7 +135,7 @@ def test_a_detached_start_is_waited_for_and_settled(
     assert done.returncode == 0, done.stderr
     assert [serving(machine).container_id for machine in (head, worker)] == started
     assert whole(head, worker) == 2
-    assert program.answer("rollback", "main")["action"] == "returned"
+    assert program.answer("rollback", "--yes", "main")["action"] == "returned"
     assert whole(head, worker) == 1
 
 
@@ -183,7 +183,7 @@ def test_an_up_that_is_killed_before_the_head_is_half_replaced_and_mended(
     if mend == "up":
         assert up(program, *TWO).returncode == 0
     else:
-        assert program.answer("rollback", "main")["action"] == "reverted"
+        assert program.answer("rollback", "--yes", "main")["action"] == "reverted"
     assert whole(head, worker) == number
 
 
@@ -217,14 +217,14 @@ def test_a_worker_ends_and_replaces_nothing_of_its_heads(
 def test_a_former_worker_heads_without_the_base_image(
     program: Program, there: Program, head: Machine, worker: Machine
 ) -> None:
-    assert program.run("down", "--all").returncode == 0
+    assert program.run("down", "--yes", "--all").returncode == 0
     with docker_of(worker) as host:
         assert not [tag for it in host.own_images() for tag in it.tags if "/base:" in tag]
     done = up(there)
     assert done.returncode == 0, done.stderr
     (row,) = there.answer("status")
     assert (row["state"], row["members"]) == ("healthy", [{"node": "spark-a", "state": "running"}])
-    assert there.run("down", "main").returncode == 0
+    assert there.run("down", "--yes", "main").returncode == 0
     assert ours(head) == ours(worker) == []
 
 
@@ -284,7 +284,7 @@ def third(program: Program, head: Machine, worker: Machine, stand_in: str) -> It
             yield machine
         finally:
             (head.own / "ssh" / "config").unlink()
-            program.run("down", "main")
+            program.run("down", "--yes", "main")
             write_cluster(head, both)
 
 
@@ -314,5 +314,5 @@ def test_three_nodes_are_checked_used_left_and_cleaned(
     whole(head, worker)
     assert ours(third) == [KEPT]
     assert program.answer("status")[0]["state"] == "healthy"
-    assert program.run("down", "main").returncode == 0
+    assert program.run("down", "--yes", "main").returncode == 0
     assert ours(head) == ours(worker) == ours(third) == []

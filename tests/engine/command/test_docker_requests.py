@@ -94,7 +94,7 @@ def measured(counted: Counted) -> dict[str, Requests]:
         ("plan", ("plan", *old[1:2], *old[3:])),
         ("status", ("status",)),
         ("start", ("start", "main")),
-        ("down", ("down", "main")),
+        ("down", ("down", "main", "--yes")),
         ("", old),
         ("replace", new),
         ("stop", ("stop", "main")),

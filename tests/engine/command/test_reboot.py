@@ -152,7 +152,7 @@ def test_what_is_started_again_by_hand_goes_on(owner: Owner) -> None:
 
 
 def test_what_is_still_starting_is_stopped_too(owner: Owner) -> None:
-    owner.sparkdeploy("down", "main")
+    owner.sparkdeploy("down", "--yes", "main")
     until(lambda: owner.state() == ("inactive", "success"))
     owner.change("--never-healthy")
     owner.systemctl("start", "--no-block", UNIT)

@@ -160,7 +160,7 @@ def test_a_full_disk_of_the_engine_is_recovered_from(deployed: Ground) -> None:
     assert found is not None
     # Where a full disk did not let the old one start again, the next command does that.
     if found.is_half_replaced:
-        code, said = deployed.cli.run("rollback")
+        code, said = deployed.cli.run("rollback", "--yes")
         assert code == 0, said
     deployed.check_whole("old")
     assert deployed.up("new")[0] == 0
@@ -205,7 +205,7 @@ NAMED = ("--served-model-name", "x")
 @pytest.fixture
 def hog(place: Ground, tmp_path: Path) -> Iterator[ContainerSpec]:
     """A guarded server that takes 1 GiB a second; the guard's meminfo mirrors what it holds."""
-    place.cli.run("down")
+    place.cli.run("down", "--yes")
     meminfo, is_over = tmp_path / "meminfo", threading.Event()
     show(meminfo, 2 * GIB)
     thread = threading.Thread(target=mirror, args=(place, meminfo, is_over))
@@ -231,7 +231,7 @@ def hog(place: Ground, tmp_path: Path) -> Iterator[ContainerSpec]:
     )
     is_over.set()
     thread.join()
-    place.cli.run("down")
+    place.cli.run("down", "--yes")
 
 
 def test_a_model_that_eats_the_machine_is_stopped_and_the_old_one_comes_back(
@@ -294,7 +294,7 @@ def show(meminfo: Path, available_bytes: int) -> None:
 
 @pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_many_ups_and_downs_leave_nothing_behind(place: Ground, count: int) -> None:
-    place.cli.run("down")
+    place.cli.run("down", "--yes")
     # One whose engine was killed by an earlier test may stay for good.
     shims = set(place.engine.processes(SHIM))
     before = left_on_the_engine(place)

@@ -43,7 +43,7 @@ PROGRAM = (sys.executable, "-m", "sparkdeploy")
 def test_a_cli_killed_at_any_moment_is_recovered_from(place: Ground, seed: int) -> None:
     chance = random.Random(seed)
     if chance.random() < 0.2:
-        assert place.cli.run("down")[0] == 0
+        assert place.cli.run("down", "--yes")[0] == 0
     command = place.start(f"new-{seed}")
     time.sleep(chance.uniform(0, LONGEST_KILL_S))
     command.send(signal.SIGKILL)
@@ -56,7 +56,7 @@ def test_a_cli_killed_at_any_moment_is_recovered_from(place: Ground, seed: int) 
     found = place.deployment()
     assert ("half replaced" in said) is (found is not None and found.is_half_replaced)
     if chance.random() < 0.3:
-        code, said = place.cli.run("rollback")
+        code, said = place.cli.run("rollback", "--yes")
         assert code == 0, said
     code, said = place.up(f"new-{seed}")
     assert code == 0, said
@@ -84,7 +84,7 @@ def test_a_cli_that_is_interrupted_puts_things_right_itself(
 
 
 def test_an_interrupted_first_start_goes_on(place: Ground) -> None:
-    place.cli.run("down")
+    place.cli.run("down", "--yes")
     command = place.start("first", behaviour="--wait-for go")
     until(lambda: place.servers() == 1)
     until(place.is_waited_for)
@@ -111,7 +111,7 @@ def test_a_start_is_ended_by_another_command(deployed: Ground, word: str, left: 
     assert row["state"] == "being replaced"
     assert "sparkdeploy up standin --name main" in row["half_done"]
 
-    code, said = other_command(deployed, word)
+    code, said = other_command(deployed, word, "--yes")
 
     assert code == 0, said
     assert command.wait() == 7
@@ -151,7 +151,7 @@ def test_a_rollback_to_something_else_than_was_planned_warns_and_stays(place: Gr
     assert place.up("new")[0] == 0
     place.tell_servers("returning.log", FALLEN_BACK)
 
-    code, said = place.cli.run("rollback")
+    code, said = place.cli.run("rollback", "--yes")
 
     assert code == 0, said
     assert "warning: speculation: planned off, runs mtp 2" in said
@@ -164,13 +164,13 @@ def test_a_rollback_that_lacks_memory_leaves_the_newer_one(deployed: Ground) -> 
     with deployed.host() as own:
         other = own.create(a_large_neighbour())
         own.start(other)
-        code, said = deployed.cli.run("rollback", NAME)
+        code, said = deployed.cli.run("rollback", "--yes", NAME)
         own.remove(other)
 
     assert code == 4, said
     assert "memory: 4.0 GiB needed and 0.5 GiB kept free" in said
     deployed.check_whole("new")
-    code, said = deployed.cli.run("rollback")
+    code, said = deployed.cli.run("rollback", "--yes")
     assert code == 0, said
     deployed.check_whole("old")
 
@@ -206,7 +206,7 @@ def test_what_a_killed_command_left_is_compared_with_its_plan_too(deployed: Grou
     deployed.tell_servers("left")
     assert deployed.text() == "new"
 
-    code, said = deployed.cli.run("rollback")
+    code, said = deployed.cli.run("rollback", "--yes")
 
     assert code == 0, said
     assert "warning: speculation: planned off, runs mtp 2" in said
@@ -274,7 +274,7 @@ def test_a_clock_that_jumps_leaves_every_way_open(deployed: Ground, offset_s: fl
     code, said = deployed.cli.run("status", "--json", clock_offset_s=offset_s)
     assert code == 0
     assert json.loads(said)[0]["uptime_s"] >= 0
-    code, said = deployed.cli.run("rollback", clock_offset_s=offset_s)
+    code, said = deployed.cli.run("rollback", "--yes", clock_offset_s=offset_s)
     assert code == 0, said
     deployed.check_whole("old")
     code, said = deployed.cli.run("up", "standin", "--yes", clock_offset_s=offset_s)

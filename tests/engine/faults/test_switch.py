@@ -97,7 +97,7 @@ def test_a_switch_killed_at_any_moment_is_repaired(first: Ground, seed: int) -> 
         assert first.servers() <= 1
         first.settle()
         if repair == "rollback":
-            code, said = first.cli.run("rollback")
+            code, said = first.cli.run("rollback", "--yes")
             assert code == 0, said
             first.check_whole(*MODELS)
         if repair == "switch":

@@ -207,12 +207,12 @@ def test_a_deployment_starts_is_replaced_comes_back_and_goes(place: Ground) -> N
         assert "nothing to do" in place.up("new")[1]
         listed = place.cli.run("image", "ls")[1].splitlines()
         assert sum(line.endswith(" main") for line in listed) == 1
-        said(place, "rollback")
+        said(place, "rollback", "--yes")
         place.check_whole("old")
         found = answer(place, "clean", "--yes")
         assert [item["name"] for item in found if item["kind"] == "image"] == [old.tag]
         place.check_whole("old")
-        said(place, "down")
+        said(place, "down", "--yes")
 
 
 def test_images_are_shown_saved_removed_and_loaded(

@@ -53,7 +53,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     )
     yield made
     for name in (MAIN, SECOND, THIRD):
-        made.run("down", name)
+        made.run("down", "--yes", name)
 
 
 def container(host: DockerHost, name: str) -> ContainerFact:
@@ -323,10 +323,10 @@ def test_the_key_is_nowhere_to_be_read(program: Program, host: DockerHost) -> No
 
 @pytest.mark.slow
 def test_down_removes_one_name_and_leaves_the_other(program: Program, host: DockerHost) -> None:
-    assert program.run("down", SECOND).returncode == 0
+    assert program.run("down", "--yes", SECOND).returncode == 0
     assert host.find_container(f"sparkdeploy-{SECOND}") is None
     assert container(host, MAIN).is_running
-    again = program.run("down", SECOND)
+    again = program.run("down", "--yes", SECOND)
     assert again.returncode == 4
     assert f"no deployment named {SECOND}" in again.stderr
 
@@ -396,5 +396,5 @@ def test_a_stop_by_signal_is_passed_on_to_vllm(program: Program, host: DockerHos
     fact = container(host, MAIN)
     subprocess.run(["docker", "kill", "-s", signal.Signals.SIGTERM.name, fact.name], check=True)
     until(lambda: not container(host, MAIN).is_running)
-    assert program.run("down", MAIN).returncode == 0
+    assert program.run("down", "--yes", MAIN).returncode == 0
     assert host.find_container(f"sparkdeploy-{MAIN}") is None

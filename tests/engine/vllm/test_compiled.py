@@ -32,6 +32,6 @@ def test_compiling_works_and_is_kept_for_the_next_start(tmp_path: Path, host: Do
         assert fact is not None
         assert host.inspect(fact.container_id)["HostConfig"]["ReadonlyRootfs"] is True
     finally:
-        program.run("down", name)
+        program.run("down", "--yes", name)
     kept = [path for path in (tmp_path / "cache").rglob("*") if path.suffix in {".so", ".cpp"}]
     assert kept, "nothing compiled was kept in the cache folder"

@@ -48,7 +48,7 @@ GIB = 1 << 30
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     made = twin_user(tmp_path_factory.mktemp("faults-vllm"), port=PORT)
     yield made
-    made.run("down", NAME)
+    made.run("down", "--yes", NAME)
 
 
 def fact(host: DockerHost) -> ContainerFact | None:
@@ -126,7 +126,7 @@ def test_vllm_killed_after_it_was_healthy_comes_back_by_itself(
 def test_vllm_that_eats_the_machine_is_stopped_by_the_guard(
     program: Program, host: DockerHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert program.run("down", NAME).returncode == 0
+    assert program.run("down", "--yes", NAME).returncode == 0
     for name, value in program.env.items():
         monkeypatch.setenv(name, value)
     settings = load_settings()

@@ -61,7 +61,7 @@ ENGINE = ("--set", "engine=cpu-0.32")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     made = twin_user(tmp_path_factory.mktemp("foreign"), port=PORT)
     yield made
-    made.run("down", NAME)
+    made.run("down", "--yes", NAME)
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     started = program.run("up", TWIN_RECIPE, "--name", NAME, "--yes")
     assert started.returncode == 0, started.stderr
     yield
-    program.run("down", NAME)
+    program.run("down", "--yes", NAME)
 
 
 def chat(content: str, **more: Any) -> requests.Response:

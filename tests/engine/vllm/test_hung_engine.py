@@ -85,7 +85,7 @@ def program(user: Program, request: pytest.FixtureRequest, host: DockerHost) -> 
     assert Served(host, NAME, PORT).ask(max_tokens=2).ok
     wait_until_guarded(host, NAME)
     yield user
-    user.run("down", NAME)
+    user.run("down", "--yes", NAME)
 
 
 @pytest.fixture

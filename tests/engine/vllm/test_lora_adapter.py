@@ -73,7 +73,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     write_adapter(root / "adapter")
     (root / "config" / "recipes" / "dense.yaml").write_text(json.dumps(recipe(root)))
     yield made
-    made.run("down", NAME)
+    made.run("down", "--yes", NAME)
 
 
 def recipe(root: Path) -> dict[str, object]:

@@ -67,7 +67,7 @@ def test_baseline_serves_the_untouched_checkpoint(program: Program) -> None:
         # A step of one token ended the engine where nothing drafts.
         assert ask(report, [ONE_TOKEN], {"temperature": 0.0})
     finally:
-        program.run("down", report["deployment"])
+        program.run("down", "--yes", report["deployment"])
     check_answers(report)
     assert report["lm_head"] is None
     assert report["speculation"] is None
@@ -152,7 +152,7 @@ def test_v3_says_what_v2_says_one_and_four_at_once(program: Program) -> None:
         seeded = [ask(report, PROMPT, SEEDED) for _ in range(3)]
         ask_in_every_way_at_once(report)
     finally:
-        program.run("down", report["deployment"])
+        program.run("down", "--yes", report["deployment"])
     check_answers(report)
     assert (report["fp8_layers"], report["lm_head"]) == (FP8_LAYERS, "int8")
     assert (report["draft_int4_layers"], report["draft_fp8_layers"]) == (1, 8)

@@ -37,7 +37,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         own = {**tiny, "name": model, "model": {**tiny["model"], "served_name": names}}
         (recipes / f"{model}.yaml").write_text(json.dumps(own))
     yield made
-    made.run("down", NAME)
+    made.run("down", "--yes", NAME)
 
 
 def test_vllm_makes_room_for_another_model_and_starts_again_as_the_same(

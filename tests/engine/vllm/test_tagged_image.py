@@ -97,7 +97,7 @@ def program(
     (engines / f"{LAB_ENGINE}.yaml").write_text(ENGINE)
     publish(made.root / "origin", image)
     yield made
-    made.run("down", NAME)
+    made.run("down", "--yes", NAME)
     for built in sorted(host.own_images(), key=lambda it: UPPERMOST_FIRST.get(it.stage, 4)):
         if built.engine == LAB_ENGINE:
             for tag in built.tags:

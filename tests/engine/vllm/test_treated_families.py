@@ -96,4 +96,4 @@ def test_another_family_is_treated_and_answers(
         assert stated["expected_fp8_layers"] == fp8_layers
         assert ("shared_experts" in stated) is ("shared_experts" in checkpoint)
     finally:
-        program.run("down", name)
+        program.run("down", "--yes", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,3 +97,40 @@ def test_a_name_that_nothing_has_is_refused_with_the_near_one(
     assert done.returncode == 4
     assert done.stderr == "error: no deployment named wached\n  fix: did you mean watched?\n"
     assert set(engine.facts) == {"sparkdeploy-watched", "sparkdeploy-main"}
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "asks"),
+    [
+        ("down", "running", True),
+        ("down", "exited", True),
+        ("down web", "running", True),
+        ("down web", "exited", False),
+        ("down web --yes", "running", False),
+        ("down --yes", "running", False),
+        ("down --all", "exited", True),
+        ("down --all --yes", "running", False),
+    ],
+)
+def test_a_server_that_runs_and_one_that_nobody_named_go_with_consent_alone(
+    run: Run, engine: FakeContainers, words: str, state: str, *, asks: bool
+) -> None:
+    given(engine, replace(deployment("web", user=own_name()), state=state))
+    done = run(*words.split())
+    if asks:
+        assert done.returncode == 1
+        assert "fix: say yes, or pass --yes" in done.stderr
+        assert "sparkdeploy-web" in engine.facts
+    else:
+        assert done.returncode == 0, done.stderr
+        assert "sparkdeploy-web" not in engine.facts
+
+
+def test_a_rollback_says_what_it_would_do_and_asks(run: Run, engine: FakeContainers) -> None:
+    earlier = container("sparkdeploy-web-kept-1", deployment="web", user=own_name(), recipe="old")
+    given(engine, deployment("web", user=own_name()), replace(earlier, state="exited"))
+    done = run("rollback", "web")
+    assert done.returncode == 1
+    assert "deployment web (recipe" in done.stderr
+    assert "is running, and was not rolled back" in done.stderr
+    assert set(engine.facts) == {"sparkdeploy-web", "sparkdeploy-web-kept-1"}
