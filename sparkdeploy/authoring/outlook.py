@@ -29,10 +29,17 @@ from sparkdeploy.estimate.hardware import (
 from sparkdeploy.estimate.model import facts_of_rank, facts_of_step
 from sparkdeploy.estimate.model_findings import attention_findings, model_findings
 from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
-from sparkdeploy.estimate.verdict import Fits, FitVerdict, verdict_of, verdict_words
+from sparkdeploy.estimate.verdict import (
+    REPORTED_ON,
+    Fits,
+    FitVerdict,
+    verdict_of,
+    verdict_words,
+    without_others_report,
+)
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
-from sparkdeploy.recipe.load import Resolved, library, load_all, load_recipe
+from sparkdeploy.recipe.load import Resolved, library, load_all, load_recipe, look_into
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.terminal.console import console
@@ -85,8 +92,9 @@ class Outlook:
     def verdict(self) -> FitVerdict:
         step = decode_step(self.resolved, self.step_facts, self.acceptance)
         expect = self.resolved.recipe.expect
-        # What others reported is of one Spark.
-        is_reported = expect is not None and self.speed.hardware.fit is not None and self.nodes == 1
+        # What others reported is of Sparks, and of as many.
+        machines = REPORTED_ON.get(expect.hardware) if expect is not None else None
+        is_reported = self.speed.hardware.fit is not None and self.nodes == machines
         return verdict_of(
             self.resolved.recipe,
             self.budget,
@@ -116,19 +124,28 @@ class Outlook:
     def verdict_piece(self) -> Piece:
         return Piece(self.verdict_line(), VERDICT_INKS[self.verdict.fits])
 
-    def capacity_lines(self) -> Iterator[Block]:
-        yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
+    def division_lines(self) -> Iterator[str]:
+        """Yield how several nodes divide the model; nothing for one."""
         if self.nodes > 1:
             yield from report.node_lines(self.resolved.recipe.cluster, self.nodes)
+
+    def capacity_lines(self) -> Iterator[Block]:
+        yield f"{self.resolved.recipe.name}: {self.resolved.recipe.title}"
+        yield from self.division_lines()
         yield from report.memory_lines(self.resolved, self.facts, self.budget)
+
+    def reported_line(self) -> str | None:
+        """Return what others reported of the recipe, and who."""
+        told, by = self.verdict.reported_tok_s, self.resolved.recipe.expect
+        if told is None or by is None:
+            return None
+        return f"{told:g} tok/s {by.figure} reported: {by.source}, {by.engine}"
 
     def speed_lines(self) -> Iterator[Block]:
         """Yield what others reported, then the roofline."""
-        reported, expect = self.verdict.reported_tok_s, self.resolved.recipe.expect
-        if reported is not None and expect is not None:
-            yield f"{reported:g} tok/s {expect.figure} reported: {expect.source}, {expect.engine}"
-        longest_tokens = self.budget.max_model_len
-        yield from report.speed_lines(*self._known, nodes=self.nodes, longest_tokens=longest_tokens)
+        yield from filter(None, (self.reported_line(),))
+        longest = self.budget.max_model_len
+        yield from report.speed_lines(*self._known, nodes=self.nodes, longest_tokens=longest)
 
     @property
     def _known(self) -> tuple[Resolved, model.ModelFacts, Mapping[str, Acceptance], Speed]:
@@ -153,9 +170,8 @@ def outlook_for(
     when_missing: WhenMissing = WhenMissing.SHIPPED,
     cluster: bool = False,
 ) -> Outlook:
-    """Return the outlook of what a user typed; no Docker or GPU is needed.
+    """Return the outlook of what was typed, with `cluster` for as many nodes as the recipe takes.
 
-    With `cluster` it is for as many nodes of one GPU as the recipe's cluster section takes.
     Only `WhenMissing.HUB` uses the network, and only for a model that is not here.
 
     Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model,
@@ -163,9 +179,12 @@ def outlook_for(
     not go with the model's attention.
     """
     ground = ground_for(hardware, load_settings())
-    # Not from request, which imports all that deploys and would double the time of the answer.
     wanted = recipe or ground.settings.default_recipe
-    resolved = load_recipe(ground.recipe_library, wanted, tuple(assignments or ()))
+    resolved = load_recipe(ground.recipe_library, wanted, changes := tuple(assignments or ()))
+    if changes:
+        plain = look_into(ground.recipe_library, wanted).resolved
+        as_is = without_others_report(resolved.recipe, plain.recipe if plain else None)
+        resolved = replace(resolved, recipe=as_is)
     outlook = ground.outlook(resolved, when_missing, cluster=cluster)
     judged, cluster_sizes = outlook.resolved, outlook.resolved.recipe.cluster
     ranks = (cluster_sizes.tensor_parallel, cluster_sizes.pipeline_parallel) if cluster else (1, 1)
@@ -272,8 +291,7 @@ def ground_for(hardware: str, settings: Settings) -> Ground:
     machines = read_hardware(folder / "hardware.yaml")
     machine = machine_wanted(hardware, machines)
     shipped = model.read_shipped_facts(folder / "models.yaml")
-    acceptance = read_acceptance(folder / "speculation.yaml")
-    loaded = load_all(recipe_library)
+    acceptance, loaded = read_acceptance(folder / "speculation.yaml"), load_all(recipe_library)
     recipes = {name: it for name, it in loaded.items() if isinstance(it, Resolved)}
     measured = measured_on(machine, settings)
     reached = fit_speed(machine, recipes, shipped, acceptance, measured)

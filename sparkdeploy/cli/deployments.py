@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from sparkdeploy.rehearsal.rehearse import Report
     from sparkdeploy.settings import Settings
 
-SoloOption = Annotated[
-    bool,
-    typer.Option("--solo", help="On this machine alone, whatever the recipe or config.yaml says."),
-]
-ONE_MACHINE = "cluster.min_nodes=null"
-"""What `--solo` sets: a recipe that asks for several nodes is served on one."""
 StayOption = Annotated[
     bool, typer.Option("--stay", help="Go on until it ends, as units of systemd do.")
 ]
@@ -51,7 +45,7 @@ def up(
     name: options.NameOption = "main",
     public: options.PublicOption = False,
     cluster: options.ClusterOption = False,
-    solo: SoloOption = False,
+    solo: options.SoloOption = False,
     dry_run: DryRunOption = False,
     prepare: Annotated[bool, typer.Option("--prepare", help="Do all but the start.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return after the start.")] = False,
@@ -81,9 +75,9 @@ def up(
 
         up_of_stack(stack, context, settings)
         return
-    assignments = options.overrides(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
-    if solo:
-        assignments.append(ONE_MACHINE)
+    assignments = options.overrides(
+        assignments, port, max_len, known_bad=known_bad, unsafe=unsafe, solo=solo
+    )
     request = options.requested(
         recipe, assignments, settings, name=name, public=public, cluster=cluster
     )
@@ -112,7 +106,7 @@ def switch(
         typer.Option("--name", help="The deployment; may be left out where there is one alone."),
     ] = None,
     cluster: options.ClusterOption = False,
-    solo: SoloOption = False,
+    solo: options.SoloOption = False,
     dry_run: DryRunOption = False,
     known_bad: options.KnownBadOption = False,
     unsafe: options.UnsafeOption = False,

@@ -117,6 +117,12 @@ PublicOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ClusterOption = Annotated[bool, typer.Option("--cluster", help="Over the nodes of config.yaml.")]
+SoloOption = Annotated[
+    bool,
+    typer.Option("--solo", help="On this machine alone, whatever the recipe or config.yaml says."),
+]
+ONE_MACHINE = "cluster.min_nodes=null"
+"""What `--solo` sets: a recipe that asks for several nodes is served on one."""
 PageCacheOption = Annotated[
     bool,
     typer.Option(
@@ -145,6 +151,7 @@ def overrides(
     *,
     known_bad: bool = False,
     unsafe: bool = False,
+    solo: bool = False,
 ) -> list[str]:
     """Return what `--set` gives, with the values and consents that have an option of their own.
 
@@ -157,6 +164,7 @@ def overrides(
         *(assignments or ()),
         *(f"{name}=true" for name, is_given in given.items() if is_given),
     ]
+    found += [ONE_MACHINE] if solo else []
     values = {"--port": ("serve.port", port), "--max-len": ("serve.max_model_len", max_len)}
     for option, (path, value) in values.items():
         if value is None:
@@ -170,6 +178,13 @@ def overrides(
     return found
 
 
+def require_name(name: str) -> None:
+    """Raise UsageError for a deployment's name that Docker would not take."""
+    from sparkdeploy.node.container import refuse_no_name
+
+    refuse_no_name(name)
+
+
 def requested(
     recipe: str | None,
     assignments: list[str] | None,
@@ -181,9 +196,8 @@ def requested(
 ) -> Request:
     """Return what the options ask for; raise UsageError for a name Docker would not take."""
     from sparkdeploy.deploy.request import Request
-    from sparkdeploy.node.container import refuse_no_name
     from sparkdeploy.plan.container import Deployment
 
-    refuse_no_name(name)
+    require_name(name)
     wanted = recipe or settings.default_recipe
     return Request(wanted, tuple(assignments or ()), Deployment(name, public), cluster)

@@ -28,6 +28,9 @@ HardwareOption = Annotated[
         help="Say what fits and how fast it is on: spark, h100, h200, here.",
     ),
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="With --hardware: every table.")
+]
 ShowOption = Annotated[
     Literal["dockerfile", "args", "container", "mods"] | None,
     typer.Option(help="Print Dockerfiles, vLLM's or docker's command, or mods, in full."),
@@ -167,10 +170,12 @@ def plan_recipe(
     name: options.NameOption = "main",
     public: options.PublicOption = False,
     cluster: options.ClusterOption = False,
+    solo: options.SoloOption = False,
     show: ShowOption = None,
     check: CheckOption = False,
     hardware: HardwareOption = None,
     headers: HeadersOption = False,
+    verbose: VerboseOption = False,
     _offline: options.OfflineOption = False,
     known_bad: options.KnownBadOption = False,
     unsafe: options.UnsafeOption = False,
@@ -186,10 +191,12 @@ def plan_recipe(
 
         show_stack(stack, context, settings)
         return
-    from sparkdeploy.node.container import refuse_no_name
-
-    refuse_no_name(name)
-    assignments = options.overrides(assignments, port, max_len, known_bad=known_bad, unsafe=unsafe)
+    options.require_name(name)
+    if solo and cluster:
+        raise UsageError("--solo and --cluster exclude each other")
+    assignments = options.overrides(
+        assignments, port, max_len, known_bad=known_bad, unsafe=unsafe, solo=solo
+    )
     if hardware is not None or headers:
         # An estimate has no steps to show or to check.
         if show is not None or check:
@@ -198,7 +205,7 @@ def plan_recipe(
                 hint="run `sparkdeploy plan` once with each",
             )
         outlook = _outlook(recipe, assignments, hardware, headers=headers, cluster=cluster)
-        answer(_outlook_lines(outlook), outlook.as_dict(), as_json=as_json)
+        answer(_outlook_lines(outlook, verbose=verbose), outlook.as_dict(), as_json=as_json)
         return
     from sparkdeploy.deploy.request import plan_for, with_expected_paths
 
@@ -235,7 +242,12 @@ def _outlook(
     )
 
 
-def _outlook_lines(outlook: Outlook) -> Iterator[Block]:
+def _outlook_lines(outlook: Outlook, *, verbose: bool) -> Iterator[Block]:
+    if not (verbose or console.verbose):
+        from sparkdeploy.authoring.summary import summary_lines
+
+        yield from summary_lines(outlook, options.current_settings())
+        return
     yield line_of(outlook.verdict_piece())
     for warning in outlook.warnings:
         yield f"! {warning.seen}"

@@ -79,6 +79,27 @@ def _remarks(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield "its drafter is not counted"
 
 
+REPORTED_ON = {"DGX Spark": 1, "two DGX Sparks": 2}
+"""How many machines the words of `expect.hardware` mean."""
+
+
+def without_others_report(changed: Recipe, plain: Recipe | None) -> Recipe:
+    """Return a recipe without the figures that others reported of it before something was set.
+
+    A port, names and consents have no part in a speed.
+    """
+
+    def measured(recipe: Recipe) -> Recipe:
+        serve = recipe.serve.model_copy(update={"port": 0})
+        model = recipe.model.model_copy(update={"served_name": None})
+        free = {"allow_unsafe": False, "allow_known_bad": False}
+        return recipe.model_copy(update={"serve": serve, "model": model, **free})
+
+    if plain is not None and measured(plain) == measured(changed):
+        return changed
+    return changed.model_copy(update={"expect": None})
+
+
 def verdict_words(verdict: FitVerdict, *, is_bound: bool) -> str:
     """Return how many requests and how fast; `is_bound` for a speed that no measurement backs."""
     words = []

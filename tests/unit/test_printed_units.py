@@ -72,7 +72,7 @@ def rows_below(text: str, *headings: str) -> list[list[float]]:
 
 @pytest.mark.usefixtures("no_docker")
 def test_an_estimates_milliseconds_are_those_of_its_tokens_a_second(run: Run) -> None:
-    printed = run("plan", "v2-tq", "--hardware", "spark").stdout
+    printed = run("plan", "v2-tq", "--hardware", "spark", "-v").stdout
     (step,) = re.findall(r"([\d.]+) ms for ([\d.]+) tokens", printed)
     ms, tokens = map(float, step)
     by_requests = rows_below(printed, "requests", "ms", "tok/s each")

@@ -56,7 +56,7 @@ def test_a_verdict_comes_first_and_from_the_hub(
     done = run("plan", recipe, "--hardware", "spark")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("fits on NVIDIA DGX Spark")
-    assert "tok/s for one" in done.stdout.splitlines()[0]
+    assert "requests of" in done.stdout.splitlines()[0]
     content = run.answer("plan", recipe, "--hardware", "spark", "--json")
     assert content["capacity"]["facts"].startswith("safetensors headers on the hub")
     assert content["verdict"]["fits"] == "fits"

@@ -1,0 +1,110 @@
+"""`plan --hardware` on one screen: whether it fits, how fast, how long it takes, what it sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkdeploy.authoring.outlook import HEADERS_HERE
+from sparkdeploy.server.phases import NOT_KNOWN, SPARK_COLD_START_S, expected_start
+from sparkdeploy.terminal.style import line_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.units import format_bytes, format_gib, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.authoring.outlook import Outlook
+    from sparkdeploy.recipe.schema import Recipe
+    from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.tables import Block
+
+REPORTED_WEIGHTS_BYTES = 66.3 * 2**30
+"""Of the model whose start was reported by phases."""
+WITHOUT_EFFECT = {
+    *("schema", "name", "title", "source", "preview", "extends", "expect", "notes"),
+    *("engine", "model", "least_vllm", "allow_unsafe", "allow_known_bad"),
+}
+"""What of a recipe says who wrote it, or is said elsewhere."""
+LONGEST_VALUE = 32
+MOST_CHARACTERS = 560
+"""Seven lines of a terminal."""
+
+
+def summary_lines(outlook: Outlook, settings: Settings) -> Iterator[Block]:
+    """Yield at most forty lines of eighty columns."""
+    recipe, budget = outlook.resolved.recipe, outlook.budget
+    yield line_of(outlook.verdict_piece())
+    for warning in outlook.warnings:
+        yield f"! {warning.seen}"
+        yield f"    fix: {warning.fix}"
+    yield f"{recipe.name}: {recipe.title}"
+    yield from outlook.division_lines()
+    yield f"memory of {budget.hardware.title}: {format_gib(budget.hardware.memory_bytes)}"
+    yield _memory_table(outlook)
+    if budget.layout is None:
+        yield f"KV cache: {f'not known: {budget.unknown}' if budget.unknown else 'none is kept'}"
+    else:
+        columns = (TextColumn("context", Fill.FIGURE), TextColumn("requests at once", Fill.FIGURE))
+        rows = (row_of(f"{it.context_tokens:,}", f"{it.concurrency:.1f}") for it in budget.rows())
+        yield TextTable(columns, tuple(rows), 4)
+    if (reported := outlook.reported_line()) is not None:
+        yield reported
+    yield _start_line(outlook, settings)
+    yield f"it sets: {_set_values(recipe)}"
+    yield "-v shows weights, reserves and the bytes of a step, each with its source"
+
+
+def _memory_table(outlook: Outlook) -> TextTable:
+    budget = outlook.budget
+    rows = [
+        (budget.claim_bytes, f"for vLLM, {budget.utilization:g} of it"),
+        (-budget.weight_bytes, f"weights ({format_gib(outlook.facts.total_bytes)} of files)"),
+        (-sum(it.size_bytes for it in budget.reserves), "activations, CUDA and its graphs"),
+        (budget.available_bytes, "left for the KV cache"),
+    ]
+    if budget.hardware.shares_memory:
+        rows.append((budget.machine_bytes, "left for the machine beside vLLM"))
+    columns = (TextColumn("", Fill.FIGURE), TextColumn("", Fill.WORDS))
+    return TextTable(columns, tuple(row_of(format_gib(size), what) for size, what in rows), 4)
+
+
+def _start_line(outlook: Outlook, settings: Settings) -> str:
+    """Say what a first start has to fetch, and how long a start takes."""
+    is_here = outlook.facts.origin == HEADERS_HERE
+    fetch = "" if is_here else f"{format_bytes(outlook.facts.total_bytes)} to download; "
+    known = expected_start(settings.state_dir, f"any {outlook.resolved.recipe.name}")
+    if known != NOT_KNOWN:
+        return f"start: {fetch}{known}"
+    share = outlook.budget.weight_bytes / REPORTED_WEIGHTS_BYTES
+    seconds = sum(
+        it * share if name == "weights" else it for name, it in SPARK_COLD_START_S.items()
+    )
+    reported = format_seconds(sum(SPARK_COLD_START_S.values()))
+    return (
+        f"start: {fetch}then the image, and about {format_seconds(seconds)} until it answers (on "
+        f"a Spark, by its weights from {reported} that were reported of v2)"
+    )
+
+
+def _set_values(recipe: Recipe) -> str:
+    """Return what a recipe sets in the place of vLLM's own choice, as `--set` would."""
+    values = recipe.model_dump(by_alias=True, mode="json", exclude_defaults=True)
+    found = [
+        f"{path}={value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + '...'}"
+        for path, value in _leaves({k: v for k, v in values.items() if k not in WITHOUT_EFFECT})
+    ]
+    kept: list[str] = []
+    while found and sum(map(len, kept)) + 2 * len(kept) + len(found[0]) < MOST_CHARACTERS:
+        kept.append(found.pop(0))
+    rest = f", and {len(found)} more: sparkdeploy show {recipe.name}" if found else ""
+    return (", ".join(kept) or "nothing but the model") + rest
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 - any JSON
+    if isinstance(value, dict) and value and path != "serve.env":
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif path == "serve.env":
+        yield path, ",".join(value)  # any of them may be a secret
+    else:
+        yield path, str(value).lower() if isinstance(value, bool) else str(value)
