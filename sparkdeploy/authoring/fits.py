@@ -6,9 +6,9 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sparkdeploy.authoring.outlook import HERE, VERDICT_INKS, WhenMissing, facts_folder, ground_for
+from sparkdeploy.authoring.outlook import HERE, VERDICT_INKS, WhenMissing, ground_for
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.estimate.hardware import hardware_named, read_hardware
+from sparkdeploy.estimate.hardware import facts_folder, hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits, Tenant, Together
 from sparkdeploy.recipe.load import Resolved, load_recipe
 from sparkdeploy.recipe.report import FIT_INKS

@@ -22,6 +22,7 @@ from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate import memory, model, report
 from sparkdeploy.estimate.hardware import (
     MeasuredSpeed,
+    facts_folder,
     hardware_named,
     hardware_seen,
     read_hardware,
@@ -41,7 +42,7 @@ from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.load import Resolved, library, load_all, load_recipe, look_into
 from sparkdeploy.recipe.words import shown
-from sparkdeploy.settings import load_settings, resources
+from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import Piece, Style
 
@@ -279,10 +280,6 @@ def measured_on(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
             mean = statistics.fmean(speeds)
             found.append(MeasuredSpeed(origin.recipe.name, mean))
     return found
-
-
-def facts_folder() -> Path:
-    return resources() / "recipes" / "facts"
 
 
 def ground_for(hardware: str, settings: Settings) -> Ground:

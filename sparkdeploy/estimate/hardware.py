@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import UsageError
 from sparkdeploy.recipe.document import read_document
+from sparkdeploy.settings import resources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +54,11 @@ class Hardware:
     """What its GPU's name contains."""
     fit: StepFit | None = None
     """None where nobody published a measurement: speeds are then upper bounds."""
+
+
+def facts_folder() -> Path:
+    """Return the folder of shipped facts, where hardware.yaml is."""
+    return resources() / "recipes" / "facts"
 
 
 def read_hardware(path: Path) -> Mapping[str, Hardware]:

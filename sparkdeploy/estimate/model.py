@@ -173,7 +173,7 @@ def dense_share_of(facts: ModelFacts) -> Mapping[WeightKind, float]:
     Where no header was read, a kind is at 16 bits if its bytes are those of the tensors that the
     architecture promises.
     """
-    if facts.dense_share is not None or facts.architecture is None:
+    if facts.dense_share is not None or facts.architecture is None or not facts.config:
         return facts.dense_share or {}
     promised = [
         TensorInfo(name, "BF16", shape, 0, 2 * math.prod(shape))

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS = 1024
 """Short answers in the middle: the benchmark of the published figures asks for 64 to 2048."""
-LEAST_BYTES = 100_000_000
-"""Of a model whose speed its bytes decide: launches decide that of a smaller one."""
+LEAST_BYTES = 100_000_000  # launches decide the speed of a smaller model
 MISS_SHARE = 0.16
 """How far published figures lie from the estimates at most (docs/capacity.md has each)."""
 MARLIN_CALL_S = 9.6e-6
@@ -138,19 +137,17 @@ def decode_step(
     requests: int = 1,
     context_tokens: int = CONTEXT_TOKENS,
 ) -> DecodeStep | None:
-    """Return a recipe's decode step, or None when something it needs is not known.
+    """Return a recipe's decode step; None of a tiny model, without a cache, or where it is unknown:
 
-    That is the model's layers, its cache's format, its drafter's size or acceptance, and what of
-    the weights a step reads, where only the sizes of files are known. A model that keeps no cache
-    has no such step, and one of a few megabytes none that bytes decide.
+    the layers, the cache's format, the drafter's size or acceptance, what kinds most weights are.
     """
     recipe, architecture = resolved.recipe, facts.architecture
     tokens = _tokens_per_step(recipe.serve.speculative, facts, acceptance)
     if tokens is None or architecture is None or not architecture.keeps_cache:
         return None
     weights = converted_weights(facts, recipe)
-    is_tiny = facts.total_bytes < LEAST_BYTES
-    if is_tiny or 2 * weights.get(WeightKind.OTHER, 0) > sum(weights.values()):
+    unknown = 2 * weights.get(WeightKind.OTHER, 0) > sum(weights.values())
+    if facts.total_bytes < LEAST_BYTES or unknown:
         return None
     drafted = recipe.serve.speculative.tokens if recipe.serve.speculative is not None else 0
     rows = requests * (1 + drafted)
