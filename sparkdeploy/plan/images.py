@@ -58,25 +58,10 @@ def choose_base_source(
 ) -> BaseSource:
     """Keep to the base of the images with these tags; otherwise the registry's, if it answers.
 
-    `asked` is the Docker Engine that asks it; without one it is assumed to answer.
-    """
-    known = source_already_here(engine, architecture, tags)
-    if known is not None:
-        return known
-    if engine.base is None or asked is None:
-        return "registry"
-    reference = registry_reference(engine.base.image, settings.hosts.container_registry)
-    return "registry" if asked.registry_digest(reference) else "debian"
-
-
-def source_already_here(
-    engine: Engine, architecture: Architecture, tags: Container[str]
-) -> BaseSource | None:
-    """Return the base source that the images with these tags were made with; None without any.
-
     The plugin's image decides before the engine's, and that before the base's. An engine without
-    a base, or whose base has no Debian counterpart, knows the registry alone. Raises BuildError
-    like `stages_of`.
+    a base, or whose base has no Debian counterpart, knows the registry alone. `asked` is the Docker
+    Engine that asks the registry; without one it is assumed to answer. Raises BuildError like
+    `stages_of`.
     """
     if engine.base is None or engine.base.debian is None:
         return "registry"
@@ -89,7 +74,10 @@ def source_already_here(
         if stage.tag in tags
     ]
     uppermost = min(made, key=lambda stage: UPPERMOST_FIRST[stage.name], default=None)
-    return uppermost.base_source if uppermost is not None else None
+    if uppermost is not None:
+        return uppermost.base_source
+    reference = registry_reference(engine.base.image, settings.hosts.container_registry)
+    return "registry" if asked is None or asked.registry_digest(reference) else "debian"
 
 
 def mods_of(resolved: Resolved) -> list[ModFiles]:

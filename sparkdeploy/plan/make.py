@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.node import Nodes
-    from sparkdeploy.plan.container import Deployment, NodePaths
+    from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.observed import Observed, ObservedNode
     from sparkdeploy.plan.topology import NodeRank, Topology
     from sparkdeploy.recipe.load import Resolved
@@ -150,7 +150,11 @@ def _checkpoint_step(observed: Observed) -> CheckpointStep:
 def _parts(plan: Plan) -> Iterator[NodePlan]:
     """Yield what each node does, by rank."""
     ranks = plan.topology.ranks
-    claims, paths_by_rank, specs = {}, {}, {}
+    claims, paths_by_rank = {}, {}
+    specs: dict[NodeRank, ContainerSpec | None] = {}
+    # The uppermost stage's tag; the tag of an unresolved tag is not known yet.
+    top, tag = plan.images[-1].stage, unresolved_tag([step.stage for step in plan.images])
+    image = top.tag if tag is None else f"<{top.name} on {tag}>"
     for rank in ranks:
         seen = plan.observed.node(rank.node)
         claim = paths = None
@@ -158,7 +162,17 @@ def _parts(plan: Plan) -> Iterator[NodePlan]:
             claim = memory_claim(plan.resolved.recipe, plan.resolved.engine, seen.facts)
             paths = paths_on(plan.observed, plan.folders, rank.node)
         claims[rank], paths_by_rank[rank] = claim, paths
-        specs[rank] = _spec(plan, rank, paths, claim) if paths is not None else None
+        specs[rank] = None
+        if paths is not None:
+            specs[rank] = rank_spec(
+                plan.resolved,
+                plan.topology,
+                rank,
+                image=image,
+                deployment=plan.deployment,
+                paths=paths,
+                memory_bytes=claim.needed_bytes if claim is not None else None,
+            )
     for rank, (action, reason, stopped) in zip(ranks, _actions(plan, specs), strict=True):
         paths = paths_by_rank[rank]
         yield NodePlan(
@@ -171,20 +185,6 @@ def _parts(plan: Plan) -> Iterator[NodePlan]:
             needs=_needs(plan, rank, claims[rank]),
             stopped=stopped,
         )
-
-
-def _spec(plan: Plan, rank: NodeRank, paths: NodePaths, claim: MemoryClaim | None) -> ContainerSpec:
-    # The uppermost stage's tag; the tag of an unresolved tag is not known yet.
-    top, tag = plan.images[-1].stage, unresolved_tag([step.stage for step in plan.images])
-    return rank_spec(
-        plan.resolved,
-        plan.topology,
-        rank,
-        image=top.tag if tag is None else f"<{top.name} on {tag}>",
-        deployment=plan.deployment,
-        paths=paths,
-        memory_bytes=claim.needed_bytes if claim is not None else None,
-    )
 
 
 def _actions(plan: Plan, specs: Mapping[NodeRank, ContainerSpec | None]) -> list[Decision]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdeploy import labels
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node.container import ImageFact
-from sparkdeploy.plan.images import NOT_NEEDED, image_steps, source_already_here
+from sparkdeploy.plan.images import NOT_NEEDED, choose_base_source, image_steps
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.recipe.load import Library, load_engine
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import load_settings, resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,11 +81,17 @@ def test_what_changed_since_an_older_image_is_said() -> None:
     ]
 
 
+def source_already_here(tags: set[str], source: BaseSource) -> BaseSource:
+    """What is chosen beside these images, where a registry would have it the other way."""
+    asked: Any = SimpleNamespace(registry_digest=lambda _image: source == "debian")
+    return choose_base_source(ENGINE, ARCHITECTURE, tags, load_settings(), asked)
+
+
 @pytest.mark.parametrize("source", ["registry", "debian"])
 @pytest.mark.parametrize("name", NAMES)
 def test_any_stage_tells_where_its_base_came_from(name: str, source: BaseSource) -> None:
     tags = {stage.tag for stage in stages_from(source) if stage.name == name}
-    assert source_already_here(ENGINE, ARCHITECTURE, tags) == source
+    assert source_already_here(tags, source) == source
 
 
 @pytest.mark.parametrize(
@@ -97,4 +104,4 @@ def test_an_upper_stage_decides_before_a_lower_one(
     other: BaseSource = "debian" if source == "registry" else "registry"
     tags = {stage.tag for stage in stages_from(source) if stage.name == upper}
     tags |= {stage.tag for stage in stages_from(other) if stage.name == lower}
-    assert source_already_here(ENGINE, ARCHITECTURE, tags) == source
+    assert source_already_here(tags, source) == source
