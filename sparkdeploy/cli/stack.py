@@ -1,11 +1,14 @@
-"""`plan` and `up` of a stack file: several models behind one address."""
+"""`gateway`, and `plan` and `up` of a stack file: several models behind one address."""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sparkdeploy.cli.options import overrides
+import typer
+
+from sparkdeploy.cli.options import KnownBadOption, UnsafeOption, current_settings, overrides
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 from sparkdeploy.gateway.plans import plan_stack
@@ -15,13 +18,31 @@ from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-    import typer
 
     from sparkdeploy.gateway.plans import StackPlan
     from sparkdeploy.gateway.ready import Ready
     from sparkdeploy.settings import Settings
+
+
+def gateway(
+    stack: Annotated[Path, typer.Argument(metavar="STACK", help="The stack file.")],
+    known_bad: KnownBadOption = False,
+    unsafe: UnsafeOption = False,
+) -> None:
+    """Serve a stack's models at one address, started when asked for."""
+    from sparkdeploy.gateway.app import Gateway
+    from sparkdeploy.gateway.deployments import StackDeployments
+
+    settings = current_settings()
+    found = load_stack(stack, settings)
+    consents = overrides(None, known_bad=known_bad, unsafe=unsafe)
+    plan = plan_stack(found, settings, consents)
+    refuse(plan, of_preparation=False)
+    served = Gateway(found, plan.fit, StackDeployments(plan, settings))
+    console.info_blocks(stack_lines(plan))
+    # From here on each model's start and stop is one line, whatever they say for one person.
+    console.quiet = True
+    served.serve()
 
 
 OF_EVERY_STACK = frozenset({"recipe", "known_bad", "unsafe", "as_json", "_offline", "folder"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from sparkdeploy.errors import NodeError
 from sparkdeploy.gateway.access import ClientAccess, error_response, read_keys
 from sparkdeploy.gateway.proxy import MODEL_ROUTES, Proxy
 from sparkdeploy.gateway.scheduler import ModelPhase
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request as HttpRequest
 
-    from sparkdeploy.gateway.scheduler import Fit, ModelState
+    from sparkdeploy.gateway.fit import StackFit
+    from sparkdeploy.gateway.scheduler import ModelState
     from sparkdeploy.gateway.stack import Stack
     from sparkdeploy.gateway.turns import Deployments
 
@@ -55,7 +58,7 @@ METRICS = (
 
 
 class Gateway:
-    def __init__(self, stack: Stack, fit: Fit, deployments: Deployments) -> None:
+    def __init__(self, stack: Stack, fit: StackFit, deployments: Deployments) -> None:
         self._stack = stack
         self._keys = read_keys(stack.keys_file)
         self._turns = Turns(stack, fit, deployments)
@@ -92,8 +95,6 @@ class Gateway:
     def server(self) -> uvicorn.Server:
         config = uvicorn.Config(
             self.app(),
-            host=self._stack.host,
-            port=self._stack.port,
             loop="asyncio",
             http="h11",
             ws="none",
@@ -109,10 +110,25 @@ class Gateway:
         return uvicorn.Server(config)
 
     def serve(self) -> None:
-        """Serve until a signal; starts that go on then go on by themselves."""
+        """Serve until a signal; starts that go on then go on by themselves.
+
+        Raises NodeError where the address cannot be listened at.
+        """
+        host, port = self._stack.host, self._stack.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        except OSError as error:
+            raise NodeError(
+                f"cannot listen at {host}, port {port}: {error.strerror}",
+                hint=f"`sudo ss -ltnp sport = :{port}` shows who does; `port:` in the stack file",
+            ) from error
+        # asyncio does so for sockets of another making alone; a token would wait for 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # It raises the signal that ended it once more, when all is closed.
-        with contextlib.suppress(KeyboardInterrupt):
-            self.server().run()
+        with listener, contextlib.suppress(KeyboardInterrupt):
+            console.answer(f"{self._stack.name} listens at {host}, port {port}")
+            self.server().run([listener])
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:

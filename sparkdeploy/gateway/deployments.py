@@ -5,6 +5,7 @@ All of it blocks, and runs in threads beside the server.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 from sparkdeploy.deploy import lifecycle
 from sparkdeploy.deploy.deployments import deployments_in, find_deployment, inspect_deployment
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.serving import (
     answers,
     metrics_of,
@@ -20,14 +20,13 @@ from sparkdeploy.deploy.serving import (
     served_by,
     stopped_because,
 )
-from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.gateway.ready import start_model
 from sparkdeploy.gateway.scheduler import Sighting
 from sparkdeploy.monitor.snapshot import MetricsHistory, TimedMetrics, server_figures
 from sparkdeploy.node.facts import parse_meminfo
 from sparkdeploy.node.node import Node
 from sparkdeploy.node.ports import Listener, listener_of
-from sparkdeploy.plan.container import Deployment
 from sparkdeploy.server.health import death
 
 if TYPE_CHECKING:
@@ -35,12 +34,15 @@ if TYPE_CHECKING:
 
     from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.deploy.serving import ServedDeployment
-    from sparkdeploy.gateway.stack import Stack, StackModel
+    from sparkdeploy.gateway.plans import StackPlan
+    from sparkdeploy.gateway.stack import StackModel
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.answers import Answers
     from sparkdeploy.settings import Settings
 
+MEMORY_RETURNS_S = 30.0
+RETRY_S = 3.0
 FORGIVEN_MISSES = 3
 """A server that reads a long prompt may say for a moment nothing of its health."""
 
@@ -81,10 +83,10 @@ class StackLook:
 
 
 class StackDeployments:
-    def __init__(self, stack: Stack, settings: Settings, consents: tuple[str, ...] = ()) -> None:
-        self._stack = stack
+    def __init__(self, plan: StackPlan, settings: Settings) -> None:
+        self._plan = plan
         self._settings = settings
-        self._consents = consents
+        self._stopped_s = -math.inf
         self._node: Node | None = None
         self._misses: dict[str, int] = {}
         self._deaths: dict[tuple[str, str], str] = {}
@@ -111,7 +113,7 @@ class StackDeployments:
         node.forget_listing()
         listed, host = deployments_in(node.listing), node.docker
         models: dict[str, DeploymentLook] = {}
-        for model in self._stack.models:
+        for model in self._plan.stack.models:
             found = listed.get(model.name)
             inspected = inspect_deployment(host, found) if found is not None else None
             models[model.name] = self._look_at(host, inspected, with_figures=with_figures)
@@ -120,13 +122,17 @@ class StackDeployments:
         return StackLook(models, (NodeMemory(node.name, total, available),))
 
     def start(self, model: StackModel) -> Upstream:
-        """Start a deployment as `start` does, or make it as `up` does; return where it answers."""
-        with connect(self._settings) as host:
-            is_there = find_deployment(host, model.name) is not None
-        if is_there:
-            lifecycle.start(model.name)
-        else:
-            self._up(model)
+        """Start a deployment as `up` does with what is prepared; return where it answers."""
+        member = self._plan[model.name]
+        while True:
+            try:
+                start_model(member, self._settings)
+                break
+            except NodeError:
+                # What was just stopped gives its memory back within some seconds.
+                if time.monotonic() - self._stopped_s > MEMORY_RETURNS_S:
+                    raise
+                time.sleep(RETRY_S)
         with connect(self._settings) as host:
             look = self._look_at(host, find_deployment(host, model.name))
         if look.upstream is None:
@@ -135,14 +141,7 @@ class StackDeployments:
 
     def stop(self, model: StackModel) -> None:
         lifecycle.stop(model.name)
-
-    def _up(self, model: StackModel) -> None:
-        given = (*model.assignments, *(f"{it}=true" for it in self._consents))
-        port = (f"serve.port={model.port}",) if model.port is not None else ()
-        request = Request(model.recipe, (*given, *port), Deployment(model.name))
-        # Nobody can be asked about a download here: `up STACK` has made it before.
-        resolved = resolve(request, self._settings)
-        up(resolved, request, self._settings, confirm=lambda _question: False)
+        self._stopped_s = time.monotonic()
 
     def _look_at(
         self, host: DockerHost, found: Inspected | None, *, with_figures: bool = False

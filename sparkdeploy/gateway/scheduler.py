@@ -128,8 +128,11 @@ class Scheduler:
         *,
         smallest_stay_s: float,
         drain_limit_s: float = DRAIN_LIMIT_S,
+        measured_s: Mapping[str, float] | None = None,
     ) -> None:
-        self.states = {it.name: ModelState(it) for it in models}
+        """`measured_s` is what the last start of each model took, as far as that is known."""
+        known = measured_s or {}
+        self.states = {it.name: ModelState(it, start_s=known.get(it.name)) for it in models}
         self.queue: list[Waiting] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         """By what happened (swaps, starts, failed_starts, refusals, served) and model."""

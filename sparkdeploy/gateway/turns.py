@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from sparkdeploy.gateway.deployments import StackLook, Upstream
-    from sparkdeploy.gateway.scheduler import Fit, Instruction
+    from sparkdeploy.gateway.fit import StackFit
+    from sparkdeploy.gateway.scheduler import Instruction
     from sparkdeploy.gateway.stack import Stack, StackModel
     from sparkdeploy.recipe.answers import Answers
 
@@ -59,8 +60,13 @@ class RequestTurn:
 
 
 class Turns:
-    def __init__(self, stack: Stack, fit: Fit, deployments: Deployments) -> None:
-        self.scheduler = Scheduler(stack.models, fit, smallest_stay_s=stack.smallest_stay_s)
+    def __init__(self, stack: Stack, fit: StackFit, deployments: Deployments) -> None:
+        self.scheduler = Scheduler(
+            stack.models,
+            fit,
+            smallest_stay_s=stack.smallest_stay_s,
+            measured_s={it.name: it.start_s for it in fit.models if it.is_measured and it.start_s},
+        )
         self.looked: StackLook | None = None
         self.problem = ""
         """Why nothing is known of the deployments."""
