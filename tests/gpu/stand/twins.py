@@ -4,7 +4,7 @@
 grammar decides its text by wide margins, about half of its drafts are accepted. `nervous` has eight
 full-attention layers that matter and no margins at all: nonsense in its attention shows in its text
 at once. `narrow` is as wide as the 35B, with the wide one's grammar. `small` has heads that a made
-DFlash drafter, `drafter` beside it, can have too.
+DFlash drafter, `drafter` beside it, can have too. Those of formats.py have other architectures.
 """
 
 import sys
@@ -24,6 +24,7 @@ from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.checkpoint.tiny_model import build, grammar, tensors, values
 from sparkdeploy.checkpoint.tiny_model.build import build_drafter, build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
+from tests.gpu.stand import formats
 
 SEED = 7
 WIDE = TinyShape(
@@ -81,7 +82,9 @@ TREATMENTS = {
 def make(which: str, root: Path) -> None:
     """Write `root`/twins/WHICH and, where it has some, its overlays in `root`/m/ck."""
     started = time.monotonic()
-    if which == "narrow":
+    if which in formats.NAMES:
+        formats.make(which, root)
+    elif which == "narrow":
         _scale_grammar(NARROW)
         _build(root, which, NARROW)
         build_overlay(open_folder(root / "twins" / which), V2, root / "m" / "ck" / "35b-v2")
