@@ -30,6 +30,9 @@ class DraftHeadMethod(QuantizeMethodBase):
     def create_weights(self, layer: Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         raise NotImplementedError("sparkdeploy: a draft head is cut from another, not loaded")
 
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Do nothing: its rows were cut from a head that is converted already."""
+
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Logits [..., V] of one rank, or [..., width] of one of several."""
         if is_dealt(layer):
