@@ -12,6 +12,7 @@ OF_THE_122B = frozenset(
 """test_rehearsals.py has these."""
 BY_THEIR_OWN_CONFIGURATION = (
     *("glm-4.7-flash", "gpt-oss-120b", "gpt-oss-120b-mxfp4", "qwen3-coder-next"),
+    *("qwen3.6-35b-fast", "qwen3.6-27b-fast", "gpt-oss-120b-fast"),
     *("qwen3-vl-embedding", "qwen3-vl-reranker", "qwen3.5-397b-int4", "qwen3.6-27b"),
     *("qwen3.6-35b", "qwen3.6-35b-mtp", "qwen3.6-35b-nvfp4", "qwen3.8-27b-nvfp4"),
 )
@@ -29,4 +30,5 @@ NOT_REHEARSED = {
     "nemotron-3.5-lightning": "vLLM 0.32 has no kernel for its experts on a CPU",
     "qwen3.8-flash-next": f"needs a fork, and {_NO_LAYERS.format('qwen4_exp_text')}",
     "qwen3.8-flash-next-int4": f"needs a fork, and {_NO_LAYERS.format('qwen4_exp_text')}",
+    "qwen3.8-flash-next-solo": f"needs a fork, and {_NO_LAYERS.format('qwen4_exp_text')}",
 }

@@ -31,7 +31,8 @@ ACCEPTANCE = read_acceptance(FACTS_FOLDER / "speculation.yaml")
 PUBLISHED = yaml_text.load_file(FACTS_FOLDER / "published.yaml")
 FITTED = {item["recipe"]: tuple(item["tok_s"]) for item in PUBLISHED["fitted"]}
 RECIPES = {
-    name: load_recipe(Library((REPOSITORY / "recipes",)), name) for name in (*FITTED, "v3-fast")
+    name: load_recipe(Library((REPOSITORY / "recipes",)), name)
+    for name in (*FITTED, "v3-fast", "qwen3.6-35b-fast")
 }
 SPARK = HARDWARE["spark"]
 SPEED = fit_speed(SPARK, RECIPES, MODELS, ACCEPTANCE)
@@ -88,6 +89,12 @@ def test_a_fork_s_mxfp4_of_attention_and_head_is_counted() -> None:
     for part in (StepPart.ATTENTION, StepPart.HEAD):
         assert after[part] == pytest.approx(before[part] * 4.25 / 16)
     assert after[StepPart.EXPERTS] == before[StepPart.EXPERTS]
+
+
+def test_the_fast_35b_is_beyond_150_by_bytes_and_layers() -> None:
+    step = step_of("qwen3.6-35b-fast")
+    assert step.total_bytes < 3.75e9
+    assert SPEED.tokens_per_second(step) > 150
 
 
 def test_layers_count_a_draft_layer_once_a_draft_and_a_drafter_once() -> None:

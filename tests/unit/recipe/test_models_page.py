@@ -42,6 +42,25 @@ says, without its load format and its served name, and without `--trust-remote-c
 classes of its own for these models. A figure is told with who reported it; *decode* leaves prefill
 out, and is no floor for `bench --gate`.
 
+What others report of one stream on one Spark, in tokens a second, by October 2026:
+
+| model | vLLM | TensorFold |
+|---|---|---|
+| Qwen3.5-122B | 59.0 end to end, Entrpi, 2026-06 | - |
+| Qwen3.6-35B | 120.6 code, 100.6 chat, TensorFold's docs | 160.5 code, 133.3 prose, 2026-10-02 |
+| Qwen3.6-35B, 8K read | 94.8, NVIDIA, 2026-09-03 | - |
+| gpt-oss-120b | 33 to 40, releases; 58.8 to 68.9, forks | - |
+| Qwen3.8-Flash-Next | 61.5 code, MiaAI's fork, 2026-09-09 | 54.3 code, 49.3 chat, 2026-10-06 |
+| Qwen3.8-Flash-Next, agents | 48.8, dime-online's fork | - |
+| Nemotron 3.5 Lightning, 8K read | 95.4, NVIDIA, 2026-09-03 | - |
+
+`qwen3.6-35b-fast` is to close the gap of the 35B: 3.70 GB and 22.3 ms a step by our count, 153.5
+tok/s where drafts are accepted as reported (95 and 80 %, and an assumed 67 %; a dense 27B had 96,
+80 and 64 %, noonghunna/qwen36-27b-single-3090#4). To TensorFold's 160.5 1 ms a step is missing. 8.2
+of the 22.3 ms are launches, 190 us a layer: its kernels do more in one. It also reads shared
+experts in 4 bits, ends a chain of drafts that grows unlikely, and drafts text that repeats by
+copying.
+
 Recipes with `cuda-0.33` need that release or a newer one. It passed on Hopper, and is unknown on
 GB10 ([engines.md](engines.md#what-was-shown-of-each)).
 
