@@ -6,7 +6,8 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sparkdeploy.authoring.outlook import HERE, VERDICT_INKS, WhenMissing, ground_for
+from sparkdeploy.authoring.model_facts import WhenMissing
+from sparkdeploy.authoring.outlook import HERE, VERDICT_INKS, ground_for
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import facts_folder, hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits, Tenant, Together

@@ -6,19 +6,11 @@ import statistics
 import time
 import timeit
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint import source as sources
-from sparkdeploy.checkpoint.contents import (
-    describe,
-    read_headers,
-    read_tensors,
-    repeated_tensors,
-)
+from sparkdeploy.authoring.model_facts import WhenMissing, drafter_of, facts_of
 from sparkdeploy.checks.finding import Finding, Verdict
-from sparkdeploy.errors import CheckpointError, RecipeError
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate import memory, model, report
 from sparkdeploy.estimate.hardware import (
     MeasuredSpeed,
@@ -43,7 +35,6 @@ from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.load import Resolved, library, load_all, load_recipe, look_into
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import load_settings
-from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import Piece, Style
 
 if TYPE_CHECKING:
@@ -52,25 +43,13 @@ if TYPE_CHECKING:
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.speed import Acceptance, Speed
     from sparkdeploy.recipe.load import Library
-    from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.tables import Block
 
 HERE = "here"
-HEADERS_HERE = "safetensors headers on this machine"
-HEADERS = "safetensors headers on the hub (tensors were not downloaded)"
-SIZES = "file sizes on the hub (no header was read in time: `--headers` waits for them)"
 COPIED_BYTES = 128 * 2**20
 COPIES = 3
 VERDICT_INKS = {Fits.YES: Style.GOOD, Fits.NO: Style.BAD, Fits.UNKNOWN: Style.CAUTION}
-
-
-class WhenMissing(Enum):
-    """Where the facts of a model come from that is not on this machine."""
-
-    SHIPPED = "shipped, else what the hub says within seconds"
-    HUB = "the headers on the hub"
-    NOBODY = "shipped, or none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +168,7 @@ def outlook_for(
     outlook = ground.outlook(resolved, when_missing, cluster=cluster)
     judged, cluster_sizes = outlook.resolved, outlook.resolved.recipe.cluster
     ranks = (cluster_sizes.tensor_parallel, cluster_sizes.pipeline_parallel) if cluster else (1, 1)
-    findings = [*model_findings(judged.recipe, judged.engine, outlook.facts.described, ranks=ranks)]
+    findings = [*model_findings(judged, outlook.facts.described, ranks=ranks)]
     drafter = outlook.facts.drafter
     if drafter is not None:
         config = drafter.described.config
@@ -223,7 +202,7 @@ class Ground:
         facts = replace(
             found,
             dense_share=model.dense_share_of(found) if fp8.takes_all else found.dense_share,
-            drafter=_drafter_of(resolved, self.settings, self.shipped, when_missing),
+            drafter=drafter_of(resolved, self.settings, self.shipped, when_missing),
         )
         budget = memory.make_budget(resolved, facts, self.reached.hardware)
         whole = Outlook(resolved, facts, facts, budget, self.acceptance, self.reached)
@@ -315,85 +294,3 @@ def _of_one_node(whole: Outlook) -> Outlook:
         budget=memory.make_budget(resolved, held, whole.speed.hardware),
         nodes=nodes_needed(cluster, gpus_per_node=1),
     )
-
-
-def facts_of(
-    weights: Weights,
-    settings: Settings,
-    shipped: Mapping[str, model.ModelFacts],
-    when_missing: WhenMissing,
-) -> model.ModelFacts:
-    """Return what the model's own files say; when it is not here, what is asked for instead.
-
-    Raises CheckpointError for files that are damaged, and when nobody knows the model.
-    """
-    name = weights.source
-    source = (
-        sources.open_folder(Path(weights.path))
-        if weights.path is not None
-        else sources.find_in_hub_cache(name, weights.revision, settings.hub_cache)
-    )
-    if source is not None:
-        headers = read_headers(source.files_dir)
-        tensors = read_tensors(source.files_dir, headers).values()
-        found = describe(source.files_dir, tuple(map(str, source.files())))
-        found = replace(found, repeated=repeated_tensors(headers, found.indexed))
-        return model.facts_from(name, found, (item.info for item in tensors), HEADERS_HERE)
-    if when_missing is WhenMissing.HUB:
-        return _hub_facts(weights, settings, in_time=False)
-    if name in shipped:
-        return shipped[name]
-    if when_missing is WhenMissing.SHIPPED:
-        return _hub_facts(weights, settings, in_time=True)
-    fetch = sources.fetch_command(name, weights.revision)
-    raise CheckpointError(
-        f"nothing is known of {name}: it is not here and has no shipped facts",
-        hint=f"read its headers with --headers, or {fetch}",
-    )
-
-
-def _hub_facts(weights: Weights, settings: Settings, *, in_time: bool) -> model.ModelFacts:
-    """Return what a hub says of a model, at the pinned commit if there is one; nothing is kept.
-
-    `in_time` takes what comes within seconds. Raises CheckpointError where that is nothing, and
-    when the hub refuses or a header is damaged.
-    """
-    # It imports requests, which no other estimate needs.
-    from sparkdeploy.checkpoint.published import ask_hub, ask_in_time  # noqa: PLC0415
-
-    name, revision = weights.source, weights.revision
-    if in_time:
-        remote = ask_in_time(name, revision, settings, headers=True)
-    else:
-        remote = ask_hub(name, revision, settings)
-    if in_time and (remote.listing is None or remote.config is None):
-        raise CheckpointError(
-            f"nothing is known of {name}: it is not here, has no shipped facts, and "
-            f"{remote.failure}",
-            hint="try again where the hub answers, or name a folder with --set model.path=...",
-        )
-    listing, found = remote.listing, remote.described
-    if remote.tensors is not None:
-        return model.facts_from(name, found, remote.tensors, HEADERS)
-    size_bytes = listing.weights_bytes if listing is not None else 0
-    return model.facts_from(name, found, (), SIZES, untyped_bytes=size_bytes)
-
-
-def _drafter_of(
-    resolved: Resolved,
-    settings: Settings,
-    shipped: Mapping[str, model.ModelFacts],
-    when_missing: WhenMissing,
-) -> model.ModelFacts | None:
-    """Return what is known of a drafter that is a model of its own; None when that is nothing."""
-    speculative = resolved.recipe.serve.speculative
-    drafter = speculative.drafter if speculative is not None else None
-    if drafter is None:
-        return None
-    try:
-        return facts_of(drafter, settings, shipped, when_missing)
-    except CheckpointError as error:
-        # Among many recipes it would be said of each.
-        if when_missing is not WhenMissing.NOBODY:
-            console.info(f"{drafter.source} is not counted: {error.message}")
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.authoring.outlook import HEADERS_HERE
+from sparkdeploy.authoring.model_facts import HEADERS_HERE
 from sparkdeploy.server.phases import NOT_KNOWN, SPARK_COLD_START_S, expected_start
 from sparkdeploy.terminal.style import line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of

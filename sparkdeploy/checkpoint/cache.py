@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ STORE = "blobs"
 """The folder of a cache whose files repositories share, as <2 digits>/<64 digits>."""
 REFERENCE_LIMIT_BYTES = 4096
 BLOBS = "blobs"
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -40,6 +42,37 @@ def repo_of(root: Path) -> str:
 
 def snapshot_folder(cache: Path, repo: str, commit: str) -> Path:
     return repo_folder(cache, repo) / SNAPSHOTS / commit
+
+
+def require_links(folder: Path) -> None:
+    """Raise CheckpointError where a file system takes no symbolic links, before anything is there.
+
+    What else stands in the way of writing is left to whoever writes.
+    """
+    place = next(it for it in (folder, *folder.parents) if it.is_dir())
+    link = place / f".sparkdeploy-link-{secrets.token_hex(8)}"
+    try:
+        link.symlink_to("nothing")
+        link.unlink()
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise CheckpointError(
+                f"{folder} is on a file system without symbolic links "
+                f"({file_system_of(place)}), and caches and overlays of models are made of them",
+                hint="point HF_HOME and XDG_DATA_HOME at folders of a disk with ext4, xfs or btrfs",
+            ) from error
+
+
+def file_system_of(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """Return the kind of a folder's file system, such as `vfat`, by the longest mount above it."""
+    found, length = "unknown", -1
+    with contextlib.suppress(OSError):
+        for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, place, kind, *_ = [*line.split(" "), "", "", ""]
+            place = re.sub(r"\\([0-7]{3})", lambda it: chr(int(it[1], 8)), place)
+            if place and folder.is_relative_to(place) and len(place) >= length:
+                found, length = kind, len(place)
+    return found
 
 
 def missing_in(snapshot: Path, files: Iterable[RepoFile]) -> tuple[RepoFile, ...]:

@@ -75,7 +75,7 @@ def resolve_fp8(checkpoint: Checkpoint, settings: Settings) -> bool:
     lock = HubLock(settings.state_dir)
     if lock.pin(repo, revision) is not None:
         return False
-    pull.resolve(open_hub(settings), lock, repo, revision, anew=False)
+    pull.resolve(open_hub(settings), lock, pull.WantedRepository(repo, revision), anew=False)
     return True
 
 
@@ -116,7 +116,7 @@ def _open_ranges(source: str, settings: Settings) -> RangeSource:
     if is_folder(source):
         return FolderRanges(open_folder(Path(source)).files_dir)
     hub, lock = open_hub(settings), HubLock(settings.state_dir)
-    facts = pull.resolve(hub, lock, *repo_and_revision(source), anew=False)
+    facts = pull.resolve(hub, lock, pull.WantedRepository(*repo_and_revision(source)), anew=False)
     return HubRanges(hub, facts, hint="use mode online, which needs no FP8 repository")
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,8 +48,13 @@ class Hub:
     sleep: Callable[[float], None] = time.sleep
     attempts: int = ATTEMPTS
 
-    def describe(self, repo: str, revision: str, *, all_files: bool = False) -> RepoFacts:
-        """Resolve a branch, tag or commit, and list the files of it that vLLM reads, or all."""
+    def describe(
+        self, repo: str, revision: str, *, all_files: bool = False, folders: Collection[str] = ()
+    ) -> RepoFacts:
+        """Resolve a branch, tag or commit, and list the files of it that vLLM reads, or all.
+
+        Of models in folders those of `folders` are listed.
+        """
         from sparkdeploy.checkpoint.hub_client import listing_of  # noqa: PLC0415 - takes 0.3 s
 
         repo_files.check_repo(repo)
@@ -63,7 +68,7 @@ class Hub:
                 detail=printable(error),
             ),
         )
-        return facts if all_files else facts.of_one_format()
+        return facts if all_files else facts.of_one_format(folders)
 
     def retried(self, ask: Callable[[], T], failed: Callable[[RetryError], CheckpointError]) -> T:
         """Return what `ask` returns; after the last RetryError of it raise what `failed` makes."""

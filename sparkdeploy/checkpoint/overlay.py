@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdeploy.checkpoint import contents, durable
+from sparkdeploy.checkpoint.cache import require_links
 from sparkdeploy.checkpoint.contents import CONFIG_FILE, INDEX_FILE, Located
 from sparkdeploy.checkpoint.conversion import GROUP, PLAIN, Conversion, SourceFacts, check_source
 from sparkdeploy.checkpoint.draft_vocabulary import OVERLAY_FILE, DraftVocabulary
@@ -48,6 +49,7 @@ def build_overlay(
     are relative and lead to ../../hub/<mount_name>, in the container as well as here, where that is
     made a link to the source's root.
     """
+    require_links(target.parent)
     fingerprint = overlay_fingerprint(source, conversion)
     hub = target.parent.parent / "hub"
     with durable.disk_errors(str(hub)):

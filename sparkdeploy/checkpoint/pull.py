@@ -13,7 +13,7 @@ from sparkdeploy.checkpoint.durable import Progress, disk_errors, only_one
 from sparkdeploy.checkpoint.hub import Hub, refuse_offline
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.ranges import HubRanges, Meter
-from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, is_in
 from sparkdeploy.checkpoint.threads import run_within, work_through
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node import facts as machine
@@ -31,6 +31,8 @@ class WantedRepository:
     repo: str
     revision: str = "main"
     all_files: bool = False
+    folders: tuple[str, ...] = ()
+    """Folders of it that are models as well, such as a drafter."""
     conversion: Conversion | None = None
     """For a finished hybrid: what it must hold, which is looked at before it is fetched."""
 
@@ -61,7 +63,7 @@ class Pulled:
 
 def announce(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -> Download:
     """Resolve a repository, and say what is to be downloaded: commit, bytes, disk and licence."""
-    found = resolve(hub, lock, wanted.repo, wanted.revision, anew=anew, all_files=wanted.all_files)
+    found = resolve(hub, lock, wanted, anew=anew)
     download = plan_download(hub, lock, found, free_bytes=machine.free_bytes(hub.cache))
     if wanted.conversion is not None and download.missing:
         check_remote(HubRanges(hub, found), wanted.conversion)
@@ -106,21 +108,22 @@ def fetch(hub: Hub, lock: HubLock, download: Download) -> Pulled:
     )
 
 
-def resolve(
-    hub: Hub, lock: HubLock, repo: str, revision: str, *, anew: bool, all_files: bool = False
-) -> RepoFacts:
+def resolve(hub: Hub, lock: HubLock, wanted: WantedRepository, *, anew: bool) -> RepoFacts:
     """What the revision means here: as pinned, or as the hub says now when `anew` or not pinned.
 
     The answer of the hub is pinned before anything is downloaded, so that what was interrupted
     goes on at the same commit; but not in the place of a pin that serves: `pull` replaces that
     one when every file of the new commit is here.
     """
+    repo, revision = wanted.repo, wanted.revision
     pin = lock.pin(repo, revision)
-    if pin is not None and pin.files and not anew and not all_files:
-        return pin.facts(repo, revision)
+    if pin is not None and pin.files and not anew and not wanted.all_files:
+        names = [file.name for file in pin.files]
+        if all(any(is_in(folder, name) for name in names) for folder in wanted.folders):
+            return pin.facts(repo, revision)
     # A pin without files came from the cache: the hub is asked for that commit, not for the branch.
     asked = pin.commit if pin is not None and not anew else revision
-    ask = partial(hub.describe, repo, asked, all_files=all_files)
+    ask = partial(hub.describe, repo, asked, all_files=wanted.all_files, folders=wanted.folders)
     facts = run_within(None, ask, f"asking the hub about {repo}")
     if pin is None or not _stays(pin, facts):
         lock.set(repo, revision, _new_pin(facts))
@@ -170,6 +173,7 @@ def pull(hub: Hub, lock: HubLock, download: Download, on_progress: Progress) -> 
     if download.missing:
         refuse_offline(facts.repo)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    cache.require_links(folder.parent)
     with only_one(folder.parent / f".{folder.name}.sparkdeploy-lock", f"download of {facts.repo}"):
         with disk_errors(str(folder)):
             _bring_all(hub, facts, on_progress)

@@ -122,12 +122,28 @@ class RepoFacts:
     def weights_bytes(self) -> int:
         return weights_bytes({file.name: file.size_bytes for file in self.files})
 
-    def of_one_format(self) -> "RepoFacts":
-        """Leave out what vLLM does not read: weights that are there in a second format."""
-        unread = unread_weights([file.name for file in self.files])
+    def of_one_format(self, folders: Collection[str] = ()) -> "RepoFacts":
+        """Leave out what vLLM does not read: weights that are there in a second format.
+
+        Models in `folders` stay. Raises CheckpointError where there is no such folder.
+        """
+        names = [file.name for file in self.files]
+        unread = unread_weights(names)
+        for folder in folders:
+            inner = [name.removeprefix(f"{folder}/") for name in names if is_in(folder, name)]
+            if not inner:
+                raise CheckpointError(
+                    f"{self.repo} has no folder {shown(folder)}.",
+                    hint="look at its files on the hub: --set serve.speculative.subfolder=FOLDER",
+                )
+            unread -= {f"{folder}/{name}" for name in {*inner} - unread_weights(inner)}
         files = tuple(file for file in self.files if file.name not in unread)
         left_out = tuple(file for file in self.files if file.name in unread)
         return replace(self, files=files, left_out=left_out)
+
+
+def is_in(folder: str, name: str) -> bool:
+    return name.startswith(f"{folder}/")
 
 
 def unread_weights(names: Iterable[str]) -> frozenset[str]:

@@ -117,6 +117,15 @@ def open_folder(path: Path) -> CheckpointSource:
     return _checked(CheckpointSource("folder", folder.name, folder, folder, None, mount_name))
 
 
+@readable()
+def within(source: CheckpointSource, folder: str) -> CheckpointSource | None:
+    """Return a folder of a repository as a source of its own; None where no model lies there."""
+    inner = source.files_dir / folder
+    if not any((inner / name).is_file() for name in MODEL_FILES):
+        return None
+    return _checked(replace(source, files_dir=inner))
+
+
 def fetch_command(repo: str, revision: str | None) -> str:
     pinned = repo if revision in (None, "main") else f"{repo}@{revision}"
     return shlex.join(["sparkdeploy", "checkpoint", "pull", pinned])

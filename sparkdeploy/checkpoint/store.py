@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_of, snapshot_folder
+from sparkdeploy.checkpoint.cache import SNAPSHOTS, missing_in, repo_of, snapshot_folder
 from sparkdeploy.checkpoint.contents import CONFIG_FILE
 from sparkdeploy.checkpoint.fp8_shard import DONE_FILE, read_shard, shard_store
-from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.manifest import read_manifest
-from sparkdeploy.checkpoint.repo_files import printable, repo_and_revision, shown
+from sparkdeploy.checkpoint.repo_files import files_here, printable, repo_and_revision, shown
 from sparkdeploy.checkpoint.source import (
     fetch_command,
     find_in_hub_cache,
@@ -51,18 +51,15 @@ def stored(settings: Settings) -> Iterator[Stored]:
         if "--" in repo:
             # Nobody can say which repository that is; the hub has none of such a name.
             continue
-        states = [
-            f"{revision} = {pin.commit[:12]}{', verified' if pin.is_verified else ''}"
-            for (name, revision), pin in pins.items()
-            if name == repo
-        ]
+        own_pins = {revision: pin for (name, revision), pin in pins.items() if name == repo}
+        states = [f"{of} = {pin.commit[:12]}{_whole(root, pin)}" for of, pin in own_pins.items()]
         own = [path.stat() for path in _files_of(root)]
         linked = {path: path.stat() for path in shared[root]}
         size_bytes = sum(status.st_size for status in (*own, *linked.values()))
         alone = [*own, *(status for path, status in linked.items() if users[path] == 1)]
         # A file with a second name is another repository's too.
         freed_bytes = sum(status.st_size for status in alone if status.st_nlink == 1)
-        state = "; ".join(states) or "not pinned"
+        state = "; ".join(states) or f"not pinned{_whole_unpinned(root)}"
         yield Stored("download", repo, state, root, size_bytes, freed_bytes)
     for path in sorted((settings.data_dir / "m" / "ck").glob("[!.]*")):
         manifest = read_manifest(path)
@@ -72,6 +69,23 @@ def stored(settings: Settings) -> Iterator[Stored]:
         shard = read_shard(path)
         state = "unfinished" if shard is None else f"from {shard.origin}"
         yield _prepared("fp8", path, state)
+
+
+def _whole(root: Path, pin: RevisionPin) -> str:
+    """Say whether all of a pinned commit is here: what is gone is not verified any more."""
+    absent = missing_in(root / SNAPSHOTS / pin.commit, pin.files)
+    if absent:
+        return f", {len(pin.files) - len(absent)} of {len(pin.files)} files"
+    return ", verified" if pin.is_verified else ""
+
+
+def _whole_unpinned(root: Path) -> str:
+    """Say of snapshots that other programs made which lack files of the weights, by their names."""
+    for snapshot in sorted((root / SNAPSHOTS).glob("[!.]*")):
+        counted = files_here([path.name for path in snapshot.glob("*") if path.exists()])
+        if counted is not None:
+            return f", {counted[0]} of {counted[1]} files"
+    return ""
 
 
 def _roots(settings: Settings, kind: str) -> list[Path]:

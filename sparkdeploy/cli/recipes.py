@@ -231,7 +231,8 @@ def _outlook(
     headers: bool,
     cluster: bool,
 ) -> Outlook:
-    from sparkdeploy.authoring.outlook import WhenMissing, outlook_for
+    from sparkdeploy.authoring.model_facts import WhenMissing
+    from sparkdeploy.authoring.outlook import outlook_for
 
     return outlook_for(
         recipe,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checkpoint.cache import STORE
+from sparkdeploy.checkpoint.cache import STORE, require_links
 from sparkdeploy.checkpoint.fp8_shard import resolve_fp8
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
@@ -32,12 +32,13 @@ from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import ImageLock, InspectedEngine
 from sparkdeploy.recipe.library import is_path, library, of_source
 from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.weights import Drafter
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.image.pins import ImageInspector
@@ -272,9 +273,8 @@ def repositories_of(
     name: str, settings: Settings, assignments: Sequence[str] = ()
 ) -> list[WantedRepository]:
     """A recipe's model, drafter and adapters, as far as they are of a hub."""
-    return list(
-        _repositories(resolve(Request(name, tuple(assignments)), settings).recipe, settings)
-    )
+    recipe = resolve(Request(name, tuple(assignments)), settings).recipe
+    return _each_once(_repositories(recipe, settings))
 
 
 def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool]) -> bool:
@@ -284,7 +284,7 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
     """
     recipe, observed = plan.resolved.recipe, plan.observed
     lock = HubLock(settings.state_dir)
-    wanted = list(_repositories(recipe, settings))
+    wanted = _each_once(_repositories(recipe, settings))
     for item in wanted:
         if source := find_pinned(item.repo, item.revision, settings.hub_cache, lock):
             pin_found(source, item.revision, lock)
@@ -296,6 +296,9 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
     }
     if not absent:
         return resolved_anew
+    if not conversion_of(recipe, settings).is_none:
+        # An overlay of what is fetched lies there.
+        require_links(settings.data_dir)
     hub = open_hub(settings)
     downloads = [
         announce(hub, lock, item, anew=False)
@@ -316,6 +319,16 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
     return True
 
 
+def _each_once(repositories: Iterable[WantedRepository]) -> list[WantedRepository]:
+    """Return each repository once: a drafter may be a folder of the model's own."""
+    found: dict[tuple[str, str], WantedRepository] = {}
+    for item in repositories:
+        key = item.repo, item.revision
+        first = found.setdefault(key, item)
+        found[key] = replace(first, folders=tuple(dict.fromkeys((*first.folders, *item.folders))))
+    return list(found.values())
+
+
 def _repositories(recipe: Recipe, settings: Settings) -> Iterator[WantedRepository]:
     if recipe.model.path is None:
         is_hybrid = recipe.checkpoint.fp8_dense.is_finished
@@ -328,4 +341,6 @@ def _repositories(recipe: Recipe, settings: Settings) -> Iterator[WantedReposito
         )
     for weights in recipe.companions:
         if weights.path is None:
-            yield WantedRepository(weights.source, weights.revision)
+            folder = weights.subfolder if isinstance(weights, Drafter) else None
+            folders = () if folder is None else (folder,)
+            yield WantedRepository(weights.source, weights.revision, folders=folders)

@@ -21,6 +21,7 @@ from sparkdeploy.checks.finding import fail_early, warn
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import limits
 from sparkdeploy.estimate.model import known_layers
+from sparkdeploy.recipe.mods import maker_of
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from sparkdeploy.checkpoint.layers import Architecture, Mixer
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.schema import Recipe, Weights
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.recipe.schema import Weights
     from sparkdeploy.recipe.serve import Serve
 
 SIZES: Final = range(1, 17)
@@ -64,11 +66,12 @@ OF_VLLM: Final = "--set serve.generation_config=vllm"
 
 
 def model_findings(
-    recipe: Recipe, engine: Engine, model: Described, *, ranks: tuple[int, int] = (1, 1)
+    resolved: Resolved, model: Described, *, ranks: tuple[int, int] = (1, 1)
 ) -> Iterator[Finding]:
     """Yield what is wrong between a recipe and its model, on tensor x pipeline parallel ranks."""
-    source = shown(recipe.model.source)
-    yield from _context(recipe.serve, engine, source, model.config)
+    recipe, source = resolved.recipe, shown(resolved.recipe.model.source)
+    yield from _drafter_in_image(resolved)
+    yield from _context(recipe.serve, resolved.engine, source, model.config)
     yield from _files(recipe.model, source, model)
     yield from _loader(recipe.serve, source, model)
     yield from _generation(recipe.serve, source, model.generation)
@@ -81,6 +84,24 @@ def model_findings(
             "take a checkpoint whose list fits; where a draft layer is meant, "
             "--set serve.speculative=null does without it",
         )
+
+
+def _drafter_in_image(resolved: Resolved) -> Iterator[Finding]:
+    speculative = resolved.recipe.serve.speculative
+    if speculative is None or not speculative.is_in_image:
+        return
+    named, maker = shown(speculative.model), maker_of(speculative.model or "", resolved.mods)
+    fix = "name a folder of a repository so: --set serve.speculative.model=ORG/NAME --set "
+    fix += "serve.speculative.subfolder=FOLDER"
+    if maker is not None:
+        made = f"the drafter {named} is a folder of the image that mod {shown(maker)} makes"
+        yield warn("model.drafter", f"{made}: it is neither looked at nor counted", fix)
+    elif resolved.engine.kind == "image":
+        seen = f"the drafter {named} has to be a folder of the image: it is not looked at"
+        yield warn("model.drafter", seen, fix)
+    else:
+        seen = f"the drafter {named} is a folder of the image, and no mod of the recipe makes it"
+        yield fail_early("model.drafter", seen, fix)
 
 
 def attention_findings(

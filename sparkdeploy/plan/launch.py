@@ -127,7 +127,8 @@ def _adapters(adapters: Sequence[LoraAdapter], companions: Sequence[str]) -> Ite
 def _speculative_json(speculative: Speculative, companions: Sequence[str]) -> str:
     config: dict[str, Any] = {"method": speculative.method} if speculative.method else {}
     if speculative.model is not None:
-        config["model"] = companions[0] if companions else speculative.model
+        is_mounted = companions and not speculative.is_in_image
+        config["model"] = companions[0] if is_mounted else speculative.model
     config["num_speculative_tokens"] = speculative.tokens
     return flags.compact_json(config | speculative.further)
 

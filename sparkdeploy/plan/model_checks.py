@@ -135,11 +135,11 @@ def conversion(plan: Plan) -> Iterator[Finding]:
 
 def held_against_model(plan: Plan) -> Iterator[Finding]:
     """Hold the recipe against the model, and its attention against that of what drafts for it."""
-    recipe, engine = plan.resolved.recipe, plan.resolved.engine
+    recipe = plan.resolved.recipe
     ranks = plan.topology.tensor_parallel, plan.topology.pipeline_parallel
     for weights, fact in _models(plan):
         if weights is recipe.model:
-            yield from model_findings(recipe, engine, fact.described, ranks=ranks)
+            yield from model_findings(plan.resolved, fact.described, ranks=ranks)
         else:
             source, config = shown(weights.source), fact.described.config
             yield from attention_findings(recipe.serve, source, config, ranks=ranks)

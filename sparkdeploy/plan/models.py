@@ -27,6 +27,7 @@ from sparkdeploy.estimate.model_findings import UNIQUE_NAMES
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact, OverlayFact
 from sparkdeploy.recipe.answers import TEXT, planned_answers
+from sparkdeploy.recipe.weights import Drafter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,9 +122,23 @@ def locate_companion(weights: Weights, settings: Settings) -> ModelFact | Missin
     """Find a drafter or an adapter."""
     with sources.readable():
         source = _find_source(weights, settings)
-        if source is None:
-            return missing_model(weights.source, weights.revision, settings)
-        return _model_fact(source, None, settings)
+        folder = weights.subfolder if isinstance(weights, Drafter) else None
+        if source is not None and folder is not None:
+            source = sources.within(source, folder)
+            if source is None and weights.path is not None:
+                raise RecipeError(
+                    f"the folder {weights.path} has no model in {folder}",
+                    hint="name another folder of it: --set serve.speculative.subfolder=FOLDER",
+                )
+        if source is not None:
+            return _model_fact(source, None, settings)
+        missing = missing_model(weights.source, weights.revision, settings)
+        if folder is None:
+            return missing
+        # What is known of the repository says nothing of a folder in it.
+        unknown = f"its folder {folder} is not here"
+        fetch, of = missing.fetch_command, missing.revision
+        return MissingModel(missing.repo, fetch, None, of, unknown=unknown)
 
 
 def _find_source(weights: Weights, settings: Settings) -> CheckpointSource | None:

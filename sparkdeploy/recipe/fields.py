@@ -122,6 +122,8 @@ def _tokens(value: Any) -> Any:  # noqa: ANN401 - YAML content
 Tokens = Annotated[PositiveInt, BeforeValidator(_tokens), _AlsoText(f"^{_TOKENS}$")]
 
 
+SUBFOLDER = r"^[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*$"
+"""Folders within a repository: none leads out of it, or is hidden."""
 WORKSPACE_TEMPLATE = r"^[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)*\.jinja$"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.recipe.document import written_part
 from sparkdeploy.recipe.sources import SNAPSHOT
 from sparkdeploy.recipe.words import shown
+from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,6 +115,18 @@ def _proposed(mod: FoundMod) -> dict[str, str]:
     name = mod.name.rstrip("/").rpartition("..")[2].strip("~/")
     named = {"run": mod.run} if mod.run else {"folder": str(mod.folder or f"/path/to/{name}")}
     return named | ({"network": "true"} if mod.needs_network else {})
+
+
+def maker_of(folder: str, mods: Sequence[FoundMod]) -> str | None:
+    """Return the mod whose commands name a folder of the image; None where none does."""
+    for mod in mods:
+        text = mod.run
+        if mod.folder is not None:
+            with contextlib.suppress(OSError):
+                text = read_bytes(mod.folder / SCRIPT, MAX_BYTES).decode(errors="replace")
+        if folder.rstrip("/") in text:
+            return mod.name
+    return None
 
 
 def mod_folder(name: str, beside: Path) -> tuple[Path | None, tuple[Path, ...]]:

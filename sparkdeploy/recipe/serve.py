@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
 from sparkdeploy.about import about
 from sparkdeploy.recipe.fields import (
+    SUBFOLDER,
     WORKSPACE_TEMPLATE,
     Fraction,
     HostPath,
@@ -21,9 +23,11 @@ from sparkdeploy.recipe.fields import (
     Word,
 )
 from sparkdeploy.recipe.paths import is_folder
-from sparkdeploy.recipe.weights import Weights
+from sparkdeploy.recipe.weights import Drafter, Weights
 
 SPECULATIVE_CONFIG = "--speculative-config"
+IMAGE_FOLDERS = "/workspace/"
+"""Where mods make folders in the image (image/inside/apply_mod.py)."""
 
 
 class Speculative(Strict):
@@ -69,6 +73,22 @@ class Speculative(Strict):
     ] = None
     revision: Annotated[Revision, about("Of the drafter, as `model.revision`.", "main")] = "main"
 
+    subfolder: Annotated[
+        Annotated[str, Field(pattern=SUBFOLDER)] | None,
+        about(
+            "The folder of `model` in which the drafter lies, such as one of the served model's "
+            "own repository.",
+            "dflash",
+            unset="the drafter is all of `model`",
+        ),
+    ] = None
+
+    @property
+    def is_in_image(self) -> bool:
+        """Whether the drafter is a folder of the image, which a mod makes: nothing is mounted."""
+        named = self.model or ""
+        return named.startswith(IMAGE_FOLDERS) and not os.path.isdir(named)  # noqa: PTH112 - never raises
+
     @property
     def is_mtp(self) -> bool:
         """Whether the served model's own layer drafts: `deepseek_mtp` is vLLM's older name."""
@@ -76,14 +96,15 @@ class Speculative(Strict):
         return by_method and self.model is None
 
     @property
-    def drafter(self) -> Weights | None:
-        """The model that drafts, where it is one of its own."""
-        if self.model is None:
+    def drafter(self) -> Drafter | None:
+        """The model that drafts, where it is one of its own and not in the image."""
+        if self.model is None or self.is_in_image:
             return None
-        if is_folder(self.model):
-            return Weights.model_construct(repo=None, revision=self.revision, path=self.model)
         # Whether it is a repository is held when it is looked for, as for every word of a hub.
-        return Weights.model_construct(repo=self.model, revision=self.revision, path=None)
+        path, repo = (self.model, None) if is_folder(self.model) else (None, self.model)
+        return Drafter.model_construct(
+            repo=repo, revision=self.revision, path=path, subfolder=self.subfolder
+        )
 
     @property
     def further(self) -> dict[str, JsonValue]:

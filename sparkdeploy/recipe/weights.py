@@ -41,6 +41,12 @@ class Weights(Strict):
         return self.repo or self.source
 
 
+class Drafter(Weights):
+    """What drafts; in a repository or folder of more it is one folder."""
+
+    subfolder: str | None = None
+
+
 class Model(Weights):
     """Which weights are served, and under which names: `repo` or `path` is needed.
 

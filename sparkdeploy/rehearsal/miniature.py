@@ -97,7 +97,8 @@ def miniature_of(resolved: Resolved, *, engine: Engine, twin: Path, port: int) -
                 "be made for MTP and DFlash",
                 hint="rehearse it with --set serve.speculative=null: everything but the drafts",
             )
-        made = drafting.model_copy(update={"model": str(drafter_beside(twin)), "revision": "main"})
+        instead = {"model": str(drafter_beside(twin)), "revision": "main", "subfolder": None}
+        made = drafting.model_copy(update=instead)
         note = f"serve.speculative.model={drafting.model} -> a drafter made for the twin"
         edit.set(note, speculative=made)
     if arguments := recipe.serve.extra_args:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import draft_vocabulary
-from sparkdeploy.checkpoint.cache import SNAPSHOTS, repo_of
+from sparkdeploy.checkpoint.cache import SNAPSHOTS, missing_in, repo_of
+from sparkdeploy.checkpoint.contents import summary
 from sparkdeploy.checkpoint.fp8_shard import check_shard, fetch_fp8, is_shard_folder
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
@@ -18,7 +19,7 @@ from sparkdeploy.checkpoint.repo_files import is_commit, printable, repo_and_rev
 from sparkdeploy.checkpoint.source import fetch_command, real_path
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
-from sparkdeploy.checkpoint.verify import Verified, verify_bytes, verify_headers
+from sparkdeploy.checkpoint.verify import CHANGED_HINT, Verified, verify_bytes, verify_headers
 from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.lock import deploy_lock, refuse_used
 from sparkdeploy.deploy.nodes import connect
@@ -78,12 +79,18 @@ def verify(folder: Path, settings: Settings, *, deep: bool) -> Verified:
     Raises CheckpointError for what is not sound, has changed or is gone.
     """
     is_shard = is_shard_folder(folder)
+    pins = HubLock(settings.state_dir).pins().values()
+    files = next((pin.files for pin in pins if pin.files and pin.commit == folder.name), ())
+    if absent := missing_in(folder, files):
+        raise CheckpointError(
+            f"{printable(folder)} has {len(files) - len(absent)} of {len(files)} files of its "
+            f"download: {summary([file.name for file in absent])} is gone",
+            hint=CHANGED_HINT,
+        )
     if not deep:
         return _of_shard(check_shard(folder)) if is_shard else verify_headers(folder)
     with console.step(f"every byte of {folder}") as step:
         if not is_shard:
-            pins = HubLock(settings.state_dir).pins().values()
-            files = next((pin.files for pin in pins if pin.files and pin.commit == folder.name), ())
             hashes = {file.name: file.blob_name for file in files}
             return verify_bytes(folder, hashes, step.progress)
         header = check_shard(folder, step.progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
+from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from tests.engine.checkpoint.checkpoint_killer import watched
 
 REPO = "lab/model"
@@ -29,7 +29,7 @@ def main(endpoint: str, root: Path, step: int) -> int:
 
     def work() -> None:
         hub, lock = Hub(endpoint, root / "hub"), HubLock(root / "state")
-        facts = resolve(hub, lock, REPO, "main", anew=False)
+        facts = resolve(hub, lock, WantedRepository(REPO), anew=False)
         download = plan_download(hub, lock, facts, free_bytes=1 << 40)
         pull(hub, lock, download, lambda _done, _total: None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
+from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from sparkdeploy.checkpoint.source import find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
 from tests.hub.hostile import HostileHub, hostile_hub
@@ -72,7 +72,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def fetch(hub: Hub, lock: HubLock) -> Path:
-    facts = resolve(hub, lock, REPO, "main", anew=False)
+    facts = resolve(hub, lock, WantedRepository(REPO), anew=False)
     download = plan_download(hub, lock, facts, free_bytes=1 << 60)
     return pull(hub, lock, download, lambda _done, _total: None)
 

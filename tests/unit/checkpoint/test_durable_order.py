@@ -14,7 +14,7 @@ from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.manifest import MANIFEST_FILE
 from sparkdeploy.checkpoint.overlay import build_overlay
-from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
+from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
 from sparkdeploy.node.private_folder import write_private
@@ -82,7 +82,7 @@ def test_a_download_is_synced_before_its_blob_has_its_name(
     with hub_double() as double, xet_by_get():
         double.repos["lab/twin"] = Repo({COMMIT: folder}, {"main": COMMIT}, is_xet=is_xet)
         hub, lock = Hub(double.endpoint, tmp_path / "cache"), HubLock(tmp_path / "state")
-        facts = resolve(hub, lock, "lab/twin", "main", anew=False)
+        facts = resolve(hub, lock, WantedRepository("lab/twin"), anew=False)
         pull(hub, lock, plan_download(hub, lock, facts, free_bytes=1 << 40), ignore)
     assert {file.blob_name for file in facts.files} <= set(disk.renamed)
     # Notes of the hub's own library are its own.

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_client import ANSWER_LIMIT_BYTES
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
-from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
+from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import HubRanges
 from sparkdeploy.errors import CheckpointError
 from tests.examples import examples
@@ -81,14 +81,14 @@ def hub_in(home: Path, hostile: HostileHub) -> Hub:
 
 
 def fetch(hub: Hub, lock: HubLock) -> Path:
-    facts = resolve(hub, lock, REPO, "main", anew=False)
+    facts = resolve(hub, lock, WantedRepository(REPO), anew=False)
     download = plan_download(hub, lock, facts, free_bytes=1 << 60)
     return pull(hub, lock, download, lambda _done, _total: None)
 
 
 def read(hub: Hub, lock: HubLock) -> bytes:
     """Read the only file of the repository by range."""
-    source = HubRanges(hub, resolve(hub, lock, REPO, "main", anew=False))
+    source = HubRanges(hub, resolve(hub, lock, WantedRepository(REPO), anew=False))
     (file,) = source.files()
     return b"".join(source.read(file, 0, source.size_bytes(file)))
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.checkpoint.repo_files import unread_weights, weights_bytes
+from sparkdeploy.checkpoint.cache import file_system_of
+from sparkdeploy.checkpoint.repo_files import (
+    RepoFacts,
+    RepoFile,
+    is_in,
+    unread_weights,
+    weights_bytes,
+)
+from sparkdeploy.errors import CheckpointError
 from sparkdeploy.settings import load_settings
 from tests.hub.double import HubDouble, Repo, hub_double
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.unit.program import Run
 
@@ -103,6 +114,97 @@ def test_pull_fetches_one_of_three_formats_says_so_and_takes_all_when_asked(
     double.seen.clear()
     assert run("checkpoint", "pull", "lab/twin").returncode == 0
     assert double.seen == []
+    count = len(names_in(snapshot))
+    (snapshot / "tokenizer.json").unlink()
+    state = run.answer("checkpoint", "ls", "--json")[0]["state"]
+    assert state.endswith(f", {count - 1} of {count} files"), "what is gone is not verified"
+    gone = run("checkpoint", "verify", "lab/twin")
+    assert gone.returncode == 6
+    assert (
+        f"has {count - 1} of {count} files of its download: tokenizer.json is gone" in gone.stderr
+    )
+
+
+@pytest.mark.outside
+@pytest.mark.usefixtures("no_docker")
+def test_a_drafter_in_a_folder_of_the_models_own_repository_comes_too(
+    run: Run, double: HubDouble, tmp_path: Path
+) -> None:
+    inner = double.repos["lab/twin"].commits[COMMIT] / "dflash"
+    inner.mkdir()
+    (inner / "config.json").write_text("{}")
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (inner / name).write_bytes(b"x" * 100)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "schema: 1\nname: mine\ntitle: t\nengine: cuda-0.33\nmodel: {repo: lab/twin}\n"
+        "serve: {speculative: {method: dflash, model: lab/twin, subfolder: dflash, tokens: 7}}\n"
+    )
+    assert run("checkpoint", "pull", "lab/twin").returncode == 0
+    snapshot = load_settings().hub_cache / "models--lab--twin" / "snapshots" / COMMIT
+    assert not (snapshot / "dflash").exists()
+    assert "lab/twin is not here; `up` asks" in run("plan", str(recipe)).stdout
+    done = run("checkpoint", "pull", str(recipe))
+    assert done.returncode == 0, done.stderr
+    assert names_in(snapshot / "dflash") == {"config.json", "model.safetensors"}
+    words = json.loads(run("plan", str(recipe), "--json").stdout)["container"]["spec"]["command"]
+    drafting = json.loads(words[words.index("--speculative-config") + 1])
+    assert drafting["model"].endswith(f"/snapshots/{COMMIT}/dflash")
+    assert "subfolder" not in drafting
+    other = "serve.speculative.subfolder=eagle"
+    absent = run("checkpoint", "pull", str(recipe), "--set", other)
+    assert absent.returncode == 6
+    assert "lab/twin has no folder 'eagle'" in absent.stderr
+    for folder in ("../x", "/x", ".hidden", "a//b", ""):
+        refused = run("plan", str(recipe), "--set", f"serve.speculative.subfolder='{folder}'")
+        assert refused.returncode == 3, folder
+
+
+@given(NAMES, st.sets(st.sampled_from(["x", "original", "metal", "nowhere"]), max_size=2))
+def test_models_in_folders_are_kept_where_they_are_named(
+    names: set[str], folders: set[str]
+) -> None:
+    files = tuple(RepoFile(name, 1, None, "0" * 40) for name in sorted(names))
+    facts = RepoFacts("lab/twin", "main", COMMIT, None, files)
+    if not all(any(is_in(folder, name) for name in names) for folder in folders):
+        with pytest.raises(CheckpointError, match="has no folder"):
+            facts.of_one_format(folders)
+        return
+    kept = {file.name for file in facts.of_one_format(folders).files}
+    assert {file.name for file in facts.of_one_format().files} <= kept
+    for folder in folders:
+        inner = {name.removeprefix(f"{folder}/") for name in names if is_in(folder, name)}
+        assert {f"{folder}/{name}" for name in inner - unread_weights(inner)} <= kept
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+@pytest.mark.outside
+@pytest.mark.usefixtures("no_docker")
+def test_a_file_system_without_links_is_refused_before_the_first_byte(
+    run: Run, double: HubDouble, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "no links here")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    done = run("checkpoint", "pull", "lab/twin")
+    assert done.returncode == 6
+    hub = load_settings().hub_cache
+    assert (
+        f"{hub} is on a file system without symbolic links ({file_system_of(hub)})" in done.stderr
+    )
+    assert double.body_bytes == 0 or not (hub / "models--lab--twin").exists()
+
+
+def test_a_file_system_is_named_by_the_longest_mount(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "a / ext4 rw 0 0\nb /mnt/my\\040disk vfat rw 0 0\nc /mnt/my exfat rw 0 0\nbroken\n\n"
+    )
+    assert file_system_of(Path("/mnt/my disk/hub"), mounts) == "vfat"
+    assert file_system_of(Path("/mnt/my/hub"), mounts) == "exfat"
+    assert file_system_of(Path("/home"), mounts) == "ext4"
+    assert file_system_of(Path("/home"), tmp_path / "none") == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sparkdeploy.bounded_http import CHUNK_BYTES
 from sparkdeploy.checkpoint import hub_client
 from sparkdeploy.checkpoint.hub import ATTEMPTS, Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
-from sparkdeploy.checkpoint.pull import Download, plan_download, pull, resolve
+from sparkdeploy.checkpoint.pull import Download, WantedRepository, plan_download, pull, resolve
 from sparkdeploy.checkpoint.source import find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
 from tests.hub.double import Fault, HubDouble, Repo, hub_double, xet_hash_of
@@ -56,7 +56,7 @@ def lock(tmp_path: Path) -> HubLock:
 
 
 def download(hub: Hub, lock: HubLock, *, anew: bool = False, free: int = 100 * GIB) -> Download:
-    facts = resolve(hub, lock, REPO, "main", anew=anew)
+    facts = resolve(hub, lock, WantedRepository(REPO), anew=anew)
     return plan_download(hub, lock, facts, free_bytes=free)
 
 
@@ -260,7 +260,7 @@ def test_a_token_opens_the_hub_and_never_reaches_the_blob_store(
 
 
 def test_a_disk_that_says_nothing_of_its_room_is_not_full(hub: Hub, lock: HubLock) -> None:
-    facts = resolve(hub, lock, REPO, "main", anew=False)
+    facts = resolve(hub, lock, WantedRepository(REPO), anew=False)
     announced = plan_download(hub, lock, facts, free_bytes=None)
     assert pull(hub, lock, announced, lambda _done, _total: None).is_dir()
 

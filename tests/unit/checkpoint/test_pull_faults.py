@@ -8,7 +8,7 @@ import pytest
 
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.pull import resolve
+from sparkdeploy.checkpoint.pull import WantedRepository, resolve
 from sparkdeploy.settings import load_settings
 from tests.hub.double import Fault, HubDouble, Repo, hub_double, xet_hash_of
 from tests.hub.xet import xet_by_get
@@ -38,7 +38,7 @@ def double(
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
         settings = load_settings()
         lock = HubLock(settings.state_dir)
-        resolve(open_hub(settings), lock, "lab/twin", "main", anew=False)
+        resolve(open_hub(settings), lock, WantedRepository("lab/twin"), anew=False)
         yield made
 
 

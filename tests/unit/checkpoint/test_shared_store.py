@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from sparkdeploy.checkpoint.cache import repo_folder
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.pull import plan_download, pull, resolve
+from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from sparkdeploy.checkpoint.source import (
     CheckpointSource,
     find_in_hub_cache,
@@ -60,7 +60,7 @@ class Lab:
             )
 
     def pull(self, repo: str) -> Path:
-        facts = resolve(self.hub, self.lock, repo, "main", anew=False)
+        facts = resolve(self.hub, self.lock, WantedRepository(repo), anew=False)
         download = plan_download(self.hub, self.lock, facts, free_bytes=1 << 60)
         return pull(self.hub, self.lock, download, lambda _done, _total: None)
 
@@ -207,7 +207,7 @@ def test_a_damaged_file_of_the_store_is_left_to_the_others(lab: Lab, small_twin:
 def test_what_is_announced_comes_where_the_hub_names_no_xet_hash(lab: Lab) -> None:
     lab.pull(TWIN)
     lab.double.repos[SISTER].is_xet = False
-    facts = resolve(lab.hub, lab.lock, SISTER, "main", anew=False)
+    facts = resolve(lab.hub, lab.lock, WantedRepository(SISTER), anew=False)
     announced = plan_download(lab.hub, lab.lock, facts, free_bytes=1 << 60).missing_bytes
     lab.double.body_bytes = 0
     lab.pull(SISTER)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sparkdeploy.authoring.outlook import WhenMissing, ground_for
+from sparkdeploy.authoring.model_facts import WhenMissing
+from sparkdeploy.authoring.outlook import ground_for
 from sparkdeploy.authoring.summary import summary_lines
 from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.settings import load_settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,7 +146,7 @@ def test_what_is_shipped_goes_with_its_models(shipped: Library) -> None:
         known = MODELS.get(resolved.recipe.model.known_as)
         if known is not None:
             described = Described(known.config)
-            assert not [*model_findings(resolved.recipe, resolved.engine, described)], name
+            assert not [*model_findings(resolved, described)], name
 
 
 names = st.integers(1, 60).flatmap(
@@ -240,7 +241,7 @@ def findings(shipped: Library, described: Described, **serve: Any) -> list[Findi
     resolved = load_recipe(shipped, "baseline")
     changed = resolved.recipe.serve.model_copy(update={"max_model_len": None, **serve})
     recipe = resolved.recipe.model_copy(update={"serve": changed})
-    return [*model_findings(recipe, resolved.engine, described)]
+    return [*model_findings(replace(resolved, recipe=recipe), described)]
 
 
 @pytest.mark.parametrize(
@@ -311,3 +312,25 @@ def test_yarn_is_taken_and_its_second_key_named(tmp_path: Path, plan_of: Any) ->
     assert "YaRN" not in plan_of(folder, *settings, "engine=cuda-0.25", code=0)
     stated = "serve.hf_overrides.max_position_embeddings=8192"
     assert "YaRN" not in plan_of(folder, *settings, stated, code=0)
+
+
+@pytest.mark.parametrize(
+    ("mods", "words"),
+    [
+        ("[{run: mkdir -p /workspace/drafter}]", "that mod mkdir -p /workspace/drafter makes"),
+        ("[{folder: mods/make}]", "that mod mods/make makes"),
+        ("[{run: echo hello}]", "no mod of the recipe makes it"),
+        ("[]", "no mod of the recipe makes it"),
+    ],
+)
+def test_a_drafter_in_the_image_names_the_mod_that_makes_it(
+    tmp_path: Path, plan_of: Any, mods: str, words: str
+) -> None:
+    folder = write_model(tmp_path / "model", {"model.safetensors": ["a"]})
+    (tmp_path / "mods" / "make").mkdir(parents=True)
+    (tmp_path / "mods" / "make" / "run.sh").write_text("cp -r x /workspace/drafter\n")
+    drafting = "{method: dflash, model: /workspace/drafter, tokens: 7}"
+    settings = [f"serve.speculative={drafting}", f"mods={mods}"]
+    said = plan_of(folder, *settings, code=0 if "that mod" in words else 3)
+    assert words in " ".join(said.split())
+    assert "--set serve.speculative.subfolder=FOLDER" in " ".join(said.split())
