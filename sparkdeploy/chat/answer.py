@@ -195,10 +195,18 @@ def took(so_far: AnswerSoFar) -> str:
     return ", ".join(parts) or "nothing came"
 
 
-def remark(so_far: AnswerSoFar) -> str:
-    """Return what is amiss with an answer that has ended; empty when nothing is."""
+def remark(so_far: AnswerSoFar, limit: int | None) -> str:
+    """Return what is amiss with an answer that has ended; empty when nothing is.
+
+    `limit` is how many tokens were asked for at most; None where nobody said.
+    """
     if so_far.finish_reason == CUT and not so_far.text.strip():
         return "it was still thinking when its tokens were used up: raise --max-tokens"
+    if so_far.finish_reason == CUT and limit is None:
+        return (
+            "the answer was cut though nobody set its length: the context is full, or the model's "
+            "generation_config.json has max_new_tokens (--set serve.generation_config=vllm)"
+        )
     if so_far.finish_reason == CUT:
         return "the answer was cut where its tokens were used up"
     return "" if so_far.text.strip() or so_far.thought.strip() else "the answer is empty"

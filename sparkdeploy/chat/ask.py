@@ -70,7 +70,7 @@ def ask(partner: Partner, messages: Sequence[dict[str, Any]], *, shows: bool) ->
     so_far = printer.so_far
     if shows:
         console.info(took(so_far))
-        if amiss := remark(so_far):
+        if amiss := remark(so_far, partner.max_tokens):
             console.warn(amiss)
     return {
         "deployment": partner.deployment,
@@ -82,7 +82,7 @@ def ask(partner: Partner, messages: Sequence[dict[str, Any]], *, shows: bool) ->
         "completion_tokens": so_far.completion_tokens,
         "first_token_s": so_far.first_token_s,
         "tokens_per_s": so_far.tokens_per_s,
-        "remark": remark(so_far),
+        "remark": remark(so_far, partner.max_tokens),
     }
 
 

@@ -115,7 +115,7 @@ def _answer(partner: Partner, conversation: Conversation, context_tokens: int | 
         console.error(error.message, hint=OVERFLOW_HINT if is_overflow else error.hint)
     else:
         console.info(f"({took(so_far)}{_used(so_far, context_tokens)})")
-        if amiss := remark(so_far):
+        if amiss := remark(so_far, partner.max_tokens):
             console.warn(amiss)
     if answer := so_far.text.strip():
         conversation.turns.append({"role": "assistant", "content": answer})

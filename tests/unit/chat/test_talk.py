@@ -309,3 +309,16 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(
     assert "(ended)" in done.stderr
     assert done.stdout == "Paris\nParis.\n"
     assert [it["content"] for it in server.asked[1]["messages"]] == ["one", "Paris", "two"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [(None, "generation_config.json has max_new_tokens"), (5, "used up")]
+)
+def test_an_answer_that_nobody_limited_names_what_may_have_cut_it(
+    limit: int | None, words: str
+) -> None:
+    so_far = AnswerPrinter(shows=False).so_far
+    so_far.text, so_far.finish_reason = "Par", "length"
+    assert words in stage.remark(so_far, limit)
+    so_far.finish_reason = "stop"
+    assert stage.remark(so_far, limit) == ""

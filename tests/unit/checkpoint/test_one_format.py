@@ -151,8 +151,8 @@ def test_a_drafter_in_a_folder_of_the_models_own_repository_comes_too(
     drafting = json.loads(words[words.index("--speculative-config") + 1])
     assert drafting["model"].endswith(f"/snapshots/{COMMIT}/dflash")
     assert "subfolder" not in drafting
-    other = "serve.speculative.subfolder=eagle"
-    absent = run("checkpoint", "pull", str(recipe), "--set", other)
+    recipe.write_text(recipe.read_text().replace("subfolder: dflash", "subfolder: eagle"))
+    absent = run("checkpoint", "pull", str(recipe))
     assert absent.returncode == 6
     assert "lab/twin has no folder 'eagle'" in absent.stderr
     for folder in ("../x", "/x", ".hidden", "a//b", ""):

@@ -25,6 +25,7 @@ from sparkdeploy.estimate.model_findings import (
 from sparkdeploy.plan.models import layers_of
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.serve import Serve
+from sparkdeploy.settings import load_settings
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -145,8 +146,10 @@ def test_what_is_shipped_goes_with_its_models(shipped: Library) -> None:
         resolved = load_recipe(shipped, name)
         known = MODELS.get(resolved.recipe.model.known_as)
         if known is not None:
+            cluster = resolved.recipe.cluster
+            ranks = cluster.tensor_parallel, cluster.pipeline_parallel
             described = Described(known.config)
-            assert not [*model_findings(resolved, described)], name
+            assert not [*model_findings(resolved, described, ranks=ranks)], name
 
 
 names = st.integers(1, 60).flatmap(
@@ -183,6 +186,25 @@ def test_a_cut_download_is_blocked(
     done = run("checkpoint", "verify", str(folder))
     assert done.returncode == 6
     assert "has 1 of 39 files of its weights" in done.stderr
+
+
+def test_a_snapshot_of_another_program_is_counted_too(run: Run, tmp_path: Path) -> None:
+    snapshots = load_settings().hub_cache / "models--lab--cut" / "snapshots"
+    snapshots.mkdir(parents=True)
+    write_model(snapshots / ("1" * 40), {"model-00003-of-00039.safetensors": ["a"]})
+    refs = snapshots.parent / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("1" * 40)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "schema: 1\nname: mine\ntitle: t\nengine: cuda-0.33\nmodel: {repo: lab/cut}\n"
+    )
+    said = " ".join(run("plan", str(recipe)).stdout.split())
+    assert (
+        "lab/cut has 1 of 39 files of its weights fix: sparkdeploy checkpoint pull lab/cut" in said
+    )
+    assert run.answer("checkpoint", "ls", "--json")[0]["state"] == "not pinned, 1 of 39 files"
+    assert "1 of 39 files" in run("show", str(recipe), "--capacity").stderr
 
 
 def test_an_index_counts_what_is_gone(tmp_path: Path, plan_of: Any) -> None:
