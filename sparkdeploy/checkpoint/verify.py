@@ -182,7 +182,7 @@ def verify_bytes(folder: Path, stated: Mapping[str, str], on_progress: Progress)
         on_progress(done_bytes, total_bytes)
     lost = [name for name in hashes if not (folder / name).exists()]
     if wrong or lost:
-        raise _changed(folder, wrong, lost)
+        raise changed(folder, wrong, lost)
     unhashed = tuple(name for name in names if name not in hashes and name != MANIFEST_FILE)
     return replace(found, hashed_files=len(hashed), hashed_bytes=done_bytes, unhashed=unhashed)
 
@@ -202,7 +202,7 @@ def _blob_name(path: Path) -> str | None:
     return None
 
 
-def _changed(folder: Path, wrong: list[str], lost: list[str]) -> CheckpointError:
+def changed(folder: Path, wrong: list[str], lost: list[str]) -> CheckpointError:
     said = [f"the content of {summary(wrong)} has changed"] if wrong else []
     said += [f"{summary(lost)} is gone"] if lost else []
     return CheckpointError(

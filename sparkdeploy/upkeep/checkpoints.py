@@ -19,7 +19,13 @@ from sparkdeploy.checkpoint.repo_files import is_commit, printable, repo_and_rev
 from sparkdeploy.checkpoint.source import fetch_command, real_path
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
-from sparkdeploy.checkpoint.verify import CHANGED_HINT, Verified, verify_bytes, verify_headers
+from sparkdeploy.checkpoint.verify import (
+    CHANGED_HINT,
+    Verified,
+    changed,
+    verify_bytes,
+    verify_headers,
+)
 from sparkdeploy.deploy.deployments import deployments_in
 from sparkdeploy.deploy.lock import deploy_lock, refuse_used
 from sparkdeploy.deploy.nodes import connect
@@ -81,12 +87,15 @@ def verify(folder: Path, settings: Settings, *, deep: bool) -> Verified:
     is_shard = is_shard_folder(folder)
     pins = HubLock(settings.state_dir).pins().values()
     files = next((pin.files for pin in pins if pin.files and pin.commit == folder.name), ())
-    if absent := missing_in(folder, files):
+    wrong = [file.name for file in missing_in(folder, files)]
+    if lost := [name for name in wrong if not (folder / name).is_file()]:
         raise CheckpointError(
-            f"{printable(folder)} has {len(files) - len(absent)} of {len(files)} files of its "
-            f"download: {summary([file.name for file in absent])} is gone",
+            f"{printable(folder)} has {len(files) - len(lost)} of {len(files)} files of its "
+            f"download: {summary(lost)} is gone",
             hint=CHANGED_HINT,
         )
+    if wrong:
+        raise changed(folder, wrong, [])
     if not deep:
         return _of_shard(check_shard(folder)) if is_shard else verify_headers(folder)
     with console.step(f"every byte of {folder}") as step:
