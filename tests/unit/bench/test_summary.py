@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
 import pytest
@@ -13,16 +12,12 @@ from sparkdeploy.bench.figures import (
     Measured,
     cell_of,
     covered_s,
-    mean_of,
     quantiles,
     summarise,
     t_quantile,
 )
 from sparkdeploy.bench.record import RequestSample
-from sparkdeploy.bench.run import GATED_METRIC, GATED_SUITE, require_gate
 from sparkdeploy.bench.suites import Condition
-from sparkdeploy.errors import BenchError
-from tests.fakes.bench_runs import sample_run
 
 VALUES = st.floats(min_value=-1e6, max_value=1e6)
 
@@ -103,13 +98,3 @@ def test_a_warm_up_counts_in_no_figure() -> None:
     assert cell.statistics["ttft_p50_s"].mean == 2.0
     # The record keeps it all the same.
     assert [sample.round for sample in cell.samples] == [0, 1, 2]
-
-
-def test_the_floor_of_a_gate_is_reached_by_what_equals_it() -> None:
-    measured = sample_run("v2", speed=51.0)
-    suite = measured.suite(GATED_SUITE)
-    assert suite is not None
-    reached_tok_s = mean_of(suite.cells, GATED_METRIC)
-    require_gate(measured, reached_tok_s, "--floor")
-    with pytest.raises(BenchError, match="below the floor"):
-        require_gate(measured, math.nextafter(reached_tok_s, math.inf), "--floor")
