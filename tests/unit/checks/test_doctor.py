@@ -19,6 +19,7 @@ from sparkdeploy.deploy import doctor as room
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.container import ORDERLY_EXITS
 from sparkdeploy.node.facts import THIS_MACHINE, parse_gpu_processes, parse_gpus
 from sparkdeploy.node.lock import node_lock, watching
 from sparkdeploy.node.node import Nodes, node_behind
@@ -486,3 +487,14 @@ def test_less_than_an_engines_image_and_its_build_is_little(
     free_bytes: int, verdict: Verdict
 ) -> None:
     assert docker.check_low_disk(DOCKER, free_bytes).verdict is verdict
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 70, 86, 87, 88, 134, 137, 139, 143])
+@pytest.mark.parametrize("oom_killed", [False, True])
+def test_whatever_a_container_died_of_is_no_stop(code: int, *, oom_killed: bool) -> None:
+    made = container("sparkdeploy-main", "exited", deployment="main")
+    fact = replace(made, exit_code=code, oom_killed=oom_killed)
+    found = next(docker.deployment_findings([fact], booting=frozenset(), attended={}))
+    is_orderly = code in ORDERLY_EXITS and not oom_killed
+    assert (found.verdict is Verdict.WARN) is not is_orderly
+    assert ("is stopped" in found.seen) is is_orderly
