@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checks.finding import Verdict, fail, fail_early, not_seen, warn
@@ -65,18 +66,19 @@ def _host(host: str) -> str:
 def _row(member: PlannedModel, fit: StackFit) -> TextRow:
     model, own = member.model, fit[member.model.name]
     stops = f" {in_seconds(model.idle_stop_s)}" if model.idle_stop_s is not None else ""
-    size = own.download_bytes
+    download = own.download_bytes
     beneath = [f"    {member.resolved.recipe.name} on port {member.resolved.recipe.serve.port}"]
     if model.aliases:
         beneath.append(f"    also {', '.join(alias.name for alias in model.aliases)}")
     if any(step.action is not Action.REUSE for step in member.plan.images):
-        beneath.append("    its image is to be made")
+        size = member.plan.head.needs.image_bytes
+        beneath.append(f"    its image is to be made{f', {format_bytes(size)}' if size else ''}")
     return row_of(
         Piece(model.name, Style.STRONG),
         f"{model.keep}{stops}",
         _memory(member.plan.head.needs.memory_bytes),
         _start(own),
-        "unknown" if size is None else format_bytes(size) if size else "-",
+        "unknown" if download is None else format_bytes(download) if download else "-",
         beneath=beneath,
     )
 
@@ -99,10 +101,11 @@ def fit_lines(fit: StackFit) -> Iterator[str]:
     sets = [*fit.largest_sets(MOST_SETS)]
     for names in filter(None, sets):
         yield f"{'fit together' if len(names) > 1 else 'alone'}: {', '.join(names)}"
-    if len(sets) == MOST_SETS:
-        yield "and more: --json"
-    for pair in fit.excluded():
+    pairs = [*islice(fit.excluded(), MOST_SETS)]
+    for pair in pairs:
         yield f"exclude each other: {' and '.join(pair)} ({_why(fit, pair)})"
+    if MOST_SETS in {len(sets), len(pairs)}:
+        yield "and more: --json has them"
 
 
 def _why(fit: StackFit, names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy.gateway.fit import ModelFit, StackFit
+from sparkdeploy.gateway.report import fit_lines
 from sparkdeploy.gateway.stack import Keep
 from tests.examples import examples
 
@@ -158,6 +159,12 @@ def test_names_of_others_and_pools_of_others_change_nothing() -> None:
     assert fit.fits({"b"}, "a")
     assert fit.cheapest_eviction(set(), "b") is None
     assert StackFit({}, (ModelFit("x", "idle", {}),)).fits(set(), "x")
+
+
+def test_what_is_printed_of_many_models_is_bounded() -> None:
+    lines = [*fit_lines(StackFit({"spark": 24}, tuple(model(f"m{it}", 15) for it in range(32))))]
+    assert len(lines) < 50
+    assert lines[-1] == "and more: --json has them"
 
 
 def test_thirty_two_models_are_decided_at_once() -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.checks.survey import Survey
 from sparkdeploy.deploy.up import Extent, Outcome
 from sparkdeploy.errors import CheckpointError, ConsentNeededError, NodeError, RecipeError
-from sparkdeploy.gateway import ready
+from sparkdeploy.gateway import plans, ready
 from sparkdeploy.gateway.plans import requests_of
 from sparkdeploy.gateway.ready import start_model, up_stack
-from sparkdeploy.gateway.report import problems, refuse, stack_lines
+from sparkdeploy.gateway.report import fit_lines, problems, refuse, stack_lines
 from sparkdeploy.gateway.stack import load_stack
 from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
+from tests.fakes.fabric import node_fact
+from tests.fakes.machines import build
 from tests.fakes.plans import GIB, SPARK
 from tests.unit.gateway.stacks import (
     CODER,
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.gateway.plans import StackPlan
+    from sparkdeploy.recipe.load import Library
     from tests.unit.program import Run
 
 HEAD = "schema: 1\nmodels:\n"
@@ -142,6 +147,30 @@ def test_of_memory_that_nobody_knows_one_model_takes_at_a_time(
     fit = planned(tmp_path).fit
     assert all(fit.fits(set(), it.name) for it in fit.models)
     assert [len(it) for it in fit.largest_sets(9)] == [1, 1, 1]
+
+
+def test_a_recipe_for_two_nodes_takes_memory_of_both_and_runs_beside_no_other_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shipped: Library
+) -> None:
+    lab = build(monkeypatch, shipped, 2)
+    facts = {
+        f"spark-{number}": node_fact(number, docker=None, memory_available_bytes=112 * GIB)
+        for number in (1, 2)
+    }
+    monkeypatch.setattr(
+        plans, "open_nodes", lambda _settings, names: contextlib.nullcontext(lab.nodes(names))
+    )
+    monkeypatch.setattr(plans, "survey", lambda _nodes, _cache: Survey(facts))
+    pair = (
+        "- {name: %s, recipe: v2, set: [cluster.min_nodes=2, serve.gpu_memory_utilization=0.2]}\n"
+    )
+    fit = planned(tmp_path, HEAD + pair % "pair" + pair % "other" + EMBED % IDLE).fit
+    both = {"spark-1": int(0.2 * 119 * GIB), "spark-2": int(0.2 * 119 * GIB)}
+    assert {it: size for it, size in fit["pair"].takes.items() if size > 1} == both
+    assert [*fit["embed"].takes] == ["spark-1"]
+    assert fit.fits({"pair"}, "embed")
+    assert [*fit.excluded()] == [("pair", "other")]
+    assert "(spark-1's port for other nodes)" in "\n".join(fit_lines(fit))
 
 
 def test_a_measured_start_goes_before_an_estimated_one(
