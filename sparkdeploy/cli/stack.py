@@ -114,6 +114,8 @@ def _ready_lines(plan: StackPlan, ready: Ready) -> Iterator[str]:
     others = [it.model.name for it in plan.members if it.model.name not in ready.started]
     if others:
         yield f"ready to start: {', '.join(others)}"
+    command = shlex.join(["sparkdeploy", "gateway", str(plan.stack.path)])
+    yield f"next: `{command}` answers for all of them"
 
 
 def _ready_as_dict(plan: StackPlan, ready: Ready) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def home(place: Ground) -> Iterator[Home]:
     made = Home(place)
     yield made
     for name in MODELS:
-        place.cli.run("down", name)
+        place.cli.run("down", name, "--yes")
 
 
 def clients_of(home: Home) -> list[tuple[str, str]]:

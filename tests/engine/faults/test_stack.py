@@ -58,7 +58,7 @@ def home(place: Ground) -> Iterator[str]:
     """A stack of two that are kept always, and of one that is not."""
     yield str(stack(place, first="always", later="idle", second="always"))
     for name in ("first", "second"):
-        place.cli.run("down", name)
+        place.cli.run("down", name, "--yes")
 
 
 def test_what_is_kept_always_starts_and_the_rest_is_ready(place: Ground, home: str) -> None:
