@@ -31,8 +31,8 @@ class ModelServer(HttpServer):
 
     request_queue_size = 256
 
-    def __init__(self, name: str) -> None:
-        super().__init__(ModelHandler)
+    def __init__(self, name: str, handler: type[ModelHandler] | None = None) -> None:
+        super().__init__(handler or ModelHandler)
         self.name = name
         self.asked: list[tuple[str, dict[str, str], bytes]] = []
         self.go_on = threading.Event()
@@ -103,8 +103,9 @@ class ModelHandler(Handler):
 class ScriptedDeployments:
     """Models that start when the gateway says so; each is a server of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, handler: type[ModelHandler] | None = None) -> None:
         self.servers: dict[str, ModelServer] = {}
+        self.handler = handler
         self.threads: dict[str, threading.Thread] = {}
         self.dead: dict[str, str] = {}
         self.failing: dict[str, str] = {}
@@ -142,7 +143,7 @@ class ScriptedDeployments:
 
     def serve(self, name: str) -> Upstream:
         self.dead.pop(name, None)
-        server = ModelServer(name)
+        server = ModelServer(name, self.handler)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         self.servers[name], self.threads[name] = server, thread
