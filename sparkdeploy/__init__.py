@@ -1,3 +1,3 @@
-"""Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark."""
+"""Deploy large language models with vLLM on NVIDIA DGX Spark."""
 
 __version__ = "0.1.0"

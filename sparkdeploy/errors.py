@@ -53,6 +53,12 @@ class RecipeError(SparkdeployError):
     exit_code = 3  # a recipe, an engine or the user's configuration is invalid
 
 
+class UnknownRecipeError(RecipeError):
+    """No recipe has the name that was typed."""
+
+    name = ""
+
+
 class NoRecipeError(RecipeError):
     """A file is something else: not a recipe with mistakes, but none at all."""
 

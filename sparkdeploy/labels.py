@@ -15,6 +15,8 @@ MOD = PREFIX + "mod"
 """What a recipe calls the mod; on the images of mods, and of what stands on them."""
 DEPLOYMENT = PREFIX + "deployment"
 RECIPE = PREFIX + "recipe"
+REQUEST = PREFIX + "request"
+"""JSON: the recipe that was named and what was set, for exports; none where a variable was set."""
 RECIPE_VALUES = PREFIX + "recipe-values"
 """JSON: the recipe as it was deployed, with what it inherits and what --set changed; of `serve.env`
 the names alone."""

@@ -117,6 +117,7 @@ def load_settings(env: Mapping[str, str] = os.environ) -> Settings:
     path = config_dir / folders.CONFIG_FILE
     file = _read_config(path)
     values, sources = _choose(env, file, path)
+    sources |= {name: _origin(name, env) for name in _VARIABLES if _is_default(sources, name)}
 
     def folder(name: str) -> Path:
         is_in_file = sources[name] == str(path)
@@ -157,7 +158,7 @@ def describe(settings: Settings) -> tuple[tuple[str, str, str], ...]:
     }
     rows = [(name, values[name], settings.sources.get(name, "")) for name in sorted(values)]
     rows += [
-        (name, getattr(settings, name), "the environment's folders")
+        (name, getattr(settings, name), settings.sources.get(name, "default"))
         for name in ("config_dir", "state_dir", "hub_cache", "lock_dir")
     ]
     rows.append(("schema_dir", resources() / "recipes" / "schema", "shipped, for editors"))
@@ -190,6 +191,32 @@ def _choose(
             values.setdefault(name, "")
             sources[name] = "default"
     return values, sources
+
+
+_VARIABLES = {
+    "ca_bundle": CA_BUNDLE_VARIABLES[1:],
+    "index_url": ("PIP_INDEX_URL",),
+    "wheelhouse": ("PIP_FIND_LINKS",),
+    "docker_host": ("DOCKER_HOST",),
+    "hub_cache": ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"),
+    "config_dir": ("SPARKDEPLOY_CONFIG_DIR", "XDG_CONFIG_HOME"),
+    "state_dir": ("XDG_STATE_HOME",),
+    "cache_dir": ("XDG_CACHE_HOME",),
+    "data_dir": ("XDG_DATA_HOME",),
+}
+"""Variables of other programs that decide a setting where neither ours nor config.yaml does."""
+_OF_PIP = {"ca_bundle": "cert", "index_url": "index-url", "wheelhouse": "find-links"}
+
+
+def _is_default(sources: Mapping[str, str], name: str) -> bool:
+    return sources.get(name, "default") == "default"
+
+
+def _origin(name: str, env: Mapping[str, str]) -> str:
+    if variable := next((it for it in _VARIABLES[name] if env.get(it)), None):
+        return f"environment {variable}"
+    is_of_pip = name in _OF_PIP and bool(_pip_configuration(env)(_OF_PIP[name]))
+    return "pip's configuration" if is_of_pip else "default"
 
 
 def _absolute(text: str, where: str) -> Path:

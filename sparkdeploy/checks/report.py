@@ -45,6 +45,16 @@ MEANINGS = {
 """The meaning of each sign that may begin a line of a report."""
 
 
+EXPLAINED = {
+    "kho": "kernel handover, memory that Linux keeps aside for a next kernel",
+    "strain": "the GPU's load beside its clock, heat and power",
+    "xids": "numbered errors of NVIDIA's driver",
+    "fabric": "the network cards by which Sparks reach each other",
+    "exchange": "folders in which another user could change files",
+}
+"""Names of checks that say nothing to whoever meets them first."""
+
+
 def legend(signs: Iterable[str]) -> str:
     """Return one line that says what these signs mean, each once."""
     used = set(signs)
@@ -83,6 +93,9 @@ def lines(findings: Sequence[Finding]) -> Iterator[Block]:
         rows.append(_row(item))
     yield TextTable((TextColumn(), TextColumn("", Fill.WORDS)), tuple(rows), indent=2)
     yield legend(SIGNS[item.verdict] for item in findings)
+    names = {item.check.rpartition(".")[2] for item in findings}
+    if words := [f"{name}: {what}" for name, what in EXPLAINED.items() if name in names]:
+        yield "; ".join(words)
     failed, warned = failures(findings), sum(item.verdict is Verdict.WARN for item in findings)
     counts = [f"{failed} failed"] * bool(failed) + [f"{warned} with a warning"] * bool(warned)
     yield f"{len(findings)} checks: {', '.join(counts) or 'all ok'}"

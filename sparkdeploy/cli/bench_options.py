@@ -9,6 +9,7 @@ import typer
 
 from sparkdeploy.cli.names import completing, deployments
 from sparkdeploy.errors import UsageError
+from sparkdeploy.terminal.console import console
 
 NameArgument = Annotated[
     str | None,
@@ -59,4 +60,7 @@ def one_side(name: str | None, url: str | None, command: str) -> str:
         return url
     from sparkdeploy.deploy.nodes import resolve_name
 
-    return resolve_name(name or None, command.split())
+    chosen = resolve_name(name or None, command.split())
+    if not name:
+        console.info(f"measuring {chosen}, the only deployment")
+    return chosen

@@ -330,7 +330,8 @@ def _rehearsal_lines(report: Report) -> Iterator[str]:
     yield f"rehearsal of {report.recipe}: it answers{compared}"
     # What dummy weights say is noise.
     for answered in report.answers if report.is_compared else ():
-        yield f"  {answered.prompt!r} -> {answered.text!r}"
+        text = f"{answered.prompt!r} -> {answered.text!r}"
+        yield f"  {text} (random weights: equal it has to be, not sensible)"
     if report.startup_s is not None:
         yield f"  start to first answer: {report.startup_s:.1f} s"
     if report.answers:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparkdeploy.cli.names import completing, deployments
+from sparkdeploy.cli.names import completing, deployments, recipes
 from sparkdeploy.cli.options import (
     KnownBadOption,
     NameOption,
+    PortOption,
     PublicOption,
-    RecipeArgument,
-    RecipeOrStackArgument,
     SetOption,
     UnsafeOption,
     current_settings,
@@ -27,7 +27,9 @@ from sparkdeploy.cli.options import (
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
+    from sparkdeploy.deploy.request import Request
     from sparkdeploy.export.compose_file import Export
+    from sparkdeploy.settings import Settings
 
 NamesArgument = Annotated[
     list[str] | None,
@@ -44,6 +46,15 @@ FolderOption = Annotated[
     ),
 ]
 CONSENTS = ("--allow-known-bad", "--allow-unsafe")
+DeployedOrRecipeArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="A deployment, a recipe's name or file, or a stack file; the configured default when "
+        "left out.",
+        autocompletion=completing(lambda: (*deployments(), *recipes())),
+    ),
+]
 OpenOption = Annotated[bool, typer.Option("--public", help="Listen on every address.")]
 
 group = typer.Typer(
@@ -53,11 +64,28 @@ group = typer.Typer(
 )
 
 
+def _requested(
+    word: str | None, changed: list[str], settings: Settings, *, name: str, public: bool
+) -> Request:
+    """Return what a recipe's name asks for, or what a deployment of that name was started with."""
+    from sparkdeploy.deploy.request import deployed_request
+    from sparkdeploy.node.container import is_name
+    from sparkdeploy.recipe.library import library
+
+    is_recipe = word is None or not is_name(word) or word in library(settings).recipe_files()
+    found = None if is_recipe else deployed_request(str(word), settings)
+    if found is None:
+        return requested(word, changed, settings, name=name, public=public)
+    console.info(f"{word} is a deployment, of recipe {found.recipe}")
+    return replace(found, assignments=(*found.assignments, *changed))
+
+
 @group.command()
 def systemd(
     context: typer.Context,
-    recipe: RecipeOrStackArgument = None,
+    recipe: DeployedOrRecipeArgument = None,
     assignments: SetOption = None,
+    port: PortOption = None,
     name: NameOption = "main",
     public: PublicOption = False,
     on_demand: Annotated[
@@ -85,12 +113,13 @@ def systemd(
         unit = gateway_unit_name(stack.name)
         _hand_over_unit(export_gateway_unit(stack, consents, os.environ), unit, folder)
         return
-    assignments = overrides(assignments, known_bad=known_bad, unsafe=unsafe)
-    request = requested(recipe, assignments, settings, name=name, public=public)
+    changed = overrides(assignments, port, known_bad=known_bad, unsafe=unsafe)
+    request = _requested(recipe, changed, settings, name=name, public=public)
     if on_demand:
         _hand_over(export_socket(request, settings, os.environ), folder)
         return
-    _hand_over_unit(export_systemd(request, settings, os.environ), unit_name(name), folder)
+    unit = unit_name(request.deployment.name)
+    _hand_over_unit(export_systemd(request, settings, os.environ), unit, folder)
 
 
 def _hand_over_unit(text: str, unit: str, folder: Path | None) -> None:
@@ -109,20 +138,29 @@ def _hand_over_unit(text: str, unit: str, folder: Path | None) -> None:
 
 @group.command()
 def compose(
-    recipe: RecipeArgument = None,
+    recipe: DeployedOrRecipeArgument = None,
     assignments: SetOption = None,
+    port: PortOption = None,
     name: NameOption = "main",
     public: PublicOption = False,
+    folder: FolderOption = None,
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
 ) -> None:
     """A Compose file of the very container that `up` would start."""
+    from sparkdeploy.export.compose_file import Export, ExportedFile
     from sparkdeploy.export.deployment import export_compose
 
     settings = current_settings()
-    assignments = overrides(assignments, known_bad=known_bad, unsafe=unsafe)
-    request = requested(recipe, assignments, settings, name=name, public=public)
-    console.answer_text(export_compose(request, settings))
+    changed = overrides(assignments, port, known_bad=known_bad, unsafe=unsafe)
+    request = _requested(recipe, changed, settings, name=name, public=public)
+    text = export_compose(request, settings)
+    if folder is None:
+        console.answer_text(text)
+        return
+    _hand_over(
+        Export((ExportedFile("compose.yaml", text),), next_step="docker compose up -d"), folder
+    )
 
 
 @group.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -19,7 +20,13 @@ from sparkdeploy import __version__
 from sparkdeploy.cli.command_table import COMMANDS, STAY_HERE
 from sparkdeploy.cli.names import completing, nodes
 from sparkdeploy.cli.start import INTERRUPTED_EXIT_CODE, Interruption
-from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError, UsageError
+from sparkdeploy.errors import (
+    ConsentNeededError,
+    NodeError,
+    SparkdeployError,
+    UnknownRecipeError,
+    UsageError,
+)
 from sparkdeploy.terminal.console import console, drop_answer
 from sparkdeploy.terminal.safe_text import nothing_raw, visible
 
@@ -59,7 +66,7 @@ def program(loaded: Collection[str]) -> typer.Typer:
     """
     app = typer.Typer(
         name="sparkdeploy",
-        help="Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark.",
+        help="Deploy large language models with vLLM on NVIDIA DGX Spark.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -166,7 +173,7 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
     ] = False,
 ) -> None:
-    """Deploy large mixture-of-experts models with vLLM on NVIDIA DGX Spark."""
+    """Deploy large language models with vLLM on NVIDIA DGX Spark."""
     console.quiet = quiet
     console.verbose = verbose
 
@@ -206,7 +213,19 @@ def _interrupted() -> int:
 
 
 def _show(error: SparkdeployError) -> None:
+    if isinstance(error, UnknownRecipeError):
+        _look_among_deployments(error)
     console.error(error.message, hint=error.hint, detail=error.detail)
+
+
+def _look_among_deployments(error: UnknownRecipeError) -> None:
+    """Say of a name that no recipe has whether a deployment has it."""
+    from sparkdeploy.deploy.nodes import is_deployment
+
+    with contextlib.suppress(SparkdeployError):
+        if is_deployment(error.name):
+            error.message = f"{error.name} is a deployment, and a recipe is asked for"
+            error.hint = f"sparkdeploy status {error.name}"
 
 
 def _run_with_consent() -> int:
@@ -271,6 +290,7 @@ def _show_misuse(error: Any, typed: str) -> None:  # noqa: ANN401 - typer has no
     if error.ctx is not None and error.message == error.ctx.get_help():
         error.show()
         return
+    elsewhere = _only_near_options(error)
     message = error.format_message()
     for theirs, ours in _MISUSES.items():
         message = re.sub(theirs, ours, message)
@@ -280,7 +300,24 @@ def _show_misuse(error: Any, typed: str) -> None:  # noqa: ANN401 - typer has no
 
         message = message.replace(wrong[0]["msg"], in_words(wrong[0]))
     path = error.ctx.command_path if error.ctx is not None else typed
-    console.error(message, hint=f"{path} --help")
+    console.error(message, hint=elsewhere or f"{path} --help")
+
+
+def _only_near_options(error: Any) -> str:  # noqa: ANN401 - typer has no name for it
+    """Drop suggestions that begin otherwise; return which command of the group has the option."""
+    option, context = getattr(error, "option_name", None), error.ctx
+    if option is None or context is None:
+        return ""
+    begin = option.lstrip("-")[:1]
+    near = getattr(error, "possibilities", None) or ()
+    error.possibilities = [it for it in near if it.lstrip("-")[:1] == begin]
+    group = context.parent
+    having = [
+        f"`{group.command_path} {name}`"
+        for name, command in getattr(group and group.command, "commands", {}).items()
+        if any(option in it.opts for it in command.params)
+    ]
+    return f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else ""
 
 
 def _flush_answer() -> None:

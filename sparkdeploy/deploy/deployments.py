@@ -16,7 +16,9 @@ from sparkdeploy.node.container import (
 from sparkdeploy.node.node import named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
+from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.words import nearest
+from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
@@ -150,10 +152,12 @@ def require_deployment(host: DockerHost, name: str) -> Inspected:
 
 def no_deployment(name: str, known: Collection[str]) -> NodeError:
     """Return the error that says which one was meant, or those that exist."""
-    listed = f"there is: {', '.join(known)}" if known else ""
+    listed = f"there is: {', '.join(known)}" if known else "nothing is deployed"
+    start = "" if known else "; start with `sparkdeploy up`"
+    if name in library(load_settings()).recipe_files():
+        listed, start = f"{name} is a recipe; {listed}", f"; `sparkdeploy up {name}` deploys it"
     return NodeError(
-        f"no deployment named {visible_line(name)}",
-        hint=nearest(name, known) or listed or "nothing is deployed; start with `sparkdeploy up`",
+        f"no deployment named {visible_line(name)}", hint=nearest(name, known) or listed + start
     )
 
 

@@ -9,12 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy import labels
 from sparkdeploy.checkpoint.cache import STORE, require_links
 from sparkdeploy.checkpoint.fp8_shard import resolve_fp8
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned, pin_found
 from sparkdeploy.checkpoint.pull import WantedRepository, announce, fetch, planned_downloads
-from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
+from sparkdeploy.deploy.deployments import (
+    find_deployment,
+    refuse_as_worker,
+    require_deployment,
+)
 from sparkdeploy.deploy.nodes import connect, needed_nodes
 from sparkdeploy.deploy.serving import served_by
 from sparkdeploy.errors import BuildError, CheckpointError, NodeError, RecipeError, UsageError
@@ -32,6 +37,7 @@ from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import ImageLock, InspectedEngine
 from sparkdeploy.recipe.library import is_path, library, of_source
 from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.paths import with_whole_path
 from sparkdeploy.recipe.weights import Drafter
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.console import console
@@ -84,6 +90,40 @@ def sets_variables(assignment: str) -> bool:
         return is_set("serve.env", assignment)
     except RecipeError:
         return True  # no loader of ours reads it: who knows what it holds
+
+
+def as_label(request: Request, settings: Settings) -> str:
+    """Return what was typed, as the container keeps it; empty where it may hold a secret."""
+    if any(map(sets_variables, request.assignments)):
+        return ""
+    recipe = from_anywhere(request.recipe, settings)
+    whole = [with_whole_path(item, Path()) for item in request.assignments]
+    return json.dumps([recipe, whole, request.cluster])
+
+
+def deployed_request(name: str, settings: Settings) -> Request | None:
+    """Return what a deployment was started with; None where none has the name.
+
+    Raises NodeError for one that does not say so: it was made by hand, or with a variable.
+    """
+    try:
+        with connect(settings) as host:
+            found = find_deployment(host, name)
+    except NodeError:
+        return None  # without Docker here it can only be a recipe's name
+    if found is None:
+        return None
+    refuse_as_worker(found)
+    fact = found.current
+    try:
+        recipe, assignments, is_cluster = json.loads(fact.labels.get(labels.REQUEST) or "")
+    except ValueError as error:
+        raise NodeError(
+            f"{name} does not say what it was started with",
+            hint=f"name the recipe: {fact.labels.get(labels.RECIPE, 'RECIPE')} --name {name}",
+        ) from error
+    is_public = fact.labels.get(labels.EXPOSURE) == labels.PUBLIC
+    return Request(recipe, tuple(assignments), Deployment(name, is_public), is_cluster)
 
 
 def up_words(request: Request) -> list[str]:

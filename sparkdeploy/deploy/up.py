@@ -17,7 +17,7 @@ from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, naming, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
-from sparkdeploy.deploy.request import bring_models, with_known_image
+from sparkdeploy.deploy.request import as_label, bring_models, with_known_image
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
@@ -61,6 +61,7 @@ class UpOptions:
     extent: Extent = Extent.ANSWER
     drop_page_cache: bool = False
     update_image: bool = False
+    shows_plan: bool = True
     stop_on_interrupt: bool = False
     """Stop a start that replaced nothing when it is interrupted: systemd runs no ExecStop= of a
     unit that is not up yet. Otherwise it goes on."""
@@ -109,7 +110,8 @@ def up(
             plan = _decide(resolved, request, settings, ranks, confirm, options)
             if not prepares_only and not plan.has_work:
                 return _nothing_to_do(plan, launch, options)
-            console.info_blocks(plan_lines(plan))
+            if options.shows_plan:
+                console.info_blocks(plan_lines(plan))
             if not prepares_only:
                 _confirm_replacement(plan, confirm, settings)
             with naming(plan, launch):
@@ -117,7 +119,7 @@ def up(
                 if prepares_only:
                     return Outcome(plan, changed=plan.prepares)
                 if any(planned.action.is_work for planned in plan.nodes):
-                    _replace(plan, ranks, launch)
+                    _replace(plan, ranks, launch, as_label(request, settings))
             if options.extent is Extent.DETACH or not launch.begun:
                 return Outcome(plan, changed=True)
             deadline_s = plan.resolved.recipe.limits.startup_timeout_s
@@ -198,10 +200,11 @@ def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
         require_rdma(plan, ranks)
 
 
-def _replace(plan: Plan, ranks: Nodes, launch: Launch) -> None:
+def _replace(plan: Plan, ranks: Nodes, launch: Launch, typed: str) -> None:
     """Start all ranks together: a rank that is left over from before cannot join anew."""
     # What starts together is known by it; what was kept has the mark of its own launch.
-    mark = {} if plan.topology.is_alone else {labels.LAUNCH: uuid4().hex}
+    group = {} if plan.topology.is_alone else {labels.LAUNCH: uuid4().hex}
+    mark = {labels.REQUEST: typed, **group}
     planned_ranks = [plan.nodes[rank.number] for rank in plan.topology.start_order]
     starts = [
         Rank(ranks.node(it.node), _to_start(plan, it, mark), it.claim) for it in planned_ranks

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.monitor.draw import BLOCKS, LETTERS, screen_of, snapshot_lines
 from sparkdeploy.monitor.readers import END_S, EngineReader, NodeReader
-from sparkdeploy.monitor.snapshot import snapshot_json, snapshot_of
+from sparkdeploy.monitor.snapshot import DeploymentState, snapshot_json, snapshot_of
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import beneath
 from sparkdeploy.terminal.screen import END_OF_INPUT, FullScreen
@@ -101,7 +102,21 @@ def watch(names: tuple[str, ...], settings: Settings, *, as_json: bool) -> None:
         if draws_on(stream):
             _draw(monitor, stream)
         else:
-            _tell(monitor, PLAIN_EVERY_S, snapshot_lines)
+            _tell(monitor, PLAIN_EVERY_S, lines_without_repeats())
+
+
+def lines_without_repeats() -> Callable[[WatchSnapshot], Iterable[str]]:
+    """Return what makes lines of snapshots, with one line of a deployment that was removed."""
+    told: set[str] = set()
+
+    def lines_of(snapshot: WatchSnapshot) -> Iterable[str]:
+        removed = {it.name for it in snapshot.deployments if it.life is DeploymentState.REMOVED}
+        shown = tuple(it for it in snapshot.deployments if it.name not in told & removed)
+        told.clear()
+        told.update(removed)
+        return snapshot_lines(replace(snapshot, deployments=shown))
+
+    return lines_of
 
 
 def _tell(

@@ -69,7 +69,10 @@ def _too_large(
     takes += f"({share:g} of the {whose} memory)"
     if plan.topology.is_alone:
         needed = math.ceil(weights_bytes / max(vllm_bytes, 1))
-        divided = f", {needed} such machines with --cluster" if needed <= MOST_MACHINES else ""
+        # A machine without the GPU that the engine needs is none to take more of.
+        serves = plan.resolved.engine.runs_on == "cpu" or plan.observed.head.facts.gpu is not None
+        is_near = serves and needed <= MOST_MACHINES
+        divided = f", {needed} such machines with --cluster" if is_near else ""
         seen = f"memory: the weights alone {takes.replace('takes', 'take', 1)}"
         fix = f"use a machine with more memory{divided}, or a smaller model"
         return fail("machine.memory", seen, fix)

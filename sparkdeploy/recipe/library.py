@@ -5,6 +5,7 @@ A search reads hundreds of them, so nothing here loads the rules, the releases o
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import shlex
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import folders
-from sparkdeploy.errors import RecipeError, UsageError
+from sparkdeploy.errors import RecipeError, UnknownRecipeError, UsageError
 from sparkdeploy.recipe.document import (
     Document,
     KeyPath,
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 MAX_ANCESTORS = 16
+NEAR = 0.8
+"""How alike a suggested name is to what was typed: names of other models look alike, too."""
+NO_SUCH_RECIPE = (
+    "`sparkdeploy list` shows all; `sparkdeploy new NAME --model ORG/NAME` writes one for a model"
+)
 NOT_INHERITED = ("name", "title", "source", "preview", "extends", "expect")
 """Keys that describe one recipe and mean nothing in its children."""
 
@@ -143,11 +149,23 @@ def _no_source(wanted: str) -> str | None:
     """SOURCE/RECIPE of a source that nobody added looks like a path."""
     name, _, rest = wanted.partition("/")
     is_path = wanted.endswith((".yaml", ".yml")) or name in ("", ".", "..", "~")
-    add = f"sparkdeploy recipe source add {visible_line(name)} GIT_URL"
-    return None if is_path or not rest else f"is {visible_line(name)} a source? {add}"
+    if is_path or not rest:
+        return None
+    model = shlex.quote(visible_line(wanted))
+    add = shlex.join(["sparkdeploy", "recipe", "source", "add", visible_line(name), "GIT_URL"])
+    return f"a model of the hub: sparkdeploy new NAME --model {model}; a recipe of a source: {add}"
 
 
 def known_file(files: Mapping[str, Path], name: str, what: str) -> Path:
+    if name not in files and what == "recipe":
+        near = difflib.get_close_matches(name, list(files), n=3, cutoff=NEAR)
+        begun = [it for it in files if it.startswith(name)][:3]
+        meant = f"did you mean {' or '.join(near or begun)}?" if near or begun else ""
+        error = UnknownRecipeError(
+            f"there is no recipe {visible_line(name)}", hint=meant or NO_SUCH_RECIPE
+        )
+        error.name = name
+        raise error
     if name not in files:
         raise RecipeError(f"there is no {what} {visible_line(name)}", hint=closest(name, files))
     return files[name]

@@ -19,7 +19,7 @@ from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.serving import require_listener
-from sparkdeploy.deploy.up import Outcome, up
+from sparkdeploy.deploy.up import Outcome, UpOptions, up
 from sparkdeploy.deploy.wait import start_title
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
@@ -245,7 +245,8 @@ def _texts_without_speculation(
     if resolved.recipe.serve.speculative is None:
         return None, FIRST_OF_ITS_KIND
     console.info("the text without speculation is not recorded yet: serving that first")
-    run = _serve(miniature.without_speculation(resolved), replace(request, cluster=False), settings)
+    plain = miniature.without_speculation(resolved)
+    run = _serve(plain, replace(request, cluster=False), settings, UpOptions(shows_plan=False))
     requests.write_reference(file, run.answers)
     return {item.prompt: item.text for item in run.answers}, SERVED_BEFORE
 
@@ -257,9 +258,11 @@ def _reference_file(resolved: Resolved, request: Request, settings: Settings) ->
     return requests.reference_path(plan, asked, settings.state_dir)
 
 
-def _serve(resolved: Resolved, request: Request, settings: Settings) -> _Run:
+def _serve(
+    resolved: Resolved, request: Request, settings: Settings, options: UpOptions | None = None
+) -> _Run:
     console.expect(PlannedStep(start_title(request.deployment.name)), PlannedStep(QUESTIONS))
-    outcome = up(resolved, request, settings, confirm=lambda _question: True)
+    outcome = up(resolved, request, settings, confirm=lambda _question: True, options=options)
     recipe = resolved.recipe
     with ServedModel(
         outcome.plan.base_url,

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.node.cluster import read_cluster
-from sparkdeploy.settings import SHARED_LOCK_DIR, Settings, load_settings
+from sparkdeploy.settings import SHARED_LOCK_DIR, Settings, describe, load_settings
 
 if TYPE_CHECKING:
     from tests.unit.program import Run
@@ -99,3 +99,19 @@ def test_mistakes_in_the_cluster_are_located_and_in_plain_words() -> None:
         "cluster.nodes.0.ssh: 3 is not a text",
         "cluster.nodes: 1 given, at least 2 wanted",
     ]
+
+
+def test_a_variable_of_another_program_is_named_as_where_a_value_came_from(tmp_path: Path) -> None:
+    env = {
+        "PIP_FIND_LINKS": str(tmp_path),
+        "HF_HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path),
+        "SPARKDEPLOY_CACHE_DIR": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
+    origins = {name: source for name, _, source in describe(load_settings(env))}
+    assert origins["wheelhouse"] == "environment PIP_FIND_LINKS"
+    assert origins["hub_cache"] == "environment HF_HOME"
+    assert origins["state_dir"] == "environment XDG_STATE_HOME"
+    assert origins["cache_dir"] == "environment SPARKDEPLOY_CACHE_DIR"
+    assert origins["data_dir"] == origins["index_url"] == "default"

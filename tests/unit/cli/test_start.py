@@ -153,6 +153,20 @@ def test_a_mistake_on_the_command_line_is_said_in_one_line(run: Run, words: str,
     assert done.stderr == f"error: {said}\n  fix: {fix}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("bench run x --rate 2", "--rate\n  fix: `sparkdeploy bench load` has it"),
+        ("plan v2 --zone", "--zone\n  fix: sparkdeploy plan --help"),
+        ("up --gpus all v2", "--gpus\n  fix: sparkdeploy up --help"),
+    ],
+)
+def test_an_option_of_another_command_is_found_there_and_none_that_begins_otherwise(
+    run: Run, words: str, said: str
+) -> None:
+    assert run(*words.split()).stderr == f"error: unknown option {said}\n"
+
+
 def test_an_option_without_its_value_leads_to_the_help_of_its_own_command(run: Run) -> None:
     said = run("--quiet", "export", "systemd", "-o").stderr
     assert said == "error: -o needs a value\n  fix: sparkdeploy export systemd --help\n"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.deploy import nodes
+from sparkdeploy.deploy import nodes, request
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.node.facts import own_name
+from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import reached_alone
 
@@ -134,3 +135,41 @@ def test_a_rollback_says_what_it_would_do_and_asks(run: Run, engine: FakeContain
     assert "deployment web (recipe" in done.stderr
     assert "is running, and was not rolled back" in done.stderr
     assert set(engine.facts) == {"sparkdeploy-web", "sparkdeploy-web-kept-1"}
+
+
+def test_a_deployment_where_a_recipe_is_asked_for_is_said_to_be_one(
+    run: Run, engine: FakeContainers
+) -> None:
+    given(engine, deployment("web"))
+    done = run("show", "web")
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: web is a deployment, and a recipe is asked for\n")
+    assert "fix: sparkdeploy status web" in done.stderr
+
+
+def test_a_recipe_where_a_deployment_is_asked_for_is_said_to_be_one(
+    run: Run, engine: FakeContainers
+) -> None:
+    given(engine, deployment("web"))
+    done = run("down", "v2")
+    assert done.returncode == 4
+    assert "v2 is a recipe; there is: web; `sparkdeploy up v2` deploys it" in done.stderr
+
+
+def test_a_unit_of_a_deployment_does_what_it_was_started_with(
+    run: Run, engine: FakeContainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "connect", lambda _settings: engine)
+    settings = load_settings()
+    typed = request.Request("v2", ("serve.max_num_seqs=2",))
+    label = request.as_label(typed, settings)
+    given(engine, deployment("web", request=label, exposure="public"))
+    text = run("export", "systemd", "web", "--port", "8011").stdout
+    words = text.replace('"', "")
+    assert "up v2 --set serve.max_num_seqs=2 --set serve.port=8011 --name web --public" in words
+    secret = request.Request("v2", ("serve.env.TOKEN=x",))
+    assert request.as_label(secret, settings) == ""
+    given(engine, deployment("web", recipe="v2"))
+    done = run("export", "systemd", "web")
+    assert done.returncode == 4
+    assert "fix: name the recipe: v2 --name web" in done.stderr

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.monitor.draw import flow, screen_of, sparkline
-from sparkdeploy.monitor.run import nothing_beside
+from sparkdeploy.monitor.run import lines_without_repeats, nothing_beside
 from sparkdeploy.monitor.snapshot import DeploymentState, WatchSnapshot
 from sparkdeploy.terminal.console import Console
 from sparkdeploy.terminal.style import Style, line_of, plain_text
@@ -121,3 +121,11 @@ def test_what_is_said_beside_the_screen_does_not_spoil_it(
         Console(verbose=True).detail("ssh vm")
     assert stream.getvalue() == said
     assert sys.stderr is stream
+
+
+def test_a_pipe_reads_once_that_a_deployment_was_removed() -> None:
+    lines_of = lines_without_repeats()
+    removed = WatchSnapshot(NOW, (deployment("old", DeploymentState.REMOVED), deployment()), ())
+    assert [" old: " in "\n".join(lines_of(removed)) for _ in range(3)] == [True, False, False]
+    back = WatchSnapshot(NOW, (deployment("old"), deployment()), ())
+    assert [" old: " in "\n".join(lines_of(it)) for it in (back, removed)] == [True, True]
