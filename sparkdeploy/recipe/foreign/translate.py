@@ -37,7 +37,9 @@ V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
 PULL_REQUEST = re.compile(r"--apply-vllm-prs?(?:[= ]+(\d+(?:,\d+)*))?")
 VLLM_REF = re.compile(r"--vllm-ref[= ]+(\S+)")
 RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
-RELEASE_IN_NAME = re.compile(r"[-_:]v?(\d)\.?(\d\d)(?:\.?(\d{1,2}))?(?![\w.])")
+RELEASE_IN_NAME = re.compile(
+    r"[-_:]v?(\d)\.(\d{1,3})(?:\.(\d{1,3}))?(?![\w.])|[-_:]v?(0)(\d\d)(\d{1,2})?(?![\w.])"
+)
 MAIN_BRANCH = ("main", "master", "latest", "HEAD")
 OUR_ENGINE_KEYS = ("engine", "image")
 TRANSLATED = frozenset(
@@ -178,7 +180,8 @@ def _asked_build(source: SourceRecipe, container: str) -> str | None:
         release = RELEASE_IN_NAME.search(container)
     if release is None:
         return None if ref in (None, *MAIN_BRANCH) else ref
-    return f"{release[1]}.{int(release[2])}.{int(release[3] or 0)}"
+    numbers = [int(it) for it in release.groups() if it is not None]
+    return ".".join(map(str, [*numbers, 0][:3]))
 
 
 def _put_release(
