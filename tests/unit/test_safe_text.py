@@ -93,6 +93,14 @@ def test_a_log_reads_the_same_wherever_its_chunks_end(chunks: list[str]) -> None
     assert shown == visible_log("".join(chunks))
 
 
+def test_a_colour_or_a_line_end_that_is_cut_is_none_the_less_one() -> None:
+    log = "\x1b[1;36mEngineCore\x1b[0m up\r\n 1%|#\r 2%|##\r\n\x1b[38;5;12mend"
+    for at in range(len(log) + 1):
+        reading = LogReading()
+        shown = reading.feed(log[:at]) + reading.feed(log[at:]) + reading.finish()
+        assert shown == "EngineCore up\n 1%|#\n 2%|##\nend", log[:at]
+
+
 def test_a_log_loses_its_colours_and_each_step_of_a_bar_is_a_line() -> None:
     log = "\x1b[36mEngineCore\x1b[0m up\r\n 1%|#\r 2%|##\r\n\nend\x1b]0;x\x07"
 

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.authoring.fits import _member
+from sparkdeploy.authoring.outlook import ground_for
 from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.estimate.memory import CPU_SERVER_BYTES, GIB, Budget, Reserve
 from sparkdeploy.estimate.model import WeightKind
 from sparkdeploy.estimate.verdict import Fits, Tenant, Together
+from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.settings import load_settings
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Library
     from tests.unit.program import Run
 
 MACHINES = read_hardware(Path(REPOSITORY) / "recipes" / "facts" / "hardware.yaml")
@@ -95,6 +100,16 @@ def test_the_exit_code_says_whether_they_fit(
     run: Run, recipes: tuple[str, ...], exit_code: int
 ) -> None:
     assert run("fits", *recipes, "--hardware", "spark", "--json").returncode == exit_code
+
+
+@pytest.mark.parametrize(("least", "fits"), [((), Fits.YES), (("cluster.min_nodes=2",), Fits.NO)])
+def test_one_for_several_machines_fits_on_none(
+    shipped: Library, least: tuple[str, ...], fits: Fits
+) -> None:
+    resolved = load_recipe(shipped, "qwen3-vl-embedding", least)
+    found = _member(ground_for("spark", load_settings()), resolved, "it")
+    assert found.fits_alone is fits
+    assert ("2 machines" in found.reason) is bool(least)
 
 
 def test_a_recipe_that_is_not_there_is_an_error_of_its_own(run: Run) -> None:
