@@ -43,7 +43,7 @@ class StackFit:
     models: tuple[ModelFit, ...]
 
     def __getitem__(self, name: str) -> ModelFit:
-        return next(it for it in self.models if it.name == name)
+        return {it.name: it for it in self.models}[name]
 
     def is_together(self, names: Iterable[str]) -> bool:
         """Say whether models may run at the same time; names that are none of the stack's count

@@ -61,7 +61,7 @@ class StackPlan:
     fit: StackFit
 
     def __getitem__(self, name: str) -> PlannedModel:
-        return next(it for it in self.members if it.model.name == name)
+        return {it.model.name: it for it in self.members}[name]
 
     @property
     def always(self) -> tuple[PlannedModel, ...]:

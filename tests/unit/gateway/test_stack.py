@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import NoRecipeError, RecipeError, UsageError
+from sparkdeploy.gateway import stack as stack_module
 from sparkdeploy.gateway.stack import Alias, ModelEntry, StackFile, load_stack, stack_path
+from sparkdeploy.recipe.document import Document
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
+from tests.examples import examples
 from tests.unit.recipe.fields_of_formats import fields_of
 from tests.unit.recipe.schema_files import schema_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from sparkdeploy.gateway.stack import Stack
 
@@ -60,6 +67,14 @@ def told(folder: Path, text: str) -> str:
     with pytest.raises(RecipeError) as caught:
         loaded(folder, text)
     return f"{caught.value.message}\n{caught.value.detail or ''}"
+
+
+@contextlib.contextmanager
+def patched(document: Document) -> Iterator[Path]:
+    """Let a file be read as a document that no YAML is written of: it holds what it holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stack_module, "read_document", lambda _path: document)
+        yield Path(__file__)
 
 
 def entry(text: str) -> str:
@@ -188,6 +203,46 @@ def test_what_may_be_written(tmp_path: Path, text: str) -> None:
     assert SCHEMA.is_valid(yaml_text.load(entry(text), "here"))
 
 
+ODD = st.sampled_from(
+    (None, True, False, 0, 1, -1, 1.5, "", " ", "a", "b", "off", "x=1", "=", "model", "v2", "../x")
+) | st.sampled_from(
+    ("::1", "0.0.0.0", "serve.port=1", "x.y=[", "\udcff", "\0", "é", "1e3", "a-kept-1")
+)
+VALUES = st.recursive(
+    ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD, inner, max_size=3)
+)
+ENTRIES = st.fixed_dictionaries(
+    {"name": ODD | st.just("c"), "recipe": ODD | st.just("v3")},
+    optional=dict.fromkeys(("set", "aliases", "keep", "idle_stop_s", "node", "port"), VALUES),
+)
+FILES = st.fixed_dictionaries(
+    {"schema": st.just(1), "models": st.lists(ENTRIES, max_size=3) | VALUES},
+    optional=dict.fromkeys([name for name, _ in fields_of(StackFile)][1:-1], VALUES),
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(FILES)
+def test_whatever_stands_in_a_stack_it_is_read_or_refused_in_words(content: dict[str, Any]) -> None:
+    document = Document(content, {})
+    with patched(document) as path:
+        try:
+            stack = load_stack(path, load_settings())
+        except RecipeError:
+            return
+    assert SCHEMA.is_valid(content)
+    names = [name for it in stack.models for name in (it.name, *(a.name for a in it.aliases))]
+    assert len(set(names)) == len(names)
+    json.dumps([dict(alias.defaults) for it in stack.models for alias in it.aliases])
+
+
+def test_what_models_have_in_common_may_be_written_once(tmp_path: Path) -> None:
+    text = (
+        "schema: 1\nmodels:\n- &all {name: a, recipe: v2, idle_stop_s: 60}\n- {<<: *all, name: b}"
+    )
+    assert [it.idle_stop_s for it in loaded(tmp_path, text).models] == [60, 60]
+
+
 def test_models_are_counted_and_texts_are_bounded(tmp_path: Path) -> None:
     many = "schema: 1\nmodels:\n" + "".join(f"- {{name: m{it}, recipe: v2}}\n" for it in range(33))
     assert "models: " in told(tmp_path, many)
@@ -196,21 +251,21 @@ def test_models_are_counted_and_texts_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_recipe_and_a_stack_are_told_apart(tmp_path: Path, shipped: Library) -> None:
-    settings, path = load_settings(), write(tmp_path, entry(""))
-    assert stack_path(str(path), settings) == path
+    own, path = load_settings(), write(tmp_path, entry(""))
+    assert stack_path(str(path), own) == path
     with pytest.raises(NoRecipeError, match="is a stack of several models"):
         load_recipe(shipped, str(path))
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("schema: 1\nname: mine\ntitle: t\nextends: v2\n")
     with pytest.raises(RecipeError, match="is no stack: it has no `models:`"):
-        load_stack(recipe, settings)
+        load_stack(recipe, own)
     with pytest.raises(UsageError, match="there is no stack file"):
-        load_stack(tmp_path / "none.yaml", settings)
+        load_stack(tmp_path / "none.yaml", own)
     bare = tmp_path / "home"
     bare.write_text(path.read_text())
-    assert stack_path(str(bare), settings) == bare
+    assert stack_path(str(bare), own) == bare
     for other in (str(recipe), str(tmp_path / "none.yaml"), str(tmp_path), "v2", "", None):
-        assert stack_path(other, settings) is None
+        assert stack_path(other, own) is None
 
 
 def test_a_recipe_of_the_stack_is_looked_up_beside_it(
