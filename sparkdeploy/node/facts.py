@@ -33,6 +33,7 @@ _SPELLINGS: Mapping[str, Architecture] = {
 QUERY_TIMEOUT_S = 10.0
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 MIB = 2**20
+_HIDES_LOG = "/proc/sys/kernel/dmesg_restrict"
 VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})+")
 
 
@@ -113,6 +114,8 @@ class NodeFact:
     gpu_failure: str | None = None
     gpu_processes: tuple[GpuProcess, ...] = ()
     gpu_count: int = 0
+    shows_kernel_log: bool = False
+    """Whether a container without rights may read it, where the driver tells of failures."""
     fabric: FabricFact | None = None
     """Its place among the others; None where nobody asked, as for a machine that serves alone."""
 
@@ -161,6 +164,7 @@ def look_at(
         gpu_failure=seen.failure,
         gpu_processes=read_gpu_processes(machine) if seen.gpus else (),
         gpu_count=len(seen.gpus),
+        shows_kernel_log=bool(seen.gpus) and read_or_none(machine, _HIDES_LOG) in ("0", "0\n"),
         fabric=fabric,
     )
 

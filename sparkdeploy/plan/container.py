@@ -34,6 +34,8 @@ PYTHON = ("/opt/venv/bin/python", "-I")
 GUARD_ENTRYPOINT = (*PYTHON, "-m", "sparkdeploy_vllm.guard")
 MAX_RESTARTS = 3
 INFINIBAND = "/dev/infiniband"
+KERNEL_LOG = "/dev/kmsg:/dev/kmsg:r"
+"""The guard reads there what the GPU's driver says of memory."""
 UNLIMITED = -1
 
 

@@ -10,7 +10,7 @@ from sparkdeploy.checks.survey import Survey, probe
 from sparkdeploy.estimate.memory import memory_claim
 from sparkdeploy.estimate.model import share_of_weights
 from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.plan.container import HostFolders, rank_spec
+from sparkdeploy.plan.container import KERNEL_LOG, HostFolders, rank_spec
 from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
 from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
 from sparkdeploy.plan.observe import observe, paths_on, with_models
@@ -164,7 +164,7 @@ def _parts(plan: Plan) -> Iterator[NodePlan]:
         claims[rank], paths_by_rank[rank] = claim, paths
         specs[rank] = None
         if paths is not None:
-            specs[rank] = rank_spec(
+            spec = rank_spec(
                 plan.resolved,
                 plan.topology,
                 rank,
@@ -173,6 +173,9 @@ def _parts(plan: Plan) -> Iterator[NodePlan]:
                 paths=paths,
                 memory_bytes=claim.needed_bytes if claim is not None else None,
             )
+            if seen is not None and seen.facts.shows_kernel_log and spec.gpus != "none":
+                spec = replace(spec, devices=(*spec.devices, KERNEL_LOG))
+            specs[rank] = spec
     for rank, (action, reason, stopped) in zip(ranks, _actions(plan, specs), strict=True):
         paths = paths_by_rank[rank]
         yield NodePlan(

@@ -144,6 +144,8 @@ def log_tail(log: str, line_count: int) -> str:
 def _describe_report(report: Mapping[str, Any]) -> str:
     if report["event"] == "memory_floor":
         available, floor = _gib(report, "mem_available_bytes"), _gib(report, "floor_bytes")
+        if "driver" in report:
+            return f"the GPU's driver got no memory (NV_ERR_NO_MEMORY); {available} were available"
         return f"{available} were available, the floor is {floor}"
     if report["event"] != "stalled":
         return ""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.node import facts
 from sparkdeploy.plan.known_bad import CONDITIONS, RecipeOnEngine, failures, mended, rows
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.releases import parse_version, releases
-from tests.fakes.plans import observed, plan
+from tests.fakes.plans import DOCKER, SPARK, observed, plan
+from tests.unit.checks import recorded
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
+    from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.recipe.load import Resolved
 
 OFF = "--no-enable-flashinfer-autotune"
@@ -165,3 +169,38 @@ def test_the_plan_says_it_and_starts_what_it_says(shipped: Library) -> None:
     (planned,) = made.nodes
     assert planned.spec is not None
     assert "--moe-backend b12x" in " ".join(planned.spec.command)
+
+
+def test_the_guard_of_a_gpu_reads_the_kernel_s_log_where_it_may(shipped: Library) -> None:
+    def devices(node: NodeFact, *settings: str) -> tuple[str, ...]:
+        (planned,) = plan(shipped, observed(node=node), "baseline", *settings).nodes
+        assert planned.spec is not None
+        return planned.spec.devices
+
+    open_log = replace(SPARK, shows_kernel_log=True)
+    assert devices(SPARK) == ()
+    assert devices(open_log) == ("/dev/kmsg:/dev/kmsg:r",)
+    assert devices(open_log, "engine=cpu-0.32", "serve.attention_backend=null") == ()
+
+
+@pytest.mark.parametrize(
+    ("recording", "text", "shows"),
+    [
+        ("spark", "0\n", True),
+        ("spark", "1\n", False),
+        ("spark", "", False),
+        ("spark", None, False),
+        ("no-gpu", "0\n", False),
+    ],
+)
+def test_a_log_is_shown_where_the_kernel_hides_it_from_nobody(
+    recording: str, text: str | None, shows: bool
+) -> None:
+    machine = recorded.load("spark")
+    if recording == "no-gpu":
+        machine = replace(machine, commands={})
+    if text is not None:
+        files = {**machine.files, "/proc/sys/kernel/dmesg_restrict": text}
+        machine = replace(machine, files=files)
+    seen = facts.look_at(machine, "spark", DOCKER, Path("/models"))
+    assert seen.shows_kernel_log is shows

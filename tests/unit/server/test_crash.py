@@ -162,6 +162,14 @@ def test_the_guards_trip_says_how_much_was_left() -> None:
     assert cause.line == "4.8 GiB were available, the floor is 4.0 GiB"
 
 
+def test_a_trip_by_the_driver_s_word_says_so() -> None:
+    trip = 'sparkdeploy-guard: {"event": "memory_floor", "mem_available_bytes": 23622320128, '
+    cause = cause_of(trip + '"driver": "NV_ERR_NO_MEMORY", "exit_code": 86}\n', 86)
+
+    said = "the GPU's driver got no memory (NV_ERR_NO_MEMORY); 22.0 GiB were available"
+    assert cause.line == said
+
+
 def test_the_guards_exit_code_is_enough_when_its_line_is_lost() -> None:
     assert cause_of("", 86).name == "memory_floor"
 

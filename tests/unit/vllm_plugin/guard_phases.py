@@ -236,7 +236,8 @@ def guard(phase: Phase, number: int) -> int:
         max_restarts=2,
     )
     surroundings: Any = world
-    code = Supervision(orders, memory=surroundings, probe=surroundings).run()
+    quiet = supervision.KernelLog(Path("/dev/null"))
+    code = Supervision(orders, memory=surroundings, kernel_log=quiet, probe=surroundings).run()
     if phase is in_the_last_exit:
         world.send()
     Path("seen").write_text(json.dumps([world.starts, world.said]), encoding="utf-8")

@@ -160,6 +160,45 @@ def test_below_floor_plus_one_gib_everything_dies_with_86_and_one_line(
     assert POLL_S < 0.5 / 2
 
 
+NVRM = "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x51)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "ends"),
+    [
+        ("", f"4,1,2,-;{NVRM}", True),
+        (f"4,1,2,-;{NVRM}", "6,2,3,-;usb 1-1: new device\n", False),
+        ("", "4,1,2,-;app: NV_ERR_NO_MEMORY\n4,1,3,-;NVRM: Xid 31\n"[:30], False),
+        (None, "", False),
+    ],
+)
+def test_what_the_driver_says_of_memory_from_now_on_ends_everything(
+    start: Start, meminfo: Path, tmp_path: Path, before: str | None, then: str, ends: bool
+) -> None:
+    """A file stands in for /dev/kmsg; where there is none, nothing is read."""
+    log = tmp_path / "kmsg"
+    if before is not None:
+        log.write_text(before)
+    set_available(meminfo, 40 * GIB)
+    guard = start(
+        "import time; print('up', flush=True); time.sleep(60)",
+        *("--memory-floor-bytes", str(2 * GIB), "--meminfo", str(meminfo)),
+        *("--kernel-log", str(log)),
+    )
+    assert guard.stdout is not None
+    guard.stdout.readline()
+    if before is not None:
+        with log.open("a") as file:
+            file.write(then)
+    if not ends:
+        time.sleep(4 * POLL_S)
+        guard.terminate()
+    code, _, stderr = finish(guard)
+    trips = [event for event in events(stderr) if event["event"] == "memory_floor"]
+    assert [trip["driver"] for trip in trips] == (["NV_ERR_NO_MEMORY"] if ends else [])
+    assert (code == 86) is ends
+
+
 def test_the_key_reaches_the_child_s_environment_and_nothing_else(
     start: Start, tmp_path: Path
 ) -> None:

@@ -91,7 +91,7 @@ def test_the_guard_overlooks_its_own_question_alone(is_asking: bool) -> None:
         def tick(self, _now_s: float) -> None: ...
 
     told, orders = Told(), Orders((), {}, None, grace_s=0.0, max_restarts=0)
-    guard: Any = Supervision(orders, memory=None, probe=None)  # type: ignore[arg-type]
+    guard: Any = Supervision(orders, memory=None, kernel_log=None, probe=None)  # type: ignore[arg-type]
     guard._stop_when_idle(told, SimpleNamespace(is_asking=is_asking))
     guard._stop_when_idle(told, None)
     assert told.overlooked == is_asking

@@ -37,6 +37,10 @@ EXIT_SILENT_END = 1
 MAX_NAMED = 8
 _WATCHED = (*STOP_SIGNALS, signal.SIGCHLD)
 _KEY = b"MemAvailable:"
+_DRIVER, _NO_MEMORY = b"NVRM:", b"NV_ERR_NO_MEMORY"
+KERNEL_LOG = Path("/dev/kmsg")
+MOST_RECORDS = 64
+"""Of the kernel's log, in one look."""
 _KIB = 1024
 
 
@@ -46,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = frozenset(options.node_env.split(","))
         orders = _orders(options, _child_env(os.environ, options.key_file, kept))
         memory = AvailableMemory(options.meminfo)
+        kernel_log = KernelLog(options.kernel_log)
         probe = question(options.health_url) if options.health_url else None
         if probe is not None:
             probe.most_bytes = STATUS_BYTES
@@ -54,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     processes.become_subreaper()
     evidence.leave_no_core()
-    supervision = Supervision(orders, memory=memory, probe=probe)
+    supervision = Supervision(orders, memory=memory, kernel_log=kernel_log, probe=probe)
     processes.shut_out_others()
     if orders.memory_floor_bytes is not None:
         _make_ready(memory)
@@ -87,6 +92,39 @@ class AvailableMemory:
         return kib * _KIB
 
 
+class KernelLog:
+    """What the kernel logs from now on; nothing where this container may not read it."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = -1
+        self._buffers = [bytearray(8192)]
+        with suppress(OSError):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+
+    def tells_of_no_memory(self) -> bool:
+        """Whether the driver failed to get memory since the last look; on a Spark it then is late.
+
+        MemAvailable may still say 22 GiB, and the machine freezes within seconds.
+        """
+        if self._descriptor < 0:
+            return False
+        record = self._buffers[0]
+        for _ in range(MOST_RECORDS):
+            try:
+                length = os.readv(self._descriptor, self._buffers)
+            except BrokenPipeError:
+                continue  # Records were overwritten before they were read.
+            except OSError:
+                return False
+            if not length:
+                return False
+            driver = record.find(_DRIVER, 0, length)
+            if driver >= 0 and record.find(_NO_MEMORY, driver, length) >= 0:
+                return True
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Orders:
     argv: Sequence[str]
@@ -101,9 +139,15 @@ class Orders:
 
 class Supervision:
     def __init__(
-        self, orders: Orders, *, memory: AvailableMemory, probe: PollingRequest | None
+        self,
+        orders: Orders,
+        *,
+        memory: AvailableMemory,
+        kernel_log: KernelLog,
+        probe: PollingRequest | None,
     ) -> None:
         self.orders, self.memory, self.probe = orders, memory, probe
+        self.kernel_log = kernel_log
         self.offer = processes.OfferToTheKernel()
         self.child = self.restarts = 0
         self.stop_deadline_s: float | None = None
@@ -198,13 +242,15 @@ class Supervision:
         if not self.trip_below_bytes:
             return False
         available = self.memory.read_bytes()
-        if available is None or available >= self.trip_below_bytes:
+        is_above = available is None or available >= self.trip_below_bytes
+        if is_above and not self.kernel_log.tells_of_no_memory():
             return False
         killed, left = processes.kill_all(self.child)
         bounds = {"floor_bytes": self.orders.memory_floor_bytes}
         bounds["trip_below_bytes"] = self.trip_below_bytes
         ended = {"killed_processes": killed, "exit_code": EXIT_MEMORY_FLOOR}
-        report("memory_floor", mem_available_bytes=available, **bounds, **ended)
+        driver = {"driver": _NO_MEMORY.decode()} if is_above else {}
+        report("memory_floor", mem_available_bytes=available, **bounds, **driver, **ended)
         if left:
             _say_who_is_left(left, EXIT_MEMORY_FLOOR)
         return True
@@ -262,6 +308,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--memory-floor-bytes", type=int, metavar="N")
     parser.add_argument("--meminfo", type=Path, default=Path("/proc/meminfo"), metavar="PATH")
+    parser.add_argument("--kernel-log", type=Path, default=KERNEL_LOG, metavar="PATH")
     parser.add_argument("--key-file", type=Path, metavar="PATH")
     parser.add_argument("--node-env", default="", metavar="NAMES", help="not the image's own")
     parser.add_argument("--grace-s", type=float, default=20.0, metavar="S")
