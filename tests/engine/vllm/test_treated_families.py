@@ -63,7 +63,8 @@ def random_checkpoint(folder: Path, family: str) -> Path:
     ("family", "checkpoint", "fp8_layers"),
     [
         ("llama", {"lm_head": "int8"}, 0),
-        ("qwen3-next", {"lm_head": "int8", "fp8_dense": {"mode": "online"}}, 3 * 8),
+        # Three of each shared expert, two of each Gated DeltaNet, four of each attention.
+        ("qwen3-next", {"lm_head": "int8", "fp8_dense": {"mode": "online"}}, 3 * 8 + 2 * 6 + 4 * 2),
         ("qwen3-next", {"lm_head": "int8", "shared_experts": "int4"}, 0),
     ],
 )
