@@ -131,6 +131,15 @@ class Outlook:
     def _known(self) -> tuple[Resolved, model.ModelFacts, Mapping[str, Acceptance], Speed]:
         return self.resolved, self.step_facts, self.acceptance, self.speed
 
+    def conversion_lines(self) -> Iterator[str]:
+        """Yield how many bytes of a step the recipe's conversions save, where they do."""
+        known = (self.resolved, self.step_facts, self.acceptance)
+        after, without = decode_step(*known), report.steps_without(*known)
+        if after is not None and report.TOGETHER in without:
+            names = ", ".join(what for what in without if what != report.TOGETHER)
+            before = without[report.TOGETHER].total_bytes / 1e9
+            yield f"bytes a step: {before:.2f} -> {after.total_bytes / 1e9:.2f} GB by {names}"
+
     def as_dict(self) -> dict[str, object]:
         return {
             "schema": 1,

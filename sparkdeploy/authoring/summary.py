@@ -49,6 +49,7 @@ def summary_lines(outlook: Outlook, settings: Settings) -> Iterator[Block]:
         yield TextTable(columns, tuple(rows), 4)
     if (reported := outlook.reported_line()) is not None:
         yield reported
+    yield from outlook.conversion_lines()
     yield _start_line(outlook, settings)
     yield f"it sets: {_set_values(recipe)}"
     yield "-v shows weights, reserves and the bytes of a step, each with its source"

@@ -253,26 +253,47 @@ _CONVERSIONS: Mapping[str, tuple[str, object]] = {
 }
 
 
+TOGETHER = "together"
+
+
+def steps_without(
+    resolved: Resolved, facts: ModelFacts, acceptance: Mapping[str, Acceptance]
+) -> dict[str, DecodeStep]:
+    """Return one request's step without each conversion of a recipe, the last without all."""
+    checkpoint = resolved.recipe.checkpoint
+    asked = [name for name, (_, off) in _CONVERSIONS.items() if getattr(checkpoint, name) != off]
+    if checkpoint.fp8_dense.mode == "off" and "fp8_dense" in asked:
+        asked.remove("fp8_dense")
+    if checkpoint.fp8_dense.is_finished or not asked:
+        return {}
+    found: dict[str, DecodeStep] = {}
+    for what, names in {
+        **{_CONVERSIONS[name][0]: [name] for name in asked},
+        TOGETHER: asked,
+    }.items():
+        plain = checkpoint.model_copy(update={name: _CONVERSIONS[name][1] for name in names})
+        recipe = resolved.recipe.model_copy(update={"checkpoint": plain})
+        before = decode_step(replace(resolved, recipe=recipe), facts, acceptance)
+        if before is not None:
+            found[what] = before
+    return found
+
+
 def conversion_lines(
     resolved: Resolved, facts: ModelFacts, acceptance: Mapping[str, Acceptance]
 ) -> Iterator[str]:
     """Yield the bytes of a step without each conversion and with it, and without all of them."""
-    checkpoint = resolved.recipe.checkpoint
-    after = decode_step(resolved, facts, acceptance)
-    asked = [name for name, (_, off) in _CONVERSIONS.items() if getattr(checkpoint, name) != off]
-    if after is None or checkpoint.fp8_dense.is_finished or not asked:
+    after, found = (
+        decode_step(resolved, facts, acceptance),
+        steps_without(resolved, facts, acceptance),
+    )
+    if after is None or not found:
         return
     yield "bytes of that step without what the plugin converts, and with it"
-    alone = {_CONVERSIONS[name][0]: [name] for name in asked}
-    for what, names in {**alone, "together": asked}.items():
-        update = {name: _CONVERSIONS[name][1] for name in names}
-        plain = checkpoint.model_copy(update=update)
-        recipe = resolved.recipe.model_copy(update={"checkpoint": plain})
-        before = decode_step(replace(resolved, recipe=recipe), facts, acceptance)
-        if before is not None:
-            size = f"{before.total_bytes / 1e9:>8.2f} -> {after.total_bytes / 1e9:.2f} GB"
-            parts = [it.value for it in before.parts if before.parts[it] != after.parts.get(it)]
-            yield f"  {what:<32}{size}  {', '.join(parts)}".rstrip()
+    for what, before in found.items():
+        size = f"{before.total_bytes / 1e9:>8.2f} -> {after.total_bytes / 1e9:.2f} GB"
+        parts = [it.value for it in before.parts if before.parts[it] != after.parts.get(it)]
+        yield f"  {what:<32}{size}  {', '.join(parts)}".rstrip()
 
 
 def treated_lines(
@@ -310,6 +331,10 @@ def speed_as_dict(
         "layer_s": speed.layer_s,
         "fitted_to": speed.origin,
         "bytes": {str(part): size for part, size in steps[0].parts.items()} if steps else None,
+        "step_bytes_without": {
+            what: step.total_bytes
+            for what, step in steps_without(resolved, facts, acceptance).items()
+        },
         "tokens_per_step": steps[0].tokens_per_request if steps else None,
         "batches": [
             {
