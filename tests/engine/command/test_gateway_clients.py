@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.gateway import proxy
 from tests.fakes.gateway import ModelHandler, ScriptedDeployments, gateway, stack_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sparkdeploy.gateway.deployments import Upstream
+    from sparkdeploy.gateway.stack import StackModel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.runs()]
 
@@ -62,6 +67,14 @@ except anthropic.AuthenticationError as error:
     said["anthropic key"] = error.body["error"]["type"]
 print(json.dumps(said))
 """
+
+
+class SlowDeployments(ScriptedDeployments):
+    """So slow to start that whoever waits for a stream reads comments first."""
+
+    def start(self, model: StackModel) -> Upstream:
+        time.sleep(0.5)
+        return super().start(model)
 
 
 class SpeakingHandler(ModelHandler):
@@ -128,7 +141,9 @@ def _message() -> dict[str, Any]:
             "stop_reason": None, "stop_sequence": None, "usage": usage}  # fmt: skip
 
 
-def test_their_own_clients_are_answered(tmp_path: Path) -> None:
+def test_their_own_clients_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "COMMENT_AFTER_S", 0.01)
+    monkeypatch.setattr(proxy, "COMMENT_EVERY_S", 0.1)
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     packages = ("openai", "anthropic")
@@ -136,7 +151,7 @@ def test_their_own_clients_are_answered(tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.touch(0o600)
     keys.write_text(KEY)
-    with gateway(stack_of(keys_file=keys), ScriptedDeployments(SpeakingHandler)) as client:
+    with gateway(stack_of(keys_file=keys), SlowDeployments(SpeakingHandler)) as client:
         url = str(client.base_url).rstrip("/")
         done = subprocess.run(
             [venv / "bin/python", "-c", CLIENT, url, KEY, "nobody"],

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.runs("gateway"),
+    pytest.mark.runs("down", "gateway"),
 ]
 
 MODELS = ("first", "second", "third")

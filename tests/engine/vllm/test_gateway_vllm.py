@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.runs("down", "gateway", "up"),
+    pytest.mark.runs("down", "gateway", "status", "up"),
 ]
 
 NAMES = tuple(unique_name(it) for it in ("first", "second", "third"))
@@ -42,7 +42,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     made = twin_user(tmp_path_factory.mktemp("gateway"), port=free_port())
     # Each is planned with 4 GiB: two of them leave so much free, three do not.
     available_gib = parse_meminfo(Path("/proc/meminfo").read_text())["MemAvailable"] / 2**30
-    own = [f"limits.memory_floor_gib={available_gib - 10:.2f}"]
+    own = [f"limits.memory_floor_gib={available_gib - 10.5:.2f}"]
     models = [{"name": it, "recipe": TWIN_RECIPE, "set": own} for it in NAMES]
     content = {"schema": 1, "port": PORT, "smallest_stay_s": 20, "models": models}
     (made.root / "config" / "recipes" / "home.yaml").write_text(json.dumps(content))
