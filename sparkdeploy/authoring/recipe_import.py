@@ -37,6 +37,7 @@ class Imported:
     warnings: tuple[str, ...] = ()
     refusal: str | None = None
     """Why nothing could be read of it."""
+    missing_mods: tuple[str, ...] = ()
     written: Path | None = None
 
     @property
@@ -48,6 +49,11 @@ class Imported:
             yield f"{shown(self.file)}: {self.refusal}"
             return
         yield from self.translation.whole_lines(self.consents, self.warnings)
+        if self.missing_mods:
+            yield f"  mods that are not here ({len(self.missing_mods)}), `up` refuses to build:"
+            yield from (
+                f"    {name}: put its folder beside the recipe" for name in self.missing_mods
+            )
         if self.mistakes:
             yield f"  mistakes ({len(self.mistakes)}), `plan` refuses it:"
             yield from (f"    {line}" for line in self.mistakes)
@@ -63,6 +69,7 @@ class Imported:
             "mistakes": list(self.mistakes),
             "needs_consent": list(self.consents),
             "warnings": list(self.warnings),
+            "missing_mods": list(self.missing_mods),
             "written": str(self.written) if self.written else None,
         }
 
@@ -137,7 +144,16 @@ def _read(known: Library, file: Path, assignments: Sequence[str]) -> Imported:
     if loaded.translation is None:
         return Imported(file, refusal="it is a recipe of ours already")
     mistakes, consents = loaded.lines(loaded.mistakes), loaded.lines(loaded.consents)
-    return Imported(file, loaded.translation, (*mistakes,), (*consents,), loaded.warnings)
+    mods = loaded.resolved.mods if loaded.resolved is not None else ()
+    missing = tuple(shown(mod.name) for mod in mods if mod.is_missing)
+    return Imported(
+        file,
+        loaded.translation,
+        (*mistakes,),
+        (*consents,),
+        loaded.warnings,
+        missing_mods=missing,
+    )
 
 
 def _refuse_without_consent(item: Imported) -> None:

@@ -59,7 +59,7 @@ def _memory_table(outlook: Outlook) -> TextTable:
     budget = outlook.budget
     rows = [
         (budget.claim_bytes, f"for vLLM, {budget.utilization:g} of it"),
-        (-budget.weight_bytes, f"weights ({format_gib(outlook.facts.total_bytes)} of files)"),
+        (-budget.weight_bytes, f"weights ({format_bytes(outlook.facts.total_bytes)} of files)"),
         (-sum(it.size_bytes for it in budget.reserves), "activations, CUDA and its graphs"),
         (budget.available_bytes, "left for the KV cache"),
     ]

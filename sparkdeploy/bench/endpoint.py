@@ -28,6 +28,7 @@ from sparkdeploy.deploy.nodes import ClusterRecord, connect
 from sparkdeploy.deploy.serving import model_of, read_key_file, require_answers
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.node.facts import THIS_MACHINE, parse_meminfo, read_gpus, read_or_none
+from sparkdeploy.plan.container import container_name
 from sparkdeploy.recipe.answers import Task
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.recipe.schema import Recipe
@@ -93,11 +94,11 @@ class Endpoint:
         )
 
 
-def measure_hint(task: Task) -> str:
+def measure_hint(task: Task, name: str = "NAME") -> str:
     """Say how a deployment is measured that writes no text."""
     kind = _BACKENDS.get(task, "vllm-pooling")
     return (
-        "vLLM's own tool measures it, in its container: `docker exec sparkdeploy-NAME "
+        f"vLLM's own tool measures it, in its container: `docker exec {container_name(name)} "
         f"vllm bench serve --backend {kind} --help=all` (docs/bench.md has a whole line)"
     )
 
@@ -109,7 +110,7 @@ def reach_deployment(name: str, settings: Settings) -> Endpoint:
         if not answers.writes_text:
             raise BenchError(
                 f"{name} answers {answers.describe()}, and only the writing of text is measured",
-                hint=measure_hint(answers.main),
+                hint=measure_hint(answers.main, name),
             )
         with model_of(fact, settings) as model:
             require_answers(fact, model)

@@ -171,3 +171,15 @@ def test_nothing_reaches_a_trusted_folder_by_its_parent_or_a_link(
     assert done.returncode == 3
     assert "recipes of that folder are trusted" in done.stderr
     assert list(trusted.iterdir()) == []
+
+
+def test_a_mod_that_is_not_here_is_named(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "theirs.yaml"
+    file.write_text(
+        'recipe_version: "1"\nname: theirs\nmodel: Qwen/Qwen3-8B\ncontainer: vllm-node\n'
+        "mods: [mods/nothing-here]\ncommand: vllm serve Qwen/Qwen3-8B\n"
+    )
+    done = run("recipe", "import", str(file))
+    assert done.returncode == 0
+    assert "mods that are not here (1)" in done.stderr
+    assert "mods/nothing-here: put its folder beside the recipe" in done.stderr

@@ -23,6 +23,15 @@ from sparkdeploy.export.neighbours import (
     open_webui_export,
     prometheus_export,
 )
+from sparkdeploy.recipe.answers import (
+    CLASSES,
+    EMBEDDINGS,
+    RERANKER,
+    SPEECH,
+    TEXT,
+    UNTRAINED_TEXT,
+    Answers,
+)
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import until
 from tests.unit.export.served import EMBEDDER, MAIN, SMALL
@@ -262,3 +271,20 @@ def test_a_dashboard_is_json_that_grafana_can_import() -> None:
     assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in content["panels"]]
     assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("answers", "mode"),
+    [
+        (TEXT, "chat"),
+        (UNTRAINED_TEXT, "completion"),
+        (EMBEDDINGS, "embedding"),
+        (RERANKER, "rerank"),
+        (SPEECH, "audio_transcription"),
+        (CLASSES, None),
+    ],
+)
+def test_litellm_is_told_what_each_model_answers(answers: Answers, mode: str | None) -> None:
+    made = gateway((replace(EMBEDDER, answers=answers),)).files[0]
+    (model,) = yaml.safe_load(made.text)["model_list"]
+    assert model["model_info"].get("mode") == mode

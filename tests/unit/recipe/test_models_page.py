@@ -5,6 +5,7 @@ Write it anew: python -m pytest tests/unit/recipe/test_models_page.py --update-g
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -176,3 +177,14 @@ def test_no_figure_stands_without_its_source() -> None:
         if recipe.expect is not None:
             assert recipe.expect.source, recipe.name
             assert recipe.expect.engine, recipe.name
+
+
+def test_the_table_of_the_readme_has_the_figures_of_the_recipes() -> None:
+    reported = {it.name: it.expect.tok_s for it in recipes() if it.expect is not None}
+    rows = re.findall(r"^\| (`.*?) \|.*\| (.*?) \|$", (REPOSITORY / "README.md").read_text(), re.M)
+    named = {name for names, _ in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert {"baseline", "v2", "v3-fast", "dflash"} <= named
+    for names, told in rows:
+        figures = {float(it) for it in re.findall(r"[\d.]+", re.sub(r"`.*?`", "", told))}
+        wanted = {reported[it] for it in re.findall(r"`([^`]+)`", names) if it in reported}
+        assert figures == wanted, names
