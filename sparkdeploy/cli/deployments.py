@@ -85,12 +85,14 @@ def up(
         _show_plan(request, settings, as_json=as_json)
         return
     extent = Extent.PREPARE if prepare else Extent.DETACH if detach else Extent.ANSWER
-    how = UpOptions(extent, drop_page_cache, update_image, stop_on_interrupt=stay)
-    _deploy(request, settings, how, yes=yes, as_json=as_json)
+    how = UpOptions(extent, drop_page_cache, update_image, is_unit=stay)
     if stay:
-        from sparkdeploy.deploy.stay import stay_with
+        from sparkdeploy.deploy.stay import start_at_boot, stay_with
 
+        start_at_boot(lambda: _deploy(request, settings, how, yes=yes, as_json=as_json))
         stay_with(name)
+    else:
+        _deploy(request, settings, how, yes=yes, as_json=as_json)
 
 
 def switch(

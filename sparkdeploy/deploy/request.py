@@ -317,10 +317,13 @@ def repositories_of(
     return _each_once(_repositories(recipe, settings))
 
 
-def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool]) -> bool:
+def bring_models(
+    plan: Plan, settings: Settings, consent: Callable[[str], bool], *, may_download: bool = True
+) -> bool:
     """Fetch the models a plan lacks, after asking; say whether the plan must be made anew.
 
-    A model that is here already is pinned to the commit it has. CheckpointError when nobody agrees.
+    A model that is here already is pinned to the commit it has. CheckpointError when nobody agrees,
+    and for all that is missing without `may_download`.
     """
     recipe, observed = plan.resolved.recipe, plan.observed
     lock = HubLock(settings.state_dir)
@@ -336,6 +339,14 @@ def bring_models(plan: Plan, settings: Settings, consent: Callable[[str], bool])
     }
     if not absent:
         return resolved_anew
+    if not may_download:
+        # Its disk may be late, and its folder the empty one beneath.
+        raise CheckpointError(
+            f"{' and '.join(repo for repo, _ in sorted(absent))} is not below "
+            f"{settings.hub_cache}, and with --stay nothing is downloaded: is its disk there?",
+            hint=f"findmnt -T {shlex.quote(str(settings.hub_cache))}; to download it: "
+            f"sparkdeploy up {plan.resolved.called} --prepare",
+        )
     if not conversion_of(recipe, settings).is_none:
         # An overlay of what is fetched lies there.
         require_links(settings.data_dir)

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.wait import silent_rank, stop_all
-from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.errors import (
+    CheckpointError,
+    ConsentNeededError,
+    NodeError,
+    RecipeError,
+    UnhealthyError,
+)
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Node, named
@@ -30,6 +36,9 @@ if TYPE_CHECKING:
     from sparkdeploy.node.node import Nodes
 
 NOTIFY = "NOTIFY_SOCKET"
+BOOT_S = 600.0
+"""How long after the machine's start a disk, a network or another node may be late."""
+TRY_AGAIN_S = 20.0
 LOOK_EVERY_S = 2.0
 """Between two looks while another command changes the deployment."""
 CONNECT_EVERY_S = 10.0
@@ -44,6 +53,24 @@ def notify_systemd(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
         # An abstract address begins with a zero byte.
         notifier.sendto(state.encode(), address.replace("@", "\0", 1))
+
+
+def start_at_boot(
+    start: Callable[[], None],
+    sleep: Callable[[float], None] = time.sleep,
+    uptime_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+) -> None:
+    """Start; for systemd, and while the machine boots, again after what a late disk may cause."""
+    while True:
+        try:
+            return start()
+        except ConsentNeededError:
+            raise
+        except (RecipeError, NodeError, CheckpointError) as error:
+            if not os.environ.get(NOTIFY) or uptime_s() > BOOT_S:
+                raise
+            console.warn(f"{error.message}; the machine booted a moment ago, so it is tried again")
+        sleep(TRY_AGAIN_S)
 
 
 class Ends:

@@ -62,9 +62,9 @@ class UpOptions:
     drop_page_cache: bool = False
     update_image: bool = False
     shows_plan: bool = True
-    stop_on_interrupt: bool = False
+    is_unit: bool = False
     """Stop a start that replaced nothing when it is interrupted: systemd runs no ExecStop= of a
-    unit that is not up yet. Otherwise it goes on."""
+    unit that is not up yet. Otherwise it goes on. And download no model: its disk may be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def _decide(
         plan = decide(pinned, settings, plan.observed, plan.deployment, plan.topology)
         refuse(plan)
     _announce(plan, settings, options)
-    if bring_models(plan, settings, confirm):
+    if bring_models(plan, settings, confirm, may_download=not options.is_unit):
         plan = decide_again(plan, settings, ranks)
         refuse(plan)
         _announce(plan, settings, options)
@@ -303,7 +303,7 @@ def _outcome_of_interrupt(launch: Launch, options: UpOptions) -> str:
 
 
 def _stop_if_wanted(launch: Launch, options: UpOptions) -> bool:
-    if options.stop_on_interrupt:
+    if options.is_unit:
         with defer_signals(), launch.lock():
             stop_locked(launch)
-    return options.stop_on_interrupt
+    return options.is_unit

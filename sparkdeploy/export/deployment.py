@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.gateway.stack import Stack
+    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
 FOLDER_VARIABLES = (
@@ -93,6 +94,7 @@ def export_systemd(
             folder=UNIT_FOLDER,
             env=dict(folder_variables(env)),
             startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
+            needed=_needed_folders(resolved, settings, anywhere.recipe),
             is_woken=is_woken,
         )
     )
@@ -110,9 +112,28 @@ def export_gateway_unit(stack: Stack, consents: Sequence[str], env: Mapping[str,
             folder=UNIT_FOLDER,
             env=dict(folder_variables(env)),
             startup_timeout_s=BETWEEN_STARTS_S,
+            needed=(str(stack.path),),
             notifies=False,
         )
     )
+
+
+def _needed_folders(resolved: Resolved, settings: Settings, recipe: str) -> tuple[str, ...]:
+    """Return what the unit reads and writes, which may be on disks that are mounted late.
+
+    A link is given with what it leads to: systemd looks at the words alone.
+    """
+    weights = (resolved.recipe.model, *resolved.recipe.companions)
+    named = (recipe, *(it.path for it in weights), resolved.recipe.checkpoint.fp8_dense.source)
+    paths = [
+        settings.hub_cache,
+        *(settings.config_dir, settings.data_dir, settings.cache_dir, settings.state_dir),
+        Path(sys.executable),
+        Path(sys.prefix),
+        *(Path(it).expanduser() for it in named if it and it[0] in "/~"),
+    ]
+    whole = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 - a link stays one
+    return tuple(dict.fromkeys(str(it) for path in whole for it in (path, path.resolve())))
 
 
 def folder_variables(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -48,6 +48,8 @@ class Unit:
     startup_timeout_s: float
     notifies: bool = True
     """Whether the command says when it is ready; else it is once it has begun."""
+    needed: Sequence[str] = ()
+    """Folders that have to be there first, absolute."""
     is_woken: bool = False
     """Whether a socket starts it; systemd counts each wake as a start, so none is limited."""
 
@@ -79,6 +81,8 @@ def unit_text(unit: Unit) -> str:
         max_starts=MAX_STARTS,
         between_starts_s=BETWEEN_STARTS_S,
         user=_specifiers_escaped(unit.user),
+        # systemd knows no escapes for bytes there.
+        needed=" ".join(quoted(path) for path in unit.needed if path.isprintable()),
         working_directory=_specifiers_escaped(unit.folder),
         environment=[quoted(f"{name}={value}") for name, value in sorted(unit.env.items())],
         up=command_line(unit.up),

@@ -186,7 +186,7 @@ class Lab:
         *sets: str,
         size: int | None = None,
         extent: Extent = Extent.ANSWER,
-        stop_on_interrupt: bool = False,
+        is_unit: bool = False,
     ) -> Outcome:
         """Deploy v2 over `size` machines; all of them when left out."""
         size = self.count if size is None else size
@@ -201,7 +201,7 @@ class Lab:
             request,
             load_settings(),
             confirm=self.consent,
-            options=UpOptions(extent, stop_on_interrupt=stop_on_interrupt),
+            options=UpOptions(extent, is_unit=is_unit),
         )
 
     def roll_back(self) -> str:
@@ -319,7 +319,7 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(deploy_nodes, "configured", lambda _settings: sparks(max(count, 2)))
     monkeypatch.setattr(deploy_nodes, "name_here", lambda _config: "spark-1")
     monkeypatch.setattr(deploy_up, "draft_plan", lab.draft)
-    monkeypatch.setattr(deploy_up, "bring_models", lambda *_: False)
+    monkeypatch.setattr(deploy_up, "bring_models", lambda *_, **_options: False)
     monkeypatch.setattr(prepare, "send_images", lambda *_: {})
     monkeypatch.setattr(prepare, "prepare_folders", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.doctor.doctor_report", lambda *_: {})

@@ -222,7 +222,7 @@ def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
     command.send(signal.SIGKILL)
     command.wait()
 
-    def answer_meanwhile(*_: object) -> bool:
+    def answer_meanwhile(*_: object, **_options: object) -> bool:
         deployed.tell_servers("late")
         return deployed.text() != "new"
 

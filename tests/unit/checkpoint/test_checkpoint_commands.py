@@ -10,6 +10,7 @@ import pytest
 
 from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.deploy.request import Request, bring_models, resolve
+from sparkdeploy.errors import CheckpointError
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.steps import Action
@@ -82,6 +83,9 @@ def test_a_plan_fetches_a_missing_model_after_a_yes(double: HubDouble) -> None:
         asked.append(question)
         return True
 
+    with pytest.raises(CheckpointError, match="nothing is downloaded: is its disk there") as unit:
+        bring_models(plan, load_settings(), agree, may_download=False)
+    assert "--prepare" in (unit.value.hint or "")
     assert bring_models(plan, load_settings(), agree)
     assert len(asked) == 1
     assert asked[0].startswith("Download lab/twin (")

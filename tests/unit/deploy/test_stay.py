@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sparkdeploy.deploy import lifecycle
-from sparkdeploy.deploy.stay import Ends, notify_systemd, stay_with
-from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.deploy.stay import BOOT_S, Ends, notify_systemd, start_at_boot, stay_with
+from sparkdeploy.errors import (
+    BuildError,
+    CheckpointError,
+    ConsentNeededError,
+    NodeError,
+    RecipeError,
+    SparkdeployError,
+    UnhealthyError,
+    UsageError,
+)
 from sparkdeploy.node.lock import attendant_of, watching
 from sparkdeploy.settings import load_settings
 from tests.fakes.machines import NEW, Lab, build, interrupts
@@ -51,6 +60,36 @@ def stays(*happens: Callable[[], object]) -> int:
 
     stay_with("main", sleep, cast("type[Ends]", Looks))
     return seen
+
+
+@pytest.mark.parametrize("late", [RecipeError("x"), NodeError("x"), CheckpointError("x")])
+def test_what_is_late_at_boot_is_waited_for(
+    late: SparkdeployError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(uptime_s: float, *errors: SparkdeployError) -> int:
+        left, pauses = list(errors), 0
+
+        def start() -> None:
+            if left:
+                raise left.pop(0)
+
+        def sleep(_s: float) -> None:
+            nonlocal pauses
+            pauses += 1
+
+        start_at_boot(start, sleep, lambda: uptime_s)
+        return pauses
+
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/none")
+    assert started(60, late, late) == 2
+    with pytest.raises(type(late)):
+        started(BOOT_S + 1, late)
+    for final in (UnhealthyError("x"), ConsentNeededError("x"), UsageError("x"), BuildError("x")):
+        with pytest.raises(type(final)):
+            started(60, final)
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    with pytest.raises(type(late)):
+        started(60, late)
 
 
 def part(lab: Lab, number: int) -> str:
@@ -149,7 +188,7 @@ def test_an_interrupt_ends_a_first_start_that_somebody_was_to_stay_with(
     """`systemctl stop` of a unit that is not up yet is a signal, and no `stop`."""
     empty.wait = interrupts
     with pytest.raises(KeyboardInterrupt):
-        empty.up(OLD, stop_on_interrupt=True)
+        empty.up(OLD, is_unit=True)
     assert empty.running() == [None] * empty.count
     assert empty.status().state == "stopped"
     assert "main was stopped before it answered" in capsys.readouterr().err

@@ -200,7 +200,7 @@ def test_what_a_download_brought_to_light_is_refused_too(
     def decided_again(plan: Any, *_: Any) -> Any:
         return replace(plan, findings=(fail("machine.memory", "it is too large", "none"),))
 
-    monkeypatch.setattr(deploy_up, "bring_models", lambda *_: True)
+    monkeypatch.setattr(deploy_up, "bring_models", lambda *_, **_options: True)
     monkeypatch.setattr(deploy_up, "decide_again", decided_again)
     with pytest.raises(NodeError, match="cannot start"):
         lab.up(OLD)

@@ -62,6 +62,7 @@ UNIT = Unit(
     folder="/",
     env={"HF_HOME": "/data/hf 100%"},
     startup_timeout_s=1800,
+    needed=("/data/hf 100%", "/home/ada"),
 )
 
 
@@ -182,6 +183,16 @@ def test_systemd_reads_back_the_very_command(
     assert [name for name in names if name != "Environment"] == PLAIN_NAMES
 
 
+@given(st.lists(folders))
+def test_systemd_reads_back_every_folder_that_is_needed(needed: list[str]) -> None:
+    """Its words have quotes there, and no escapes for bytes."""
+    printable = [path for path in needed if path.isprintable()]
+    found = settings_of(unit_text(replace(UNIT, needed=needed)).encode())
+    lines = [value for name, value in found if name == "RequiresMountsFor"]
+    assert len(lines) == bool(printable)
+    assert [os.fsdecode(word) for line in lines for word in words_of(line)] == printable
+
+
 @pytest.mark.parametrize(
     "word", [";", "$$", "%", "\\", "a\\", "", "$HOME", "${X}", "%h", "'", "-x "]
 )
@@ -227,6 +238,26 @@ def test_a_unit_runs_as_who_made_it_whatever_a_variable_says(
 
     assert "evil" not in text
     assert f"User={pwd.getpwuid(os.getuid()).pw_name}\n" in text
+
+
+def test_a_unit_waits_for_the_disks_of_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link counts with what it leads to; a model's folder may not be there yet."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "hub").symlink_to(tmp_path / "disk")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    recipe = tmp_path / "own recipes" / "mine.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text("schema: 1\nname: mine\ntitle: t\nextends: v2\n")
+    model = f"model.path={tmp_path}/late/model"
+    text = export_systemd(Request(str(recipe), (model,)), load_settings(), {})
+    (line,) = (it for it in text.splitlines() if it.startswith("RequiresMountsFor="))
+    for path in (tmp_path / "hub", tmp_path / "disk", recipe, tmp_path / "late" / "model"):
+        assert f'"{path}"' in line
+    assert f'"{load_settings().state_dir}"' in line
+    # Exit codes 3, 4 and 6 are those of a disk or a network that is late.
+    assert "RestartPreventExitStatus=2 5 86\n" in text
 
 
 def read_by_compose(value: Any) -> Any:
