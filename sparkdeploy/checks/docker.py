@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, ContainerFact
+from sparkdeploy.node.docker_config import DEFAULT_ADDRESS
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -45,11 +47,62 @@ def check_architecture(engine: str, processor: str | None) -> Finding:
     return warn(check, seen, fix)
 
 
-def check_nvidia_runtime(*, has_runtime: bool) -> Finding:
+def check_nvidia_runtime(*, has_runtime: bool, cdi_device: str = "") -> Finding:
     check = "docker.nvidia_runtime"
     if has_runtime:
         return ok(check, "containers reach the GPU by the nvidia runtime")
-    return fail(check, "docker has no nvidia runtime for containers with GPUs", INSTALL_RUNTIME)
+    if cdi_device:
+        return ok(check, f"containers reach the GPU by CDI ({cdi_device})")
+    seen = "docker has no nvidia runtime and no CDI device for containers with GPUs"
+    return fail(check, seen, INSTALL_RUNTIME)
+
+
+def check_context(info: EngineInfo) -> Finding:
+    """Check that Docker's own command asks the engine that we ask."""
+    check, other = "docker.context", info.other_context
+    if other is None:
+        return ok(check, "Docker's own command asks the same engine")
+    where = other.address or "an address that cannot be read"
+    return warn(
+        check,
+        f"`docker` itself asks {where} ({other.name}), and sparkdeploy asks "
+        f"{info.address or DEFAULT_ADDRESS}: `docker ps` does not show what is deployed",
+        f"export DOCKER_HOST={shlex.quote(info.address or DEFAULT_ADDRESS)} shows it; or set "
+        "docker_host in config.yaml to the other one",
+    )
+
+
+def check_rootless(info: EngineInfo) -> Finding:
+    check = "docker.rootless"
+    if not info.is_rootless:
+        return ok(check, "the engine may do what containers with GPUs need")
+    return warn(
+        check,
+        "the engine is rootless: its containers have another network than this machine, so that "
+        "no client reaches a server at 127.0.0.1, and they may not lock memory for RDMA",
+        f"set `docker_host: {DEFAULT_ADDRESS}` in config.yaml, Docker's engine of the system",
+    )
+
+
+def check_cgroup(info: EngineInfo, links: int | None) -> Finding:
+    """Check that a container keeps its GPU when systemd reads its units anew.
+
+    systemd then sets the devices of each scope again, and knows those alone that /dev/char names.
+    `links` is how many of NVIDIA's devices it does.
+    """
+    check = "docker.cgroup"
+    if info.cgroup_driver != "systemd" or not info.has_nvidia_runtime:
+        return ok(check, "`systemctl daemon-reload` takes no GPU from a container")
+    if links is None:
+        return not_seen(check, "/dev/char cannot be listed")
+    if links:
+        return ok(check, "systemd knows NVIDIA's devices by /dev/char")
+    return warn(
+        check,
+        "`systemctl daemon-reload` may take the GPU from running containers: /dev/char does not "
+        "name NVIDIA's devices",
+        "sudo nvidia-ctk system create-dev-char-symlinks --create-all (at each boot, by udev)",
+    )
 
 
 def check_low_disk(info: EngineInfo, free_bytes: int) -> Finding:

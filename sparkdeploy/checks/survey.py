@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.finding import Finding, Verdict, node_finding
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import fabric as node_fabric
+from sparkdeploy.node.docker_config import other_context
 from sparkdeploy.node.fabric import FALLBACK_GID_INDEX, look_at_fabric, twin_key
 from sparkdeploy.node.facts import NodeFact, look_at
 from sparkdeploy.node.node import at_once, named
@@ -68,6 +69,8 @@ def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey
                     if not is_alone:
                         raise
                 own = machine if node.is_here and machine is not None else node
+                if docker is not None and node.is_here:
+                    docker = replace(docker, other_context=other_context(docker.address))
                 fabric = None if is_alone else look_at_fabric(node)
                 return look_at(own, node.name, docker, models, fabric)
         except NodeError as error:

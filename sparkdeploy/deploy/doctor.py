@@ -130,6 +130,7 @@ def examine(
         *_architecture_findings(seen_plan, kind.wait(started_s + DEADLINE_S)),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, booted, settings),
+        *_cgroup_findings(seen_plan, symptoms),
         *machine_symptoms(symptoms),
         *(
             (*gpu_symptoms(symptoms), check_other_servers(beside, symptoms.programs))
@@ -174,6 +175,13 @@ def _architecture_findings(plan: Plan | None, kind: str | None) -> Iterator[Find
     node = plan.observed.head.facts if plan is not None else None
     if node is not None and node.docker is not None:
         yield docker.check_architecture(node.architecture, spelled(kind or "") or kind)
+
+
+def _cgroup_findings(plan: Plan | None, symptoms: SymptomFact) -> Iterator[Finding]:
+    if plan is not None and plan.resolved.engine.runs_on != "cpu":
+        info = plan.observed.head.facts.docker
+        if info is not None:
+            yield docker.check_cgroup(info, symptoms.gpu_links)
 
 
 def _plan_findings(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import socket
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import docker
@@ -19,6 +17,7 @@ import urllib3.exceptions
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
+from sparkdeploy.node.docker_config import DEFAULT_ADDRESS, config_folder, other_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,15 +85,20 @@ def _require_listener(address: str) -> None:
             hint="sudo usermod -aG docker $USER, then log in again",
         ) from error
     except OSError as error:
+        hint, other = START_HINT, other_context(address)
+        if other is not None and other.address:
+            hint += f"; `docker` itself asks {other.address} ({other.name}): export DOCKER_HOST="
+            hint += shlex.quote(other.address)
         raise NodeError(
-            f"docker at {address} does not answer: {error.strerror or error}", hint=START_HINT
+            f"docker at {address} does not answer: {error.strerror or error}", hint=hint
         ) from error
 
 
 def refuse_unreadable_logins() -> None:
     """Raise NodeError for a login that the SDK would stumble over, whatever it is asked for."""
     try:
-        logins = json.loads(_login_file().read_text(encoding="utf-8"))["auths"].items()
+        text = (config_folder() / "config.json").read_text(encoding="utf-8")
+        logins = json.loads(text)["auths"].items()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return  # nothing that the SDK would take a login from
     for registry, entry in logins:
@@ -107,14 +111,10 @@ def refuse_unreadable_logins() -> None:
 
 def _unreadable_login(subject: str, registry: str, cause: object) -> NodeError:
     return NodeError(
-        f"{subject} could not be read from {_login_file()}: {str(cause).strip().rstrip('.')}",
+        f"{subject} could not be read from {config_folder() / 'config.json'}: "
+        f"{str(cause).strip().rstrip('.')}",
         hint=f"`docker login {registry}` writes it anew; or take it out of that file",
     )
-
-
-def _login_file() -> Path:
-    folder = os.environ.get("DOCKER_CONFIG")
-    return (Path(folder) if folder else Path("~/.docker").expanduser()) / "config.json"
 
 
 class DockerConnection:
@@ -125,7 +125,7 @@ class DockerConnection:
 
         The SDK reads Docker's logins before anything else.
         """
-        address = docker_host or "unix:///var/run/docker.sock"
+        self.address = address = docker_host or DEFAULT_ADDRESS
         _require_listener(address)
         refuse_unreadable_logins()
         with translated(f"docker at {address}"):
@@ -153,5 +153,5 @@ class DockerConnection:
         """Return what the engine says of itself; a connection asks it once."""
         if self._info is None:
             with translated("docker info"):
-                self._info = reports.read_engine_info(self._api.info())
+                self._info = reports.read_engine_info(self._api.info(), self.address)
         return self._info

@@ -24,12 +24,14 @@ from sparkdeploy.node.connection import (
     translated,
 )
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, NeighbourFact
+from sparkdeploy.node.docker_config import environment
 from sparkdeploy.node.reports import last_end_s, read_listed_container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
+    from sparkdeploy.node.reports import EngineInfo
 
 FIRST_STOP_S = 1
 REMOVAL_TIMEOUT_S = 30.0
@@ -139,13 +141,14 @@ class Containers(DockerConnection):
 
     def create(self, spec: ContainerSpec) -> str:
         with translated(f"create container {spec.name}"):
-            host_config = self._api.create_host_config(**_host_options(spec))
+            engine = self.info() if spec.gpus == "all" else None
+            host_config = self._api.create_host_config(**_host_options(spec, engine))
             created = self._api.create_container(
                 image=spec.image,
                 name=spec.name,
                 entrypoint=list(spec.entrypoint),
                 command=list(spec.command),
-                environment=dict(spec.env),
+                environment=environment(spec.env),
                 user=spec.user,
                 labels=dict(spec.labels),
                 stop_signal="SIGTERM",
@@ -304,8 +307,12 @@ class Containers(DockerConnection):
         return code, output
 
 
-def _host_options(spec: ContainerSpec) -> dict[str, Any]:
-    gpus = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if spec.gpus == "all" else None
+def _host_options(spec: ContainerSpec, engine: EngineInfo | None) -> dict[str, Any]:
+    """Return the rest of a container's description; `engine` is needed for GPUs."""
+    request = DeviceRequest(count=-1, capabilities=[["gpu"]])
+    if engine is not None and engine.cdi_device and not engine.has_nvidia_runtime:
+        request = DeviceRequest(driver="cdi", device_ids=[engine.cdi_device])
+    gpus = [request] if spec.gpus == "all" else None
     return {
         # Mounts rather than binds: a path may hold a colon, and a missing source is an error
         # instead of a new folder that belongs to root.

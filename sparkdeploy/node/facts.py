@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.node import Node
+from sparkdeploy.node.reports import CONTAINERD_ROOT
 from sparkdeploy.node.shared_files import user_name
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ QUERY_TIMEOUT_S = 10.0
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 MIB = 2**20
 _HIDES_LOG = "/proc/sys/kernel/dmesg_restrict"
+_CONTAINERD_ROOT = re.compile(r"""^root[ \t]*=[ \t]*["'](/[^"'\n]+)["']""", re.MULTILINE)
 VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})+")
 
 
@@ -150,6 +152,8 @@ def look_at(
     """Return what a machine is and what is free on it; NodeError for what no vLLM is built for."""
     memory = read_meminfo(machine)
     seen = read_gpus(machine)
+    if docker is not None and docker.root_dir == CONTAINERD_ROOT:
+        docker = replace(docker, root_dir=containerd_root(machine))
     root = docker.root_dir if docker is not None else None
     return NodeFact(
         name=name,
@@ -167,6 +171,14 @@ def look_at(
         shows_kernel_log=bool(seen.gpus) and read_or_none(machine, _HIDES_LOG) in ("0", "0\n"),
         fabric=fabric,
     )
+
+
+def containerd_root(machine: Machine) -> str:
+    """Return containerd's own root, of its configuration, where that moves it to another disk."""
+    text = read_or_none(machine, "/etc/containerd/config.toml") or ""
+    # What stands behind the first table is another's root.
+    found = _CONTAINERD_ROOT.search(text.partition("\n[")[0])
+    return found[1] if found else CONTAINERD_ROOT
 
 
 def read_meminfo(machine: Machine = THIS_MACHINE) -> Mapping[str, int]:

@@ -13,8 +13,11 @@ from sparkdeploy.node.container import ContainerFact, ImageFact, ListedContainer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sparkdeploy.node.docker_config import Context
+
+CDI_GPUS = "nvidia.com/gpu=all"
 _SYSTEM_CONTAINERD = "/run/containerd/containerd.sock"
-_SYSTEM_CONTAINERD_ROOT = "/var/lib/containerd"
+CONTAINERD_ROOT = "/var/lib/containerd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,13 @@ class EngineInfo:
     has_nvidia_runtime: bool
     has_containerd_store: bool = False
     """Images are kept by containerd, packed and unpacked, and named by their manifests."""
+    address: str = ""
+    cdi_device: str = ""
+    """By which a container gets the GPUs where there is no nvidia runtime, of /etc/cdi."""
+    is_rootless: bool = False
+    cgroup_driver: str = ""
+    other_context: Context | None = None
+    """Whom Docker's own command asks, where that is another engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ def parse_time(text: str) -> datetime | None:
     return moment.astimezone(UTC) if moment.year > 1 else None
 
 
-def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
+def read_engine_info(item: Mapping[str, Any], address: str = "") -> EngineInfo:
     status = [value for pair in item.get("DriverStatus") or () for value in pair or ()]
     has_containerd_store = "io.containerd.snapshotter.v1" in status
     containerd = (item.get("Containerd") or {}).get("Address")  # engines before 27 do not say
@@ -68,13 +78,27 @@ def read_engine_info(item: Mapping[str, Any]) -> EngineInfo:
     return EngineInfo(
         name=item.get("Name", ""),
         version=item.get("ServerVersion", ""),
-        root_dir=_SYSTEM_CONTAINERD_ROOT if is_elsewhere else item.get("DockerRootDir", ""),
+        root_dir=CONTAINERD_ROOT if is_elsewhere else item.get("DockerRootDir", ""),
         architecture=item.get("Architecture", ""),
         memory_bytes=int(item.get("MemTotal") or 0),
         cpu_count=int(item.get("NCPU") or 0),
         has_nvidia_runtime="nvidia" in (item.get("Runtimes") or {}),
         has_containerd_store=has_containerd_store,
+        address=address,
+        cdi_device=_cdi_device(item),
+        is_rootless=any("rootless" in str(it) for it in item.get("SecurityOptions") or ()),
+        cgroup_driver=item.get("CgroupDriver") or "",
     )
+
+
+def _cdi_device(item: Mapping[str, Any]) -> str:
+    """Return the name of all GPUs, or of the first; nothing where the engine has none by CDI."""
+    if "DiscoveredDevices" not in item:
+        # Engines before 28.3 say which folders they read, and not what is in them.
+        return CDI_GPUS if item.get("CDISpecDirs") else ""
+    found = [str((it or {}).get("ID")) for it in item["DiscoveredDevices"] or ()]
+    gpus = sorted(name for name in found if name.startswith(CDI_GPUS.partition("=")[0] + "="))
+    return CDI_GPUS if CDI_GPUS in gpus else next(iter(gpus), "")
 
 
 def read_failure(message: Mapping[str, Any]) -> str | None:
@@ -180,4 +204,5 @@ def keeps_gpu_for_ever(item: Mapping[str, Any]) -> bool:
     uses_gpu = settings.get("Runtime") == "nvidia" or any(
         "gpu" in group for request in requests for group in request.get("Capabilities") or ()
     )
+    uses_gpu |= any(CDI_GPUS[:11] in str(request.get("DeviceIDs")) for request in requests)
     return uses_gpu and policy.get("Name") in {"always", "unless-stopped"}

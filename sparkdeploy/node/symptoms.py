@@ -58,6 +58,8 @@ class SymptomFact:
     firmware: Mapping[str, str] = field(default_factory=dict)
     programs: frozenset[str] = frozenset()
     """Names of what runs, of 15 letters at most."""
+    gpu_links: int | None = None
+    """How many of NVIDIA's devices have a link in /dev/char."""
     driver_log: tuple[str, ...] | None = None
     """The GPU driver's lines in the kernel's log since the start; None: it may not be read."""
 
@@ -86,6 +88,7 @@ def read_symptoms(text: str) -> SymptomFact:
         programs=frozenset(
             filter(None, map(str.strip, parts_by_name.get("programs", "").splitlines()))
         ),
+        gpu_links=_number(parts_by_name.get("links", "").strip()),
         driver_log=tuple(parts_by_name["log"].splitlines()) if "log" in parts_by_name else None,
     )
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.docker import check_low_disk, check_nvidia_runtime
+from sparkdeploy.checks.docker import (
+    check_context,
+    check_low_disk,
+    check_nvidia_runtime,
+    check_rootless,
+)
 from sparkdeploy.checks.finding import Verdict, fail, fail_early, not_seen, ok, warn
 from sparkdeploy.checks.machine import (
     check_gpu,
@@ -81,8 +86,17 @@ def gpu(plan: Plan, _part: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
         ours = frozenset(item.container_id for item in seen.containers)
         yield check_other_users(node.gpu_processes, ours)
         if node.docker is not None:
-            yield check_nvidia_runtime(has_runtime=node.docker.has_nvidia_runtime)
+            yield check_nvidia_runtime(
+                has_runtime=node.docker.has_nvidia_runtime, cdi_device=node.docker.cdi_device
+            )
     yield check_kho(node.meminfo)
+
+
+def engine(_plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
+    if seen.facts.docker is not None:
+        if planned.rank.is_head:
+            yield check_context(seen.facts.docker)
+        yield check_rootless(seen.facts.docker)
 
 
 def swap(_plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Finding]:
@@ -120,7 +134,7 @@ def container_name_is_free(plan: Plan, _part: NodePlan, seen: ObservedNode) -> I
         yield fail("deployments.name", stays, fix)
 
 
-NODE_CHECKS = (gpu, swap, memory, disk, container_name_is_free)
+NODE_CHECKS = (engine, gpu, swap, memory, disk, container_name_is_free)
 
 
 def transport(plan: Plan) -> Iterator[Finding]:

@@ -89,23 +89,28 @@ def find_needs(settings: Settings, *, rehearsal: bool) -> tuple[Need, ...]:
     gpu = facts.GpuReading() if rehearsal else facts.read_gpus()
     engine, info = _engine(settings, system)
     images = Path(info.root_dir) if info is not None else DOCKER_FOLDER
-    # Without an engine the installed toolkit counts.
-    has_runtime = (
-        _has_program("nvidia-container-runtime") if info is None else info.has_nvidia_runtime
-    )
     # Whoever calls through sudo will work without it.
     base = missing_packages(int(os.environ.get("SUDO_UID", uid)))
     lock_entry = facts.read_or_none(THIS_MACHINE, LOCK_ENTRY) or ""
     needs = (
         Need(check_gpu(gpu)),
         engine,
-        *([Need(docker.check_nvidia_runtime(has_runtime=has_runtime))] if gpu.gpus else []),
+        *([Need(_check_runtime(info))] if gpu.gpus else []),
         Need(check_disk(images, facts.free_bytes(images), serves=bool(gpu.gpus))),
         check_base(base, system, has_registry=bool(base) and _registry_answers(settings)),
         *map(Need, folder_findings(CheckedHost(THIS_MACHINE, own_folders(settings)))),
         check_lock(str(settings.lock_dir), lock_entry),
     )
     return tuple(_without_sudo(need) if uid == ROOT_UID else need for need in needs)
+
+
+def _check_runtime(info: EngineInfo | None) -> Finding:
+    if info is None:
+        # Without an engine the installed toolkit counts.
+        return docker.check_nvidia_runtime(has_runtime=_has_program("nvidia-container-runtime"))
+    return docker.check_nvidia_runtime(
+        has_runtime=info.has_nvidia_runtime, cdi_device=info.cdi_device
+    )
 
 
 def is_fixable(needs: Sequence[Need]) -> bool:

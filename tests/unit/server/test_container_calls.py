@@ -11,6 +11,7 @@ from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, Mount, Ulimit
 from sparkdeploy.node.containers import Containers
+from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def api() -> Iterator[RecordingApi]:
 @pytest.fixture
 def host(api: RecordingApi) -> Containers:
     made = object.__new__(Containers)
-    made._api = api
+    made._api, made._info = api, DOCKER
     return made
 
 
