@@ -8,11 +8,13 @@ import os
 import selectors
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self, cast
@@ -31,6 +33,7 @@ MAX_ERROR_BYTES = 1 << 20
 LONGEST_S = 24 * 3600.0
 """For a program without a limit of its own: weights of a large model over a slow line."""
 _CHUNK_BYTES = 1 << 16
+PROC = Path("/proc")
 AS_MODULE = ("-P", "-m", "sparkdeploy")
 """How a Python runs this program. -P: no module is taken from the folder where it starts."""
 
@@ -77,7 +80,7 @@ def run(  # noqa: PLR0913 - what a program reads, where its output goes, and its
         given.write((stdin or "").encode())
         given.seek(0)
         process = _start(argv, stdin=given, env=env, new_session=on_text is not None)
-    with process:
+    with _closing(process):
         try:
             for stream, chunk in _chunks(process, argv, deadline_s, max_bytes):
                 if stream is process.stderr:
@@ -88,11 +91,11 @@ def run(  # noqa: PLR0913 - what a program reads, where its output goes, and its
                     on_text(decoder.decode(chunk))
             exit_code = process.wait(max(deadline_s - time.monotonic(), 0.01))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
-            _end(process)
+            _end_all(process)
             message = f"`{shlex.join(argv)}` did not end within {timeout_s:g} s"
             raise NodeError(message) from error
         except BaseException:
-            _end(process)
+            _end_all(process)
             raise
     text = output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
     return Completed(tuple(argv), exit_code, text, errors.decode(errors="replace"))
@@ -148,14 +151,61 @@ def _chunks(
                 yield stream, chunk
 
 
+@contextlib.contextmanager
+def _closing(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Close the pipes behind the block. Popen's own block waits for ever for one that stays."""
+    try:
+        yield
+    finally:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """End a program with all that it started."""
+    others = list(descendants(process.pid))[1:] if process.poll() is None else []
+    _end(process)
+    for started, path in others:
+        # Another program may have got its number meanwhile.
+        if started and _start_of(path) == started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(path.name), signal.SIGKILL)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program, and kill one that stays; one that has ended is fine."""
+    """End a program, and kill one that stays; one that has ended is fine.
+
+    What the kernel does not let go, such as a program that waits for a driver, is left behind.
+    """
     process.terminate()
     try:
         process.wait(END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_TIMEOUT_S)
+
+
+def descendants(pid: int, proc: Path = PROC) -> Iterator[tuple[str, Path]]:
+    """Yield a process and all that it started, the nearest first: when each began, and its folder
+    in /proc."""
+    waiting = deque([str(pid)])
+    while waiting:
+        process = proc / waiting.popleft()
+        yield _start_of(process), process
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            for thread in sorted((process / "task").iterdir()):
+                waiting.extend((thread / "children").read_text().split())
+
+
+def _start_of(process: Path) -> str:
+    try:
+        # The name of a program may hold blanks and brackets.
+        words = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return words[19] if len(words) > 19 else ""
 
 
 def is_at_terminal() -> bool:

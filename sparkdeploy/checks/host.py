@@ -5,6 +5,7 @@ A new check is one function here, and its name in CHECKS.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import shlex
@@ -76,6 +77,8 @@ class CheckedHost:
     model_folder: str = ""
     """The recipe's model in a hub cache: `models--ORG--NAME`."""
     targets: tuple[NeededHost, ...] = ()
+    fabric: frozenset[str] = frozenset()
+    """The addresses of the fabric's interfaces."""
 
     def output(self, *argv: str) -> str | None:
         return output_or_none(self.machine, argv, timeout_s=READ_TIMEOUT_S)
@@ -181,6 +184,28 @@ def _localhost(host: CheckedHost) -> Finding:
     return ok(check, first if addresses[0] == "127.0.0.1" else f"{first}: give clients 127.0.0.1")
 
 
+def _own_name(host: CheckedHost) -> Finding:
+    """Check where the machine's own name leads clients and other nodes."""
+    check = "network.own_name"
+    name = (host.output("uname", "-n") or "").strip()
+    lines = (host.output("getent", "ahosts", name) if name else None) or ""
+    found = [line.split()[0] for line in lines.splitlines() if line.strip()]
+    if not found:
+        return not_seen(check, f"{name or 'the name of this machine'} cannot be looked up")
+    first, seen = found[0].partition("%")[0], f"{name} means {found[0]}"
+    try:
+        is_link_local = ipaddress.ip_address(first).is_link_local
+    except ValueError:
+        return not_seen(check, seen)
+    fix = f"put `ADDRESS {name}` with the address in your network into /etc/hosts, or name clients "
+    fix += "the address itself"
+    if is_link_local:
+        return warn(check, f"{seen}, which counts on one cable alone (link-local)", fix)
+    if first in host.fabric:
+        return warn(check, f"{seen}, an address of the fabric: no client reaches it there", fix)
+    return ok(check, seen)
+
+
 def _open_ports(host: CheckedHost) -> Finding:
     """Name ports of model servers that answer anyone: listeners on every address."""
     check, tables = "ports.open", [host.file(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
@@ -199,7 +224,7 @@ def _open_ports(host: CheckedHost) -> Finding:
     )
 
 
-CHECKS = (_architecture, _system, _oom_kills, _duplicates, _localhost, _open_ports)
+CHECKS = (_architecture, _system, _oom_kills, _duplicates, _localhost, _own_name, _open_ports)
 
 
 def _folder(host: CheckedHost, role: str, path: str) -> Finding:

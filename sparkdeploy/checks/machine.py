@@ -111,7 +111,23 @@ def check_other_users(processes: tuple[GpuProcess, ...], own_containers: frozens
     if not foreign:
         return ok(check, "no other program computes on the GPU")
     seen = f"also on the GPU: {', '.join(map(_user, foreign))}; memory is shared with them"
-    return warn(check, seen, f"stop them, for example: kill {foreign[0].pid}")
+    return warn(check, seen, _stop_of(foreign[0]))
+
+
+def _stop_of(process: GpuProcess) -> str:
+    """Return how a program's owner ends all of it: nobody kills one rank of several."""
+    name = process.name.rpartition("/")[2]
+    servers = [it for it in model_servers() if re.search(it.program, name)]
+    if servers:
+        return servers[0].stop
+    rank = next((it["title"] for it in known()["ranks"] if re.search(it["name"], name)), None)
+    whole = f"it is part of {rank}: end that as a whole, where it was started, also on other nodes"
+    if process.container_id:
+        container = process.container_id[:12]
+        look = f"docker ps --filter id={container}"
+        return f"{whole} ({look})" if rank else f"{look}, then docker stop {container}"
+    look = f"ps -o user,lstart,args -p {process.pid}"
+    return f"{whole} ({look})" if rank else f"{look} says what it is; its owner can stop it"
 
 
 def _user(process: GpuProcess) -> str:
@@ -308,6 +324,9 @@ def check_xids(log: Sequence[str] | None) -> Finding:
     errors = ", ".join(_xid(number, count) for number, count in counts.most_common())
     is_mild = counts.keys() <= set(known()["xids_of_programs"])
     fix = "sparkdeploy diagnose: the engine made it" if is_mild else "sudo reboot"
+    if not counts.keys().isdisjoint(known()["xids_of_flavour"]):
+        fix += "; is the driver the open one? `modinfo -F license nvidia` says Dual MIT/GPL then, "
+        fix += f"else: sudo apt-get install nvidia-driver-{OLDEST_DRIVER}-open"
     return warn(check, f"since the start: {errors}", fix)
 
 
@@ -322,6 +341,9 @@ def check_driver_log(log: Sequence[str] | None) -> Finding:
     check = "gpu.driver_log"
     if log is None:
         return not_seen(check, "this user may not read the kernel's log: sudo dmesg | grep NVRM")
+    for row in known()["driver_lines"]:
+        if any(row["says"] in line for line in log):
+            return warn(check, row["seen"], row["fix"])
     complaints = [line for line in log if _COMPLAINT.search(line) and not XID.search(line)]
     starved = sum(NO_MEMORY in line for line in complaints)
     if starved:

@@ -17,12 +17,12 @@ from sparkdeploy.node.node import at_once, named
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.cluster import ClusterNode
-    from sparkdeploy.node.fabric import Connection, FabricFact, Packet
+    from sparkdeploy.node.fabric import Connection, FabricFact, Packet, Rate
     from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.reports import EngineInfo
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ANY_PORT = 0
 """Tests whether a firewall lets the fabric through at all."""
 CLOCK_TOLERANCE_S = 5.0
+LEAST_SHARE = 0.1
+"""Of a link's speed, by one TCP connection: ports of 200 Gb/s that carried 13 were at fault."""
 TOOLS = {"rsync": "rsync", "ping": "iputils-ping", "sha256sum": "coreutils"}
 
 
@@ -113,6 +115,36 @@ def probe(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
     return (*packet_checks(packets), *connection_checks(opened))
 
 
+def measure(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
+    """Measure each link between a node and the next for a second, one after the other."""
+    ready = [node for node in nodes if node.name in found.seen]
+    after = {node.name: ready[(at + 1) % len(ready)].name for at, node in enumerate(ready)}
+    rates = []
+    for source, target, port, _ in _ways(ready, found) if nodes.config is not None else ():
+        if after[source.name] == target.name:
+            name, fact = source.entry.fabric[port].interface, found.seen[source.name].fabric
+            interface = fact.interface(name) if fact is not None else None
+            speed = interface.speed_mbit_s if interface is not None else None
+            rates.append(node_fabric.measure_rate(source, target, port, speed))
+    return tuple(rate_checks(rates))
+
+
+def rate_checks(rates: Iterable[Rate]) -> Iterator[Finding]:
+    """Yield how fast each link was: one that is up may carry a small part of what it could."""
+    for it in rates:
+        seen = f"rate to {it.target} over {it.interface}: "
+        if not it.bytes_s:
+            seen += f"not measured: {it.failure or 'nothing arrived'}"
+            yield node_finding("rate", it.source, Verdict.NOT_SEEN, seen)
+            continue
+        gbit_s, least = it.bytes_s * 8 / 1e9, (it.speed_mbit_s or 0) / 1000 * LEAST_SHARE
+        fix = "on both nodes: is the cable one for that speed, and are all PCIe lanes up (sudo "
+        fix += "lspci -vv | grep LnkSta:)? switch both off and unplug them for a minute"
+        expected = f"{least:g} Gb/s and more by one connection"
+        is_fast = gbit_s >= least or Verdict.WARN
+        yield node_finding("rate", it.source, is_fast, f"{seen}{gbit_s:.1f} Gb/s", expected, fix)
+
+
 def connections(nodes: Nodes, workers: Sequence[Node]) -> list[Connection]:
     """Try every connection that a launch needs in parallel: a timeout costs its time only once."""
     if nodes.config is None:
@@ -171,8 +203,9 @@ def packet_checks(packets: Sequence[Packet]) -> Iterator[Finding]:
     for it in packets:
         seen, expected = f"path MTU to {it.target} over {it.interface}: ", f"{it.mtu} bytes to pass"
         if it.arrived is None:
-            seen += f"{it.mtu} bytes could not be sent: ping does not run"
-            yield node_finding("path_mtu", it.source, Verdict.NOT_SEEN, seen)
+            seen += f"{it.mtu} bytes could not be sent: {it.failure or 'ping does not run'}"
+            fix = f"on {it.source}: sudo apt-get install --reinstall {TOOLS['ping']}"
+            yield node_finding("path_mtu", it.source, Verdict.NOT_SEEN, seen, fix=fix)
             continue
         seen += f"{it.mtu} bytes {'pass' if it.arrived else 'do not pass'}"
         fix = f"on both nodes: sudo ip link set {it.interface} mtu {it.mtu}; a switch "
@@ -266,6 +299,20 @@ def _rdma(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
         yield node_finding("rdma", node.name, is_good, f"RDMA {port.rdma}: {seen}", expected, fix)
 
 
+def _pcie(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
+    """A port that is up may have few or slow lanes to the processor, until it is powered anew."""
+    for port in node.fabric:
+        found = facts.rdma_device(port.rdma) if port.rdma else None
+        if found is None or found.pcie_gt_s is None or not found.pcie_most_gt_s:
+            continue
+        seen = f"PCIe of {port.rdma}: {found.pcie_gt_s:g} GT/s"
+        is_good = found.pcie_gt_s >= found.pcie_most_gt_s or Verdict.WARN
+        fix = f"switch {node.name} off and unplug it for a minute; on the node: sudo lspci -vv | "
+        fix += "grep -E 'ConnectX|LnkSta:'"
+        expected = f"{found.pcie_most_gt_s:g} GT/s"
+        yield node_finding("pcie", node.name, is_good, seen, expected, fix)
+
+
 def _twins(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
     """One twin alone carries half of the port's rate."""
     used = {port.interface for port in node.fabric}
@@ -277,7 +324,7 @@ def _twins(node: ClusterNode, facts: FabricFact) -> Iterator[Finding]:
             yield node_finding("twins", node.name, Verdict.WARN, seen, expected, fix)
 
 
-NODE_CHECKS = (_clock, _tools, _interfaces, _subnets, _rdma, _twins)
+NODE_CHECKS = (_clock, _tools, _interfaces, _subnets, _rdma, _pcie, _twins)
 
 
 def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:

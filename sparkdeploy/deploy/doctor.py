@@ -25,7 +25,8 @@ from sparkdeploy.checks.host import (
 from sparkdeploy.checks.machine import check_other_servers, gpu_symptoms, machine_symptoms
 from sparkdeploy.checks.survey import survey
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.errors import RecipeError, SparkdeployError
+from sparkdeploy.node.cluster import configured
 from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact
 from sparkdeploy.node.facts import THIS_MACHINE, spelled
 from sparkdeploy.node.lock import attendant_of
@@ -217,7 +218,16 @@ def _host(machine: TimeLimitedMachine, resolved: Resolved, settings: Settings) -
         other_hub_caches=tuple(others),
         model_folder="models--" + resolved.recipe.model.known_as.replace("/", "--"),
         targets=tuple(_targets(settings)),
+        fabric=_fabric_addresses(settings),
     )
+
+
+def _fabric_addresses(settings: Settings) -> frozenset[str]:
+    # What is wrong with `cluster:` is said by the commands that need it.
+    with contextlib.suppress(RecipeError):
+        nodes = configured(settings).nodes
+        return frozenset(port.ip for node in nodes for port in node.fabric)
+    return frozenset()
 
 
 def _targets(settings: Settings) -> Iterator[NeededHost]:

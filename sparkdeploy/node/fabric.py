@@ -36,7 +36,31 @@ with socket.create_server((sys.argv[1], 0)) as server:
     server.settimeout(20)
     server.accept()
 """
+RECEIVE = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    server.settimeout(20)
+    peer, buffer, count = server.accept()[0], bytearray(1 << 20), 0
+    peer.settimeout(5)
+    begun = time.monotonic()
+    while size := peer.recv_into(buffer):
+        count += size
+    print(int(count / (time.monotonic() - begun)), flush=True)
+"""
+SEND = """
+import socket, sys, time
+where = sys.argv[2], int(sys.argv[3])
+with socket.create_connection(where, 5, (sys.argv[1], 0)) as peer:
+    end, data = time.monotonic() + float(sys.argv[4]), bytes(1 << 20)
+    while time.monotonic() < end:
+        peer.sendall(data)
+"""
+MEASURED_S = 1.0
 RDMA_ACTIVE = "ACTIVE"
+_PCIE = re.compile(r"pcie (\S{1,64}) (\d{1,3}) (\d{1,3}) (\d{1,3}(?:\.\d)?) (\d{1,3}(?:\.\d)?)")
+_WAS_SENT = "packets transmitted"
+"""In what every ping says at its end, whether anything came back or not."""
 FALLBACK_GID_INDEX = 3
 """Where RoCE v2 over IPv4 usually is on a ConnectX-7 with one address."""
 # enp1s0f1np1 and enP2p1s0f1np1 are one port on two PCIe links.
@@ -51,6 +75,7 @@ class Interface:
     is_up: bool
     mtu: int
     addresses: tuple[str, ...]
+    speed_mbit_s: int | None = None
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -65,6 +90,10 @@ class RdmaDevice:
     interface: str
     is_active: bool
     gid_index: int | None
+    pcie_gt_s: float | None = None
+    """What its link to the processor carries now: lanes times GT/s of each."""
+    pcie_most_gt_s: float | None = None
+    """What that link could carry: of both of its ends the lesser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +148,19 @@ def read_fabric(text: str) -> FabricFact:
     if len(parts["who"]) < 4:
         raise ValueError("the node did not tell its name, user, group and home")
     host_name, uid, gid, home = parts["who"][:4]
+    words = (line.split() for line in parts["speeds"])
+    # Of what has no speed the kernel says -1, or refuses to say it.
+    speeds = {it[0]: int(it[1]) for it in words if len(it) == 2 and it[1].isdecimal()}
     return FabricFact(
         host_name=host_name,
         uid=int(uid),
         gid=int(gid),
         home=home,
         clock_s=float(parts["clock"][0]),
-        interfaces=read_interfaces("".join(parts["addresses"])),
+        interfaces=tuple(
+            replace(it, speed_mbit_s=speeds.get(it.name))
+            for it in read_interfaces("".join(parts["addresses"]))
+        ),
         rdma=tuple(_rdma(parts["rdma"])),
         tools=frozenset(line.rpartition("/")[2] for line in parts["tools"]),
     )
@@ -148,7 +183,7 @@ def _sections(text: str) -> Mapping[str, list[str]]:
     missing = {"who", "clock", "addresses", "tools"} - set(parts)
     if missing:
         raise ValueError(f"the node did not tell its {', '.join(sorted(missing))}")
-    return {name: parts.get(name, []) for name in (*parts, "rdma")}
+    return {name: parts.get(name, []) for name in (*parts, "rdma", "speeds")}
 
 
 def read_interfaces(text: str) -> tuple[Interface, ...]:
@@ -177,14 +212,22 @@ def _rdma(lines: list[str]) -> Iterator[RdmaDevice]:
         is_roce_v2 = word == "gid" and len(rest) == 3 and rest[2].strip() == "RoCE v2"
         if is_roce_v2 and ipaddress.IPv6Address(rest[1]).ipv4_mapped is not None:
             roce_v2.setdefault(name, []).append(int(rest[0]))
+    links: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        if (link := _PCIE.fullmatch(line.strip())) is not None:
+            width, most_width, speed, most_speed = map(float, link.groups()[1:])
+            links.setdefault(link[1], []).append((width * speed, most_width * most_speed))
     for line in lines:
         words = line.split()
         if words[0] == "device" and len(words) > 2:
+            ends = links.get(words[1], [])
             yield RdmaDevice(
                 name=words[1],
                 interface=words[2],
                 is_active=words[-1] == RDMA_ACTIVE,
                 gid_index=min(roce_v2.get(words[1], ()), default=None),
+                pcie_gt_s=ends[0][0] if ends else None,
+                pcie_most_gt_s=min((most for _, most in ends if most), default=None),
             )
 
 
@@ -197,7 +240,8 @@ class Packet:
     interface: str
     mtu: int
     arrived: bool | None
-    """None where the source cannot run `ping`."""
+    """None where the source cannot run `ping`: `failure` says why."""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +260,43 @@ def send_full_size(node: Node, peer: Node, port: int, mtu: int) -> Packet:
     ours, theirs = node.entry.fabric[port], peer.entry.fabric[port]
     size = mtu - IP_AND_ICMP_BYTES
     script = f"ping -M do -c 2 -i 0.2 -W 1 -s {size} -I {ours.ip} {theirs.ip}"
-    code = node.script(script).exit_code
-    # 126 and 127 are the shell's own: it may not start the program, or finds none.
-    arrived = None if code in {126, 127} else code == 0
-    return Packet(node.name, peer.name, ours.interface, mtu, arrived)
+    done = node.script(script)
+    if done.exit_code == 0 or _WAS_SENT in done.stdout:
+        arrived = done.exit_code == 0
+        return Packet(node.name, peer.name, ours.interface, mtu, arrived)
+    # There is none, it may not open a socket, or it is one that knows no such option.
+    words = (done.stderr.strip() or "ping does not run").splitlines()[0][:160]
+    return Packet(node.name, peer.name, ours.interface, mtu, None, words)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one TCP connection carried over a link in about a second."""
+
+    source: str
+    target: str
+    interface: str
+    speed_mbit_s: int | None
+    """What the link could carry, as its driver says."""
+    bytes_s: int | None = None
+    failure: str = ""
+
+
+def measure_rate(node: Node, peer: Node, port: int, speed_mbit_s: int | None) -> Rate:
+    """Send to the same port of another node for a second, by the Python that is there."""
+    ours, theirs = node.entry.fabric[port], peer.entry.fabric[port]
+    rate = Rate(node.name, peer.name, ours.interface, speed_mbit_s)
+    with peer.start(f"exec python3 -I -c {shlex.quote(RECEIVE)} {theirs.ip}") as program:
+        heard = (program.read_until("\n", timeout_s=LISTEN_TIMEOUT_S) or "").strip()
+        if not heard.isdecimal():
+            return replace(rate, failure=f"python3 on {peer.name} could not listen")
+        words = f"{ours.ip} {theirs.ip} {heard} {MEASURED_S}"
+        done = node.script(f"python3 -I -c {shlex.quote(SEND)} {words}", timeout_s=LISTEN_TIMEOUT_S)
+        if done.exit_code != 0:
+            said = done.stderr.strip().splitlines() or ["python3 did not send"]
+            return replace(rate, failure=said[-1][:160])
+        counted = (program.read_until("\n", timeout_s=LISTEN_TIMEOUT_S) or "").strip()
+    return replace(rate, bytes_s=int(counted) if counted.isdecimal() else None)
 
 
 def connect_to_here(here: Node, workers: Sequence[Node], port: int) -> list[Connection]:

@@ -11,21 +11,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
+from sparkdeploy.shell import PROC, descendants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from sparkdeploy.node.container import ContainerFact, ListedContainer
 
-PROC = Path("/proc")
 _LISTENS = "0A"
 _ADDRESSES = frozenset(
     {
@@ -146,7 +145,7 @@ def _not_held(fact: ContainerFact, inodes: set[str], proc: Path) -> tuple[set[st
     if fact.pid is None or not _is_of_container(fact, proc / str(fact.pid)):
         return missing, False
     is_complete = True
-    for process in _descendants(fact.pid, proc):
+    for _, process in descendants(fact.pid, proc):
         try:
             missing -= set(_socket_inodes(process))
         except PermissionError:
@@ -167,17 +166,6 @@ def _is_of_container(fact: ContainerFact, process: Path) -> bool:
             if fact.container_id in (process / name).read_text(errors="replace"):
                 return True
     return False
-
-
-def _descendants(pid: int, proc: Path) -> Iterator[Path]:
-    """Yield a process and all that it started, the nearest first."""
-    waiting = deque([str(pid)])
-    while waiting:
-        process = proc / waiting.popleft()
-        yield process
-        with contextlib.suppress(OSError):  # it may have ended meanwhile
-            for thread in sorted((process / "task").iterdir()):
-                waiting.extend((thread / "children").read_text().split())
 
 
 def _socket_inodes(process: Path) -> Iterator[str]:

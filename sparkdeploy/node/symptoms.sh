@@ -28,7 +28,7 @@ for file in /sys/class/infiniband/*/fw_ver; do
   [ -e "$file" ] || continue
   echo "ConnectX $(cat "$file")"
 done
-echo "== links"; ls /dev/char | grep -c '^195:'
+echo "== links"; find /dev/char -name '195:*' | wc -l
 echo "== programs"; ps -eo comm= | sort -u
 sleep 0.6 &
 driver_log

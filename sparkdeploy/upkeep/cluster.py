@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checks.finding import Verdict, node_finding
-from sparkdeploy.checks.survey import compare, probe, survey
+from sparkdeploy.checks.survey import compare, measure, probe, survey
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.rdma_preflight import check_all_reduce, probe_containers
 from sparkdeploy.deploy.request import resolve
@@ -64,6 +64,8 @@ def check_all(request: Request, settings: Settings) -> tuple[Finding, ...]:
         found = survey(nodes, settings.hub_cache)
         step.say("sending full-size packets and opening connections")
         outside = (*compare(nodes, found), *probe(nodes, found))
+        step.say("measuring each link for a second")
+        outside = (*outside, *measure(nodes, found))
         step.say(f"looking into containers of {request.recipe}")
         return (*outside, *_check_inside(request, settings, nodes, found))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.chat import answer
-from sparkdeploy.checks.known import model_servers
+from sparkdeploy.checks.known import known, model_servers
 from sparkdeploy.cli import main
 from sparkdeploy.estimate import model
 from sparkdeploy.image import failures
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 SEARCH, WHOLE = frozenset({"search"}), frozenset({"fullmatch"})
 IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
     "checks/machine.py:_running": (lambda: (it.program for it in model_servers()), SEARCH),
+    "checks/machine.py:_stop_of": (
+        lambda: (
+            *(it.program for it in model_servers()),
+            *(it["name"] for it in known()["ranks"]),
+        ),
+        SEARCH,
+    ),
     "checks/known.py:is_container": (
         lambda: (text for it in model_servers() for text in (it.name, it.image)),
         SEARCH,

@@ -122,7 +122,7 @@ def test_words_say_what_was_seen() -> None:
     found = told_of("spark-in-trouble")
     assert "2 allocations" in found["gpu.driver_log"].seen
     assert "Xid 31 (a kernel read or wrote where it may not) 2 times" in found["gpu.xids"].seen
-    assert found["gpu.xids"].fix == "sudo reboot"
+    assert (found["gpu.xids"].fix or "").startswith("sudo reboot")
     assert "0.4 GiB of 19.5 GiB free are in blocks of 16 MiB" in found["machine.fragmentation"].seen
     assert "stuck low" in found["gpu.strain"].seen
     assert "topic 366026" in found["machine.kernel"].seen

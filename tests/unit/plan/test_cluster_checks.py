@@ -15,6 +15,8 @@ from sparkdeploy.checks import survey as checks
 from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.stages import stages_of
+from sparkdeploy.node import fabric
+from sparkdeploy.node.cluster import ClusterNode
 from sparkdeploy.node.container import ContainerFact, ImageFact
 from sparkdeploy.node.fabric import (
     SCRIPT,
@@ -22,11 +24,14 @@ from sparkdeploy.node.fabric import (
     FabricFact,
     Interface,
     Packet,
+    measure_rate,
     parse_fabric,
     read_fabric,
+    send_full_size,
     twin_key,
 )
 from sparkdeploy.node.facts import GpuFact
+from sparkdeploy.node.node import Node
 from sparkdeploy.node.ssh import explain
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan
@@ -118,12 +123,71 @@ def test_a_twin_that_is_up_and_not_configured_is_a_warning() -> None:
     assert "enP2p1s0f1np1 is up and not in config.yaml" in warning.seen
 
 
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "arrived"),
+    [
+        (0, "2 packets transmitted, 2 received", "", True),
+        (1, "2 packets transmitted, 0 received", "", False),
+        (127, "", "sh: 1: ping: not found", None),
+        (126, "", "sh: 1: ping: Permission denied", None),
+        (2, "", "ping: socket: Operation not permitted", None),
+        (1, "", "ping: unrecognized option: M", None),
+        (2, "", "ping: connect: Network is unreachable", None),
+        (1, "", "", None),
+    ],
+)
+def test_only_a_packet_that_was_sent_and_lost_says_something_of_the_mtu(
+    monkeypatch: pytest.MonkeyPatch, code: int, stdout: str, stderr: str, arrived: bool | None
+) -> None:
+    done = shell.Completed((), code, stdout, stderr)
+    monkeypatch.setattr(Node, "script", lambda *_, **__: done)
+    nodes = [Node(entry.name, entry) for entry in CONFIG.nodes]
+    packet = send_full_size(nodes[0], nodes[1], 0, 9000)
+    assert packet.arrived is arrived
+    assert packet.failure == (stderr or ("" if arrived is not None else "ping does not run"))
+
+
+@pytest.mark.parametrize(
+    ("now", "most", "verdict"),
+    [(128.0, 128.0, Verdict.OK), (32.0, 128.0, Verdict.WARN), (None, None, None), (8.0, 0.0, None)],
+)
+def test_a_port_with_few_or_slow_lanes_is_worth_a_look(
+    now: float | None, most: float | None, verdict: Verdict | None
+) -> None:
+    first, *others = fabric_fact().rdma
+    slow = replace(first, pcie_gt_s=now, pcie_most_gt_s=most)
+    fact = node_fact(1, fabric_fact(rdma=(slow, *others)))
+    found = checks.node_checks(CONFIG.nodes, {"spark-1": fact})
+    judged = [check.verdict for check in found if check.check == "cluster.pcie"]
+    assert judged == ([verdict] if verdict else [])
+
+
+def test_a_link_is_measured_and_held_against_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric, "MEASURED_S", 0.02)
+    port = {"interface": "lo", "address": "127.0.0.1/8"}
+    one, other = (
+        Node(name, ClusterNode.model_validate({"name": name, "ssh": name, "fabric": [port]}))
+        for name in ("a", "b")
+    )
+    rate = measure_rate(one, other, 0, 10)
+    assert rate.bytes_s is not None
+    assert rate.bytes_s > 0
+    slow, fast, unknown, failed = checks.rate_checks(
+        replace(rate, bytes_s=count, speed_mbit_s=speed)
+        for count, speed in ((1_600_000_000, 200_000), (4 * 10**9, 200_000), (1, None), (None, 1))
+    )
+    assert (slow.verdict, fast.verdict) == (Verdict.WARN, Verdict.OK)
+    assert "12.8 Gb/s, expected 20 Gb/s and more" in slow.seen
+    assert (unknown.verdict, failed.verdict) == (Verdict.OK, Verdict.NOT_SEEN)
+
+
 def test_packets_connections_and_silence_become_checks() -> None:
     (lost,) = checks.packet_checks([Packet("a", "b", "eth1", 9000, arrived=False)])
     assert lost.verdict is Verdict.FAIL
     assert ": 9000 bytes do not pass, expected" in lost.seen
     (unknown,) = checks.packet_checks([Packet("a", "b", "eth1", 9000, arrived=None)])
     assert unknown.verdict is Verdict.NOT_SEEN
+    assert "iputils-ping" in (unknown.fix or "")
     (refused,) = checks.connection_checks([Connection("b", "a", "10.0.0.1", 29501, "refused")])
     assert refused.verdict is Verdict.FAIL
     assert refused.seen.startswith("b: TCP to a at 10.0.0.1, 29501: refused")
@@ -271,6 +335,17 @@ def test_the_recorded_facts_of_a_machine_are_read() -> None:
         "enp1s0f1np1", True, 9000, ("10.77.0.11/24",)
     )
     assert {"rsync", "ping", "python3", "sha256sum"} <= found.tools
+
+
+def test_speed_and_lanes_of_a_port_are_read_at_both_ends_of_its_link() -> None:
+    """The card could take 16 lanes, and the machine has 4 for it: those are all there can be."""
+    found = read_fabric((RECORDED / "facts-spark.txt").read_text())
+    device = found.rdma_device("rocep1s0f1")
+    assert device is not None
+    assert (device.pcie_gt_s, device.pcie_most_gt_s) == (128.0, 128.0)
+    speeds = {item.name: item.speed_mbit_s for item in found.interfaces}
+    assert speeds["enp1s0f1np1"] == 200_000
+    assert {speed for name, speed in speeds.items() if name != "enp1s0f1np1"} == {None}
 
 
 def test_a_machine_without_a_home_in_its_environment_tells_the_one_of_its_user(
