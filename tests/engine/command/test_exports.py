@@ -191,6 +191,18 @@ def test_systemd_finds_no_fault_with_a_unit(tmp_path: Path) -> None:
     assert verified(unit), "a fault that is there is found"
 
 
+def test_systemd_finds_no_fault_with_the_unit_of_a_gateway(tmp_path: Path) -> None:
+    stack = tmp_path / "a b%h.yaml"
+    stack.write_text("schema: 1\nname: home\nmodels: [{name: a, recipe: v2}]\n")
+    done = Program(tmp_path).run("export", "systemd", str(stack))
+    assert done.returncode == 0, done.stderr
+    unit = tmp_path / "sparkdeploy-gateway:home.service"
+    unit.write_text(done.stdout)
+    assert verified(unit) == []
+    unit.write_text(done.stdout.replace("Type=exec", "Type=whatever"))
+    assert verified(unit), "a fault that is there is found"
+
+
 def compose(file: Path, *arguments: str) -> str:
     done = subprocess.run(
         ["docker-compose", "-p", file.parent.name.lower(), "-f", str(file), *arguments],

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.conftest import free_port, until
+from sparkdeploy import yaml_text
+from tests.engine.conftest import free_port, model_at, until
+from tests.engine.forks import WarmCli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +23,10 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.runs("new", "plan", "up", "down"),
+    pytest.mark.runs("new", "plan", "up", "down", "stop", "export"),
 ]
+PROGRAM_WORDS = 4
+"""Of a command before its own words: this Python, -P, -m and the module."""
 
 
 def stack(place: Ground, **keeps: str) -> Path:
@@ -82,3 +87,26 @@ def test_an_up_that_is_killed_is_gone_on_from(place: Ground, home: str) -> None:
     with place.host() as host:
         names = sorted(it.name for it in host.own_containers())
     assert names == ["sparkdeploy-first", "sparkdeploy-second"]
+
+
+def test_what_llama_swap_is_told_to_run_stays_and_ends_by_its_stop(
+    place: Ground, tmp_path: Path
+) -> None:
+    models = [{"name": "first", "recipe": "standin", "port": free_port()}]
+    path = tmp_path / "home.yaml"
+    path.write_text(json.dumps({"schema": 1, "models": models}))
+    code, text = place.cli.run("export", "llama-swap", str(path), "-o", str(tmp_path / "swap"))
+    assert code == 0, text
+    model = yaml_text.load_file(tmp_path / "swap" / "config.yaml")["models"]["first"]
+    begin, end = (shlex.split(model[key])[PROGRAM_WORDS:] for key in ("cmd", "cmdStop"))
+    with WarmCli(place.cli.env, tmp_path) as other:
+        staying = other.start(*begin)
+        with model_at(int(model["proxy"].rpartition(":")[2])) as server:
+            until(server.is_healthy)
+            until(lambda: "first answers" in staying.said())
+            assert staying.fork.code is None
+            code, text = place.cli.run(*end)
+            assert code == 0, text
+        assert staying.wait() == 0, staying.said()
+    assert running(place) == set()
+    place.cli.run("down", "first", "--yes")
