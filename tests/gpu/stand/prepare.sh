@@ -7,6 +7,8 @@ mkdir -p /tmp/code /tmp/m /tmp/zstd
 rm -rf /tmp/code/sparkdeploy /tmp/code/tests /tmp/plugin /tmp/plugin-variant /tmp/stand
 tar -xf "$PACKED/code.tar" -C /tmp/code
 cp "$PACKED"/zstd/* /tmp/zstd/
+rm -rf /tmp/lite
+cp -r "$PACKED/lite" /tmp/lite
 cp -r /tmp/code/tests/gpu/stand /tmp/stand
 for folder in /tmp/plugin /tmp/plugin-variant; do
   mkdir -p "$folder"
