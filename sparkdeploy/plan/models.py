@@ -55,7 +55,7 @@ def conversion_of(recipe: Recipe, settings: Settings) -> Conversion:
     return Conversion(
         fp8_mode="finished" if fp8.is_finished else fp8.mode,
         fp8_layers="all" if fp8.takes_all else "shared_expert",
-        fp8_kernel="vllm" if fp8.mode == "off" or fp8.takes_all else fp8.kernel,
+        fp8_kernel="vllm" if fp8.mode == "off" else fp8.kernel,
         lm_head=checkpoint.lm_head,
         mtp=checkpoint.mtp or "off",
         mtp_weights=checkpoint.mtp_weights,

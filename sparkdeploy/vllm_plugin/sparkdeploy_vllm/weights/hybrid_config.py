@@ -167,6 +167,8 @@ class SparkHybridConfig(QuantizationConfig):
         return draft_layer_method(self.draft_ledger, layer, prefix, self.packed_modules_mapping)
 
     def _converting_method(self, layer: Module, prefix: str) -> Any:
+        if self.conversion.fp8_kernel == "fused" and not current_platform.is_cpu():
+            fuse_shared_experts()
         if not self.fp8_keys:
             return self._shared_expert_method(layer, prefix) if is_fp8_layer(prefix) else None
         if not self._is_listed(prefix):
@@ -195,8 +197,6 @@ class SparkHybridConfig(QuantizationConfig):
         mode = self.conversion.fp8_mode
         if mode is None:
             return None
-        if self.conversion.fp8_kernel == "fused" and not current_platform.is_cpu():
-            fuse_shared_experts()
         return self._fp8_method(mode, prefix)
 
     def _fp8_method(self, mode: str, prefix: str) -> Any:
