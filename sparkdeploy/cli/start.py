@@ -32,12 +32,13 @@ class Interruption:
     @contextlib.contextmanager
     def loading(cls) -> Iterator[None]:
         """Raise behind the block what comes meanwhile: an import swallows it, or breaks."""
-        cls.is_loading = True
+        cls.is_loading, before_s = True, cls.at_s
         try:
             yield
         finally:
             cls.is_loading = False
-        if cls.was_just_now():
+        # However long the import took after it.
+        if cls.at_s > before_s:
             raise KeyboardInterrupt
 
     @classmethod
@@ -77,7 +78,8 @@ def main() -> None:
         with Interruption.loading():
             from sparkdeploy.cli.main import main as run
     except BaseException:
-        if not Interruption.was_just_now():
+        # Of all that has run here, an import alone: whatever it made of the signal, that is why.
+        if Interruption.at_s == -math.inf:
             raise
         sys.stderr.write("error: interrupted\n")
         sys.exit(INTERRUPTED_EXIT_CODE)

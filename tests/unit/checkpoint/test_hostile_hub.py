@@ -168,7 +168,7 @@ def test_a_listing_made_to_fill_memory_takes_little_of_it(
 ) -> None:
     hostile.listing = made()
     tracemalloc.start()
-    begin_s = time.monotonic()
+    begin_s = time.process_time()
     try:
         with pytest.raises(CheckpointError):
             fetch(hub, lock)
@@ -176,7 +176,7 @@ def test_a_listing_made_to_fill_memory_takes_little_of_it(
     finally:
         tracemalloc.stop()
     assert peak_bytes < 200 * MB
-    assert time.monotonic() - begin_s < 10
+    assert time.process_time() - begin_s < 10
 
 
 @pytest.mark.parametrize(

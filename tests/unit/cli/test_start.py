@@ -100,6 +100,35 @@ def test_an_interruption_that_a_callback_swallows_comes_again() -> None:
     assert (done.stdout, done.stderr) == ("interrupted", "")
 
 
+IMPORTS_FOR_LONG = """
+import os, signal, sys, time
+from sparkdeploy.cli import start
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "sparkdeploy.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+            start.Interruption.at_s -= 60
+            {end}
+
+sys.meta_path.insert(0, Slow())
+start.main()
+"""
+
+
+@pytest.mark.outside
+@pytest.mark.parametrize("end", ["pass", "raise ImportError", "raise KeyboardInterrupt"])
+def test_an_interruption_counts_however_long_the_import_took(end: str) -> None:
+    done = subprocess.run(
+        (sys.executable, "-I", "-c", IMPORTS_FOR_LONG.format(end=end)),
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 FIRST = ["list", "plan", "up", "status", "down"]
 
 
