@@ -38,7 +38,7 @@ _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MODULE = re.compile(r"\d+_\w+/")
 _CONSOLIDATED = re.compile("consolidated")
-_NUMBERED = re.compile(r"([^/]*?)([0-9]{1,5})-of-([0-9]{1,5})([^/]*)")
+_NUMBERED = re.compile(r"([^/]*?)([0-9]{1,9})-of-([0-9]{1,9})([^0-9/][^/]*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -186,10 +186,11 @@ def files_here(names: Collection[str], indexed: Collection[str] = ()) -> tuple[i
         found = _NUMBERED.fullmatch(name)
         if found and name.endswith(WEIGHTS) and name not in unread:
             numbers.setdefault((found[1], found[3], found[4]), set()).add(int(found[2]))
-    for (_, count, _), seen in numbers.items():
-        wanted = set(range(int(count))) if 0 in seen else set(range(1, int(count) + 1))
-        if not wanted <= seen:
-            return len(wanted & seen), len(wanted)
+    for (_, stated, _), seen in numbers.items():
+        first, count = int(0 not in seen), int(stated)
+        here = sum(first <= number < first + count for number in seen)
+        if here < count:
+            return here, count
     return None
 
 

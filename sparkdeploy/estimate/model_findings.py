@@ -59,7 +59,7 @@ EXCLUDING: Final = (
 )
 """Keys of quantization_config that name the layers which are of another precision."""
 _NUMBERED: Final = re.compile(r"(?:^|[.*:^])layers\\?\.(\d{1,5})(?![\d\[\]{}()?+|])")
-_TOWER: Final = re.compile("visual|vision|audio|image|encoder")
+_TOWER: Final = re.compile("visual|vision|audio|image|encoder|talker|code_predictor|token2wav")
 PENALTIES: Final = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 """By the value that changes nothing."""
 OF_VLLM: Final = "--set serve.generation_config=vllm"

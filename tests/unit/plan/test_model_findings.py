@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.contents import Described
 from sparkdeploy.checkpoint.repo_files import files_here
 from sparkdeploy.checkpoint.safetensors import write_file
+from sparkdeploy.checks.finding import Finding, Verdict
 from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.estimate.model_findings import (
     UNIQUE_NAMES,
@@ -24,6 +25,7 @@ from sparkdeploy.estimate.model_findings import (
 )
 from sparkdeploy.plan.models import layers_of
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.recipe.mods import FoundMod, maker_of
 from sparkdeploy.recipe.serve import Serve
 from sparkdeploy.settings import load_settings
 from tests.unit.conftest import REPOSITORY
@@ -31,7 +33,6 @@ from tests.unit.conftest import REPOSITORY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.checks.finding import Finding
     from tests.unit.program import Run
 
 MODELS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
@@ -175,6 +176,27 @@ def test_numbered_files_tell_how_many_there_are(
 
 
 @pytest.mark.parametrize(
+    ("names", "counted"),
+    [
+        (["model-00001-of-000163.safetensors"], (1, 163)),
+        ([f"model-{at:05}-of-000002.safetensors" for at in (1, 2)], None),
+        ([f"model-{at:05}-of-00002.safetensors" for at in (0, 1, 2)], None),
+        (["model-1-of-999999999.safetensors"], (1, 999_999_999)),
+        (["model-0-of-0.safetensors"], None),
+        (["model.safetensors", "pytorch_model-00001-of-00003.bin"], None),
+        (["model-Q4-00002-of-00003.gguf"], (1, 3)),
+        (["a-00001-of-00001.safetensors", "b-00001-of-00002.safetensors"], (1, 2)),
+        (["00001-of-00002.safetensors", "notes-00001-of-00009.txt"], (1, 2)),
+        ([], None),
+    ],
+)
+def test_rows_of_files_are_counted_as_their_authors_name_them(
+    names: list[str], counted: tuple[int, int] | None
+) -> None:
+    assert files_here(names) == counted
+
+
+@pytest.mark.parametrize(
     ("file", "model_type"),
     [("model-00001-of-00039", "newfamily"), ("model.safetensors-00002-of-00039", "qwen3")],
 )
@@ -259,8 +281,10 @@ def loaded_by(shipped: Library, loader: str | None, **files: Any) -> list[str]:
     return [it.check for it in findings(shipped, Described(CONFIG, **files), load_format=loader)]
 
 
-def findings(shipped: Library, described: Described, **serve: Any) -> list[Finding]:
-    resolved = load_recipe(shipped, "baseline")
+def findings(
+    shipped: Library, described: Described, *, engine: str = "cuda-0.25", **serve: Any
+) -> list[Finding]:
+    resolved = load_recipe(shipped, "baseline", [f"engine={engine}"])
     changed = resolved.recipe.serve.model_copy(update={"max_model_len": None, **serve})
     recipe = resolved.recipe.model_copy(update={"serve": changed})
     return [*model_findings(replace(resolved, recipe=recipe), described)]
@@ -325,34 +349,41 @@ def test_plan_says_that_answers_are_cut(tmp_path: Path, plan_of: Any) -> None:
     assert said.count("fix: --set serve.generation_config=vllm") == 2
 
 
-def test_yarn_is_taken_and_its_second_key_named(tmp_path: Path, plan_of: Any) -> None:
-    folder = write_model(tmp_path / "long", {"model.safetensors": ["a"]})
-    yarn = "{rope_type: yarn, factor: 2.0, original_max_position_embeddings: 4096}"
-    settings = [f"serve.hf_overrides={{rope_parameters: {yarn}}}", "serve.max_model_len=8192"]
-    said = plan_of(folder, *settings, code=0)
-    assert "--set serve.hf_overrides.max_position_embeddings=8192" in said
-    assert "YaRN" not in plan_of(folder, *settings, "engine=cuda-0.25", code=0)
-    stated = "serve.hf_overrides.max_position_embeddings=8192"
-    assert "YaRN" not in plan_of(folder, *settings, stated, code=0)
+def test_yarn_is_taken_and_its_second_key_named(shipped: Library) -> None:
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
+    overrides: dict[str, Any] = {"rope_parameters": yarn}
+    asked: dict[str, Any] = {"max_model_len": 8192, "hf_overrides": overrides}
+    described = Described(CONFIG)
+    (found,) = findings(shipped, described, engine="cuda-0.33", **asked)
+    assert found.fix == "--set serve.hf_overrides.max_position_embeddings=8192"
+    assert found.verdict is Verdict.WARN
+    assert findings(shipped, described, engine="cuda-0.25", **asked) == []
+    (refused,) = findings(shipped, described, **{**asked, "max_model_len": 8193})
+    assert refused.verdict is Verdict.FAIL
+    overrides["max_position_embeddings"] = 8192
+    assert findings(shipped, described, engine="cuda-0.33", **asked) == []
 
 
 @pytest.mark.parametrize(
-    ("mods", "words"),
+    ("mods", "maker"),
     [
-        ("[{run: mkdir -p /workspace/drafter}]", "that mod mkdir -p /workspace/drafter makes"),
-        ("[{folder: mods/make}]", "that mod mods/make makes"),
-        ("[{run: echo hello}]", "no mod of the recipe makes it"),
-        ("[]", "no mod of the recipe makes it"),
+        (["mkdir -p /workspace/drafter"], "mkdir -p /workspace/drafter"),
+        (["echo hello", "cp -r x /workspace/drafter/"], "cp -r x /workspace/drafter/"),
+        (["echo hello"], None),
+        ([], None),
     ],
 )
-def test_a_drafter_in_the_image_names_the_mod_that_makes_it(
-    tmp_path: Path, plan_of: Any, mods: str, words: str
-) -> None:
+def test_a_mod_makes_what_its_commands_name(mods: list[str], maker: str | None) -> None:
+    found = [FoundMod(run, None, run, needs_network=False) for run in mods]
+    assert maker_of("/workspace/drafter", found) == maker
+
+
+def test_a_drafter_in_the_image_names_the_mod_that_makes_it(tmp_path: Path, plan_of: Any) -> None:
     folder = write_model(tmp_path / "model", {"model.safetensors": ["a"]})
     (tmp_path / "mods" / "make").mkdir(parents=True)
     (tmp_path / "mods" / "make" / "run.sh").write_text("cp -r x /workspace/drafter\n")
-    drafting = "{method: dflash, model: /workspace/drafter, tokens: 7}"
-    settings = [f"serve.speculative={drafting}", f"mods={mods}"]
-    said = plan_of(folder, *settings, code=0 if "that mod" in words else 3)
-    assert words in " ".join(said.split())
-    assert "--set serve.speculative.subfolder=FOLDER" in " ".join(said.split())
+    drafting = "serve.speculative={method: dflash, model: /workspace/drafter, tokens: 7}"
+    said = " ".join(plan_of(folder, drafting, "mods=[{folder: mods/make}]", code=0).split())
+    assert "is a folder of the image that mod mods/make makes" in said
+    assert "--set serve.speculative.subfolder=FOLDER" in said
+    assert "no mod of the recipe makes it" in plan_of(folder, drafting)
