@@ -170,10 +170,7 @@ def litellm(
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="LiteLLM's.")] = 4000,
     public: OpenOption = False,
 ) -> None:
-    """Several deployments behind one port, by LiteLLM.
-
-    Its clients need a key with --public, and where a deployment has one.
-    """
+    """Several deployments behind one port, by LiteLLM. Its clients need a key."""
     from sparkdeploy.export.companions import export_litellm
 
     _hand_over(export_litellm(names or (), port, current_settings(), is_public=public), folder)

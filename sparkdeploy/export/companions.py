@@ -15,7 +15,6 @@ from sparkdeploy.export.compose_file import WRITTEN_BY
 from sparkdeploy.export.neighbours import (
     grafana_export,
     litellm_export,
-    needs_key,
     open_webui_export,
     prometheus_export,
 )
@@ -57,19 +56,17 @@ def export_litellm(
     if port in {item.port for item in served}:
         raise UsageError(f"port {port} is a deployment's", hint="another one: --port N")
     key_file = settings.state_dir / "keys" / GATEWAY_KEY_FILE
-    is_asked = needs_key(served, is_public=is_public)
     export = litellm_export(
         served,
         port,
         settings.hosts,
         user=(user := _key_reader(served)),
-        key_file=key_file if is_asked else None,
+        key_file=key_file,
         is_public=is_public,
     )
-    if is_asked:
-        _make_key(key_file)
-        _give(key_file, user)
-        console.info(f"its clients' key: {key_file}")
+    _make_key(key_file)
+    _give(key_file, user)
+    console.info(f"its clients' key: {key_file}")
     return export
 
 

@@ -41,24 +41,19 @@ UNCHECKED_LISTENER = (
 """What sparkdeploy's own requests are guarded against, and those of what is exported are not."""
 
 
-def needs_key(served: Iterable[ServedDeployment], *, is_public: bool) -> bool:
-    """Say whether LiteLLM's clients need a key: nothing that has one is opened by a way around."""
-    return is_public or any(item.key_file is not None for item in served)
-
-
 def litellm_export(
     served: Sequence[ServedDeployment],
     port: int,
     hosts: Hosts,
     *,
     user: str,
-    key_file: Path | None,
+    key_file: Path,
     is_public: bool = False,
 ) -> Export:
     """Return what puts these deployments behind one port, each by its own names.
 
-    `user` is the UID:GID that may read the key files; `key_file` has what clients have to show,
-    None where they are not asked. Raises UsageError where one name would mean two models.
+    `user` is the UID:GID that may read the key files; `key_file` has what clients have to show.
+    Raises UsageError where one name would mean two models.
     """
     _refuse_ambiguous(served)
     variables = {item.name: f"SPARKDEPLOY_KEY_{number}" for number, item in enumerate(served)}
@@ -74,10 +69,10 @@ def litellm_export(
     }
     # Keys are read from files when it starts: `docker inspect` shows none.
     keys = [(variables[it.name], it.key_file, f"{KEYS}/{it.name}") for it in served if it.key_file]
-    if key_file is not None:
-        config["general_settings"] = {"master_key": FROM_ENVIRONMENT + MASTER_KEY_VARIABLE}
-        # No deployment can be called so: a name begins with a letter or a digit.
-        keys.append((MASTER_KEY_VARIABLE, key_file, f"{KEYS}/.gateway"))
+    # LiteLLM does not start without one. No deployment can be called as its file is: a name begins
+    # with a letter or a digit.
+    config["general_settings"] = {"master_key": FROM_ENVIRONMENT + MASTER_KEY_VARIABLE}
+    keys.append((MASTER_KEY_VARIABLE, key_file, f"{KEYS}/.gateway"))
     service = _service(
         "litellm",
         hosts,

@@ -19,7 +19,6 @@ from sparkdeploy.export.neighbours import (
     UNCHECKED_LISTENER,
     grafana_export,
     litellm_export,
-    needs_key,
     open_webui_export,
     prometheus_export,
 )
@@ -145,12 +144,6 @@ def test_no_models_name_reads_a_variable_of_the_gateway() -> None:
     named = replace(SMALL, models=("os.environ/LITELLM_MASTER_KEY",))
     with pytest.raises(UsageError, match="for a variable's"):
         gateway((named,))
-
-
-def test_a_gateway_opens_nothing_that_has_a_key() -> None:
-    assert needs_key((SMALL, MAIN), is_public=False)
-    assert needs_key((SMALL,), is_public=True)
-    assert not needs_key((SMALL, EMBEDDER), is_public=False)
 
 
 @pytest.mark.parametrize(
