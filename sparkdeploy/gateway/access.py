@@ -45,6 +45,8 @@ _OTHER_KINDS = ("server_error", "api_error")
 def error_body(path: str, status: int, message: str, code: str | None = None) -> dict[str, Any]:
     """Return an error in the shape that clients of this route read."""
     openai, anthropic = _KINDS.get(status, _OTHER_KINDS)
+    # Half a surrogate pair, which JSON may name, cannot be written.
+    message = message.encode("utf-8", "replace").decode()
     if path.startswith("/v1/messages"):
         return {"type": "error", "error": {"type": anthropic, "message": message}}
     return {"error": {"message": message, "type": openai, "param": None, "code": code}}

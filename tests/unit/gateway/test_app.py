@@ -91,6 +91,9 @@ def test_the_servers_own_key_goes_behind(
 JSON, FORM = "application/json", "multipart/form-data"
 BAD_BODIES = (
     (b'{"model": "nobody"}', JSON, 404),
+    (b'{"model": "\\ud800"}', JSON, 404),
+    (b'{"model": "A"}', JSON, 404),
+    (b'{"model": "a "}', JSON, 404),
     (b'{"model": ["a"]}', JSON, 400),
     (b'{"model": ""}', JSON, 400),
     (b'{"model": 0}', JSON, 400),
