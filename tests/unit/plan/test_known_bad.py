@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,14 @@ def test_every_row_says_what_can_be_told_and_by_whom() -> None:
         assert {it for it in row.arguments if it.startswith("-")} <= flags, row.name
         assert re.search(r"vllm#\d+", row.source), row.name
     assert {it for row in rows() for it in row.when} == set(CONDITIONS)
+
+
+def test_what_a_fix_sets_can_be_typed(shipped: Library) -> None:
+    fixes = [re.findall(r"--set ('[^']*'|[^\s,]+)", row.fix) for row in rows()]
+    assert sum(map(len, fixes)) > len(fixes)
+    for words in fixes:
+        for word in words:
+            load_recipe(shipped, FP8, shlex.split(word))
 
 
 @pytest.mark.parametrize(
