@@ -101,3 +101,20 @@ def test_a_flag_keeps_the_words_that_were_written() -> None:
     words = ["--seed", "-1", "--watchdog=2", "--log_level", "debug"]
     found = [" ".join(it.words) for it in given_flags(words)]
     assert found == ["--seed -1", "--watchdog=2", "--log_level debug"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "serve.extra_args=[--moe-backend, b12x]",
+        "serve.extra_args=[--linear-backend=b12x]",
+        "serve.attention_backend=B12X",
+        "serve.attention_backend=b12x",
+        "serve.speculative.moe_backend=b12x",
+    ],
+)
+def test_b12x_is_where_its_package_is(shipped: Library, setting: str) -> None:
+    assert load_recipe(shipped, "qwen3.6-35b-nvfp4", [setting]).engine.name == "cuda-0.33"
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(shipped, "qwen3.6-35b-nvfp4", ["engine=cuda-0.25", setting])
+    assert "cuda-0.33" in (refused.value.detail or "")
