@@ -59,8 +59,8 @@ def unit_name(deployment: str) -> str:
 
 
 def gateway_unit_name(stack: str) -> str:
-    """Return a name that no deployment's unit has: theirs have no colon."""
-    return f"sparkdeploy-gateway:{stack}.service"
+    """Return a name that no deployment's unit has: theirs begin with `sparkdeploy-`."""
+    return f"sparkdeploy_gateway-{stack}.service"
 
 
 def unit_text(unit: Unit) -> str:

@@ -196,7 +196,7 @@ def test_systemd_finds_no_fault_with_the_unit_of_a_gateway(tmp_path: Path) -> No
     stack.write_text("schema: 1\nname: home\nmodels: [{name: a, recipe: v2}]\n")
     done = Program(tmp_path).run("export", "systemd", str(stack))
     assert done.returncode == 0, done.stderr
-    unit = tmp_path / "sparkdeploy-gateway:home.service"
+    unit = tmp_path / "sparkdeploy_gateway-home.service"
     unit.write_text(done.stdout)
     assert verified(unit) == []
     unit.write_text(done.stdout.replace("Type=exec", "Type=whatever"))

@@ -127,6 +127,6 @@ def test_the_gateway_of_a_stack_is_a_unit(run: Run, tmp_path: Path) -> None:
     assert start.endswith(f'"gateway" "--" "{tmp_path}/home.yaml"')
     assert "Type=exec" in lines
     assert not any(line.startswith("ExecStop=") for line in lines)
-    assert "sparkdeploy-gateway:home.service" in done.stderr
+    assert "sparkdeploy_gateway-home.service" in done.stderr
     done = run("export", "systemd", str(tmp_path / "home.yaml"), "--allow-unsafe")
     assert '"gateway" "--allow-unsafe" "--"' in done.stdout
