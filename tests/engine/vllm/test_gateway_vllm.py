@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,53 +52,56 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         made.run("down", name, "--yes")
 
 
-def started(program: Program) -> subprocess.Popen[str]:
-    gateway = program.start("gateway", str(program.root / "config" / "recipes" / "home.yaml"))
-    assert gateway.stdout is not None
-    for line in gateway.stdout:
-        if "listens" in line:
-            break
-    assert gateway.poll() is None
-    return gateway
+@contextlib.contextmanager
+def serving(program: Program) -> Iterator[subprocess.Popen[str]]:
+    stack = str(program.root / "config" / "recipes" / "home.yaml")
+    with program.start("gateway", stack) as gateway:
+        try:
+            assert gateway.stdout is not None
+            assert any("listens" in line for line in gateway.stdout)
+            yield gateway
+        finally:
+            gateway.kill()
+
+
+def ask_in_turns(client: httpx2.Client) -> list[tuple[str, str]]:
+    """Let many clients ask for all models in turns; return each name with who answered."""
+    ends_s = time.monotonic() + ASK_FOR_S
+
+    def ask(number: int) -> list[tuple[str, str]]:
+        answered: list[tuple[str, str]] = []
+        while time.monotonic() < ends_s or not answered:
+            name = NAMES[(number + len(answered)) % len(NAMES)]
+            body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
+            answer = client.post(CHAT, json={**body, "max_tokens": 4})
+            answered.append((name, answer.json().get("model", answer.text)))
+        return answered
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return [pair for pairs in pool.map(ask, range(CLIENTS)) for pair in pairs]
 
 
 def test_clients_in_turns_cancels_and_kills(program: Program) -> None:
     done = program.run("up", str(program.root / "config" / "recipes" / "home.yaml"), "--yes")
     assert done.returncode == 0, done.stderr
-    gateway = started(program)
     limits = httpx2.Limits(max_connections=None)
-    with httpx2.Client(
-        base_url=f"http://127.0.0.1:{PORT}", timeout=PATIENCE_S, trust_env=False, limits=limits
-    ) as client:
-        ends_s = time.monotonic() + ASK_FOR_S
-
-        def ask(number: int) -> list[tuple[str, str]]:
-            answered: list[tuple[str, str]] = []
-            while time.monotonic() < ends_s or not answered:
-                name = NAMES[(number + len(answered)) % len(NAMES)]
-                body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
-                answer = client.post(CHAT, json={**body, "max_tokens": 4})
-                answered.append((name, answer.json().get("model", answer.text)))
-            return answered
-
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            answered = [pair for pairs in pool.map(ask, range(CLIENTS)) for pair in pairs]
-        assert [pair for pair in answered if pair[0] != pair[1]] == []
-        metrics = client.get("/metrics").text
-        swaps = [line for line in metrics.splitlines() if line.startswith("sparkdeploy_gateway_sw")]
-        print(f"{len(answered)} answers; {swaps}")
-        ready = next(
-            it["id"] for it in client.get("/v1/models").json()["data"] if it["state"] == "ready"
-        )
-        (row,) = program.answer("status", ready)
-        body = {"model": ready, "messages": [{"role": "user", "content": "Tell me all"}]}
-        long = {**body, "stream": True, "max_tokens": 900, "ignore_eos": True}
-        with client.stream("POST", CHAT, json=long) as answer:
-            assert next(answer.iter_lines()).startswith("data:")
-        until(lambda: not is_busy(row["port"]))
-        gateway.send_signal(signal.SIGKILL)
-        gateway.wait()
-        gateway = started(program)
-        assert client.post(CHAT, json={**body, "max_tokens": 1}).json()["model"] == ready
-    gateway.send_signal(signal.SIGTERM)
-    assert gateway.wait() == 0
+    url = f"http://127.0.0.1:{PORT}"
+    with httpx2.Client(base_url=url, timeout=PATIENCE_S, trust_env=False, limits=limits) as client:
+        with serving(program) as gateway:
+            answered = ask_in_turns(client)
+            assert [pair for pair in answered if pair[0] != pair[1]] == []
+            lines = client.get("/metrics").text.splitlines()
+            print(len(answered), [it for it in lines if it.startswith("sparkdeploy_gateway_sw")])
+            models = client.get("/v1/models").json()["data"]
+            ready = next(it["id"] for it in models if it["state"] == "ready")
+            (row,) = program.answer("status", ready)
+            body = {"model": ready, "messages": [{"role": "user", "content": "Tell me all"}]}
+            long = {**body, "stream": True, "max_tokens": 900, "ignore_eos": True}
+            with client.stream("POST", CHAT, json=long) as answer:
+                assert next(answer.iter_lines()).startswith("data:")
+            until(lambda: not is_busy(row["port"]))
+            gateway.send_signal(signal.SIGKILL)
+        with serving(program) as gateway:
+            assert client.post(CHAT, json={**body, "max_tokens": 1}).json()["model"] == ready
+            gateway.send_signal(signal.SIGTERM)
+            assert gateway.wait() == 0
