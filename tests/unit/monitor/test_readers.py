@@ -7,7 +7,8 @@ import json
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -312,3 +313,17 @@ def test_a_server_is_silent_since_it_was_first_silent(settings: Settings) -> Non
     reader.read_once()
     assert since is not None
     assert reader.look.silent_since == since
+
+
+def test_what_is_read_while_the_reader_ends_may_be_another_servers(settings: Settings) -> None:
+    reader = ServerReader(deployed("main"), settings)
+
+    def exposition(*, timeout_s: float) -> str:
+        del timeout_s
+        reader.end()
+        return "vllm:generation_tokens_total 99\n"
+
+    model: Any = SimpleNamespace(exposition=exposition)
+    reader._open = lambda: model
+    reader.read_once()
+    assert reader.look == ServerSample()
