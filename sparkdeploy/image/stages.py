@@ -37,7 +37,7 @@ PLUGIN_SUFFIXES = (".py", ".cu", ".toml")
 """Of what the plugin's wheel is made of: its code, and CUDA C++ that is compiled where it runs."""
 GUARD_MODULES = (
     *("__init__", "asgi", "host_middleware", "key_middleware", "template_arguments"),
-    *("ray_head", "ray_worker"),
+    *("node_variables", "ray_head", "ray_worker"),
 )
 """What a container needs of the plugin's package beside the guard, whatever it serves."""
 LEFTOVER_LABEL = f"{labels.KIND}=leftover"

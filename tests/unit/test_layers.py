@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.image.stages import GUARD_MODULES
 from tests import syntax
 from tests.unit.conftest import REPOSITORY
 
@@ -156,6 +157,15 @@ def test_the_plugin_imports_nothing_of_the_rest() -> None:
     for path in sorted((PACKAGE / "vllm_plugin").rglob("*.py")):
         names = [name for name in imports(path) if name.split(".")[0] == "sparkdeploy"]
         assert names == [], path
+
+
+def test_an_image_that_has_the_guard_alone_has_all_that_it_imports() -> None:
+    package = PACKAGE / "vllm_plugin" / "sparkdeploy_vllm"
+    # The package's own function is the plugin's, which nothing calls there.
+    files = [package / f"{name}.py" for name in GUARD_MODULES if name != "__init__"]
+    for path in (*files, *sorted((package / "guard").rglob("*.py"))):
+        own = {name.split(".")[1] for name in imports(path) if name.startswith("sparkdeploy_vllm.")}
+        assert own <= {*GUARD_MODULES, "guard"}, path
 
 
 def test_hosts_of_the_outside_world_stand_in_one_file() -> None:
