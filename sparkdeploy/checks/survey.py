@@ -116,7 +116,7 @@ def probe(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
 
 
 def measure(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
-    """Measure each link between a node and the next for a second, one after the other."""
+    """Measure each link between a node and the next, one after the other."""
     ready = [node for node in nodes if node.name in found.seen]
     after = {node.name: ready[(at + 1) % len(ready)].name for at, node in enumerate(ready)}
     rates = []

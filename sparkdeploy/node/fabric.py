@@ -56,7 +56,7 @@ with socket.create_connection(where, 5, (sys.argv[1], 0)) as peer:
     while time.monotonic() < end:
         peer.sendall(data)
 """
-MEASURED_S = 1.0
+MEASURED_S = 0.5
 RDMA_ACTIVE = "ACTIVE"
 _PCIE = re.compile(r"pcie (\S{1,64}) (\d{1,3}) (\d{1,3}) (\d{1,3}(?:\.\d)?) (\d{1,3}(?:\.\d)?)")
 _WAS_SENT = "packets transmitted"
@@ -271,7 +271,7 @@ def send_full_size(node: Node, peer: Node, port: int, mtu: int) -> Packet:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one TCP connection carried over a link in about a second."""
+    """What one TCP connection carried over a link in a short time."""
 
     source: str
     target: str
@@ -283,7 +283,7 @@ class Rate:
 
 
 def measure_rate(node: Node, peer: Node, port: int, speed_mbit_s: int | None) -> Rate:
-    """Send to the same port of another node for a second, by the Python that is there."""
+    """Send to the same port of another node for MEASURED_S, by the Python that is there."""
     ours, theirs = node.entry.fabric[port], peer.entry.fabric[port]
     rate = Rate(node.name, peer.name, ours.interface, speed_mbit_s)
     with peer.start(f"exec python3 -I -c {shlex.quote(RECEIVE)} {theirs.ip}") as program:
