@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from sparkdeploy.recipe.load import Library
+from tests.unit.conftest import REPOSITORY
+
+if TYPE_CHECKING:
+    from sparkdeploy.recipe.load import Resolved
+
 V1 = """\
 # A recipe of eugr's format.
 recipe_version: "1"
@@ -87,3 +95,11 @@ command: |
     --max-num-seqs 4  # a word of the author's
 """.format(digest="a" * 64, blank="  ")
 """Words before vLLM, a blank behind a backslash, a comment, a folder that is mounted."""
+
+SHELF = Library((REPOSITORY / "recipes",))
+ALLOWED = "allow_unsafe=true"
+
+
+def left_out(resolved: Resolved) -> dict[str, str]:
+    assert resolved.translation is not None
+    return {note.theirs.partition(":")[0]: note.outcome for note in resolved.translation.dropped}

@@ -15,7 +15,7 @@ from sparkdeploy.recipe.load import Resolved, load_recipe
 from sparkdeploy.recipe.releases import releases
 from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
 from tests.fakes.plans import observed, plan
-from tests.unit.recipe.foreign.test_translate import left_out, theirs
+from tests.unit.recipe.foreign.samples import left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.load import Library
 
-__all__ = ["theirs"]
 RECIPE = """\
 recipe_version: "1"
 name: ref

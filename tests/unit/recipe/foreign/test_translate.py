@@ -8,31 +8,12 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.foreign.source_recipe import tables
-from sparkdeploy.recipe.load import Library, Resolved, load_engine, load_recipe
-from tests.unit.conftest import REPOSITORY
-from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
+from sparkdeploy.recipe.load import Resolved, load_engine, load_recipe
+from tests.unit.recipe.foreign.samples import ALLOWED, SHELF, V1, V2, WITH_WORDS, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-SHELF = Library((REPOSITORY / "recipes",))
-ALLOWED = "allow_unsafe=true"
-
-
-@pytest.fixture
-def theirs(tmp_path: Path) -> Callable[..., Resolved]:
-    def load(text: str, *settings: str) -> Resolved:
-        path = tmp_path / "theirs.yaml"
-        path.write_text(text)
-        return load_recipe(SHELF, str(path), [*settings, ALLOWED])
-
-    return load
-
-
-def left_out(resolved: Resolved) -> dict[str, str]:
-    assert resolved.translation is not None
-    return {note.theirs.partition(":")[0]: note.outcome for note in resolved.translation.dropped}
 
 
 def test_a_recipe_of_eugrs_becomes_ours(theirs: Callable[..., Resolved]) -> None:
