@@ -182,7 +182,7 @@ def outlook_for(
     if drafter is not None:
         config = drafter.described.config
         findings += attention_findings(
-            judged.recipe.serve, shown(drafter.repo), config, ranks=ranks
+            judged.recipe.serve, shown(drafter.repo), config, ranks=ranks, is_drafter=True
         )
     for finding in findings:
         if finding.verdict is Verdict.FAIL:

@@ -174,22 +174,30 @@ def unread_weights(names: Iterable[str]) -> frozenset[str]:
 def files_here(names: Collection[str], indexed: Collection[str] = ()) -> tuple[int, int] | None:
     """Return how many of how many files of the weights are here; None where none is missing.
 
-    An index says which there are; without one the numbers do, as `model-00002-of-00039` has them,
-    counted from 0 or from 1.
+    An index says which there are; without one, and without a `model.safetensors` that is all, the
+    numbers do, as `model-00002-of-00039` has them, counted from 0 or from 1.
     """
     if indexed:
         here = len({*indexed} & {*names})
         return (here, len({*indexed})) if here < len({*indexed}) else None
+    if "model.safetensors" in names:
+        return None
     numbers: dict[tuple[str, ...], set[int]] = {}
     unread = unread_weights(names)
     for name in names:
         found = _NUMBERED.fullmatch(name)
         if found and name.endswith(WEIGHTS) and name not in unread:
             numbers.setdefault((found[1], found[3], found[4]), set()).add(int(found[2]))
-    for (_, stated, _), seen in numbers.items():
+    counted = []
+    for (_, stated, ending), seen in numbers.items():
         first, count = int(0 not in seen), int(stated)
         here = sum(first <= number < first + count for number in seen)
-        if here < count:
+        counted.append((here, count, ending == ".gguf"))
+    # Rows of GGUF are one model at several precisions, of which a recipe names one.
+    has_gguf = any(name.endswith(".gguf") and not _NUMBERED.fullmatch(name) for name in names)
+    has_gguf |= any(is_gguf and here >= count for here, count, is_gguf in counted)
+    for here, count, is_gguf in counted:
+        if here < count and not (is_gguf and has_gguf):
             return here, count
     return None
 

@@ -103,7 +103,7 @@ def needs_of(config: Mapping[str, Any], architecture: Architecture | None) -> At
 
 
 def _ignored(config: Mapping[str, Any], text: Mapping[str, Any], window: int) -> Iterator[str]:
-    model_type = text.get("model_type", config.get("model_type"))
+    model_type = str(text.get("model_type", config.get("model_type")))
     if window:
         yield f"sliding windows of {window:,} tokens"
     if model_type in _WITH_SINKS or any(text.get(key) is True for key in _SINK_SWITCHES):

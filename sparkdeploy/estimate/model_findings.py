@@ -21,7 +21,10 @@ from sparkdeploy.checks.finding import fail_early, warn
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import limits
 from sparkdeploy.estimate.model import known_layers
+from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.mods import maker_of
+from sparkdeploy.recipe.releases import parse_version
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
@@ -62,6 +65,9 @@ _NUMBERED: Final = re.compile(r"(?:^|[.*:^])layers\\?\.(\d{1,5})(?![\d\[\]{}()?+
 _TOWER: Final = re.compile("visual|vision|audio|image|encoder|talker|code_predictor|token2wav")
 PENALTIES: Final = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 """By the value that changes nothing."""
+ALL_PENALTIES: Final = (0, 32, 0)
+"""The first release that was seen to take more of generation_config.json than the first; 0.25.1
+takes no other."""
 OF_VLLM: Final = "--set serve.generation_config=vllm"
 
 
@@ -72,9 +78,10 @@ def model_findings(
     recipe, source = resolved.recipe, shown(resolved.recipe.model.source)
     yield from _drafter_in_image(resolved)
     yield from _context(recipe.serve, resolved.engine, source, model.config)
-    yield from _files(recipe.model, source, model)
+    if _reads_each_format(recipe.serve):
+        yield from _files(recipe.model, source, model)
     yield from _loader(recipe.serve, source, model)
-    yield from _generation(recipe.serve, source, model.generation)
+    yield from _generation(recipe.serve, resolved.engine, source, model.generation)
     yield from attention_findings(recipe.serve, source, model.config, ranks=ranks)
     if strays := stray_layers(model.config):
         yield warn(
@@ -105,13 +112,21 @@ def _drafter_in_image(resolved: Resolved) -> Iterator[Finding]:
 
 
 def attention_findings(
-    serve: Serve, source: str, config: Mapping[str, Any], *, ranks: tuple[int, int] = (1, 1)
+    serve: Serve,
+    source: str,
+    config: Mapping[str, Any],
+    *,
+    ranks: tuple[int, int] = (1, 1),
+    is_drafter: bool = False,
 ) -> Iterator[Finding]:
     """Yield what the attention of a model, or of what drafts for it, does not serve."""
     layers = _layers_of(config)
     for words in limits.unserved(serve, limits.needs_of(config, layers)):
         yield fail_early("model.kv_cache", f"{source} has {words}", limits.FORMAT_FIX)
     tensor, pipeline = ranks
+    drafting = serve.speculative.further if is_drafter and serve.speculative else {}
+    if type(stated := drafting.get("draft_tensor_parallel_size")) is int:
+        tensor = stated
     counts = head_counts(config, layers)
     uneven = sorted(f"{it.count} {it.name}" for it in counts if not it.divides(tensor))
     if uneven:
@@ -240,10 +255,19 @@ def _files(weights: Weights, source: str, model: Described) -> Iterator[Finding]
         )
 
 
+def _reads_each_format(serve: Serve) -> bool:
+    """Whether the load format reads what an index of safetensors, or the numbers, count."""
+    chosen = (serve.load_format or "auto").lower()
+    return chosen not in NEEDS_NO_FILES and TAKEN_FILES.get(chosen) in (None, "*.safetensors")
+
+
 def _loader(serve: Serve, source: str, model: Described) -> Iterator[Finding]:
     """Name what the recipe's load format cannot read."""
     chosen = (serve.load_format or "auto").lower()
     pattern, here_names = TAKEN_FILES.get(chosen), [it for it in model.names if "/" not in it]
+    if flags.value_of(serve.extra_args, "--model-loader-extra-config") and "rank" in str(pattern):
+        # It may name another pattern.
+        pattern = None
     if pattern and has_weights(here_names) and not any(fnmatch(it, pattern) for it in here_names):
         seen = f"load format {chosen} reads {pattern}, and {source} has no such file"
         yield fail_early("model.loader", seen, "--set serve.load_format=auto")
@@ -256,7 +280,9 @@ def _loader(serve: Serve, source: str, model: Described) -> Iterator[Finding]:
         )
 
 
-def _generation(serve: Serve, source: str, generation: Mapping[str, Any]) -> Iterator[Finding]:
+def _generation(
+    serve: Serve, engine: Engine, source: str, generation: Mapping[str, Any]
+) -> Iterator[Finding]:
     """Name what generation_config.json does to answers of clients that say nothing of it."""
     if serve.generation_config not in (None, "auto") or serve.runner == "pooling":
         return
@@ -272,8 +298,8 @@ def _generation(serve: Serve, source: str, generation: Mapping[str, Any]) -> Ite
             "(max_new_tokens) where a client names no max_tokens",
             OF_VLLM,
         )
-    if changes := [
-        f"{key} {own[key]:g}" for key, it in PENALTIES.items() if own.get(key, it) != it
-    ]:
+    takes_all = is_unknown(engine) or parse_version(engine.vllm) >= ALL_PENALTIES
+    taken = [*PENALTIES.items()][: None if takes_all else 1]
+    if changes := [f"{key} {own[key]:g}" for key, it in taken if own.get(key, it) != it]:
         seen = f"generation_config.json of {source} changes answers: {', '.join(changes)}"
         yield warn("model.generation", seen, OF_VLLM)

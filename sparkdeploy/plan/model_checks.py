@@ -90,7 +90,7 @@ def room_on_disk(plan: Plan) -> Iterator[Finding]:
 def has_weights(plan: Plan) -> Iterator[Finding]:
     """Name models whose files are here without any that vLLM could load."""
     recipe = plan.resolved.recipe
-    if recipe.serve.load_format in NEEDS_NO_FILES:
+    if (recipe.serve.load_format or "").lower() in NEEDS_NO_FILES:
         return
     for weights, fact in _present(plan):
         if not fact.has_weights:
@@ -142,7 +142,9 @@ def held_against_model(plan: Plan) -> Iterator[Finding]:
             yield from model_findings(plan.resolved, fact.described, ranks=ranks)
         else:
             source, config = shown(weights.source), fact.described.config
-            yield from attention_findings(recipe.serve, source, config, ranks=ranks)
+            yield from attention_findings(
+                recipe.serve, source, config, ranks=ranks, is_drafter=True
+            )
 
 
 def owner(plan: Plan) -> Iterator[Finding]:

@@ -104,6 +104,8 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
 
 def with_repeated(fact: ModelFact, source: CheckpointSource) -> ModelFact:
     """Look for tensors that several files hold, which takes every header."""
+    if not any(it.endswith(".safetensors") for it in fact.described.names):
+        return fact
     headers, indexed = contents.read_headers(source.files_dir), fact.described.indexed
     repeated = contents.repeated_tensors(headers, indexed)
     return replace(fact, described=replace(fact.described, repeated=repeated))

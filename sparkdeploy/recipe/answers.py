@@ -143,7 +143,7 @@ _POOLS = re.compile(
     r"|For(Sequence|Token|Audio|Image|Video)Classification$"
     r"|For(MaskedLM|TextEncoding|RewardModel|RewardModeling|ProcessRewardModel|Retrieval|Ranking)$"
     r"|^(HF_|Ops)?Col[A-Z]|GeoSpatialMAE|Terratorch|ForJointSchema$"
-    r"|(?<!LMHead)(?<!Chat)(?<!ChatGLM)(?<!DashengLM)(?<!MossAudio)(?<!Ultravox)Model$"
+    r"|(?<!LMHead)(?<!Chat)(?<!ChatGLM)(?<!DashengLM)(?<!MossAudio)(?<!Ultravox)(?<!Omni)Model$"
 )
 """Architectures that vLLM's registry has for embeddings, scores and classes, and its rule for those
 that it has not."""

@@ -113,6 +113,7 @@ def test_ranks_divide_heads_or_hold_the_same_one(kv: int, group: int, ranks: int
         ({"model_type": "somebodys", "kv_lora_rank": 8}, 3, []),
         ({"num_attention_heads": 10**400}, 3, []),
         ({"num_attention_heads": "12"}, 3, []),
+        ({"model_type": ["qwen3"]}, 5, ["12 attention heads", "4 KV heads"]),
     ],
 )
 def test_each_kind_of_heads_is_named(
@@ -185,6 +186,10 @@ def test_numbered_files_tell_how_many_there_are(
         (["model-0-of-0.safetensors"], None),
         (["model.safetensors", "pytorch_model-00001-of-00003.bin"], None),
         (["model-Q4-00002-of-00003.gguf"], (1, 3)),
+        (["model-Q4-00002-of-00003.gguf", "model-Q8.gguf"], None),
+        (["Q4-00002-of-00003.gguf", "Q8-00001-of-00002.gguf", "Q8-00002-of-00002.gguf"], None),
+        (["model.safetensors", "model-00001-of-00003.safetensors"], None),
+        (["model-extra.safetensors", "model-00001-of-00003.safetensors"], (1, 3)),
         (["a-00001-of-00001.safetensors", "b-00001-of-00002.safetensors"], (1, 2)),
         (["00001-of-00002.safetensors", "notes-00001-of-00009.txt"], (1, 2)),
         ([], None),
@@ -238,6 +243,13 @@ def test_an_index_counts_what_is_gone(tmp_path: Path, plan_of: Any) -> None:
     assert "it lacks two.safetensors" in said
 
 
+def test_a_loader_of_unique_names_names_its_files(tmp_path: Path, plan_of: Any) -> None:
+    folder = write_model(tmp_path / "bin", {})
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    said = plan_of(folder, "serve.load_format=fastsafetensors", code=6)
+    assert "load format fastsafetensors reads *.safetensors" in said
+
+
 def test_some_loaders_need_each_tensor_once(tmp_path: Path, plan_of: Any) -> None:
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     folder = write_model(tmp_path / "twice", {first: ["a", "b"], second: ["a", "c"]})
@@ -267,6 +279,37 @@ def test_a_loader_reads_the_files_that_are_there(
     shipped: Library, loader: str, names: list[str], is_read: bool
 ) -> None:
     assert loaded_by(shipped, loader, names=names) == ([] if is_read else ["model.loader"])
+
+
+@pytest.mark.parametrize(
+    ("loader", "refused"),
+    [(None, 1), ("auto", 1), ("fastsafetensors", 1), ("dummy", 0), ("Dummy", 0), ("mistral", 0)],
+)
+def test_a_format_that_reads_other_files_takes_part_of_these(
+    shipped: Library, loader: str | None, refused: int
+) -> None:
+    names, indexed = ["consolidated.safetensors"], ["model-00001-of-00002.safetensors"]
+    found = loaded_by(shipped, loader, names=names, indexed=indexed)
+    assert found == ["model.files"] * refused
+
+
+def test_a_pattern_of_a_recipe_s_own_is_not_judged(shipped: Library) -> None:
+    described = Described(CONFIG, names=["shard-0.safetensors"])
+    own = ["--model-loader-extra-config", '{"pattern": "shard-{rank}.safetensors"}']
+    refused = findings(shipped, described, load_format="sharded_state")
+    assert [it.check for it in refused] == ["model.loader"]
+    assert not findings(shipped, described, load_format="sharded_state", extra_args=own)
+
+
+@pytest.mark.parametrize(("stated", "is_refused"), [(1, False), (None, True), (True, True)])
+def test_a_drafter_is_divided_by_its_own_number_of_ranks(stated: object, is_refused: bool) -> None:
+    drafting = {"method": "eagle3", "model": "lab/draft", "tokens": 3}
+    own = {} if stated is None else {"draft_tensor_parallel_size": stated}
+    serve = Serve.model_validate({"speculative": drafting | own})
+    ranks = (8, 1)
+    found = [*attention_findings(serve, "lab/draft", CONFIG, ranks=ranks, is_drafter=True)]
+    assert bool(found) == is_refused
+    assert [*attention_findings(serve, "a model", CONFIG, ranks=ranks)]
 
 
 @pytest.mark.parametrize("loader", [*sorted(UNIQUE_NAMES), "safetensors", "auto", None])
@@ -339,6 +382,13 @@ def test_a_generation_config_that_changes_answers_is_named(
     assert all(it in finding.seen for it, finding in zip(words, found, strict=True))
     for change in ({"generation_config": "vllm"}, {"runner": "pooling"}):
         assert findings(shipped, described, max_model_len=4096, **change) == []
+
+
+def test_a_release_s_own_keys_of_a_generation_config_count(shipped: Library) -> None:
+    described = Described(CONFIG, {"presence_penalty": 1.5})
+    assert findings(shipped, described, engine="cuda-0.25") == []
+    (found,) = findings(shipped, described, engine="cuda-0.33")
+    assert "changes answers: presence_penalty 1.5" in found.seen
 
 
 def test_plan_says_that_answers_are_cut(tmp_path: Path, plan_of: Any) -> None:

@@ -26,6 +26,7 @@ TASKS = st.lists(st.sampled_from(Task), min_size=1, unique=True).map(
         ("Qwen3_5MoeForConditionalGeneration", {}, Task.CHAT),
         ("ChatGLMModel", {}, Task.CHAT),
         ("InternVLChatModel", {}, Task.CHAT),
+        ("Qwen2_5OmniModel", {}, Task.CHAT),
         ("BertModel", {}, Task.EMBEDDINGS),
         ("Qwen3Model", {}, Task.EMBEDDINGS),
         ("BgeM3EmbeddingModel", {}, Task.EMBEDDINGS),
