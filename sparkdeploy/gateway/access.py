@@ -35,6 +35,7 @@ _KINDS = {
     401: ("invalid_request_error", "authentication_error"),
     403: ("invalid_request_error", "permission_error"),
     404: ("invalid_request_error", "not_found_error"),
+    408: ("invalid_request_error", "invalid_request_error"),
     413: ("invalid_request_error", "request_too_large"),
     503: ("server_error", "overloaded_error"),
 }
@@ -139,8 +140,11 @@ class ClientAccess:
         A page that had its own name lead here would send that name.
         """
         try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
+            parts = urlsplit(f"//{host}")
         except ValueError:
+            return False
+        name = (parts.hostname or "").lower()
+        if parts.netloc != host or "@" in host:
             return False
         try:
             ipaddress.ip_address(name)

@@ -21,6 +21,7 @@ from sparkdeploy.gateway.proxy import MODEL_ROUTES, Proxy
 from sparkdeploy.gateway.scheduler import ModelPhase
 from sparkdeploy.gateway.turns import Turns
 from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.safe_text import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -69,7 +70,7 @@ class Gateway:
             *(Route(path, self._page) for path in PAGE),
             Route("/health", self._health),
             Route("/v1/models", self._models),
-            Route("/v1/models/{name}", self._model),
+            Route("/v1/models/{name:path}", self._model),
             Route("/metrics", self._metrics),
             Route("/gateway/state", self._state),
             Route("/gateway/models/{name}/{verb}", self._change, methods=["POST"]),
@@ -138,15 +139,18 @@ class Gateway:
     async def _no_route(self, request: HttpRequest, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
         known = ", ".join(MODEL_ROUTES)
-        message = f"no such route: {request.method} {request.url.path}; models answer to {known}"
-        return error_response(request.url.path, status, message)
+        path = request.scope["path"]
+        message = f"no such route: {request.method} {path}; models answer to {known}"
+        return error_response(path, status, message)
 
     async def _mistake(self, request: HttpRequest, error: Exception) -> Response:
-        console.warn(f"unexpected {type(error).__name__} for {request.url.path}: {error}")
-        return error_response(request.url.path, 500, "a mistake of the gateway")
+        # Its text may have something of the request, which is written nowhere.
+        path = request.scope["path"]
+        console.warn(f"unexpected {type(error).__name__} for {visible_line(path)}")
+        return error_response(path, 500, "a mistake of the gateway")
 
     async def _page(self, request: HttpRequest) -> Response:
-        name, kind = PAGE[request.url.path]
+        name, kind = PAGE[request.scope["path"]]
         text = Path(__file__).with_name(name).read_text(encoding="utf-8")
         return Response(text, media_type=kind, headers=PAGE_HEADERS)
 
@@ -162,7 +166,7 @@ class Gateway:
             if card["id"] == wanted:
                 return JSONResponse(card)
         message = f"The model `{wanted[:200]}` does not exist"
-        return error_response(request.url.path, 404, message, "model_not_found")
+        return error_response(request.scope["path"], 404, message, "model_not_found")
 
     def _model_cards(self) -> Iterator[dict[str, Any]]:
         for model in self._stack.models:
@@ -205,7 +209,7 @@ class Gateway:
 
     async def _change(self, request: HttpRequest) -> Response:
         name, verb = request.path_params["name"], request.path_params["verb"]
-        path = request.url.path
+        path = request.scope["path"]
         if OWN_HEADER not in request.headers:
             return error_response(path, 403, f"the header {OWN_HEADER} is missing")
         if name not in self._turns.scheduler.states or verb not in {"start", "stop"}:

@@ -26,7 +26,7 @@ from sparkdeploy.gateway.scheduler import Sighting
 from sparkdeploy.monitor.snapshot import MetricsHistory, TimedMetrics, server_figures
 from sparkdeploy.node.facts import parse_meminfo
 from sparkdeploy.node.node import Node
-from sparkdeploy.node.ports import Listener, listener_of
+from sparkdeploy.node.ports import Listener, listener_of, listening_sockets
 from sparkdeploy.server.health import death
 
 if TYPE_CHECKING:
@@ -54,6 +54,12 @@ class Upstream:
     base_url: str
     served_name: str
     key: str | None = None
+    sockets: frozenset[str] | None = None
+    """That its server listens with; None where nobody looks."""
+
+    @property
+    def port(self) -> int:
+        return int(self.base_url.rpartition(":")[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,7 @@ class StackDeployments:
     def _look_at_server(self, fact: ContainerFact, served: ServedDeployment) -> DeploymentLook:
         starting = DeploymentLook(Sighting.STARTING, cause="its server does not answer yet")
         start = f"{fact.container_id} {fact.started_at}"
+        sockets = listening_sockets(served.port)
         if listener_of(fact, served.port) in {Listener.NOBODY, Listener.ANOTHER}:
             return starting
         misses = 0 if answers(fact) else self._misses.get(start, FORGIVEN_MISSES) + 1
@@ -178,7 +185,7 @@ class StackDeployments:
             key = read_key(fact, self._settings)
         except NodeError as error:
             return replace(starting, cause=error.message)
-        upstream = Upstream(f"http://127.0.0.1:{served.port}", served.model, key)
+        upstream = Upstream(f"http://127.0.0.1:{served.port}", served.model, key, sockets)
         return DeploymentLook(Sighting.HEALTHY, upstream)
 
     def _tokens_per_s(self, fact: ContainerFact) -> float | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from starlette.datastructures import Headers
 from sparkdeploy.gateway.access import error_body, error_response
 from sparkdeploy.gateway.request_body import BadBodyError, RequestBody, read_body
 from sparkdeploy.gateway.turns import NotServedError
+from sparkdeploy.node.ports import listening_sockets
 from sparkdeploy.recipe.answers import ROUTES
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ ANSWER_PAUSE_S = 3600.0
 TIMEOUTS = {"timeout": httpx2.Timeout(ANSWER_PAUSE_S, connect=5.0, pool=None).as_dict()}
 KEPT_OPEN_S = 2.0
 """Less than the 5 s after which vLLM closes a connection that nobody uses."""
+SOCKETS_COUNT_S = 0.25
 MAX_ERROR_BYTES = 1 << 16
 HOP_BY_HOP = frozenset(
     (
@@ -107,6 +110,8 @@ class Proxy:
         self._stack = stack
         self._turns = turns
         self._bodies_bytes = 0
+        self._sockets: dict[int, tuple[float, frozenset[str]]] = {}
+        """Who listens on a port, and when that was read."""
         self._names: dict[str, tuple[StackModel, Mapping[str, object]]] = {}
         for model in stack.models:
             self._names[model.name] = (model, {})
@@ -127,9 +132,12 @@ class Proxy:
         except _TooLargeError as error:
             await answer.fail(scope, error.status, str(error), None)
             return
-        except (TimeoutError, ConnectionError):
-            return  # whoever sends nothing more reads nothing, either
-        self._bodies_bytes += len(raw)
+        except TimeoutError:
+            message = f"the request was not whole within {BODY_LIMIT_S:.0f} s"
+            await answer.fail(scope, 408, message, None)
+            return
+        except ConnectionError:
+            return
         try:
             await _until_gone(receive, self._answer(scope, headers, raw, answer))
         except AnswerCutError:
@@ -138,23 +146,34 @@ class Proxy:
             self._bodies_bytes -= len(raw)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        """Return a body, whose bytes are counted as they come."""
         length = headers.get("content-length", "0")
         expected = int(length) if length.isdecimal() else 0
         pieces: list[bytes] = []
         size = 0
-        async with asyncio.timeout(BODY_LIMIT_S):
-            while True:
-                if max(size, expected) > MAX_BODY_BYTES:
-                    raise _TooLargeError(413, f"more than {MAX_BODY_BYTES >> 20} MiB")
-                if self._bodies_bytes + max(size, expected) > MAX_BODIES_BYTES:
-                    raise _TooLargeError(503, "too many large requests at once")
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ConnectionError
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if not message.get("more_body", False):
-                    return b"".join(pieces)
+        raw: bytes | None = None
+        is_whole = False
+        try:
+            async with asyncio.timeout(BODY_LIMIT_S):
+                while True:
+                    if max(size, expected) > MAX_BODY_BYTES:
+                        raise _TooLargeError(413, f"more than {MAX_BODY_BYTES >> 20} MiB")
+                    if self._bodies_bytes + max(expected - size, 0) > MAX_BODIES_BYTES:
+                        raise _TooLargeError(503, "too many large requests at once")
+                    if is_whole:
+                        raw = b"".join(pieces)
+                        break
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ConnectionError
+                    pieces.append(message.get("body", b""))
+                    size += len(pieces[-1])
+                    self._bodies_bytes += len(pieces[-1])
+                    is_whole = not message.get("more_body", False)
+        finally:
+            if raw is None:
+                self._bodies_bytes -= size
+        return raw
 
     async def _answer(
         self, scope: Scope, headers: Headers, raw: bytes, answer: ClientAnswer
@@ -184,10 +203,14 @@ class Proxy:
                 try:
                     upstream = await self._wait(turn, body, answer)
                     request = _request(scope, headers, upstream, body, defaults)
-                    if await self._pass_on(scope, request, turn, answer):
+                    is_there = self._is_same_server(upstream)
+                    if is_there and await self._pass_on(scope, request, turn, answer):
                         return
                 except NotServedError as error:
                     await answer.fail(scope, 503, str(error), error.retry_after_s)
+                    return
+                except httpx2.InvalidURL:
+                    await answer.fail(scope, 400, "the query cannot be passed on", None)
                     return
             await self._turns.look_again()
         await answer.fail(scope, 503, f"{model.name} does not answer", 1.0)
@@ -203,6 +226,20 @@ class Proxy:
             pause_s = COMMENT_EVERY_S
         return await turn.upstream
 
+    def _is_same_server(self, upstream: Upstream) -> bool:
+        """Say whether what was looked at still listens: no key goes to what took its port.
+
+        The kernel's table may be long, and is read a few times a second at most.
+        """
+        if upstream.sockets is None:
+            return True
+        now_s = time.monotonic()
+        read_s, sockets = self._sockets.get(upstream.port, (-math.inf, frozenset[str]()))
+        if now_s - read_s > SOCKETS_COUNT_S or sockets != upstream.sockets:
+            sockets = listening_sockets(upstream.port)
+            self._sockets[upstream.port] = (now_s, sockets)
+        return sockets == upstream.sockets
+
     async def _pass_on(
         self, scope: Scope, request: httpx2.Request, turn: RequestTurn, answer: ClientAnswer
     ) -> bool:
@@ -212,6 +249,8 @@ class Proxy:
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
+                sending.cancel()  # nothing of it comes behind the error
+                await asyncio.wait([sending])
                 await answer.fail(scope, 503, turn.cut.result(), 1.0)
                 return True
             await sending
@@ -230,7 +269,7 @@ class Proxy:
         response = await self._client.send(request, stream=True)
         try:
             if answer.has_begun and not response.is_success:
-                await answer.error_event(await _error_of(response))
+                await answer.error_event(await _error_of(response, answer.path))
                 return
             if response.is_redirect:
                 raise httpx2.RemoteProtocolError("a server of ours sends nobody elsewhere")
@@ -302,7 +341,7 @@ def _to_client(response: httpx2.Response) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in raw if name.decode("latin-1") not in dropped]
 
 
-async def _error_of(response: httpx2.Response) -> object:
+async def _error_of(response: httpx2.Response, path: str) -> object:
     """Return a server's error for a client that reads events by now."""
     text = b""
     async for piece in response.aiter_bytes():
@@ -312,4 +351,4 @@ async def _error_of(response: httpx2.Response) -> object:
     try:
         return json.loads(text[:MAX_ERROR_BYTES])
     except ValueError:
-        return error_body("", response.status_code, text[:500].decode("utf-8", "replace"))
+        return error_body(path, response.status_code, text[:500].decode("utf-8", "replace"))

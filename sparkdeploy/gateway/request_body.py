@@ -63,7 +63,8 @@ class RequestBody:
         """Return the body with the server's own name of the model, and what it leaves out."""
         named = {it.name for it in self.members}
         added = {name: value for name, value in defaults.items() if name not in named}
-        if self.model == served and not added:
+        is_same = all(it.value == served for it in self.members if it.name == "model")
+        if is_same and not added:
             return self.raw
         text = self.text
         for member in reversed(self.members):
@@ -113,7 +114,9 @@ def _json_members(text: str) -> list[Member]:
         name, at = _DECODER.raw_decode(text, at)
         start = _expect(text, at, ":")
         value, end = _DECODER.raw_decode(text, start)
-        found.append(Member(name, value, start, end))
+        # A body waits for long, and its values may take many times the bytes of its text.
+        kept = value if name in {"model", "stream"} else None
+        found.append(Member(name, kept, start, end))
         at = _skip(text, end)
         if text.startswith("}", at):
             if _skip(text, at + 1) != len(text):

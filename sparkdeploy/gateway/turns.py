@@ -152,8 +152,8 @@ class Turns:
         with_figures = began_s - self.watched_s < WATCHED_S
         try:
             looked = await in_thread(lambda: self._deployments.look(with_figures=with_figures))
-        except SparkdeployError as error:
-            self.problem = error.message
+        except Exception as error:  # noqa: BLE001 - the next look may go well
+            self.problem = _in_words(error)
             return
         self.looked, self.problem = looked, ""
         for name, look in looked.models.items():

@@ -126,6 +126,14 @@ def listener_of(fact: ContainerFact, port: int, proc: Path = PROC) -> Listener:
     return Listener.CONTAINER if not missing or is_its_users else Listener.ANOTHER
 
 
+def listening_sockets(port: int, proc: Path = PROC) -> frozenset[str]:
+    """Return the sockets that listen on 127.0.0.1:`port`, by which two looks can be compared."""
+    try:
+        return frozenset(it.inode for it in _sockets_on(port, proc) if it.address in _ADDRESSES)
+    except (OSError, ValueError):
+        return frozenset()
+
+
 def _sockets_on(port: int, proc: Path) -> Iterator[ListeningSocket]:
     """Yield the sockets that listen on a port at whatever address; OSError without a table."""
     for table in ("tcp", "tcp6"):

@@ -17,6 +17,7 @@ from sparkdeploy.gateway.deployments import DeploymentLook, NodeMemory, StackLoo
 from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.gateway.scheduler import Sighting
 from sparkdeploy.gateway.stack import Alias, Stack, StackModel
+from sparkdeploy.node.ports import listening_sockets
 from sparkdeploy.recipe.answers import TEXT, TEXT_AND_SPEECH
 from tests.fakes.http_server import Handler, HttpServer
 
@@ -132,7 +133,9 @@ class ScriptedDeployments:
         return DeploymentLook(Sighting.STOPPED)
 
     def upstream(self, name: str) -> Upstream:
-        return Upstream(self.servers[name].url, f"served-{name}", self.keys.get(name))
+        server = self.servers[name]
+        sockets = listening_sockets(server.server_port)
+        return Upstream(server.url, f"served-{name}", self.keys.get(name), sockets)
 
     def start(self, model: StackModel) -> Upstream:
         self.starts.append(model.name)

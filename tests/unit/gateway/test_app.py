@@ -8,12 +8,15 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx2
 import pytest
 
 from sparkdeploy.gateway import proxy
+from sparkdeploy.gateway.stack import Alias
 from tests.fakes.gateway import WAIT_S, ScriptedDeployments, gateway, stack_of
 
 if TYPE_CHECKING:
@@ -210,13 +213,20 @@ def test_a_client_that_goes_away_frees_the_server_within_a_second(
     # Nor does one that waits keep a place.
     server.go_on.set()
     deployments.may_start.clear()
-    url = client.base_url
-    with socket.create_connection((url.host, url.port or 0)) as connection:
-        body = b'{"model": "b"}'
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
+    body = b'{"model": "b"}'
+    with sent(client, body, len(body)):
         until(lambda: client.get("/gateway/state").json()["models"][1]["waiting"] == 1)
     until(lambda: client.get("/gateway/state").json()["models"][1]["waiting"] == 0)
+
+
+@contextlib.contextmanager
+def sent(client: httpx2.Client, body: bytes, length: int) -> Iterator[socket.socket]:
+    """Send a head that promises so many bytes, and these."""
+    url = client.base_url
+    with socket.create_connection((url.host, url.port or 0), WAIT_S) as connection:
+        head = f"POST {CHAT}?a=b HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        yield connection
 
 
 def until(is_so: Any) -> None:
@@ -337,6 +347,11 @@ HOSTS: tuple[tuple[dict[str, str], int], ...] = (
     ({"Host": "SPARK.lan:8800"}, 200),
     ({"Host": "evil.example"}, 403),
     ({"Host": "localhost.evil.example"}, 403),
+    ({"Host": "127.0.0.1.evil.example"}, 403),
+    ({"Host": "evil.example@localhost"}, 403),
+    ({"Host": "localhost/x"}, 403),
+    ({"Host": "localhost?x"}, 403),
+    ({"Host": "localhost#x"}, 403),
     ({"Host": "[::1"}, 403),
     ({"Host": ""}, 403),
     ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
@@ -364,9 +379,65 @@ def test_bodies_and_headers_have_a_size(
     assert client.post(CHAT, content=pieces).status_code == 413
     monkeypatch.setattr(proxy, "MAX_BODIES_BYTES", 10)
     assert ask(client, "a", text="x" * 20).status_code == 503
+    # What is still being read counts, too.
+    monkeypatch.setattr(proxy, "MAX_BODIES_BYTES", 1000)
+
+    def counts() -> bool:
+        with sent(client, b"x" * 700, 900):
+            return any(ask(client, "x", text="x" * 300).status_code == 503 for _ in range(20))
+
+    until(counts)
+    until(lambda: ask(client, "x", text="x" * 300).status_code == 404)
     # Whoever sends so much may see the end of the connection before the answer.
     with contextlib.suppress(httpx2.ReadError, httpx2.WriteError):
         assert client.get("/v1/models", headers={"X-Long": "x" * 200_000}).status_code == 400
+
+
+def test_a_body_that_does_not_come_is_said(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "BODY_LIMIT_S", 0.05)
+    with sent(client, b"{", 900) as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_query_that_is_no_url_is_refused_and_not_logged(
+    client: httpx2.Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = b'{"model": "a"}'
+    url = client.base_url
+    with socket.create_connection((url.host, url.port or 0), WAIT_S) as connection:
+        head = f"POST {CHAT}?secret={'x' * 66_000} HTTP/1.1\r\nHost: localhost\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    assert "secret" not in "".join(capfd.readouterr())
+
+
+def test_what_took_a_servers_port_is_sent_nothing(
+    deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "SOCKETS_COUNT_S", 0)
+    deployments.keys["b"] = "own"
+    deployments.serve("b")
+    with gateway(stack_of(), deployments) as client:
+        assert ask(client, "b").json()["model"] == "b"
+        server = deployments.servers["b"]
+        assert server.asked[-1][1]["authorization"] == "Bearer own"
+        with monkeypatch.context() as patch:
+            patch.setattr(proxy, "listening_sockets", lambda _port: frozenset({"another's"}))
+            assert ask(client, "b").status_code == 503
+        assert len(server.asked) == 1
+        assert ask(client, "b").status_code == 200
+
+
+@pytest.mark.parametrize("model", ["org/gpt-4o", "größe"])
+def test_an_alias_of_any_letters_is_found(deployments: ScriptedDeployments, model: str) -> None:
+    first, *others = stack_of().models
+    models = (replace(first, aliases=(Alias(model, {}),)), *others)
+    with gateway(stack_of(models=models), deployments) as client:
+        assert client.get(f"/v1/models/{model}").json()["id"] == model
+        assert client.get(f"/v1/models/{quote(model, safe='')}").json()["root"] == "a"
+        assert ask(client, model).json()["model"] == "a"
 
 
 def test_the_page_loads_nothing_from_elsewhere(client: httpx2.Client) -> None:

@@ -90,3 +90,9 @@ def test_a_form_of_too_many_parts_is_refused(count: int) -> None:
     part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
     with pytest.raises(BadBodyError):
         read_body(part * count + b"--x--", "multipart/form-data; boundary=x")
+
+
+def test_of_two_names_none_stays_that_the_server_does_not_know() -> None:
+    body = read_body(b'{"model": ["x"], "model": "y"}', JSON)
+    assert json.loads(body.for_server("y", {})) == {"model": "y"}
+    assert b"x" not in body.for_server("y", {})
