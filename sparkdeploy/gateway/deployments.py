@@ -160,7 +160,12 @@ class StackDeployments:
         except NodeError as error:
             return DeploymentLook(Sighting.STOPPED, cause=error.message)
         look = DeploymentLook(Sighting.STOPPED, cause=stopped_because(fact))
-        if found.is_half_replaced:
+        own = self._plan[found.name].resolved.recipe.name
+        is_another = served.recipe not in {"", own} and found.name not in served.models
+        if fact.is_running and is_another:
+            # No request goes there; a start of ours says what is in the way.
+            look = DeploymentLook(Sighting.STARTING, cause=f"{served.recipe} runs under its name")
+        elif found.is_half_replaced and any(it.is_running for it in found.containers):
             look = DeploymentLook(Sighting.STARTING, cause="it is being replaced")
         elif fact.is_running:
             look = self._look_at_server(fact, served)

@@ -20,6 +20,8 @@ DRAIN_LIMIT_S = 300.0
 """How long running requests of a model may hold up the start of another one."""
 BACK_OFF_S = 30.0
 LONGEST_BACK_OFF_S = 900.0
+LONGEST_START_S = 3600.0
+"""So long what others began may be starting where another model waits for its memory."""
 STOP_S = 15.0
 """What ending a server takes, for estimates."""
 
@@ -143,7 +145,9 @@ class Scheduler:
     def arrive(self, request: int, model: str, now_s: float, patience_s: float = math.inf) -> None:
         """Queue a request; one that would wait for longer than `patience_s` is refused."""
         self.queue.append(Waiting(request, model, now_s, patience_s))
-        self.states[model].is_leaving = False
+        state = self.states[model]
+        # Clients that go on asking do not undo what a person has asked for.
+        state.is_leaving &= state.phase in {ModelPhase.READY, ModelPhase.DRAINING}
 
     def want(self, model: str, now_s: float) -> None:
         """Have a model started for no request in particular."""
@@ -193,7 +197,9 @@ class Scheduler:
             if state.phase not in {ModelPhase.READY, ModelPhase.DRAINING}:
                 self._make_ready(state, now_s)
         elif seen is Sighting.STARTING:
-            state.enter(ModelPhase.STARTING, now_s)
+            # One that falls silent while it drains is stopped all the same.
+            if state.phase is not ModelPhase.DRAINING:
+                state.enter(ModelPhase.STARTING, now_s)
         elif state.phase.takes_memory:
             state.cause = cause
             state.enter(ModelPhase.STOPPED, now_s)
@@ -207,12 +213,7 @@ class Scheduler:
 
     def decide(self, now_s: float) -> list[Instruction]:
         """Return the orders of this moment; the states have changed as if they were carried out."""
-        return [
-            *self._refuse(now_s),
-            *self._send(),
-            *self._swap(now_s),
-            *self._end_idle(now_s),
-        ]
+        return [*self._refuse(now_s), *self._send(), *self._swap(now_s), *self._end_idle(now_s)]
 
     def next_change_s(self, now_s: float) -> float:
         """Return when `decide` may have something to do though nothing has happened."""
@@ -222,6 +223,8 @@ class Scheduler:
                 moments.append(state.since_s + state.back_off_s)
             elif state.phase is ModelPhase.DRAINING:
                 moments.append(state.since_s + self._drain_limit_s)
+            elif state.phase is ModelPhase.STARTING:
+                moments.append(state.since_s + LONGEST_START_S)
             elif state.phase is ModelPhase.READY:
                 idle_s = state.model.idle_stop_s or 0
                 moments += [state.ready_s + self._stay_s, state.used_s + idle_s]
@@ -351,11 +354,16 @@ class Scheduler:
         for name, state in self.states.items():
             state.is_in_the_way = name in victims
             wanted_gone = state.is_in_the_way or state.is_leaving
-            has_stayed = state.is_leaving or not self._stay_left_s(state, now_s)
-            if state.phase is ModelPhase.READY and wanted_gone and has_stayed:
+            if wanted_gone and self._may_go(state, now_s):
                 state.enter(ModelPhase.DRAINING, now_s)
             elif state.phase is ModelPhase.DRAINING and not wanted_gone and state.running:
                 state.enter(ModelPhase.READY, now_s)
+
+    def _may_go(self, state: ModelState, now_s: float) -> bool:
+        if state.phase is ModelPhase.STARTING and not state.is_ours:
+            return state.is_leaving or now_s - state.since_s >= LONGEST_START_S
+        has_stayed = state.is_leaving or not self._stay_left_s(state, now_s)
+        return state.phase is ModelPhase.READY and has_stayed
 
     def _start(self, state: ModelState, now_s: float) -> Instruction:
         state.is_ours = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -51,8 +52,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Any:
 class _Plan:
     stack = SimpleNamespace(models=(MODEL,))
 
-    def __getitem__(self, name: str) -> str:
-        return name
+    def __getitem__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name, resolved=SimpleNamespace(recipe=SimpleNamespace(name="v2"))
+        )
 
 
 def fact_at(port: int, state: str = "running") -> ContainerFact:
@@ -129,8 +132,8 @@ def test_a_start_waits_for_memory_that_a_stop_gives_back(
     found = seen(FakeContainers.of(fact_at(server.port)))
     tries: list[str] = []
 
-    def start(member: str, _settings: object) -> None:
-        tries.append(member)
+    def start(member: SimpleNamespace, _settings: object) -> None:
+        tries.append(member.name)
         if len(tries) < 3:
             raise NodeError("memory: 4 GiB needed")
 
@@ -150,3 +153,28 @@ def test_a_start_that_leaves_no_server_has_failed(
     monkeypatch.setattr(deployments, "start_model", lambda *_: None)
     with pytest.raises(UnhealthyError, match="does not answer"):
         seen(FakeContainers.of()).start(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "names", "seen_as"),
+    [("v2", [], "healthy"), ("other", [], "starting"), ("other", ["main"], "healthy")],
+)
+def test_a_server_of_another_recipe_is_asked_nothing(
+    seen: Any, server: TableServer, recipe: str, names: list[str], seen_as: str
+) -> None:
+    fact = fact_at(server.port)
+    values = json.dumps({"model": {"served_name": ["qwen", *names]}})
+    marks = {labels.RECIPE: recipe, labels.RECIPE_VALUES: values}
+    engine = FakeContainers.of(replace(fact, labels={**fact.labels, **marks}))
+    look = seen(engine).look().models["main"]
+    assert look.seen is Sighting(seen_as)
+    assert (look.upstream is None) is (seen_as == "starting")
+
+
+def test_what_was_left_half_replaced_and_does_not_run_is_stopped(seen: Any) -> None:
+    fact = replace(fact_at(8000, "exited"), exit_code=0)
+    old = replace(fact, container_id="old", name="sparkdeploy-main-replaced")
+    look = seen(FakeContainers.of(fact, old)).look().models["main"]
+    assert look.seen is Sighting.STOPPED
+    look = seen(FakeContainers.of(fact, replace(old, state="running"))).look().models["main"]
+    assert look.seen is Sighting.STARTING

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sparkdeploy.gateway.scheduler import (
     BACK_OFF_S,
     LONGEST_BACK_OFF_S,
+    LONGEST_START_S,
     Act,
     Instruction,
     ModelPhase,
@@ -347,3 +348,50 @@ def test_a_stop_by_hand_refuses_who_waits_and_ends_after_the_last_answer() -> No
     scheduler.stopped("a", 4)
     scheduler.arrive(2, "a", 5)
     assert acts(scheduler.decide(5)) == [(Act.START, "a", 0)]
+
+
+def test_clients_that_go_on_asking_do_not_undo_a_stop_by_hand() -> None:
+    scheduler = scheduler_of("idle")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "a", 1)
+    scheduler.decide(1)
+    scheduler.stop("a")
+    scheduler.decide(2)
+    scheduler.arrive(2, "a", 2)
+    assert acts(scheduler.decide(2)) == [(Act.REFUSE, "a", 2)]
+    scheduler.leave(1, "a", 3)
+    assert acts(scheduler.decide(3)) == [(Act.STOP, "a", 0)]
+    scheduler.arrive(3, "a", 3)
+    assert scheduler.decide(3) == []
+    scheduler.stopped("a", 4)
+    assert acts(scheduler.decide(4)) == [(Act.START, "a", 0)], "who comes later starts it again"
+
+
+def test_what_others_began_and_never_answers_is_not_waited_for_without_end() -> None:
+    scheduler = scheduler_of("idle", "idle")
+    scheduler.observed("a", Sighting.STARTING, 0)
+    scheduler.arrive(1, "b", 1)
+    assert scheduler.decide(1) == []
+    assert scheduler.next_change_s(1) == LONGEST_START_S
+    scheduler.observed("a", Sighting.STARTING, LONGEST_START_S - 1)
+    assert acts(scheduler.decide(LONGEST_START_S)) == [(Act.STOP, "a", 0)]
+    scheduler.stopped("a", LONGEST_START_S)
+    assert acts(scheduler.decide(LONGEST_START_S)) == [(Act.START, "b", 0)]
+    # A person does not wait for so long.
+    scheduler = scheduler_of("idle")
+    scheduler.observed("a", Sighting.STARTING, 0)
+    scheduler.stop("a")
+    assert acts(scheduler.decide(1)) == [(Act.STOP, "a", 0)]
+
+
+def test_a_server_that_falls_silent_while_it_drains_goes_on_draining() -> None:
+    scheduler = scheduler_of("idle", "idle")
+    ready(scheduler, "a", 0)
+    scheduler.arrive(1, "a", 1)
+    scheduler.arrive(2, "b", 2)
+    scheduler.decide(2)
+    scheduler.decide(STAY_S)
+    for now_s in range(61, 180):
+        scheduler.observed("a", Sighting.STARTING, now_s)
+        assert scheduler.decide(now_s) == []
+    assert acts(scheduler.decide(STAY_S + DRAIN_S)) == [(Act.CUT, "a", 1), (Act.STOP, "a", 0)]
