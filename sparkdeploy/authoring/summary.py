@@ -25,7 +25,7 @@ WITHOUT_EFFECT = {
     *("engine", "model", "least_vllm", "allow_unsafe", "allow_known_bad"),
 }
 """What of a recipe says who wrote it, or is said elsewhere."""
-LONGEST_VALUE = 32
+LONGEST_VALUE = 64
 MOST_CHARACTERS = 560
 """Seven lines of a terminal."""
 
@@ -81,23 +81,25 @@ def _start_line(outlook: Outlook, settings: Settings) -> str:
         it * share if name == "weights" else it for name, it in SPARK_COLD_START_S.items()
     )
     reported = format_seconds(sum(SPARK_COLD_START_S.values()))
+    origin = "as was reported of v2" if round(share, 2) == 1 else f"v2's {reported}, by its weights"
     return (
-        f"start: {fetch}then the image, and about {format_seconds(seconds)} until it answers (on "
-        f"a Spark, by its weights from {reported} that were reported of v2)"
+        f"start: {fetch}the image in up to half an hour; about {format_seconds(seconds)} until it "
+        f"answers on a Spark ({origin})"
     )
 
 
 def _set_values(recipe: Recipe) -> str:
     """Return what a recipe sets in the place of vLLM's own choice, as `--set` would."""
     values = recipe.model_dump(by_alias=True, mode="json", exclude_defaults=True)
-    found = [
-        f"{path}={value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + '...'}"
-        for path, value in _leaves({k: v for k, v in values.items() if k not in WITHOUT_EFFECT})
-    ]
+    leaves = [*_leaves({k: v for k, v in values.items() if k not in WITHOUT_EFFECT})]
+    # What is cut in its middle says nothing: a longer value is counted with the rest.
+    found = [f"{path}={value}" for path, value in leaves if len(value) <= LONGEST_VALUE]
+    long = len(leaves) - len(found)
     kept: list[str] = []
     while found and sum(map(len, kept)) + 2 * len(kept) + len(found[0]) < MOST_CHARACTERS:
         kept.append(found.pop(0))
-    rest = f", and {len(found)} more: sparkdeploy show {recipe.name}" if found else ""
+    left = len(found) + long
+    rest = f", and {left} more: sparkdeploy show {recipe.name}" if left else ""
     return (", ".join(kept) or "nothing but the model") + rest
 
 

@@ -124,8 +124,8 @@ def refuse_offline(repo: str) -> None:
     """Raise CheckpointError when the user has told the hub's own tools to ask nobody."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         raise CheckpointError(
-            f"{repo}: HF_HUB_OFFLINE is set, and the hub would have to be asked.",
-            hint="unset HF_HUB_OFFLINE",
+            f"{repo}: the hub would have to be asked, and --offline or HF_HUB_OFFLINE forbids it.",
+            hint="leave out --offline, or `unset HF_HUB_OFFLINE`",
         )
 
 

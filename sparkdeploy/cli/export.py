@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,14 +46,21 @@ FolderOption = Annotated[
     ),
 ]
 CONSENTS = ("--allow-known-bad", "--allow-unsafe")
-DeployedOrRecipeArgument = Annotated[
-    str | None,
-    typer.Argument(
+
+
+def _argument(named: str) -> Any:  # noqa: ANN401 - what Typer makes of an argument
+    return typer.Argument(
         metavar="[NAME]",
-        help="A deployment, a recipe's name or file, or a stack file; the configured default when "
-        "left out.",
+        help=f"{named}; the configured default when left out.",
         autocompletion=completing(lambda: (*deployments(), *recipes())),
-    ),
+    )
+
+
+DeployedOrRecipeArgument = Annotated[
+    str | None, _argument("A deployment, or a recipe's name or file")
+]
+OrStackArgument = Annotated[
+    str | None, _argument("A deployment, a recipe's name or file, or a stack file")
 ]
 OpenOption = Annotated[bool, typer.Option("--public", help="Listen on every address.")]
 
@@ -83,7 +90,7 @@ def _requested(
 @group.command()
 def systemd(
     context: typer.Context,
-    recipe: DeployedOrRecipeArgument = None,
+    recipe: OrStackArgument = None,
     assignments: SetOption = None,
     port: PortOption = None,
     name: NameOption = "main",

@@ -158,7 +158,7 @@ def _no_source(wanted: str) -> str | None:
 
 def known_file(files: Mapping[str, Path], name: str, what: str) -> Path:
     if name not in files and what == "recipe":
-        near = difflib.get_close_matches(name, list(files), n=3, cutoff=NEAR)
+        near = difflib.get_close_matches(name.lower(), list(files), n=3, cutoff=NEAR)
         begun = [it for it in files if it.startswith(name)][:3]
         meant = f"did you mean {' or '.join(near or begun)}?" if near or begun else ""
         error = UnknownRecipeError(

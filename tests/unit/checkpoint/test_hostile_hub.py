@@ -400,6 +400,6 @@ def test_a_user_who_is_offline_is_told_so_and_nobody_is_asked(
     hub: Hub, lock: HubLock, hostile: HostileHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids it"):
         fetch(hub, lock)
     assert hostile.authorizations == []
