@@ -12,13 +12,15 @@ from typing import Any
 
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 
-_PROJECTION = re.compile(
-    r"(?P<stem>(?:[\w.]+\.)?layers\.(?P<layer>\d+)\.(?:[\w.]+\.)?)"
-    r"(?P<last>[qkvo]_proj|q_b_proj|qkv_proj|out_proj|in_proj|in_proj_(?:qkvz|qkv|z)"
-    r"|(?:gate|up|down|gate_up)_proj|dense|dense_h_to_4h|dense_4h_to_h|query_key_value)"
-    r"\.(?P<what>\w+)",
-    re.ASCII,
+_PROJECTIONS = frozenset(
+    (
+        *("q_proj", "k_proj", "v_proj", "o_proj", "q_b_proj", "qkv_proj", "query_key_value"),
+        *("in_proj", "in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj"),
+        *("gate_proj", "up_proj", "down_proj", "gate_up_proj"),
+        *("dense", "dense_h_to_4h", "dense_4h_to_h"),
+    )
 )
+_LAYER = re.compile(r"(?<![^.])layers\.(\d{1,9})\.", re.ASCII)
 _NEVER = re.compile(
     r"(?:^|\.)(?:vision\w*|visual|audio\w*|\w+_tower|encoder|mtp|nextn|experts|indexer|pooler)\."
     r"|\.mtp_|^mtp_",
@@ -41,15 +43,17 @@ def dense_layers(config: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> di
     found: dict[str, TensorInfo] = {}
     stems: dict[str, set[str]] = defaultdict(set)
     for tensor in tensors:
-        match = _PROJECTION.fullmatch(tensor.name)
-        if match is None or _NEVER.search(tensor.name):
+        module, _, what = tensor.name.rpartition(".")
+        stem, _, last = module.rpartition(".")
+        layers = _LAYER.findall(f"{stem}.")
+        if last not in _PROJECTIONS or not layers or _NEVER.search(tensor.name):
             continue
         # Layers beyond those that are counted draft, as DeepSeek and GLM store them.
-        if type(count) is int and int(match["layer"]) >= count:
+        if type(count) is int and int(layers[-1]) >= count:
             continue
-        stems[match["stem"]].add(match["last"])
-        if match["what"] == "weight" and _is_convertible(tensor):
-            found[tensor.name.removesuffix(".weight")] = tensor
+        stems[stem].add(last)
+        if what == "weight" and _is_convertible(tensor):
+            found[module] = tensor
     return {name: info for name, info in found.items() if _is_whole(name, found, stems)}
 
 
@@ -65,4 +69,4 @@ def _is_whole(module: str, found: Mapping[str, TensorInfo], stems: Mapping[str, 
     """Whether all that an engine fuses with a module can become FP8, too."""
     stem, _, last = module.rpartition(".")
     group = next((names for names in _FUSED if last in names), {last})
-    return all(f"{stem}.{name}" in found for name in group & stems[f"{stem}."])
+    return all(f"{stem}.{name}" in found for name in group & stems[stem])

@@ -241,6 +241,7 @@ def _spec(image: str, mark: str, deployment: str, port: int, arguments: list[str
             labels.DEPLOYMENT: deployment,
             labels.RECIPE: "stand-in",
             labels.PORT: str(port),
+            labels.SERVED_NAME: "stand-in",
             TEST_LABEL: mark,
         },
     )

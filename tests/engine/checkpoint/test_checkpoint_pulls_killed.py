@@ -113,7 +113,9 @@ def test_a_pull_killed_between_any_bytes_goes_on_there(
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=180)
         double.go_on.set()
-        assert program.answer("checkpoint", "ls", "--json")[0]["state"] == f"main = {COMMIT[:12]}"
+        # Where one is missing, the whole files are counted.
+        state = program.answer("checkpoint", "ls", "--json")[0]["state"]
+        assert state.partition(",")[0] == f"main = {COMMIT[:12]}"
         done = program.run("checkpoint", "pull", "lab/model")
         assert done.returncode == 0, done.stderr
         assert cache_of(root) == expected

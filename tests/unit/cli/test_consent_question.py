@@ -42,7 +42,7 @@ def test_what_was_allowed_is_not_asked_again_until_something_changes(tmp_path: P
     recipe.write_text(THEIRS)
     code, seen = show(recipe, "n")
     assert code == 3
-    assert "a variable that nobody has judged" in seen
+    assert "it changes how nodes reach each other" in seen
     assert QUESTION in seen
     code, seen = show(recipe, "y")
     assert code == 0
