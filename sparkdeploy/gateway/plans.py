@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparkdeploy.gateway.stack import Stack, StackModel
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.node.node import Node, Nodes
+    from sparkdeploy.node.node import Nodes
     from sparkdeploy.plan.observed import Observed, ObservedNode
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
@@ -264,7 +264,8 @@ def _usable_pools(nodes: Nodes, seen: Survey, names: Set[str]) -> Iterator[tuple
         fact = seen.seen.get(node.name)
         if fact is None:
             continue
-        containers = _own_containers(node) if fact.docker is not None else ()
+        listing = node.listing if fact.docker is not None else ()
+        containers = tuple(it for it in listing if it.is_own)
         if fact.memory_total_bytes is not None:
             others = (it for it in containers if it.is_running and it.deployment not in names)
             unpromised = fact.memory_total_bytes - sum(it.promised_bytes for it in others)
@@ -276,10 +277,6 @@ def _usable_pools(nodes: Nodes, seen: Survey, names: Set[str]) -> Iterator[tuple
                 it.memory_bytes or 0 for it in fact.gpu_processes if it.container_id not in ours
             )
             yield _gpu_pool(node.name), fact.gpu.memory_bytes - others_bytes
-
-
-def _own_containers(node: Node) -> tuple[ListedContainer, ...]:
-    return tuple(it for it in node.listing if it.is_own)
 
 
 def _gpu_pool(node: str) -> str:

@@ -33,7 +33,8 @@ def stack_lines(plan: StackPlan) -> Iterator[Block]:
     """Yield the plan of a stack, and what stands in its way."""
     stack, fit = plan.stack, plan.fit
     yield f"stack {stack.name}: {stack.path}"
-    yield f"  clients ask http://{_host(stack.host)}:{stack.port}/v1"
+    host = f"[{stack.host}]" if ":" in stack.host else stack.host
+    yield f"  clients ask http://{host}:{stack.port}/v1"
     columns = (
         *(TextColumn("model"), TextColumn("kept")),
         *(TextColumn(title, Fill.FIGURE) for title in TITLES),
@@ -59,14 +60,10 @@ def _unobserved(plan: StackPlan) -> list[Finding]:
     return [not_seen(MEMORY_CHECK, sentence) for sentence in unseen]
 
 
-def _host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def _row(member: PlannedModel, fit: StackFit) -> TextRow:
     model, own = member.model, fit[member.model.name]
     stops = f" {in_seconds(model.idle_stop_s)}" if model.idle_stop_s is not None else ""
-    download = own.download_bytes
+    download, takes = own.download_bytes, member.plan.head.needs.memory_bytes
     beneath = [f"    {member.resolved.recipe.name} on port {member.resolved.recipe.serve.port}"]
     if model.aliases:
         beneath.append(f"    also {', '.join(alias.name for alias in model.aliases)}")
@@ -76,15 +73,11 @@ def _row(member: PlannedModel, fit: StackFit) -> TextRow:
     return row_of(
         Piece(model.name, Style.STRONG),
         f"{model.keep}{stops}",
-        _memory(member.plan.head.needs.memory_bytes),
+        "unknown" if takes is None else format_gib(takes),
         _start(own),
         "unknown" if download is None else format_bytes(download) if download else "-",
         beneath=beneath,
     )
-
-
-def _memory(size_bytes: int | None) -> str:
-    return "unknown" if size_bytes is None else format_gib(size_bytes)
 
 
 def _start(model: ModelFit) -> str:

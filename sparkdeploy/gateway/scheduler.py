@@ -9,11 +9,12 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from sparkdeploy.gateway.fit import StackFit
     from sparkdeploy.gateway.stack import StackModel
 
 DRAIN_LIMIT_S = 300.0
@@ -24,16 +25,6 @@ LONGEST_START_S = 3600.0
 """So long what others began may be starting where another model waits for its memory."""
 STOP_S = 15.0
 """What ending a server takes, for estimates."""
-
-
-class Fit(Protocol):
-    """What of a stack fits into memory together."""
-
-    def fits(self, running: set[str], wanted: str) -> bool: ...
-
-    def cheapest_eviction(
-        self, running: set[str], wanted: str, cost_s: Mapping[str, float]
-    ) -> tuple[str, ...] | None: ...
 
 
 class ModelPhase(Enum):
@@ -126,7 +117,7 @@ class Scheduler:
     def __init__(
         self,
         models: Iterable[StackModel],
-        fit: Fit,
+        fit: StackFit,
         *,
         smallest_stay_s: float,
         drain_limit_s: float = DRAIN_LIMIT_S,

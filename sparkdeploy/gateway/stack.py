@@ -101,20 +101,14 @@ def _is_address(text: str) -> str:
     return text
 
 
-def _is_json(defaults: Defaults) -> Defaults:
+def _are_defaults(defaults: Defaults) -> Defaults:
     json.dumps(defaults, allow_nan=False)
-    return defaults
-
-
-def _no_key_of_a_request(defaults: Defaults) -> Defaults:
     if refused := [name for name in defaults if name.lower() in NOT_A_DEFAULT]:
         raise ValueError(f"{refused[0]} is what each request says itself")
     return defaults
 
 
-RequestDefaults = Annotated[
-    Defaults, AfterValidator(_is_json), AfterValidator(_no_key_of_a_request)
-]
+RequestDefaults = Annotated[Defaults, AfterValidator(_are_defaults)]
 Address = Annotated[str, AfterValidator(_is_address)]
 
 

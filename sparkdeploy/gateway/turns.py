@@ -261,8 +261,10 @@ async def in_thread(work: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-            failure = error
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            # The loop itself would end by those that are no errors, or take none of them.
+            is_error = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            failure = error if is_error else RuntimeError(repr(error))
             hand_over(lambda: future.set_exception(failure))
         else:
             hand_over(lambda: future.set_result(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -17,6 +18,7 @@ import pytest
 
 from sparkdeploy.gateway import proxy
 from sparkdeploy.gateway.stack import Alias
+from sparkdeploy.gateway.turns import in_thread
 from tests.fakes.gateway import WAIT_S, ScriptedDeployments, gateway, stack_of
 
 if TYPE_CHECKING:
@@ -472,3 +474,18 @@ def test_a_gateway_that_starts_finds_what_runs(deployments: ScriptedDeployments)
         assert deployments.starts == []
         assert threading.active_count() < 40
     json.dumps(deployments.stops)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), StopIteration(1)]
+)
+def test_whatever_ends_a_thread_ends_who_waits_for_it(error: BaseException) -> None:
+    def work() -> None:
+        raise error
+
+    async def wait() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await in_thread(work)
+
+    with pytest.raises((ValueError, RuntimeError)):
+        asyncio.run(wait())

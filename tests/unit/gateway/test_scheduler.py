@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.gateway.scheduler import (
     BACK_OFF_S,
     LONGEST_BACK_OFF_S,
@@ -30,27 +31,10 @@ STAY_S, DRAIN_S, STOP_TOOK_S = 60.0, 120.0, 5.0
 NAMES = ("a", "b", "c", "d")
 
 
-@dataclass(frozen=True)
-class Sizes:
+def fit_of(models: Iterable[StackModel], sizes: Iterable[int]) -> StackFit:
     """Each model takes so much of a memory of ten."""
-
-    by_name: Mapping[str, int]
-    always: frozenset[str] = frozenset()
-
-    def fits(self, running: set[str], wanted: str) -> bool:
-        return sum(self.by_name[it] for it in {*running, wanted}) <= 10
-
-    def cheapest_eviction(
-        self, running: set[str], wanted: str, cost_s: Mapping[str, float]
-    ) -> tuple[str, ...] | None:
-        names = sorted(running - self.always)
-        sets = [
-            it
-            for count in range(len(names) + 1)
-            for it in itertools.combinations(names, count)
-            if self.fits(running - set(it), wanted)
-        ]
-        return min(sets, key=lambda it: sum(cost_s.get(name, 1) for name in it), default=None)
+    pairs = zip(models, sizes, strict=False)
+    return StackFit({"it": 10}, tuple(ModelFit(m.name, m.keep, {"it": size}) for m, size in pairs))
 
 
 @dataclass(frozen=True)
@@ -67,7 +51,7 @@ class World:
     """Carries out orders in faked time, and remembers what became of each request."""
 
     scheduler: Scheduler
-    fit: Sizes
+    fit: StackFit
     start_s: Mapping[str, float]
     failing: set[int]
     """Which starts fail, by their number."""
@@ -164,7 +148,6 @@ arrivals = st.builds(
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    sizes = Sizes({name: draw(st.integers(1, 10)) for name in NAMES})
     keeps: st.SearchStrategy[Keep] = st.sampled_from(["idle", "idle", "request"])
     models = [
         StackModel(
@@ -172,9 +155,10 @@ def worlds(draw: st.DrawFn) -> World:
         )
         for name in NAMES
     ]
-    scheduler = Scheduler(models, sizes, smallest_stay_s=STAY_S, drain_limit_s=DRAIN_S)
+    fit = fit_of(models, [draw(st.integers(1, 10)) for _ in NAMES])
+    scheduler = Scheduler(models, fit, smallest_stay_s=STAY_S, drain_limit_s=DRAIN_S)
     start_s = {name: float(draw(st.integers(1, 200))) for name in NAMES}
-    return World(scheduler, sizes, start_s, draw(st.sets(st.integers(1, 12), max_size=4)))
+    return World(scheduler, fit, start_s, draw(st.sets(st.integers(1, 12), max_size=4)))
 
 
 @given(worlds(), st.lists(arrivals, max_size=40))
@@ -203,9 +187,7 @@ def test_no_model_is_stopped_for_another_before_it_has_stayed(
 def scheduler_of(*keeps: Keep, sizes: Iterable[int] = (6, 6, 4)) -> Scheduler:
     names = NAMES[: len(keeps)]
     models = [StackModel(name, "r", keep=keep) for name, keep in zip(names, keeps, strict=True)]
-    always = frozenset(name for name, keep in zip(names, keeps, strict=True) if keep == "always")
-    fit = Sizes(dict(zip(names, sizes, strict=False)), always)
-    return Scheduler(models, fit, smallest_stay_s=STAY_S, drain_limit_s=DRAIN_S)
+    return Scheduler(models, fit_of(models, sizes), smallest_stay_s=STAY_S, drain_limit_s=DRAIN_S)
 
 
 def acts(orders: Iterable[Instruction]) -> list[tuple[Act, str, int]]:
