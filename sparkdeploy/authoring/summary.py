@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.authoring.model_facts import HEADERS_HERE
+from sparkdeploy.estimate.report import memory_table
 from sparkdeploy.server.phases import NOT_KNOWN, SPARK_COLD_START_S, expected_start
 from sparkdeploy.terminal.style import line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
@@ -40,7 +41,7 @@ def summary_lines(outlook: Outlook, settings: Settings) -> Iterator[Block]:
     yield f"{recipe.name}: {recipe.title}"
     yield from outlook.division_lines()
     yield f"memory of {budget.hardware.title}: {format_gib(budget.hardware.memory_bytes)}"
-    yield _memory_table(outlook)
+    yield memory_table(budget, format_bytes(outlook.facts.total_bytes))
     if budget.layout is None:
         yield f"KV cache: {f'not known: {budget.unknown}' if budget.unknown else 'none is kept'}"
     else:
@@ -53,20 +54,6 @@ def summary_lines(outlook: Outlook, settings: Settings) -> Iterator[Block]:
     yield _start_line(outlook, settings)
     yield f"it sets: {_set_values(recipe)}"
     yield "-v shows weights, reserves and the bytes of a step, each with its source"
-
-
-def _memory_table(outlook: Outlook) -> TextTable:
-    budget = outlook.budget
-    rows = [
-        (budget.claim_bytes, f"for vLLM, {budget.utilization:g} of it"),
-        (-budget.weight_bytes, f"weights ({format_bytes(outlook.facts.total_bytes)} of files)"),
-        (-sum(it.size_bytes for it in budget.reserves), "activations, CUDA and its graphs"),
-        (budget.available_bytes, "left for the KV cache"),
-    ]
-    if budget.hardware.shares_memory:
-        rows.append((budget.machine_bytes, "left for the machine beside vLLM"))
-    columns = (TextColumn("", Fill.FIGURE), TextColumn("", Fill.WORDS))
-    return TextTable(columns, tuple(row_of(format_gib(size), what) for size, what in rows), 4)
 
 
 def _start_line(outlook: Outlook, settings: Settings) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import time
 from functools import partial
@@ -20,11 +19,12 @@ from sparkdeploy.bench.wire import (
     is_refused,
     request_bytes,
 )
+from sparkdeploy.checkpoint.contents import collector_paused
 from sparkdeploy.recipe.answers import CHAT
 from sparkdeploy.server.trust import connection_error, ssl_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     Bodies = Sequence[Mapping[str, Any]]
@@ -132,7 +132,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
     def round(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Exchange, ...]:
         self._require_listener()
         requests = [self._request(body=json.dumps(body).encode()) for body in bodies]
-        with _without_pauses():
+        with collector_paused():
             seen = self._runner.run(self._exchange_all(requests))
         return tuple(map(exchange_of, seen))
 
@@ -149,7 +149,7 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         requests = [
             [self._request(body=json.dumps(body).encode()) for body in bodies] for bodies in chains
         ]
-        with _without_pauses():
+        with collector_paused():
             began_s = self._clock()
             seen = self._runner.run(self._exchange_each(requests, moments_s, began_s))
         return began_s, [tuple(map(exchange_of, chain)) for chain in seen]
@@ -221,15 +221,3 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         if receiver.left_bytes < 0:
             return Failure(FailureKind.MALFORMED, f"more than {MAX_ANSWER_BYTES >> 20} MiB came")
         return None
-
-
-@contextlib.contextmanager
-def _without_pauses() -> Iterator[None]:
-    """Keep the garbage collector from stopping the clock's reader in the middle of a round."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -122,11 +122,11 @@ def _stated_window(text: Mapping[str, Any]) -> int:
     return 0 if text.get("use_sliding_window") is False else window
 
 
-def _positive(value: object) -> float:
+def _positive(value: object, most: int = MOST_TOKENS) -> float:
     """Return a number that a model may have; 0 for anything else that config.json holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
-    return float(value) if 0 < value <= MOST_TOKENS else 0.0
+    return float(value) if 0 < value <= most else 0.0
 
 
 def unserved(serve: Serve, needs: AttentionNeeds) -> Iterator[str]:
@@ -172,7 +172,8 @@ def context_of(config: Mapping[str, Any], *, scales_yarn: bool = True) -> int:
         return stated
     own, factor = stated, 1.0
     for rope in _ropes(text.get("rope_parameters") or text.get("rope_scaling")):
-        kind, given = rope.get("rope_type", rope.get("type")), _factor(rope.get("factor"))
+        kind, given = rope.get("rope_type", rope.get("type")), rope.get("factor")
+        given = _positive(given, MOST_SCALING)
         if not isinstance(kind, str) or kind in UNSCALED or not given:
             continue
         if "yarn" not in kind:
@@ -189,13 +190,6 @@ def _ropes(stated: object) -> Iterator[Mapping[str, Any]]:
         return
     nested = [it for it in stated.values() if isinstance(it, dict)]
     yield from nested if nested and not {"rope_type", "type"} & stated.keys() else [stated]
-
-
-def _factor(value: object) -> float:
-    """Return a factor that scaling may have; 0 for anything else that config.json holds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0.0
-    return float(value) if 0 < value <= MOST_SCALING else 0.0
 
 
 def _context(value: object) -> int:

@@ -37,7 +37,7 @@ CONTEXTS = (1024, 4096, 16384, 32768, 65536, 131_072, 262_144)
 def memory_lines(resolved: Resolved, facts: ModelFacts, budget: Budget) -> Iterator[Block]:
     yield from _weight_lines(facts, budget)
     yield f"memory of {budget.hardware.title}: {format_gib(budget.hardware.memory_bytes)}"
-    yield _memory_table(budget)
+    yield memory_table(budget)
     if budget.layout is None:
         yield "KV cache"
         yield f"  not known: {budget.unknown}" if budget.unknown else "  this model keeps none"
@@ -106,17 +106,22 @@ def _weight_lines(facts: ModelFacts, budget: Budget) -> Iterator[str]:
         yield f"  {name:<26}{format_gib(on_disk):>12}{format_gib(in_memory):>12}"
 
 
-def _memory_table(budget: Budget) -> TextTable:
+def memory_table(budget: Budget, files: str = "") -> TextTable:
+    """Return what becomes of the memory; with `files`, their size, without each one's source."""
+    reserves = [(-it.size_bytes, f"{it.name} ({it.source})") for it in budget.reserves]
+    if files:
+        reserves = [(sum(size for size, _ in reserves), "activations, CUDA and its graphs")]
     rows = [
         (budget.claim_bytes, f"for vLLM, {budget.utilization:g} of it"),
-        (-budget.weight_bytes, "weights"),
-        *((-item.size_bytes, f"{item.name} ({item.source})") for item in budget.reserves),
+        (-budget.weight_bytes, f"weights ({files} of files)" if files else "weights"),
+        *reserves,
         (budget.available_bytes, "left for the KV cache"),
     ]
     if budget.hardware.shares_memory:
-        floor = f"the memory floor is {budget.floor_bytes / GIB:g} GiB"
-        beside = f"left for the machine beside vLLM's own processes; {floor}"
-        rows.append((budget.machine_bytes, beside))
+        floor = f"'s own processes; the memory floor is {budget.floor_bytes / GIB:g} GiB"
+        rows.append(
+            (budget.machine_bytes, f"left for the machine beside vLLM{'' if files else floor}")
+        )
     columns = (TextColumn("", Fill.FIGURE), TextColumn("", Fill.WORDS))
     return TextTable(columns, tuple(row_of(format_gib(size), what) for size, what in rows), 4)
 

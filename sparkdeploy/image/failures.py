@@ -1,10 +1,12 @@
-"""Why a build failed and what helps, from the end of its log. Pure."""
+"""Why a build failed and what helps, from the end of its log."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy import yaml_text
 from sparkdeploy.errors import BuildError
 
 if TYPE_CHECKING:
@@ -14,27 +16,6 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
 
 _REFUSED = re.compile(r"^sparkdeploy-refused: (.*)$", re.MULTILINE)
-_HINTS = {
-    r"certificate verif|CERTIFICATE_VERIFY|UnknownIssuer|invalid peer certificate": (
-        "behind a private CA, set `ca_bundle` in config.yaml to its PEM file"
-    ),
-    r"name resolution|resolve host|dns error|failed to lookup address|Could not resolve"
-    r"|no such host|Name or service not known|Failed to resolve|Connection refused"
-    r"|not a trusted or secure host": (
-        "the build cannot reach the index: set https_proxy, or `index_url` or `wheelhouse` in"
-        " config.yaml"
-    ),
-    r"[Nn]o space left on device|os error 28": (
-        "free space under Docker's data root (`docker info` names it), or move it to a larger disk"
-    ),
-    r"[Hh]ash(es)? (mismatch|do not match)|DO NOT MATCH THE HASHES": (
-        "a package differs from the lock: clear the wheelhouse or the mirror that served it"
-    ),
-    r"returned a non-zero code: 137": (
-        "its container was killed: by hand, or because the machine ran out of memory"
-        " (`dmesg | tail` says so)"
-    ),
-}
 
 _IN_THE_WAY = (
     "what the image itself says may stand in the way: its ONBUILD runs first, and its SHELL, PATH"
@@ -63,7 +44,8 @@ def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
             detail=detail,
         )
     place = f" at {where}" if where else ""
-    hint = next((hint for cause, hint in _HINTS.items() if re.search(cause, detail)), None)
+    rows = yaml_text.load_file(Path(__file__).with_suffix(".yaml"))["rows"]
+    hint = next((row["hint"] for row in rows if re.search(row["pattern"], detail)), None)
     if hint is None and stage.is_of_others:
         hint = _IN_THE_WAY
     if hint is not None and "$TORCH_SOURCE" in detail:

@@ -12,6 +12,7 @@ import hashlib
 import re
 import secrets
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__, shell
@@ -27,22 +28,7 @@ INTERRUPT_PATIENCE_S = 300.0
 """After Ctrl-C an `up` may still bring back what ran before."""
 FACT = re.compile(r"sparkdeploy:(version|cache)=(.*)")
 """A line of PREPARE; a login may greet with any other."""
-PREPARE = """\
-PATH="$PATH:$HOME/.local/bin"
-version="$(sparkdeploy --version 2>/dev/null </dev/null)"
-cache="${SPARKDEPLOY_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/sparkdeploy}"
-printf '\\nsparkdeploy:version=%s\\nsparkdeploy:cache=%s\\n' "$version" "$cache"
-[ -n "$digest" ] && [ "$version" = "$wanted" ] || exit 0
-set -e
-umask 077
-mkdir -p "$cache/from"
-cd "$cache/from"
-new="$(mktemp -d new-XXXXXX)"
-base64 -d | tar -xz -C "$new"
-# A folder has its digest as its name only once it is whole.
-mv -T "$new" "$digest" 2>/dev/null || { rm -rf "$new"; touch "$digest"; }
-ls -1td */ | tail -n +21 | while read -r old; do rm -rf "$old"; done
-"""
+PREPARE = Path(__file__).with_suffix(".sh").read_text(encoding="utf-8")
 RUN = """\
 PATH="$PATH:$HOME/.local/bin"
 if [ -n "$note" ]; then (umask 077; mkdir -p "${note%/*}"; echo $$ >"$note"); fi

@@ -8,6 +8,7 @@ stands wholly in the user's own recipes folder, are the user's words and need no
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shlex
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from sparkdeploy import yaml_text
 from sparkdeploy.about import CONSENT
 from sparkdeploy.recipe.document import written_part
 from sparkdeploy.recipe.flags import VALUE_FLAGS, given_flags, spellings
@@ -50,57 +52,19 @@ AS_ROOT = "a mod runs as root while an image is built"
 NODE_DECIDES = "cluster.nodes of config.yaml and the node itself decide it"
 DRAFTER_KEY = "it is vLLM's own key of the speculative configuration, and may name code or a file"
 MODULE = "a word with `.`, `/` or `:` may name a module or a file"
-
-
-LOADS_CODE = "it loads code of its choice"
-READS = "it reads a file or a folder of its choice"
-WRITES = "it writes files of its choice"
-MEMORY = "it takes memory beside the share that is planned and guarded"
-UNPACKS = "clients may hand over tensors or templates that the server then runs or unpacks"
 COMPUTES = "it changes how vLLM computes or counts, and nothing else that is known"
-FETCHES = "clients may make the server fetch or read what they name"
-SENDS = "it hands prompts or the cache to another program or machine"
-OPENS = "it changes who reaches the server, and how"
-TRANSPORT = "it changes how nodes reach each other, and over what"
-LOGS = "prompts or requests are written into the log"
-FLAG_DANGERS = {
-    ("--worker-", "--scheduler-cls", "--logits-processors", "--tool-parser-plugin"): LOADS_CODE,
-    ("--reasoning-parser-plugin", "--model-impl", "--io-processor", "--renderer"): LOADS_CODE,
-    ("--hf-config", "--config", "--tokenizer", "--download-dir", "--generation-config"): READS,
-    ("--model-loader", "--load-", "--safetensors", "--lora", "--structured-"): READS,
-    ("--additional-config", "--model-class-overrides", "--code-revision"): LOADS_CODE,
-    ("--kernel-config", "--logging-config", "--ir-op-priority"): LOADS_CODE,
-    ("--default-mm-loras", "--pt-load-map", "--mm-encoder-fp8-scale-path"): READS,
-    ("--mm-encoder-fp8-scale-save-path", "--profiler-config", "--enable-trace"): WRITES,
-    ("--kv-cache-memory", "--num-gpu-blocks", "--cpu-offload", "--offload-"): MEMORY,
-    ("--kv-offloading-size", "--mm-ipc-gpu", "--swap-space", "--mm-shm-cache"): MEMORY,
-    ("--trust-request", "--enable-prompt-embeds", "--enable-mm-embeds"): UNPACKS,
-    ("--tool-server", "--kv-offloading", "--weight-transfer", "--ec-manager"): SENDS,
-    ("--aux-output", "--engram"): SENDS,
-    ("--enable-sleep", "--sleep-mode", "--uds", "--allow-credentials", "--tokens-only"): OPENS,
-    ("--enable-tokenizer-info", "--enable-offline-docs", "--enable-scale-out"): OPENS,
-    ("--enable-elastic", "--watchdog", "--dp-supervisor", "--enable-return-routed"): OPENS,
-    ("--allowed-", "--media-", "--interleave-mm", "--mm-processor"): FETCHES,
-    ("--kv-transfer", "--ec-transfer", "--kv-events", "--otlp", "--collect-detailed"): SENDS,
-    ("--grpc", "--uvicorn", "--ssl", "--root-path", "--enable-ssl", "--disable-fastapi"): OPENS,
-    ("--api-server", "--data-parallel", "--enable-server-load"): OPENS,
-    ("--enable-log", "--max-log", "--enable-request-id", "--log-"): LOGS,
-}
-"""What a flag can do, by how it begins; another one is a setting that no field is for."""
-VARIABLE_DANGERS = {
-    ("VLLM_PLUGINS", "PYTHON", "LD_", "TRITON_", "TORCHINDUCTOR"): LOADS_CODE,
-    ("CUDA_HOME", "CC", "CXX"): LOADS_CODE,
-    ("NCCL_NET_PLUGIN", "NCCL_TUNER", "NCCL_PROFILER", "NCCL_NET"): LOADS_CODE,
-    ("NCCL_", "GLOO_", "UCX_", "NVSHMEM_", "OMPI_", "RAY_"): TRANSPORT,
-    ("HF_", "TMP", "XDG_", "HOME", "VLLM_CACHE", "VLLM_CONFIG", "VLLM_ASSETS"): READS,
-    ("VLLM_LOGGING_CONFIG", "VLLM_TRACE", "VLLM_RPC", "VLLM_MEDIA", "VLLM_IMAGE"): READS,
-    ("VLLM_DEBUG_LOG", "VLLM_LOG_", "VLLM_SERVER_DEV", "VLLM_DEBUG"): LOGS,
-    ("HTTP_", "HTTPS_", "ALL_PROXY", "http_", "https_", "NO_PROXY"): SENDS,
-}
 
 
-def _danger(name: str, known: Mapping[tuple[str, ...], str], otherwise: str) -> str:
-    return next((it for begins, it in known.items() if name.startswith(begins)), otherwise)
+@functools.cache
+def dangers(kind: str) -> Mapping[str, str]:
+    """Return what flags or variables can do, by how they begin, the longest first."""
+    rows = yaml_text.load_file(Path(__file__).with_name("dangers.yaml"))[kind].items()
+    found = {begin: danger for danger, begins in rows for begin in begins}
+    return dict(sorted(found.items(), key=lambda it: -len(it[0])))
+
+
+def _danger(name: str, kind: str, otherwise: str) -> str:
+    return next((it for begin, it in dangers(kind).items() if name.startswith(begin)), otherwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +156,11 @@ def _entries(path: KeyPath, value: Any, danger: str) -> Iterator[_Setting]:  # n
     if path[-1] == "extra_args":
         for given in given_flags(value):
             known = COMPUTES if given.flag in spellings().values() else danger
-            own = _danger(given.flag or given.form, FLAG_DANGERS, known)
+            own = _danger(given.flag or given.form, "flags", known)
             yield _Setting(given.path, " ".join(given.words), own, is_entry=True)
     elif path[-1] == "env":
         for name, text in value.items():
-            own = _danger(name, VARIABLE_DANGERS, danger)
+            own = _danger(name, "variables", danger)
             yield _Setting((*path, name), f"{name}={text}", own, is_entry=True)
     elif isinstance(value, dict):
         for key, item in value.items():

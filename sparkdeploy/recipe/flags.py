@@ -6,8 +6,10 @@ import functools
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy import yaml_text
 from sparkdeploy.recipe.releases import releases
 
 if TYPE_CHECKING:
@@ -55,52 +57,14 @@ JSON_FLAGS = _by_field(
 )
 FIELD_OF_FLAG = {flag: field for field, flag in (VALUE_FLAGS | SWITCH_FLAGS | JSON_FLAGS).items()}
 
-OWNED_FLAGS: dict[str, str] = {
-    "--model": "model.repo or model.path",
-    "--revision": "model.revision",
-    "--served-model-name": "model.served_name",
-    "--host": "--public on the command line",
-    "--port": "serve.port",
-    "--api-key": "the key file that --public uses (a key in argv is readable by everyone)",
-    "--hf-token": "your own `hf auth login`: the token never enters a container, models are local",
-    "--middleware": "--public on the command line",
-    **dict.fromkeys(
-        ("--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
-        "serve.speculative",
-    ),
-    "--chat-template": "serve.chat_template",
-    "--enable-lora": "serve.lora",
-    "--lora-modules": "serve.lora",
-    "--tensor-parallel-size": "cluster.tensor_parallel",
-    "--pipeline-parallel-size": "cluster.pipeline_parallel",
-    **{
-        f"--data-parallel-{part}": "cluster.data_parallel"
-        for part in (
-            *("size", "size-local", "address", "rpc-port", "rank", "start-rank", "backend"),
-            *("hybrid-lb", "external-lb", "multi-port-external-lb"),
-        )
-    },
-    "--distributed-executor-backend": "cluster.backend",
-    "--nnodes": "the sizes in cluster (tensor_parallel, pipeline_parallel, data_parallel)",
-    "--node-rank": "--cluster on the command line",
-    "--master-addr": "the addresses of cluster.nodes in config.yaml",
-    "--master-port": "cluster.master_port in config.yaml",
-    "--headless": "--cluster on the command line",
-}
+_DECIDED = yaml_text.load_file(Path(__file__).with_name("decided.yaml"))
+OWNED_FLAGS: dict[str, str] = _DECIDED["flags"]
 """Flags that sparkdeploy decides, and where a user changes them instead."""
 
 NOT_DUMPED = {"-O": "--compilation-config"}
 """Short forms that vLLM rewrites before its parser sees them."""
 
-FORBIDDEN_ENV: dict[str, str] = {
-    "HF_TOKEN": "the token never enters a container",
-    "HUGGING_FACE_HUB_TOKEN": "the token never enters a container",
-    "VLLM_API_KEY": "the key is mounted as a file; use --public",
-    "VLLM_HOST_IP": "the node's address decides it",
-    "VLLM_USE_RUST_FRONTEND": "key and media limits are held in vLLM's Python server",
-    "PATH": "the image decides it",
-    "LD_PRELOAD": "it would run foreign code in vLLM",
-}
+FORBIDDEN_ENV: dict[str, str] = _DECIDED["variables"]
 """Environment names a recipe may not set, and why."""
 
 

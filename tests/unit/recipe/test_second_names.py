@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.arguments import given_of
-from sparkdeploy.recipe.consent import FLAG_DANGERS, MEMORY
+from sparkdeploy.recipe.consent import dangers
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.rules import find_contradictions
@@ -91,7 +91,7 @@ def test_short_forms_are_those_of_the_parsers() -> None:
 
 
 def test_what_takes_memory_beside_the_share_says_so() -> None:
-    dangers = {begin: danger for begins, danger in FLAG_DANGERS.items() for begin in begins}
     named = {flag for flag in newest().flags if "kv-cache-memory" in flag or "cpu-offload" in flag}
     for flag in named:
-        assert next(it for begin, it in dangers.items() if flag.startswith(begin)) == MEMORY
+        danger = next(it for begin, it in dangers("flags").items() if flag.startswith(begin))
+        assert danger == "it takes memory beside the share that is planned and guarded"
