@@ -37,21 +37,6 @@ ASKING_LIMIT_S = 5.0
 CONFIG_LIMIT_S = 60.0
 """Nothing can be written or rehearsed without a configuration: a slow hub gets time."""
 WEIGHT_KINDS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
-OTHER_KINDS = {
-    "adapter_config.json": (
-        "it is a LoRA adapter",
-        "name the model that it adapts; the adapter goes into the recipe's serve.lora",
-    ),
-    "model_index.json": (
-        "it is a pipeline of diffusers, which makes pictures",
-        "name a model that makes text or embeddings",
-    ),
-    "params.json": (
-        "it is in Mistral's own format alone",
-        "name a repository or a folder of it that has a config.json too",
-    ),
-}
-"""By a file that tells: what a folder without config.json is, and what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +120,10 @@ def _refuse_other_kinds(name: str, files: Collection[str]) -> None:
     if CONFIG_FILE in files:
         return
     refuse_gguf_alone(name, files)
-    for mark, (what, hint) in OTHER_KINDS.items():
+    kinds = yaml_text.load_file(Path(__file__).with_name("other_kinds.yaml"))
+    for mark, kind in kinds.items():
         if mark in files:
-            raise CheckpointError(f"{name} has no config.json: {what}", hint=hint)
+            raise CheckpointError(f"{name} has no config.json: {kind['is']}", hint=kind["fix"])
 
 
 def shipped_entry(repo: str) -> Mapping[str, Any]:

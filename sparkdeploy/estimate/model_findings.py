@@ -83,7 +83,9 @@ def model_findings(
     yield from _loader(recipe.serve, source, model)
     yield from _generation(recipe.serve, resolved.engine, source, model.generation)
     yield from attention_findings(recipe.serve, source, model.config, ranks=ranks)
-    if strays := stray_layers(model.config):
+    drafting = recipe.serve.speculative
+    drafts = drafting is not None and drafting.is_mtp
+    if strays := stray_layers(model.config, drafts=drafts):
         yield warn(
             "model.quantization",
             f"config.json of {source} leaves layers out of quantisation that the model has not "
@@ -186,19 +188,22 @@ def _of_mixer(mixer: Mixer, key_heads: int) -> Iterator[HeadCount]:
         yield HeadCount("KV heads", mixer.kv_heads, is_replicated=True)
 
 
-def stray_layers(config: Mapping[str, Any]) -> list[str]:
-    """Return entries of quantisation lists that name a layer by a number that the model has not."""
+def stray_layers(config: Mapping[str, Any], *, drafts: bool = True) -> list[str]:
+    """Return entries of quantisation lists that name a layer by a number that the model has not.
+
+    Nobody reads a draft layer that does not draft: there an author's list may still have one.
+    """
     layers, stated = _layers_of(config), config.get("quantization_config")
     if layers is None or not isinstance(stated, dict):
         return []
-    drafts, count = len(layers.draft_layers), len(layers.layers)
+    own, count = len(layers.draft_layers) or int(not drafts), len(layers.layers)
     strays = []
     for entry in _excluded(stated):
         number = _NUMBERED.search(entry)
         if number is None or _TOWER.search(entry):
             continue
         # Draft layers are counted from 0, or follow the model's own.
-        last = max(drafts, 1) if "mtp" in entry else count + drafts
+        last = max(own, 1) if "mtp" in entry else count + own
         if int(number[1]) >= last:
             strays.append(entry)
     return strays

@@ -23,6 +23,12 @@ _IN_THE_WAY = (
 )
 
 
+def hints() -> list[dict[str, str]]:
+    """Return what helps, by a pattern of a build's log; the first that is found counts."""
+    rows: list[dict[str, str]] = yaml_text.load_file(Path(__file__).with_suffix(".yaml"))["rows"]
+    return rows
+
+
 def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
     """Return the error of a build that Docker ended.
 
@@ -44,8 +50,7 @@ def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
             detail=detail,
         )
     place = f" at {where}" if where else ""
-    rows = yaml_text.load_file(Path(__file__).with_suffix(".yaml"))["rows"]
-    hint = next((row["hint"] for row in rows if re.search(row["pattern"], detail)), None)
+    hint = next((row["hint"] for row in hints() if re.search(row["pattern"], detail)), None)
     if hint is None and stage.is_of_others:
         hint = _IN_THE_WAY
     if hint is not None and "$TORCH_SOURCE" in detail:

@@ -40,7 +40,7 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
     "cli/main.py:_show_misuse": (lambda: main._MISUSES, frozenset({"sub"})),
     "chat/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),
     "estimate/model.py:rules": (lambda: (it.pattern for it in model.rules().values()), SEARCH),
-    "image/failures.py:failed": (lambda: failures._HINTS, SEARCH),
+    "image/failures.py:failed": (lambda: (it["pattern"] for it in failures.hints()), SEARCH),
     "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),
     "recipe/releases.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),
     "server/crash.py:_by_signature": (

@@ -355,6 +355,12 @@ def test_quantisation_lists_name_layers_that_are_there(stated: Any, strays: list
     assert stray_layers(CONFIG | {"quantization_config": stated}) == strays
 
 
+def test_a_list_may_have_a_draft_layer_that_nobody_reads() -> None:
+    ignored = {"ignore": ["model.layers.4.mlp", "model.layers.5.mlp"]}
+    config = CONFIG | {"quantization_config": ignored}
+    assert stray_layers(config, drafts=False) == ["model.layers.5.mlp"]
+
+
 @given(st.integers(0, 99), st.integers(0, 3))
 def test_a_layer_is_a_stray_where_the_model_ends(number: int, drafts: int) -> None:
     config = CONFIG | {"num_nextn_predict_layers": drafts}
