@@ -26,7 +26,8 @@ WITHOUT_EFFECT = {
     *("engine", "model", "least_vllm", "allow_unsafe", "allow_known_bad"),
 }
 """What of a recipe says who wrote it, or is said elsewhere."""
-LONGEST_VALUE = 64
+LONGEST_SETTING = 76
+"""A line of eighty columns has its indent and a comma besides."""
 MOST_CHARACTERS = 560
 """Seven lines of a terminal."""
 
@@ -78,10 +79,11 @@ def _start_line(outlook: Outlook, settings: Settings) -> str:
 def _set_values(recipe: Recipe) -> str:
     """Return what a recipe sets in the place of vLLM's own choice, as `--set` would."""
     values = recipe.model_dump(by_alias=True, mode="json", exclude_defaults=True)
-    leaves = [*_leaves({k: v for k, v in values.items() if k not in WITHOUT_EFFECT})]
-    # What is cut in its middle says nothing: a longer value is counted with the rest.
-    found = [f"{path}={value}" for path, value in leaves if len(value) <= LONGEST_VALUE]
-    long = len(leaves) - len(found)
+    leaves = _leaves({k: v for k, v in values.items() if k not in WITHOUT_EFFECT})
+    settings = [f"{path}={value}" for path, value in leaves]
+    # What is cut in its middle says nothing: a longer one is counted with the rest.
+    found = [it for it in settings if len(it) <= LONGEST_SETTING]
+    long = len(settings) - len(found)
     kept: list[str] = []
     while found and sum(map(len, kept)) + 2 * len(kept) + len(found[0]) < MOST_CHARACTERS:
         kept.append(found.pop(0))
