@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdeploy.gateway.fit import ModelFit, StackFit
@@ -377,3 +378,79 @@ def test_a_server_that_falls_silent_while_it_drains_goes_on_draining() -> None:
         scheduler.observed("a", Sighting.STARTING, now_s)
         assert scheduler.decide(now_s) == []
     assert acts(scheduler.decide(STAY_S + DRAIN_S)) == [(Act.CUT, "a", 1), (Act.STOP, "a", 0)]
+
+
+class Meddled:
+    """Models that others start, stop and kill at any time, and stops that fail."""
+
+    def __init__(self, chance: random.Random) -> None:
+        models = [StackModel(name, "r", keep=chance.choice(["idle", "request"])) for name in NAMES]
+        fit = fit_of(models, [chance.randint(1, 10) for _ in NAMES])
+        self.scheduler = Scheduler(models, fit, smallest_stay_s=STAY_S, drain_limit_s=DRAIN_S)
+        self.chance = chance
+        self.now_s = 0.0
+        self.seen = dict.fromkeys(NAMES, Sighting.STOPPED)
+        self.ends: list[tuple[float, Act, str, int]] = []
+        self.answers: dict[int, Act | None] = {}
+
+    def step(self, *, is_meddled: bool) -> None:
+        self.now_s += self.chance.choice([0.5, 2, 5])
+        for end in [it for it in self.ends if it[0] <= self.now_s]:
+            self.ends.remove(end)
+            self._ends(*end[1:])
+        if is_meddled:
+            self._meddle(self.chance.choice(NAMES), self.chance.random())
+        for name, seen in self.seen.items():
+            self.scheduler.observed(name, seen, self.now_s, "x" * (seen is Sighting.DEAD))
+        for order in self.scheduler.decide(self.now_s):
+            if order.act in {Act.START, Act.STOP, Act.SEND}:
+                took_s = self.chance.randint(1, 200)
+                self.ends.append((self.now_s + took_s, order.act, order.model, order.request))
+            if order.request:
+                assert self.answers[order.request] is (Act.SEND if order.act is Act.CUT else None)
+                self.answers[order.request] = order.act
+
+    def _ends(self, act: Act, model: str, request: int) -> None:
+        goes_well = self.chance.random() < 0.8
+        if act is Act.SEND:
+            self.scheduler.leave(request, model, self.now_s)
+        elif act is Act.STOP and not goes_well:
+            self.scheduler.stop_failed(model)
+        elif act is Act.START and goes_well:
+            self.seen[model] = Sighting.HEALTHY
+            self.scheduler.started(model, 30, self.now_s)
+        elif act is Act.START:
+            self.seen[model] = Sighting.DEAD
+            self.scheduler.start_failed(model, "x", self.now_s)
+        else:
+            self.seen[model] = Sighting.STOPPED
+            self.scheduler.stopped(model, self.now_s)
+
+    def _meddle(self, model: str, dice: float) -> None:
+        if dice < 0.1:
+            request = len(self.answers) + 1
+            self.answers[request] = None
+            patience_s = self.chance.choice([math.inf, 600, 30])
+            self.scheduler.arrive(request, model, self.now_s, patience_s)
+        elif dice < 0.13:
+            self.scheduler.stop(model)
+        elif dice < 0.15:
+            self.scheduler.want(model, self.now_s)
+        elif dice < 0.18 and not self.scheduler.states[model].is_ours:
+            self.seen[model] = self.chance.choice(list(Sighting))
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=8)
+def test_no_request_is_lost_whatever_others_do(seed: int) -> None:
+    world = Meddled(random.Random(seed))
+    for step in range(400):
+        world.step(is_meddled=step < 200)
+        if step == 200:
+            for name, seen in world.seen.items():
+                is_stuck = seen is Sighting.STARTING
+                world.seen[name] = Sighting.HEALTHY if is_stuck else seen
+    steps = 0
+    while None in world.answers.values() and (steps := steps + 1) < 3000:
+        world.step(is_meddled=False)
+    assert None not in world.answers.values(), "a request is never answered"
