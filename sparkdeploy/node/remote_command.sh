@@ -13,4 +13,4 @@ new="$(mktemp -d new-XXXXXX)"
 base64 -d | tar -xz -C "$new"
 # A folder has its digest as its name only once it is whole.
 mv -T "$new" "$digest" 2>/dev/null || { rm -rf "$new"; touch "$digest"; }
-ls -1td */ | tail -n +21 | while read -r old; do rm -rf "$old"; done
+ls -1td ./*/ | tail -n +21 | while read -r old; do rm -rf "$old"; done
