@@ -69,7 +69,7 @@ def _start_line(outlook: Outlook, settings: Settings) -> str:
         it * share if name == "weights" else it for name, it in SPARK_COLD_START_S.items()
     )
     reported = format_seconds(sum(SPARK_COLD_START_S.values()))
-    origin = "as was reported of v2" if round(share, 2) == 1 else f"v2's {reported}, by its weights"
+    origin = "as others saw of v2" if round(share, 2) == 1 else f"v2's {reported}, by its weights"
     return (
         f"start: {fetch}the image in up to half an hour; about {format_seconds(seconds)} until it "
         f"answers on a Spark ({origin})"

@@ -140,7 +140,7 @@ def check_a_drafter_with_a_head_of_its_own_keeps_it() -> None:
     with _checkpoint(TOKENS):
         _, _, processor, weight = _both_heads()
         own = ParallelLMHead(VOCABULARY, 128, params_dtype=torch.bfloat16)
-        own.weight.data[:VOCABULARY] = weight
+        own.weight.weight_loader(own.weight, weight)
         _process(own)
         assert processor.get_top_tokens(own, weight[[100]] * 20).tolist() == [100]
 
