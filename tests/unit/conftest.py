@@ -14,6 +14,7 @@ import typer.main
 
 from sparkdeploy import yaml_text
 from sparkdeploy.recipe.load import Library
+from sparkdeploy.terminal.console import console
 from tests.unit.program import Run
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ def isolated_folders(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     # What `--offline` sets is put back after the test.
     monkeypatch.setenv("HF_HUB_OFFLINE", "")
+
+
+@pytest.fixture(autouse=True)
+def talking_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no command's --quiet outlive its test, in whatever order they run."""
+    monkeypatch.setattr(console, "quiet", False)
 
 
 @pytest.fixture(autouse=True, scope="session")
