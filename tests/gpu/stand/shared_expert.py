@@ -9,8 +9,9 @@ import json
 import sys
 
 import torch
+from sparkdeploy_vllm.weights.conversion import MOST_ROWS
 from sparkdeploy_vllm.weights.reference import dequantize_blocks, quantize_blocks
-from sparkdeploy_vllm.weights.shared_expert_kernel import MOST_ROWS, Fp8Matrix, shared_expert
+from sparkdeploy_vllm.weights.shared_expert_kernel import Fp8Matrix, shared_expert
 from torch import Tensor
 
 SIZES = ((3072, 1024, 48), (2048, 512, 40), (3072, 512, 48), (256, 128, 2))

@@ -14,6 +14,8 @@ LOADERS_OF_THEIR_OWN = ("bitsandbytes", "gguf", "torchao")
 LM_HEADS = ("bf16", "int8", "int4")
 FP8_KERNELS = ("vllm", "fused")
 """Of shared experts in a step of few rows."""
+MOST_ROWS = 8
+"""Of a step whose shared experts are fused: one or two requests with drafts."""
 FP8_MODES = ("online", "prebuilt", "finished")
 """Made while loading; beside the BF16 weights; in the place of the BF16 weights."""
 

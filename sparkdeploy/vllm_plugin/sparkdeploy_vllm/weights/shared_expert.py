@@ -14,12 +14,11 @@ from torch.nn import Module
 from vllm.model_executor.models.qwen2_moe import Qwen2MoeMLP
 
 from sparkdeploy_vllm.announce import announce_once, warn_once
-from sparkdeploy_vllm.weights.conversion import FP8_BLOCK
+from sparkdeploy_vllm.weights.conversion import FP8_BLOCK, MOST_ROWS
 from sparkdeploy_vllm.weights.reference import FP8_DTYPE
 
 LARGEST_DIFFERENCE = 0.1
 """Of a result's norm. Rounding activations to FP8, as vLLM does, costs 0.03; wrong scales 1."""
-MOST_ROWS = 8
 DTYPES = (torch.bfloat16, torch.float16)
 
 

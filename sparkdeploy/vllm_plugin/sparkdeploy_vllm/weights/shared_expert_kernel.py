@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_ROWS = 8
+from sparkdeploy_vllm.weights.conversion import FP8_BLOCK
+
 OUTPUTS = 16
 """Of one program: the fewest rows that the left operand of a tensor core has."""
-BLOCK = 128
 
 
 class Fp8Matrix(NamedTuple):
@@ -46,7 +46,7 @@ def shared_expert(x: Tensor, gate_up: Fp8Matrix, down: Fp8Matrix, own_gate: Tens
 
 def _at_once(inputs: int) -> dict[str, int]:
     """Each warp takes its own block of 128 inputs, so that many loads are under way."""
-    blocks = next(count for count in (8, 4, 2, 1) if inputs // BLOCK % count == 0)
+    blocks = next(count for count in (8, 4, 2, 1) if inputs // FP8_BLOCK % count == 0)
     return {"BLOCKS": blocks, "num_warps": blocks}
 
 
