@@ -85,6 +85,14 @@ class Settings:
     def crashes_dir(self) -> Path:
         return self.state_dir / "crashes"
 
+    def is_own_folder(self, name: str) -> bool:
+        """Whether nobody named this folder for sparkdeploy, so that it holds nothing else.
+
+        XDG's variables say where all programs have theirs: what is below them is ours alone.
+        """
+        xdg = (f"environment {it}" for it in _VARIABLES[name] if it.startswith("XDG_"))
+        return self.sources[name] in {"default", *xdg}
+
 
 # Each key of config.yaml that is a text: what it is, an example, and what counts without it.
 _FIELDS: Any = {

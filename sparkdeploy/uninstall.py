@@ -87,10 +87,7 @@ def find_everything(settings: Settings, host: DockerHost) -> Iterator[Leftover]:
     roles = {"data": "prepared checkpoints", "cache": "caches", "state": "state and evidence"}
     for role, why in roles.items():
         folder: Path = getattr(settings, f"{role}_dir")
-        origin = settings.sources[f"{role}_dir"]
-        # XDG's variables say where all programs have theirs: what is below them is ours alone.
-        is_ours = origin == "default" or origin.startswith("environment XDG_")
-        if is_ours and folder.is_dir():
+        if settings.is_own_folder(f"{role}_dir") and folder.is_dir():
             yield Leftover("folder", str(folder), 0, why)
 
 

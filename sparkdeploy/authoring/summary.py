@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.authoring.model_facts import HEADERS_HERE
 from sparkdeploy.estimate.report import memory_table
-from sparkdeploy.server.phases import NOT_KNOWN, SPARK_COLD_START_S, expected_start
+from sparkdeploy.server.phases import (
+    NOT_KNOWN,
+    SPARK_LOADED_BYTES,
+    estimated_start_s,
+    expected_start,
+)
 from sparkdeploy.terminal.style import line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_bytes, format_gib, format_seconds
@@ -19,8 +24,6 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.tables import Block
 
-REPORTED_WEIGHTS_BYTES = 66.3 * 2**30
-"""Of the model whose start was reported by phases."""
 WITHOUT_EFFECT = {
     *("schema", "name", "title", "source", "preview", "extends", "expect", "notes"),
     *("engine", "model", "least_vllm", "allow_unsafe", "allow_known_bad"),
@@ -64,11 +67,8 @@ def _start_line(outlook: Outlook, settings: Settings) -> str:
     known = expected_start(settings.state_dir, f"any {outlook.resolved.recipe.name}")
     if known != NOT_KNOWN:
         return f"start: {fetch}{known}"
-    share = outlook.budget.weight_bytes / REPORTED_WEIGHTS_BYTES
-    seconds = sum(
-        it * share if name == "weights" else it for name, it in SPARK_COLD_START_S.items()
-    )
-    reported = format_seconds(sum(SPARK_COLD_START_S.values()))
+    share = outlook.budget.weight_bytes / SPARK_LOADED_BYTES
+    seconds, reported = estimated_start_s(share), format_seconds(estimated_start_s(1))
     origin = "as others saw of v2" if round(share, 2) == 1 else f"v2's {reported}, by its weights"
     return (
         f"start: {fetch}the image in up to half an hour; about {format_seconds(seconds)} until it "

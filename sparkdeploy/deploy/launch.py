@@ -304,7 +304,7 @@ def require_memory(
     if claim is None:
         return
     prefix = "" if node.is_here else f"{node.name}: "
-    others_bytes = promised_bytes(filter(lambda it: it.is_own, node.listing), deployment)
+    others_bytes = promised_bytes(filter(lambda it: it.is_own, node.listing), {deployment})
     deadline_s = time.monotonic() + RETURN_TIMEOUT_S
     while True:
         meminfo = _meminfo(node)

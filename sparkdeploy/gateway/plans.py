@@ -15,12 +15,13 @@ from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import decide, topology_for
+from sparkdeploy.plan.memory import promised_bytes
 from sparkdeploy.plan.observe import observe
 from sparkdeploy.recipe.consent import asked, consent_hint, digest
 from sparkdeploy.recipe.document import Document, ValueOrigin
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import error_of
-from sparkdeploy.server.phases import estimated_start_s, known_start_s
+from sparkdeploy.server.phases import SPARK_FILES_BYTES, estimated_start_s, known_start_s
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def requests_of(
     taken = {stack.port, *(it.port for it in stack.models if it.port is not None)}
     requests = {}
     for model in stack.models:
-        with _naming(model.name):
+        with naming(model.name):
             typed = (*model.assignments, *consents)
             resolved = resolve(Request(model.recipe, typed), settings)
             _require_consent(resolved, model, stack, settings)
@@ -174,12 +175,12 @@ def _needed(request: Request, settings: Settings) -> frozenset[str]:
     """Return the nodes that serve a model together; none for this machine alone."""
     if not request.cluster:
         return frozenset()
-    with _naming(request.deployment.name):
+    with naming(request.deployment.name):
         return needed_nodes(resolve(request, settings), settings)
 
 
 @contextlib.contextmanager
-def _naming(model: str) -> Iterator[None]:
+def naming(model: str) -> Iterator[None]:
     """Put the model's name before the message of an error."""
     try:
         yield
@@ -217,7 +218,7 @@ def _member(
     seen: Survey,
 ) -> PlannedModel:
     ranks = nodes.only(_needed(request, settings)) if request.cluster else nodes.alone()
-    with _naming(model.name):
+    with naming(model.name):
         resolved = resolve(request, settings)
         observed = observe(resolved, settings, ranks, request.deployment, found=seen)
         observed = _as_if_alone(observed, others)
@@ -267,8 +268,7 @@ def _usable_pools(nodes: Nodes, seen: Survey, names: Set[str]) -> Iterator[tuple
         listing = node.listing if fact.docker is not None else ()
         containers = tuple(it for it in listing if it.is_own)
         if fact.memory_total_bytes is not None:
-            others = (it for it in containers if it.is_running and it.deployment not in names)
-            unpromised = fact.memory_total_bytes - sum(it.promised_bytes for it in others)
+            unpromised = fact.memory_total_bytes - promised_bytes(containers, names)
             available = _available(fact, containers, names)
             yield node.name, unpromised if available is None else min(available, unpromised)
         if fact.gpu is not None and fact.gpu.memory_bytes is not None:
@@ -300,8 +300,10 @@ def _fit_of(member: PlannedModel, settings: Settings) -> ModelFit:
         # Nodes of two deployments would meet at one port of their head.
         takes[f"{plan.head.node}'s port for other nodes"] = 1
     known_s = known_start_s(settings.state_dir, timing_key_of(plan))
-    weights_bytes = plan.head.needs.weights_bytes
-    estimated_s = estimated_start_s(weights_bytes) if weights_bytes is not None else None
+    files_bytes = plan.head.needs.weights_bytes
+    estimated_s = (
+        None if files_bytes is None else estimated_start_s(files_bytes / SPARK_FILES_BYTES)
+    )
     return ModelFit(
         name=member.model.name,
         keep=member.model.keep,

@@ -11,6 +11,7 @@ from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.deploy.up import Extent, UpOptions, up
 from sparkdeploy.errors import CheckpointError, SparkdeployError
+from sparkdeploy.gateway.plans import naming
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
 
@@ -66,17 +67,9 @@ def start_model(member: PlannedModel, settings: Settings) -> Outcome:
 
 
 def _up(member: PlannedModel, settings: Settings, confirm: Confirm, how: UpOptions) -> Outcome:
-    try:
-        return up(
-            resolve(member.request, settings),
-            member.request,
-            settings,
-            confirm=confirm,
-            options=how,
-        )
-    except SparkdeployError as error:
-        error.message = f"model {member.model.name}: {error.message}"
-        raise
+    with naming(member.model.name):
+        resolved = resolve(member.request, settings)
+        return up(resolved, member.request, settings, confirm=confirm, options=how)
 
 
 def _confirmed_downloads(plan: StackPlan, confirm: Confirm) -> Confirm:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from sparkdeploy import yaml_text
-from sparkdeploy.checkpoint.layers import Recurrent
 from sparkdeploy.recipe.arguments import packages_of
 from sparkdeploy.recipe.fields import Strict, VllmRelease
 from sparkdeploy.recipe.flags import given_flags, value_of
@@ -122,8 +121,7 @@ def mended(case: RecipeOnEngine) -> Recipe:
 
 def _keeps_states(case: RecipeOnEngine) -> bool:
     if case.architecture is not None:
-        mixers = (mixer for layer in case.architecture.layers for mixer in layer.mixers)
-        return any(isinstance(mixer, Recurrent) for mixer in mixers)
+        return case.architecture.recurrent is not None
     family = family_of(case.recipe.model.known_as)
     return family is not None and family.keeps_states
 

@@ -16,7 +16,7 @@ from sparkdeploy.plan.steps import BUDGET_CHECK, Action
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Set
 
     from sparkdeploy.checks.finding import Finding
     from sparkdeploy.estimate.memory import MemoryClaim
@@ -87,7 +87,7 @@ def _free_bytes(plan: Plan, seen: ObservedNode) -> int | None:
         return None
     # What is promised to others counts, whether they have taken it yet or not.
     name = plan.deployment.name
-    unpromised = seen.facts.memory_total_bytes - promised_bytes(seen.containers, name)
+    unpromised = seen.facts.memory_total_bytes - promised_bytes(seen.containers, {name})
     if seen.facts.memory_available_bytes is None:
         return unpromised
     existing = seen.container(name)
@@ -95,9 +95,9 @@ def _free_bytes(plan: Plan, seen: ObservedNode) -> int | None:
     return min(seen.facts.memory_available_bytes + freed, unpromised)
 
 
-def promised_bytes(containers: Iterable[ListedContainer], deployment: str) -> int:
-    """Return what the other deployments were planned to take, also those still loading."""
-    others = (it for it in containers if it.is_running and it.deployment != deployment)
+def promised_bytes(containers: Iterable[ListedContainer], but: Set[str]) -> int:
+    """Return what all deployments but some were planned to take, also those still loading."""
+    others = (it for it in containers if it.is_running and it.deployment not in but)
     return sum(it.promised_bytes for it in others)
 
 

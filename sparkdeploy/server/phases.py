@@ -37,8 +37,10 @@ class Phase:
 PHASES = tuple(Phase(**row) for row in yaml_text.load_file(Path(__file__).with_name("phases.yaml")))
 SPARK_COLD_START_S: Mapping[str, float] = {phase.name: phase.spark_s for phase in PHASES}
 TINY_MODEL_START_S: Mapping[str, float] = {it.name: it.tiny_s for it in PHASES if it.tiny_s}
-SPARK_WEIGHTS_BYTES = 72 * 10**9
-"""Of the model whose start was measured."""
+SPARK_FILES_BYTES = 72 * 10**9
+"""Of the model whose start was reported."""
+SPARK_LOADED_BYTES = 66.3 * 2**30
+"""What its weights take in memory, converted."""
 _INDEX = {phase.name: index for index, phase in enumerate(PHASES)}
 _MARKERS = {it.name: re.compile("|".join(it.begins)) for it in PHASES if it.begins}
 _BARS = {phase.name: phase.bar for phase in PHASES if phase.bar}
@@ -170,11 +172,12 @@ def known_start_s(state_dir: Path, key: str) -> float | None:
     return last_start_s(state_dir, key) or _similar_start_s(state_dir, key)
 
 
-def estimated_start_s(weights_bytes: int) -> float:
-    """Return what a first start takes by the weights that are loaded: of all others that grows."""
-    weights_s = SPARK_COLD_START_S["weights"]
-    others_s = sum(SPARK_COLD_START_S.values()) - weights_s
-    return others_s + weights_s * weights_bytes / SPARK_WEIGHTS_BYTES
+def estimated_start_s(share: float) -> float:
+    """Return what a first start takes with so many times the weights of the one that was reported.
+
+    Loading them alone grows.
+    """
+    return sum(it * share if name == "weights" else it for name, it in SPARK_COLD_START_S.items())
 
 
 def _similar_start_s(state_dir: Path, key: str) -> float | None:
