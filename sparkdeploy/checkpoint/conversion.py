@@ -53,6 +53,7 @@ class Conversion:
     has_drafter: bool = False
     """Whether another model drafts, not the model's own layers."""
     shared_experts: Literal["bf16", "int4"] = "bf16"
+    routing: Literal["vllm", "fused"] = "vllm"
 
     @property
     def is_none(self) -> bool:

@@ -96,6 +96,8 @@ def overlay_config(facts: SourceFacts, conversion: Conversion) -> dict[str, Any]
     if facts.shared_int4_count:
         int4 = {"dtype": "int4", "group": GROUP, "int4_layers": facts.shared_int4_count}
         spark_hybrid["shared_experts"] = int4
+    if conversion.routing != "vllm":
+        spark_hybrid["routing"] = conversion.routing
     if conversion.draft_rows:
         draft = {"rows": conversion.draft_rows, "dtype": "int8", "file": OVERLAY_FILE}
         spark_hybrid["draft_lm_head"] = draft

@@ -63,6 +63,7 @@ def conversion_of(recipe: Recipe, settings: Settings) -> Conversion:
         fp8_origin=fp8_origin(checkpoint, settings),
         draft_rows=draft.rows if draft is not None else 0,
         has_drafter=drafting is not None and not drafting.is_mtp,
+        routing=checkpoint.routing if checkpoint.converts else "vllm",
     )
 
 

@@ -174,6 +174,14 @@ class Checkpoint(Strict):
         about("What becomes of the shared experts: INT4 in groups of 128.", "int4"),
     ] = "bf16"
     draft_lm_head: DraftLmHead | None = None
+    routing: Annotated[
+        Literal["fused", "vllm"],
+        about(
+            "For up to eight rows of a converted model with experts. `fused`: chosen and sorted in "
+            "one launch, where that gives vLLM's choice; never on CPUs. `vllm`: in its four.",
+            "vllm",
+        ),
+    ] = "fused"
 
     @property
     def converts(self) -> bool:

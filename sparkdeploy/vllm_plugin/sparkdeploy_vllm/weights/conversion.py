@@ -12,7 +12,7 @@ PLAIN = "none"
 LOADERS_OF_THEIR_OWN = ("bitsandbytes", "gguf", "torchao")
 """Bases that vLLM loads in ways of their own, chosen by the method's name."""
 LM_HEADS = ("bf16", "int8", "int4")
-FP8_KERNELS = ("vllm", "fused")
+KERNELS = ("vllm", "fused")
 """Of shared experts in a step of few rows."""
 MOST_ROWS = 8
 """Of a step whose shared experts are fused: one or two requests with drafts."""
@@ -77,6 +77,7 @@ class HybridConversion:
     draft_layer: DraftLayer | None
     int4_shared_experts: int | None
     """Modules of shared experts that become INT4, as those of FP8; None: none does."""
+    routing: str
 
     @classmethod
     def from_block(cls, block: Mapping[str, Any]) -> "HybridConversion":
@@ -102,12 +103,13 @@ class HybridConversion:
             model_type=block.get("model_type", ""),
             fp8_mode=_require(fp8, "mode", FP8_MODES) if fp8 else None,
             fp8_modules=modules,
-            fp8_kernel=_require({"kernel": "vllm", **(fp8 or {})}, "kernel", FP8_KERNELS),
+            fp8_kernel=_require({"kernel": "vllm", **(fp8 or {})}, "kernel", KERNELS),
             lm_head=head,
             expected_fp8_layers=block.get("expected_fp8_layers"),
             draft_head=DraftHead(draft_head["rows"], draft_head["file"]) if draft_head else None,
             draft_layer=DraftLayer(draft["int4_layers"], draft["fp8_layers"]) if draft else None,
             int4_shared_experts=shared["int4_layers"] if shared else None,
+            routing=_require({"routing": "vllm", **block}, "routing", KERNELS),
         )
 
 

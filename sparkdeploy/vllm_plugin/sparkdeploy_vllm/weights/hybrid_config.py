@@ -94,6 +94,8 @@ class SparkHybridConfig(QuantizationConfig):
             base = base_class(rest, conversion.model_type)
         made = config_class(base).from_base(rest)
         made.conversion = conversion
+        if conversion.routing == "fused" and not current_platform.is_cpu():
+            fuse_routing()
         made.fp8_keys = frozenset(map(layer_key, conversion.fp8_modules))
         made.ledger = ConversionLedger(
             expected_fp8_modules=conversion.expected_fp8_layers,
@@ -271,6 +273,13 @@ def plain_experts(layer: Module) -> Any:
 def fuse_shared_experts() -> None:
     """The module needs vLLM's class of them, which models without any never load."""
     from sparkdeploy_vllm.weights.shared_expert import install
+
+    install()
+
+
+def fuse_routing() -> None:
+    """As above: the module needs vLLM's router and Marlin's experts."""
+    from sparkdeploy_vllm.weights.routing import install
 
     install()
 
