@@ -1,4 +1,4 @@
-"""The screens of docs/terminal.md: written by the tests that see them, and held against them."""
+"""The screens of tests/golden/screens: written by the tests that see them, and held to them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,20 @@ from tests.unit.conftest import REPOSITORY
 if TYPE_CHECKING:
     import pytest
 
-PAGE = REPOSITORY / "docs" / "terminal.md"
+SCREENS = REPOSITORY / "tests" / "golden" / "screens"
 SIGNS = re.compile(r"^\s*([✓✗▸·|]|error:|fix:|warning:|try:|next:|█)", re.MULTILINE)
 """What a line of a screen is."""
 
 
 def hold_screen(request: pytest.FixtureRequest, name: str, shown: str) -> None:
-    """Hold the page's screen of this name against what is shown: it has the same kinds of lines.
+    """Hold the kept screen of this name against what is shown: it has the same kinds of lines.
 
     Times and the moment of a look differ from run to run. `--update-golden` writes the screen.
     """
-    page = PAGE.read_text(encoding="utf-8")
-    mark = f"<!-- screen: {name} -->\n"
-    before, found, after = page.partition(mark)
-    assert found, f"{PAGE} has no {mark}"
-    kept = re.match(r"```text\n(.*?)\n```\n", after, re.DOTALL)
+    kept = SCREENS / f"{name}.txt"
     if request.config.getoption("--update-golden"):
-        rest = after[kept.end() :] if kept else after
-        block = f"```text\n{_anywhere(shown)}\n```\n"
-        PAGE.write_text(before + mark + block + rest, encoding="utf-8")
-        return
-    assert kept, f"{name} is not on the page: run pytest with --update-golden and review it"
-    assert _kinds(kept[1]) == _kinds(shown)
+        kept.write_text(f"{_anywhere(shown)}\n", encoding="utf-8")
+    assert _kinds(kept.read_text(encoding="utf-8")) == _kinds(shown)
 
 
 def _kinds(shown: str) -> set[str]:

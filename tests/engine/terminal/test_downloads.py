@@ -63,4 +63,4 @@ def test_a_download_shows_bytes_rate_and_what_is_left(
     assert folder.endswith(f"models--lab--model/snapshots/{COMMIT}")
     assert prompt == PROMPT
     if size == SIZES[0]:
-        hold_screen(request, "download, 80x24", frame)
+        hold_screen(request, "download-80x24", frame)

@@ -79,7 +79,7 @@ def test_a_start_is_shown_as_it_goes_and_leaves_what_was_done(
     assert '"content": "Hello"}]}\'\nnext: sparkdeploy status --watch' in whole
     assert last.splitlines()[-1] == PROMPT
     if size == SIZES[0]:
-        hold_screen(request, "answered, 80x24", last.removesuffix(PROMPT))
+        hold_screen(request, "answered-80x24", last.removesuffix(PROMPT))
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_a_start_that_was_made_before_says_how_long_it_will_be(
         assert shown.wait() == 0
     assert re.search(r"so far, about \d+s left$", frame, re.MULTILINE), frame
     assert re.search(r"^  · capturing CUDA graphs +\d+s$", frame, re.MULTILINE), frame
-    hold_screen(request, "start, 80x24", frame)
+    hold_screen(request, "start-80x24", frame)
 
 
 def test_a_window_that_is_pulled_at_leaves_nothing_behind(place: Ground, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_failure_ends_with_its_cause_and_its_fix(
     assert CAUSE in on_one_line.partition("error: ")[2]
     assert "  fix: " in last, fix
     if size == SIZES[0]:
-        hold_screen(request, "failed, 80x24", last.removesuffix(PROMPT))
+        hold_screen(request, "failed-80x24", last.removesuffix(PROMPT))
 
 
 @pytest.mark.slow
