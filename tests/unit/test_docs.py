@@ -1,31 +1,53 @@
-"""The pages for people: every link leads somewhere, and every page is found from the index."""
+"""The pages for people: links, lengths, and that commands print what the pages show."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from sparkdeploy.monitor.draw import screen_of
+from sparkdeploy.terminal.style import plain_text
+from tools import pictures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.unit.program import Run
+
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
+README = REPOSITORY / "README.md"
 INDEX = DOCS / "README.md"
-PAGES = sorted(DOCS.rglob("*.md"))
+MADE = DOCS / "commands.md"
+ALL = [README, *sorted(DOCS.rglob("*.md"))]
+PAGES = [README, *sorted(set(DOCS.glob("*.md")) - {MADE})]
+"""What somebody wrote for owners: not the list of commands, not the figures."""
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 FILE = re.compile(
     r"(?<![\w/.~-])(?:sparkdeploy|tests|tools|dockerfiles)/[\w/.-]+\.(?:py|sh|yaml|json)\b"
 )
 EARLIER = re.compile(r"\bat [0-9a-f]{7,}\b|\bof commit\b")
 """A line that says at which commit what it names lay."""
+UNTRIED = frozenset({"README", "gateway", "rehearsal"})
+COLUMNS = 98
+MAX_LINE = 100
 FIRST_SCREENS = 100
 """Lines of README.md: what a stranger reads before they type anything."""
+MAX_PICTURE_BYTES = 150_000
+LEFT_OUT = "..."
+"""A line of an output that stands for any others."""
 
 
 def anchors(page: Path) -> set[str]:
     """The names by which a forge links to a page's headings."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = BLOCK.sub("", page.read_text())
     kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text))
     return {heading.strip().replace(" ", "-") for heading in kept}
 
@@ -42,7 +64,7 @@ def broken(page: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [REPOSITORY / "README.md", *PAGES], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert broken(page) == []
 
@@ -67,4 +89,79 @@ def test_the_index_names_every_page() -> None:
 
 
 def test_the_first_page_stays_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= FIRST_SCREENS
+    assert len(README.read_text().splitlines()) <= FIRST_SCREENS
+
+
+def long_lines(text: str) -> list[str]:
+    """Return lines of prose that a diff or a terminal does not show whole."""
+    prose = (line for line in BLOCK.sub("", text).splitlines() if not line.startswith("|"))
+    return [line for line in prose if len(line) > MAX_LINE]
+
+
+class Typed(NamedTuple):
+    command: str
+    shown: list[str]
+
+
+def typed_in(page: str) -> Iterator[Typed]:
+    """Yield each `$ sparkdeploy ...` of the console blocks that shows what it prints."""
+    for kind, text in BLOCK.findall(page):
+        if kind != "console":
+            continue
+        for part in re.split(r"^ *\$ ", text, flags=re.MULTILINE)[1:]:
+            command, *shown = part.rstrip().splitlines()
+            if command.startswith("sparkdeploy ") and shown:
+                yield Typed(command, shown)
+
+
+def prints(shown: list[str], printed: str) -> bool:
+    any_lines = r"(?:.*\n)*"
+    lines = [
+        any_lines if line.strip() == LEFT_OUT else f"{re.escape(line.rstrip())}\n" for line in shown
+    ]
+    kept = "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
+    return re.fullmatch("".join(lines), kept) is not None
+
+
+TYPED = [
+    pytest.param(typed, id=f"{page.stem}: {typed.command}")
+    for page in PAGES
+    if page.stem not in UNTRIED
+    for typed in typed_in(page.read_text())
+]
+
+
+@pytest.mark.usefixtures("no_docker")
+@pytest.mark.parametrize("typed", TYPED)
+def test_a_command_prints_what_a_page_shows(
+    typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.chdir(tmp_path)
+    done = run(*shlex.split(typed.command, comments=True)[1:])
+    answers = (done.stderr + done.stdout, done.stdout + done.stderr)
+    assert any(prints(typed.shown, it) for it in answers), answers[0]
+
+
+def test_what_a_command_does_not_print_is_found() -> None:
+    page = "```console\n$ sparkdeploy a\nx\n...\nz\n$ cat b\nb\n$ sparkdeploy c\n```\n"
+    assert [*typed_in(page)] == [Typed("sparkdeploy a", ["x", "...", "z"])]
+    assert prints(["x", "...", "z"], "x \ny\nz\n")
+    assert prints(["x", "..."], "x\n")
+    assert not prints(["x", "...", "z"], "x\nz\ny\n")
+    assert not prints(["x"], "x\ny\n")
+
+
+def test_the_picture_of_a_screen_is_what_is_drawn() -> None:
+    svg = (pictures.PICTURES / "status-watch.svg").read_text()
+    texts = {it.replace("&#160;", " ").strip() for it in re.findall(r">([^<>]+)</text>", svg)}
+    lines = screen_of(pictures.watched(), pictures.COLUMNS, pictures.ROWS)
+    words = {word for line in lines for word in plain_text(line).split()}
+    assert words <= {word for text in texts for word in text.split()}
+
+
+def test_pictures_are_small_and_load_nothing() -> None:
+    for picture in pictures.PICTURES.iterdir():
+        assert picture.stat().st_size <= MAX_PICTURE_BYTES, picture
+        if picture.suffix == ".svg":
+            assert "url(http" not in picture.read_text()

@@ -82,9 +82,9 @@ class Browser:
         """Return what the console said since the last call, blocked requests too."""
         return [str(entry["message"]) for entry in self._post("/se/log", {"type": "browser"})]
 
-    def picture(self) -> bytes:
-        """Return the whole page as PNG."""
-        taken = self.devtools("Page.captureScreenshot", {"captureBeyondViewport": True})
+    def picture(self, *, whole: bool = True) -> bytes:
+        """Return the page, or what its window shows, as PNG."""
+        taken = self.devtools("Page.captureScreenshot", {"captureBeyondViewport": whole})
         return base64.b64decode(taken["data"])
 
     def print_out(self) -> bytes:

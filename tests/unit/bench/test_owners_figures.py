@@ -12,7 +12,7 @@ import pytest
 from sparkdeploy.bench.campaign.folder import CampaignBundle, SharedRecipe, bundle_text
 from sparkdeploy.errors import BenchError
 from tests.fakes.bench_runs import sample_run
-from tests.unit.bench.test_campaign_bundle import SCHEMA_FILE, bundle_with
+from tests.unit.conftest import REPOSITORY
 from tools import owners_figures
 
 if TYPE_CHECKING:
@@ -21,13 +21,24 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.record import Run
 
 
+SCHEMA = json.loads((REPOSITORY / "docs" / "bench-bundle.schema.json").read_text())
+
+
 def bundle_of(*runs: Run) -> CampaignBundle:
-    return bundle_with(*(SharedRecipe(run.label, "", (), run) for run in runs))
+    return CampaignBundle(
+        campaign_id="20261125T200000Z",
+        started_at="2026-11-25T20:00:00Z",
+        made_at="2026-11-26T04:00:00Z",
+        sparkdeploy="0.1.0",
+        is_quick=False,
+        machine=runs[0].origin.machine,
+        recipes=tuple(SharedRecipe(run.label, "", (), run) for run in runs),
+    )
 
 
 def table(folder: Path, bundle: CampaignBundle, name: str = "ada-2026-11-25") -> list[str]:
     text = bundle_text(bundle)
-    jsonschema.validate(json.loads(text), json.loads(SCHEMA_FILE.read_text()))
+    jsonschema.validate(json.loads(text), SCHEMA)
     (folder / f"{name}.json").write_text(text)
     return [line for line in owners_figures.page(folder).splitlines() if line.startswith("|")][2:]
 
