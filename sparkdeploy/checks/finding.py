@@ -19,7 +19,7 @@ class Verdict(Enum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     check: str
-    """Stable: `group.name`, as docs/doctor.md lists them."""
+    """Stable: `group.name`, as docs/troubleshooting.md lists them."""
     verdict: Verdict
     seen: str
     """The value seen, with the name of the thing."""

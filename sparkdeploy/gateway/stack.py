@@ -251,7 +251,7 @@ def load_stack(path: Path, settings: Settings) -> Stack:
     if not is_stack(document):
         raise RecipeError(
             f"{path} is no stack: it has no `models:`",
-            hint="docs/gateway.md shows one; a recipe is for `sparkdeploy up`",
+            hint="docs/using.md shows one; a recipe is for `sparkdeploy up`",
         )
     file, mistakes = validated(document, StackFile)
     wrong = {mistake.path for mistake in mistakes}

@@ -100,7 +100,7 @@ def test_every_command_says_what_it_does() -> None:
 
 TYPED = re.compile(r"`sparkdeploy ([^`\n]+)`|^(?:\$ )?sparkdeploy (.+)$", re.MULTILINE)
 MISTYPED = frozenset({"statsu", "up v2 --prot 8001"})
-"""What docs/completion.md shows an answer to."""
+"""Mistakes that the pages show an answer to."""
 
 
 def unknown_in(typed: str, root: Any) -> str | None:

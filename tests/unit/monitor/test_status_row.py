@@ -152,5 +152,5 @@ def test_a_row_comes_from_the_container_and_from_its_server(
 
 
 def test_the_docs_show_what_is_printed() -> None:
-    page = (REPOSITORY / "docs" / "tables.md").read_text()
+    page = (REPOSITORY / "docs" / "using.md").read_text()
     assert "\n".join(plain_lines(status_lines(ROWS), 80)) in page
