@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.model_facts import WhenMissing
-from sparkdeploy.authoring.outlook import HERE, VERDICT_INKS, ground_for
+from sparkdeploy.authoring.outlook import VERDICT_INKS, ground_for
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.estimate.hardware import facts_folder, hardware_named, read_hardware
+from sparkdeploy.estimate.hardware import HERE, facts_folder, hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits, Tenant, Together
 from sparkdeploy.recipe.load import Resolved, load_recipe
 from sparkdeploy.recipe.report import FIT_INKS

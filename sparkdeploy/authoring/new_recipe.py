@@ -17,9 +17,10 @@ from sparkdeploy import atomic_files
 from sparkdeploy.authoring.model_facts import WhenMissing
 from sparkdeploy.authoring.new_model import NewModel, engine_for, misfits
 from sparkdeploy.authoring.new_text import DraftRecipe, Guess, changing_text
-from sparkdeploy.authoring.outlook import HERE, ground_for
+from sparkdeploy.authoring.outlook import ground_for
 from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
 from sparkdeploy.errors import Mistakes, NodeError, RecipeError, SparkdeployError, UsageError
+from sparkdeploy.estimate.hardware import HERE
 from sparkdeploy.estimate.verdict import Fits
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.answers import Task

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.model_facts import WhenMissing, drafter_of, facts_of
-from sparkdeploy.checks.finding import Finding, Verdict
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.checks.finding import said
 from sparkdeploy.estimate import memory, model, report
 from sparkdeploy.estimate.hardware import (
+    HERE,
     MeasuredSpeed,
     facts_folder,
     hardware_named,
@@ -20,7 +20,6 @@ from sparkdeploy.estimate.hardware import (
     read_hardware,
 )
 from sparkdeploy.estimate.model import facts_of_rank, facts_of_step
-from sparkdeploy.estimate.model_findings import attention_findings, model_findings
 from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import (
     REPORTED_ON,
@@ -33,20 +32,21 @@ from sparkdeploy.estimate.verdict import (
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.load import Resolved, library, load_all, load_recipe, look_into
-from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import Piece, Style
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.errors import RecipeError
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.estimate.speed import Acceptance, Speed
+    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Library
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.tables import Block
 
-HERE = "here"
 COPIED_BYTES = 128 * 2**20
 COPIES = 3
 VERDICT_INKS = {Fits.YES: Style.GOOD, Fits.NO: Style.BAD, Fits.UNKNOWN: Style.CAUTION}
@@ -65,8 +65,8 @@ class Outlook:
     acceptance: Mapping[str, Acceptance]
     speed: Speed
     nodes: int = 1
-    warnings: tuple[Finding, ...] = ()
-    """What of the recipe does not go well with the model."""
+    plan: Plan | None = None
+    """What `up` would do there; None among many recipes."""
 
     @property
     def verdict(self) -> FitVerdict:
@@ -85,12 +85,15 @@ class Outlook:
 
     def verdict_line(self) -> str:
         """Return the verdict as one sentence: fits or not on these machines, and what of it."""
-        verdict, least = self.verdict, self.resolved.recipe.cluster.least_nodes
-        title, is_bound = self.budget.hardware.title, self._is_bound
+        verdict, title = self.verdict, self.budget.hardware.title
         machines = title if self.nodes == 1 else f"{self.nodes} x {title}"
-        line = f"{verdict.fits.value} on {machines}: {verdict_words(verdict, is_bound=is_bound)}"
-        is_too_few = verdict.fits is Fits.NO and self.nodes < least
-        return f"{line}; the recipe is for {least} machines: --cluster" if is_too_few else line
+        words = verdict_words(verdict, is_bound=self._is_bound)
+        if self.problems and verdict.fits is not Fits.NO:
+            why = "the lines with x say why"
+            return (
+                f"would not start on {machines}: {why}; by memory it {verdict.fits.value}, {words}"
+            )
+        return f"{verdict.fits.value} on {machines}: {words}"
 
     @property
     def _is_bound(self) -> bool:
@@ -102,7 +105,8 @@ class Outlook:
         return over + verdict_words(self.verdict, is_bound=self._is_bound)
 
     def verdict_piece(self) -> Piece:
-        return Piece(self.verdict_line(), VERDICT_INKS[self.verdict.fits])
+        ink = Style.BAD if self.problems else VERDICT_INKS[self.verdict.fits]
+        return Piece(self.verdict_line(), ink)
 
     def division_lines(self) -> Iterator[str]:
         """Yield how several nodes divide the model; nothing for one."""
@@ -140,6 +144,14 @@ class Outlook:
             before = without[report.TOGETHER].total_bytes / 1e9
             yield f"bytes a step: {before:.2f} -> {after.total_bytes / 1e9:.2f} GB by {names}"
 
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        return self.plan.problems if self.plan is not None else ()
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        return self.plan.warnings if self.plan is not None else ()
+
     def as_dict(self) -> dict[str, object]:
         return {
             "schema": 1,
@@ -148,6 +160,8 @@ class Outlook:
             "verdict": {**asdict(self.verdict), "fits": self.verdict.fits.value},
             "capacity": report.memory_as_dict(self.resolved, self.facts, self.budget),
             "speed": report.speed_as_dict(*self._known),
+            "problems": [said(it) for it in self.problems],
+            "warnings": [said(it) for it in self.warnings],
         }
 
 
@@ -161,11 +175,9 @@ def outlook_for(
 ) -> Outlook:
     """Return the outlook of what was typed, with `cluster` for as many nodes as the recipe takes.
 
-    Only `WhenMissing.HUB` uses the network, and only for a model that is not here.
-
-    Raises UsageError for unknown hardware, CheckpointError when nothing is known of the model,
-    RecipeError for parallel sizes that no nodes of one GPU serve, and for a cache format that does
-    not go with the model's attention.
+    So it is without it for a recipe that one node cannot serve. Raises UsageError for unknown
+    hardware, CheckpointError when nothing is known of the model, and RecipeError for parallel
+    sizes that no nodes of one GPU serve.
     """
     ground = ground_for(hardware, load_settings())
     wanted = recipe or ground.settings.default_recipe
@@ -174,21 +186,20 @@ def outlook_for(
         plain = look_into(ground.recipe_library, wanted).resolved
         as_is = without_others_report(resolved.recipe, plain.recipe if plain else None)
         resolved = replace(resolved, recipe=as_is)
+    cluster = cluster or resolved.recipe.cluster.least_nodes > 1
     outlook = ground.outlook(resolved, when_missing, cluster=cluster)
-    judged, cluster_sizes = outlook.resolved, outlook.resolved.recipe.cluster
-    ranks = (cluster_sizes.tensor_parallel, cluster_sizes.pipeline_parallel) if cluster else (1, 1)
-    findings = [*model_findings(judged, outlook.facts.described, ranks=ranks)]
-    drafter = outlook.facts.drafter
-    if drafter is not None:
-        config = drafter.described.config
-        findings += attention_findings(
-            judged.recipe.serve, shown(drafter.repo), config, ranks=ranks, is_drafter=True
-        )
-    for finding in findings:
-        if finding.verdict is Verdict.FAIL:
-            raise RecipeError(finding.seen, hint=finding.fix)
-    warnings = tuple(it for it in findings if it.verdict is Verdict.WARN)
-    return replace(outlook, warnings=warnings)
+    # They import all that describes nodes, which a list of recipes does not need.
+    from sparkdeploy.plan.container import Deployment  # noqa: PLC0415
+    from sparkdeploy.plan.on_hardware import plan_on  # noqa: PLC0415
+
+    plan = plan_on(
+        outlook.budget.hardware,
+        outlook.resolved,
+        ground.settings,
+        Deployment("main"),
+        cluster=outlook.nodes > 1,
+    )
+    return replace(outlook, plan=plan)
 
 
 @dataclass(frozen=True, slots=True)

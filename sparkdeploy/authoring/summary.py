@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.authoring.model_facts import HEADERS_HERE
+from sparkdeploy.checks.report import finding_lines
 from sparkdeploy.estimate.report import memory_table
-from sparkdeploy.server.phases import (
-    NOT_KNOWN,
-    SPARK_LOADED_BYTES,
-    estimated_start_s,
-    expected_start,
-)
+from sparkdeploy.plan.report import fork_lines
+from sparkdeploy.server.phases import start_words
 from sparkdeploy.terminal.style import line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
-from sparkdeploy.units import format_bytes, format_gib, format_seconds
+from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,10 +35,9 @@ def summary_lines(outlook: Outlook, settings: Settings) -> Iterator[Block]:
     """Yield at most forty lines of eighty columns."""
     recipe, budget = outlook.resolved.recipe, outlook.budget
     yield line_of(outlook.verdict_piece())
-    for warning in outlook.warnings:
-        yield f"! {warning.seen}"
-        yield f"    fix: {warning.fix}"
+    yield from finding_lines((*outlook.problems, *outlook.warnings))
     yield f"{recipe.name}: {recipe.title}"
+    yield from fork_lines(outlook.resolved)
     yield from outlook.division_lines()
     yield f"memory of {budget.hardware.title}: {format_gib(budget.hardware.memory_bytes)}"
     yield memory_table(budget, format_bytes(outlook.facts.total_bytes))
@@ -55,25 +50,13 @@ def summary_lines(outlook: Outlook, settings: Settings) -> Iterator[Block]:
     if (reported := outlook.reported_line()) is not None:
         yield reported
     yield from outlook.conversion_lines()
-    yield _start_line(outlook, settings)
+    if outlook.plan is not None:
+        size = outlook.plan.head.needs.download_bytes
+        fetch = "unknown" if size is None else format_bytes(size)
+        start = start_words(outlook.plan, settings.state_dir)
+        yield f"start: {'' if size == 0 else f'{fetch} to download; '}{start}"
     yield f"it sets: {_set_values(recipe)}"
     yield "-v shows weights, reserves and the bytes of a step, each with its source"
-
-
-def _start_line(outlook: Outlook, settings: Settings) -> str:
-    """Say what a first start has to fetch, and how long a start takes."""
-    is_here = outlook.facts.origin == HEADERS_HERE
-    fetch = "" if is_here else f"{format_bytes(outlook.facts.total_bytes)} to download; "
-    known = expected_start(settings.state_dir, f"any {outlook.resolved.recipe.name}")
-    if known != NOT_KNOWN:
-        return f"start: {fetch}{known}"
-    share = outlook.budget.weight_bytes / SPARK_LOADED_BYTES
-    seconds, reported = estimated_start_s(share), format_seconds(estimated_start_s(1))
-    origin = "as others saw of v2" if round(share, 2) == 1 else f"v2's {reported}, by its weights"
-    return (
-        f"start: {fetch}the image in up to half an hour; about {format_seconds(seconds)} until it "
-        f"answers on a Spark ({origin})"
-    )
 
 
 def _set_values(recipe: Recipe) -> str:

@@ -52,6 +52,11 @@ def fail_early(check: str, seen: str, fix: str) -> Finding:
     return Finding(check, Verdict.FAIL, seen, fix, blocks="prepare")
 
 
+def said(finding: Finding) -> dict[str, str]:
+    """Return what a program reads of a finding whose verdict it knows."""
+    return {"check": finding.check, "message": finding.seen, "fix": finding.fix or ""}
+
+
 def not_seen(check: str, why: str) -> Finding:
     return Finding(check, Verdict.NOT_SEEN, why)
 

@@ -101,6 +101,15 @@ def lines(findings: Sequence[Finding]) -> Iterator[Block]:
     yield f"{len(findings)} checks: {', '.join(counts) or 'all ok'}"
 
 
+def finding_lines(findings: Iterable[Finding]) -> Iterator[Line | str]:
+    """Yield a line of each with its sign, and one of its fix."""
+    for item in findings:
+        ink = Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN
+        yield line_of("  ", signed(SIGNS[item.verdict]), " ", Piece(item.seen, ink))
+        if item.fix:
+            yield f"      fix: {item.fix}"
+
+
 def _row(item: Finding) -> TextRow:
     name = item.check.partition(".")[2]
     seen = Piece(item.seen, Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN)

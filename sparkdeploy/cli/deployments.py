@@ -142,7 +142,7 @@ def _show_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
     from sparkdeploy.deploy.request import plan_for
 
     plan = plan_for(request, settings)
-    print_plan(plan, None, as_json=as_json)
+    print_plan(plan, settings, as_json=as_json)
     require_no_problems(plan)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from sparkdeploy.cli.names import completing, deployments, recipes
 from sparkdeploy.cli.options import (
+    HardwareOption,
     KnownBadOption,
     NameOption,
     PortOption,
@@ -20,6 +21,7 @@ from sparkdeploy.cli.options import (
     SetOption,
     UnsafeOption,
     current_settings,
+    named_hardware,
     overrides,
     requested,
     stack_file,
@@ -187,6 +189,7 @@ def litellm(
 def llama_swap(
     stack: Annotated[Path, typer.Argument(help="A stack file.", show_default=False)],
     folder: FolderOption = None,
+    hardware: HardwareOption = None,
     known_bad: KnownBadOption = False,
     unsafe: UnsafeOption = False,
 ) -> None:
@@ -198,7 +201,7 @@ def llama_swap(
 
     settings = current_settings()
     consents = overrides(None, known_bad=known_bad, unsafe=unsafe)
-    plan = plan_stack(load_stack(stack, settings), settings, consents)
+    plan = plan_stack(load_stack(stack, settings), settings, consents, named_hardware(hardware))
     refuse(plan)
     _hand_over(export_llama_swap(plan, settings, os.environ), folder)
 

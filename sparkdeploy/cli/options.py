@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.deploy.request import Request
+    from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.settings import Settings
 
 
@@ -32,6 +33,16 @@ FitsOption = Annotated[
         "--fits",
         metavar="HARDWARE",
         help="Which fit: spark, h100, h200; without a value, this machine.",
+    ),
+]
+
+
+HardwareOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="HARDWARE",
+        help="Say what fits and how fast it is on: spark, h100, h200, here.",
     ),
 ]
 
@@ -130,6 +141,15 @@ PageCacheOption = Annotated[
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def named_hardware(wanted: str | None) -> Hardware | None:
+    """Return the machine that was named; None for the one at hand. UsageError: it is unknown."""
+    from sparkdeploy.estimate.hardware import HERE, facts_folder, hardware_named, read_hardware
+
+    if wanted in {None, HERE}:
+        return None
+    return hardware_named(str(wanted), read_hardware(facts_folder() / "hardware.yaml"))
 
 
 def stack_file(wanted: str | None, settings: Settings) -> Path | None:

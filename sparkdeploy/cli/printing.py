@@ -10,7 +10,9 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sparkdeploy.authoring.outlook import Outlook
     from sparkdeploy.plan.steps import Plan
+    from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.tables import Block
 
 
@@ -22,12 +24,14 @@ def answer(blocks: Iterable[Block], content: object, *, as_json: bool) -> None:
     console.answer_blocks(blocks)
 
 
-def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
+def print_plan(plan: Plan, settings: Settings, shown: str | None = None, *, as_json: bool) -> None:
     from sparkdeploy.plan import report
     from sparkdeploy.plan.steps import plan_as_dict
+    from sparkdeploy.server.phases import start_words
 
     if shown is None:
-        answer(report.plan_lines(plan), plan_as_dict(plan), as_json=as_json)
+        start = start_words(plan, settings.state_dir)
+        answer(report.plan_lines(plan, start), plan_as_dict(plan), as_json=as_json)
         return
     texts = {
         "dockerfile": report.dockerfile_text,
@@ -42,7 +46,7 @@ def print_plan(plan: Plan, shown: str | None, *, as_json: bool) -> None:
         console.answer(text)
 
 
-def require_no_problems(plan: Plan) -> None:
+def require_no_problems(plan: Plan | Outlook) -> None:
     """Raise NodeError after a plan has been printed that `up` would refuse."""
     if plan.problems:
         count = len(plan.problems)

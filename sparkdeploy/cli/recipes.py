@@ -9,7 +9,7 @@ import typer
 
 from sparkdeploy.cli import options
 from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
-from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
+from sparkdeploy.errors import ChangesPendingError, NodeError, RecipeError, UsageError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import line_of
 
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.terminal.tables import Block
 
-HardwareOption = Annotated[
-    str | None,
-    typer.Option(
-        "--hardware",
-        metavar="HARDWARE",
-        help="Say what fits and how fast it is on: spark, h100, h200, here.",
-    ),
-]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="With --hardware: every table.")
 ]
@@ -49,7 +41,8 @@ def list_recipes(
 ) -> None:
     """List the recipes by model, and the engines. With --fits, how fast on another machine."""
     from sparkdeploy.authoring.fits import fit_words, fitting_lines, fitting_rows
-    from sparkdeploy.authoring.outlook import HERE, ground_for
+    from sparkdeploy.authoring.outlook import ground_for
+    from sparkdeploy.estimate.hardware import HERE
     from sparkdeploy.recipe import report
 
     ground = ground_for(fits or HERE, options.current_settings())
@@ -69,12 +62,12 @@ def fits(
     recipes: Annotated[
         list[str], typer.Argument(metavar="RECIPE", help="Recipes, or files of recipes.")
     ],
-    hardware: HardwareOption = None,
+    hardware: options.HardwareOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Say whether recipes fit one machine at the same time. Exit code 1 where they may not."""
     from sparkdeploy.authoring.fits import together, together_as_dict, together_lines
-    from sparkdeploy.authoring.outlook import HERE
+    from sparkdeploy.estimate.hardware import HERE
     from sparkdeploy.estimate.verdict import Fits
 
     found = together(recipes, hardware or HERE)
@@ -147,9 +140,13 @@ def show_recipe(
         )
     assignments = options.overrides(assignments, unsafe=unsafe)
     if capacity:
-        from sparkdeploy.authoring.outlook import HERE, outlook_for
+        from sparkdeploy.authoring.outlook import outlook_for
+        from sparkdeploy.estimate.hardware import HERE
 
         outlook = outlook_for(recipe, assignments, hardware=HERE, cluster=cluster)
+        # A machine without a GPU may be asked, too.
+        for problem in (it for it in outlook.problems if it.group == "model"):
+            raise RecipeError(problem.seen, hint=problem.fix)
         answer(outlook.capacity_lines(), outlook.as_dict(), as_json=as_json)
         return
     from sparkdeploy.deploy.request import resolve
@@ -173,7 +170,7 @@ def plan_recipe(
     solo: options.SoloOption = False,
     show: ShowOption = None,
     check: CheckOption = False,
-    hardware: HardwareOption = None,
+    hardware: options.HardwareOption = None,
     headers: HeadersOption = False,
     verbose: VerboseOption = False,
     _offline: options.OfflineOption = False,
@@ -189,7 +186,7 @@ def plan_recipe(
     if (stack := options.stack_file(recipe, settings)) is not None:
         from sparkdeploy.cli.stack import show_stack
 
-        show_stack(stack, context, settings)
+        show_stack(stack, context, settings, hardware)
         return
     options.require_name(name)
     if solo and cluster:
@@ -198,7 +195,6 @@ def plan_recipe(
         assignments, port, max_len, known_bad=known_bad, unsafe=unsafe, solo=solo
     )
     if hardware is not None or headers:
-        # An estimate has no steps to show or to check.
         if show is not None or check:
             raise UsageError(
                 "--hardware and --headers estimate; --show and --check are about the plan",
@@ -206,6 +202,7 @@ def plan_recipe(
             )
         outlook = _outlook(recipe, assignments, hardware, headers=headers, cluster=cluster)
         answer(_outlook_lines(outlook, verbose=verbose), outlook.as_dict(), as_json=as_json)
+        require_no_problems(outlook)
         return
     from sparkdeploy.deploy.request import plan_for, with_expected_paths
 
@@ -215,7 +212,7 @@ def plan_recipe(
     plan = plan_for(request, settings)
     if show in {"args", "container"}:
         plan = with_expected_paths(plan, settings)
-    print_plan(plan, show, as_json=as_json)
+    print_plan(plan, settings, show, as_json=as_json)
     # What `up` would refuse goes before what it would do.
     if check or show is None:
         require_no_problems(plan)
@@ -249,10 +246,10 @@ def _outlook_lines(outlook: Outlook, *, verbose: bool) -> Iterator[Block]:
 
         yield from summary_lines(outlook, options.current_settings())
         return
+    from sparkdeploy.checks.report import finding_lines
+
     yield line_of(outlook.verdict_piece())
-    for warning in outlook.warnings:
-        yield f"! {warning.seen}"
-        yield f"    fix: {warning.fix}"
+    yield from finding_lines((*outlook.problems, *outlook.warnings))
     yield from outlook.capacity_lines()
     yield from outlook.speed_lines()
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkdeploy.cli.options import KnownBadOption, UnsafeOption, current_settings, overrides
+from sparkdeploy.cli.options import (
+    KnownBadOption,
+    UnsafeOption,
+    current_settings,
+    named_hardware,
+    overrides,
+)
 from sparkdeploy.cli.printing import answer
 from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 from sparkdeploy.gateway.plans import plan_stack
@@ -65,16 +71,20 @@ def refuse_options(context: typer.Context, path: Path, *allowed: str) -> None:
         )
 
 
-def _planned(path: Path, context: typer.Context, settings: Settings) -> StackPlan:
+def _planned(
+    path: Path, context: typer.Context, settings: Settings, hardware: str | None = None
+) -> StackPlan:
     given = context.params
     consents = overrides(None, known_bad=given["known_bad"], unsafe=given["unsafe"])
-    return plan_stack(load_stack(path, settings), settings, consents)
+    return plan_stack(load_stack(path, settings), settings, consents, named_hardware(hardware))
 
 
-def show_stack(path: Path, context: typer.Context, settings: Settings) -> None:
+def show_stack(
+    path: Path, context: typer.Context, settings: Settings, hardware: str | None = None
+) -> None:
     """Print what fits together, and what each start costs; raise NodeError where one cannot."""
-    refuse_options(context, path, "check", "dry_run", "yes")
-    plan = _planned(path, context, settings)
+    refuse_options(context, path, "dry_run", "yes", "hardware" if hardware else "check")
+    plan = _planned(path, context, settings, hardware)
     answer(stack_lines(plan), stack_as_dict(plan), as_json=context.params["as_json"])
     if found := problems(plan):
         raise NodeError(

@@ -28,7 +28,7 @@ from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, awaited_preparation
 from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.recipe.report import values_to_show
-from sparkdeploy.server.phases import expected_start, timing_key
+from sparkdeploy.server.phases import expected_start, start_words, timing_key_of
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def up(
             if not prepares_only and not plan.has_work:
                 return _nothing_to_do(plan, launch, options)
             if options.shows_plan:
-                console.info_blocks(plan_lines(plan))
+                console.info_blocks(plan_lines(plan, start_words(plan, settings.state_dir)))
             if not prepares_only:
                 _confirm_replacement(plan, confirm, settings)
             with naming(plan, launch):
@@ -163,12 +163,6 @@ def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
     console.expect(*awaited_preparation(plan))
     if options.extent is Extent.ANSWER and plan.has_work:
         console.expect(awaited_start(plan.deployment.name, timing_key_of(plan), settings))
-
-
-def timing_key_of(plan: Plan) -> str:
-    """Return the key under which the durations of such a start are remembered."""
-    tag, recipe = plan.images[-1].stage.tag, plan.resolved.recipe.name
-    return timing_key(tag, recipe, len(plan.topology.nodes))
 
 
 def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> None:

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from sparkdeploy.node.facts import GpuFact
+    from sparkdeploy.node.facts import Architecture, GpuFact
+
+
+HERE = "here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Hardware:
     """Hidden and inner widths are padded to multiples of these in MXFP4 experts."""
     gpu: str | None = None
     """What its GPU's name contains."""
+    architecture: Architecture = "x86_64"
     fit: StepFit | None = None
     """None where nobody published a measurement: speeds are then upper bounds."""
 
@@ -89,12 +93,13 @@ def hardware_seen(
         if known.gpu is not None and known.gpu in gpu_name:
             return replace(known, memory_bytes=own_bytes or memory_bytes)
     return Hardware(
-        name="here",
+        name=HERE,
         title=gpu_name or "this machine, which has no GPU",
         memory_bytes=own_bytes or memory_bytes,
         bandwidth_bytes_s=copy_bytes_s,
         source="measured now: one core copying memory, read and written bytes counted",
         shares_memory=own_bytes is None,
+        gpu=gpu_name or None,
     )
 
 
@@ -102,6 +107,6 @@ def hardware_named(name: str, table: Mapping[str, Hardware]) -> Hardware:
     """Return a machine of the table; raise UsageError for a name that is not in it."""
     if name.lower() not in table:
         raise UsageError(
-            f"there is no hardware {name}", hint="known: " + ", ".join([*sorted(table), "here"])
+            f"there is no hardware {name}", hint="known: " + ", ".join([*sorted(table), HERE])
         )
     return table[name.lower()]

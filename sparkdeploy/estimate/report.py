@@ -222,8 +222,8 @@ def factor_lines(speed: Speed) -> Iterator[str]:
 def node_lines(cluster: Cluster, nodes: int) -> Iterator[str]:
     """Yield how a model is divided, before figures that are one node's."""
     yield (
-        f"  on {nodes} nodes with one GPU each: tensor {cluster.tensor_parallel} x pipeline "
-        f"{cluster.pipeline_parallel} x data {cluster.data_parallel}"
+        f"  on {nodes} nodes with one GPU each (--cluster): tensor {cluster.tensor_parallel} x "
+        f"pipeline {cluster.pipeline_parallel} x data {cluster.data_parallel}"
     )
     yield "  weights, KV cache and room are those of the node that holds most"
     if cluster.data_parallel > 1:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from sparkdeploy.checks.survey import survey
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import NAMES, PORT, Request, resolve
-from sparkdeploy.deploy.up import timing_key_of
 from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError
 from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
@@ -17,22 +16,25 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.memory import promised_bytes
 from sparkdeploy.plan.observe import observe
+from sparkdeploy.plan.observed import ObservedNode
+from sparkdeploy.plan.on_hardware import plan_on
 from sparkdeploy.recipe.consent import asked, consent_hint, digest
 from sparkdeploy.recipe.document import Document, ValueOrigin
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import error_of
-from sparkdeploy.server.phases import SPARK_FILES_BYTES, estimated_start_s, known_start_s
+from sparkdeploy.server.phases import start_s
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
+    from collections.abc import Iterable, Iterator, Sequence, Set
 
     from sparkdeploy.checks.survey import Survey
+    from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.gateway.stack import Stack, StackModel
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.node.node import Nodes
-    from sparkdeploy.plan.observed import Observed, ObservedNode
+    from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
@@ -60,6 +62,8 @@ class StackPlan:
     stack: Stack
     members: tuple[PlannedModel, ...]
     fit: StackFit
+    hardware: Hardware | None = None
+    """The machine that was named in the place of those at hand."""
 
     def __getitem__(self, name: str) -> PlannedModel:
         return {it.model.name: it for it in self.members}[name]
@@ -81,14 +85,25 @@ class StackPlan:
         return sum(known) if len(known) == len(sizes) else None
 
 
-def plan_stack(stack: Stack, settings: Settings, consents: Sequence[str] = ()) -> StackPlan:
+def plan_stack(
+    stack: Stack,
+    settings: Settings,
+    consents: Sequence[str] = (),
+    hardware: Hardware | None = None,
+) -> StackPlan:
     """Look at the nodes once, and decide for each model as if no other one of the stack ran.
 
-    `consents` are assignments that the command line gives, such as `allow_unsafe=true`. Raises
-    RecipeError and NodeError as a plan of one recipe does, with the model's name.
+    `consents` are assignments that the command line gives, such as `allow_unsafe=true`. A machine
+    that is named as `hardware` is not looked at. Raises RecipeError and NodeError as a plan of one
+    recipe does, with the model's name.
     """
     requests = requests_of(stack, settings, consents)
     names = frozenset(requests)
+    if hardware is not None:
+        made = [_member_on(hardware, it, requests[it.name], settings) for it in stack.models]
+        seen_nodes = {it.facts.name: it for member in made for it in member.plan.observed.nodes}
+        usable = dict(_usable_pools(seen_nodes.values(), names))
+        return _stack_plan(stack, made, usable, settings, hardware)
     needed = frozenset[str]()
     for request in requests.values():
         needed |= _needed(request, settings)
@@ -99,13 +114,31 @@ def plan_stack(stack: Stack, settings: Settings, consents: Sequence[str] = ()) -
             _member(model, requests[model.name], names - {model.name}, settings, nodes, seen)
             for model in stack.models
         )
-        usable = dict(_usable_pools(nodes, seen, names))
-    fits = tuple(_fit_of(member, settings) for member in members)
+        usable = dict(_usable_pools(_with_own_containers(nodes, seen), names))
+    return _stack_plan(stack, members, usable, settings)
+
+
+def _stack_plan(
+    stack: Stack,
+    members: Sequence[PlannedModel],
+    usable: dict[str, int],
+    settings: Settings,
+    hardware: Hardware | None = None,
+) -> StackPlan:
+    fits = tuple(_fit_of(member, settings, hardware) for member in members)
     # Of a pool that nobody has measured one model at a time may take.
     for fit in fits:
         for pool in fit.takes.keys() - usable.keys():
             usable[pool] = max(it.takes.get(pool, 0) + it.floors.get(pool, 0) for it in fits)
-    return StackPlan(stack, members, StackFit(usable, fits))
+    return StackPlan(stack, tuple(members), StackFit(usable, fits), hardware)
+
+
+def _with_own_containers(nodes: Nodes, seen: Survey) -> Iterator[ObservedNode]:
+    for node in nodes:
+        fact = seen.seen.get(node.name)
+        if fact is not None:
+            listing = node.listing if fact.docker is not None else ()
+            yield ObservedNode(fact, containers=tuple(it for it in listing if it.is_own))
 
 
 def requests_of(
@@ -227,6 +260,15 @@ def _member(
     return PlannedModel(model, request, resolved, plan)
 
 
+def _member_on(
+    hardware: Hardware, model: StackModel, request: Request, settings: Settings
+) -> PlannedModel:
+    with naming(model.name):
+        resolved, deployment = resolve(request, settings), request.deployment
+        plan = plan_on(hardware, resolved, settings, deployment, cluster=request.cluster)
+    return PlannedModel(model, request, resolved, plan)
+
+
 def _as_if_alone(observed: Observed, others: frozenset[str]) -> Observed:
     """Return what was observed as if the other models had been stopped."""
     port = observed.port
@@ -259,39 +301,36 @@ def _available(
     return available if total_bytes is None else min(available, total_bytes)
 
 
-def _usable_pools(nodes: Nodes, seen: Survey, names: Set[str]) -> Iterator[tuple[str, int]]:
-    """Yield how much there is of each node's memory, its GPU's and its meeting port for models."""
+def _usable_pools(nodes: Iterable[ObservedNode], names: Set[str]) -> Iterator[tuple[str, int]]:
+    """Yield how much there is of each node's memory and its GPU's for models."""
     for node in nodes:
-        fact = seen.seen.get(node.name)
-        if fact is None:
-            continue
-        listing = node.listing if fact.docker is not None else ()
-        containers = tuple(it for it in listing if it.is_own)
+        fact, containers = node.facts, node.containers
         if fact.memory_total_bytes is not None:
             unpromised = fact.memory_total_bytes - promised_bytes(containers, names)
             available = _available(fact, containers, names)
-            yield node.name, unpromised if available is None else min(available, unpromised)
+            yield fact.name, unpromised if available is None else min(available, unpromised)
         if fact.gpu is not None and fact.gpu.memory_bytes is not None:
             ours = {it.container_id for it in containers if it.deployment in names}
             others_bytes = sum(
                 it.memory_bytes or 0 for it in fact.gpu_processes if it.container_id not in ours
             )
-            yield _gpu_pool(node.name), fact.gpu.memory_bytes - others_bytes
+            yield _gpu_pool(fact.name), fact.gpu.memory_bytes - others_bytes
 
 
 def _gpu_pool(node: str) -> str:
     return f"{node}'s GPU"
 
 
-def _fit_of(member: PlannedModel, settings: Settings) -> ModelFit:
+def _fit_of(member: PlannedModel, settings: Settings, hardware: Hardware | None = None) -> ModelFit:
     takes: dict[str, int] = {}
     floors: dict[str, int] = {}
     plan = member.plan
     for planned in plan.nodes:
         claim, node = planned.claim, planned.node
         # Nobody knows how much there is of it: nothing runs beside that.
-        takes[node] = claim.needed_bytes if claim is not None else 1
-        floors[node] = claim.floor_bytes if claim is not None else 0
+        if hardware is None or hardware.shares_memory:
+            takes[node] = claim.needed_bytes if claim is not None else 1
+            floors[node] = claim.floor_bytes if claim is not None else 0
         seen = plan.observed.node(node)
         gpu = seen.facts.gpu if seen is not None else None
         if claim is not None and claim.vllm_bytes and gpu is not None and gpu.memory_bytes:
@@ -299,17 +338,13 @@ def _fit_of(member: PlannedModel, settings: Settings) -> ModelFit:
     if not plan.topology.is_alone:
         # Nodes of two deployments would meet at one port of their head.
         takes[f"{plan.head.node}'s port for other nodes"] = 1
-    known_s = known_start_s(settings.state_dir, timing_key_of(plan))
-    files_bytes = plan.head.needs.weights_bytes
-    estimated_s = (
-        None if files_bytes is None else estimated_start_s(files_bytes / SPARK_FILES_BYTES)
-    )
+    took_s, is_measured = start_s(plan, settings.state_dir)
     return ModelFit(
         name=member.model.name,
         keep=member.model.keep,
         takes=takes,
         floors=floors,
-        start_s=known_s if known_s is not None else estimated_s,
-        is_measured=known_s is not None,
+        start_s=took_s,
+        is_measured=is_measured,
         download_bytes=plan.head.needs.download_bytes,
     )

@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checks.finding import Verdict, fail, fail_early, not_seen, warn
-from sparkdeploy.checks.report import SIGNS, legend, signed
+from sparkdeploy.checks.finding import Verdict, fail, fail_early, not_seen, said, warn
+from sparkdeploy.checks.report import SIGNS, finding_lines, legend
 from sparkdeploy.errors import Mistakes, NodeError
 from sparkdeploy.plan.steps import Action
-from sparkdeploy.terminal.style import Piece, Style, line_of
+from sparkdeploy.terminal.style import Piece, Style
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_bytes, format_gib, in_seconds
 
@@ -35,6 +35,8 @@ def stack_lines(plan: StackPlan) -> Iterator[Block]:
     yield f"stack {stack.name}: {stack.path}"
     host = f"[{stack.host}]" if ":" in stack.host else stack.host
     yield f"  clients ask http://{host}:{stack.port}/v1"
+    if plan.hardware is not None:
+        yield f"  on {plan.hardware.title}"
     columns = (
         *(TextColumn("model"), TextColumn("kept")),
         *(TextColumn(title, Fill.FIGURE) for title in TITLES),
@@ -44,15 +46,10 @@ def stack_lines(plan: StackPlan) -> Iterator[Block]:
     total = plan.download_bytes
     yield f"  to download: {'unknown' if total is None else format_bytes(total)} in all"
     yield from (f"  {line}" for line in fit_lines(fit))
-    signs = []
-    for finding in (*findings(plan), *_unobserved(plan)):
-        signs.append(sign := SIGNS[finding.verdict])
-        seen = Piece(finding.seen, Style.BAD if sign == "x" else Style.PLAIN)
-        yield line_of("  ", signed(sign), " ", seen)
-        if finding.fix:
-            yield f"      fix: {finding.fix}"
-    if signs:
-        yield f"  ({legend(signs)})"
+    found = (*findings(plan), *_unobserved(plan))
+    yield from finding_lines(found)
+    if found:
+        yield f"  ({legend(SIGNS[it.verdict] for it in found)})"
 
 
 def _unobserved(plan: StackPlan) -> list[Finding]:
@@ -184,14 +181,10 @@ def stack_as_dict(plan: StackPlan) -> dict[str, Any]:
         "models": [_member_as_dict(it, plan.fit[it.model.name]) for it in plan.members],
         "fit_together": [list(it) for it in plan.fit.largest_sets(10 * MOST_SETS)],
         "exclude_each_other": [list(it) for it in plan.fit.excluded()],
-        "problems": [_said(it) for it in found if it.verdict is Verdict.FAIL],
-        "warnings": [_said(it) for it in found if it.verdict is not Verdict.FAIL],
+        "problems": [said(it) for it in found if it.verdict is Verdict.FAIL],
+        "warnings": [said(it) for it in found if it.verdict is not Verdict.FAIL],
         "has_work": any(it.has_work for it in plan.members),
     }
-
-
-def _said(finding: Finding) -> dict[str, str]:
-    return {"check": finding.check, "message": finding.seen, "fix": finding.fix or ""}
 
 
 def _member_as_dict(member: PlannedModel, own: ModelFit) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sparkdeploy.estimate.model import ModelFacts, WeightKind
 from sparkdeploy.estimate.verdict import Fits, verdict_of
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import BUDGET_CHECK, Action
+from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def _requests(plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Fin
     model, weights_bytes = plan.observed.model, planned.needs.weights_bytes
     if plan.resolved.engine.runs_on == "cpu":
         return
-    if weights_bytes is None or seen.facts.memory_total_bytes is None:
+    gpu_bytes = seen.facts.gpu.memory_bytes if seen.facts.gpu is not None else None
+    memory_bytes = gpu_bytes or seen.facts.memory_total_bytes
+    if weights_bytes is None or memory_bytes is None:
         name = plan.resolved.recipe.model.source
         why = "the model was not looked for" if model is None else model.unknown
         if isinstance(model, ModelFact) and not model.has_weights:
@@ -126,8 +129,6 @@ def _requests(plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Fin
         reason = f"memory was not checked, for nobody says how large {name} is"
         yield not_seen(BUDGET_CHECK, reason + (f": {why}" if why else ""))
         return
-    gpu_bytes = seen.facts.gpu.memory_bytes if seen.facts.gpu is not None else None
-    memory_bytes = gpu_bytes or seen.facts.memory_total_bytes
     hardware = Hardware(planned.node, planned.node, memory_bytes, 0.0, "seen", gpu_bytes is None)
     facts = ModelFacts(
         repo=plan.resolved.recipe.model.source,
@@ -145,7 +146,10 @@ def _requests(plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Fin
         cluster = "" if plan.topology.is_alone else " --cluster"
         show = f"sparkdeploy show {plan.resolved.called} --capacity{cluster}"
         fix = f"`{show}` counts what takes the memory"
-        yield warn(BUDGET_CHECK, f"by estimate {verdict.reason}", fix)
+        # Nobody held the estimate against an image of others, or against what is insisted on.
+        is_sure = not (is_unknown(plan.resolved.engine) or plan.resolved.recipe.allow_known_bad)
+        made = fail if is_sure and plan.resolved.engine.kind != "image" else warn
+        yield made(BUDGET_CHECK, f"by estimate {verdict.reason}", fix)
     elif verdict.fits is Fits.UNKNOWN:
         yield ok(BUDGET_CHECK, f"{weights}; what a request takes is not known: {budget.unknown}")
     elif verdict.requests is not None:

@@ -92,6 +92,7 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
         has_template = contents.may_chat(folder, config)
         known = replace(
             fact,
+            weights_bytes=loaded_bytes(model.source, fact.weights_bytes),
             answers=planned_answers(
                 recipe.serve, config, names_in(folder), has_template=has_template
             ),
@@ -212,9 +213,10 @@ def missing_model(
     described = contents.Described(config or {})
     files: frozenset[str] = frozenset()
     sizes: tuple[int | None, int | None] = (shipped["size_bytes"],) * 2 if shipped else (None, None)
+    sizes = sizes[0], loaded_bytes(repo, sizes[1])
     if pin is not None and pin.files:
         found = pin.facts(repo, revision)
-        sizes = found.size_bytes, found.weights_bytes
+        sizes = found.size_bytes, loaded_bytes(repo, found.weights_bytes)
         here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
     elif not shipped:
         answer = ask_in_time(repo, revision, settings)
@@ -237,6 +239,12 @@ def missing_model(
         unfit=unfit_for(config, conversion) if config is not None and conversion else (),
         answers=planned_answers(serve, config or {}, files) if serve is not None else TEXT,
     )
+
+
+def loaded_bytes(repo: str, files_bytes: int | None) -> int | None:
+    """Return what of the files is loaded: less where shipped facts say that some of it is not."""
+    known = shipped_entry(repo).get("weight_bytes", {}).get("values", {}).values()
+    return min(files_bytes, sum(known)) if known and files_bytes is not None else files_bytes
 
 
 def unfit_for(config: Mapping[str, Any], conversion: Conversion) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.checks.report import SIGNS, legend, signed
+from sparkdeploy.checks.finding import Verdict, not_seen
+from sparkdeploy.checks.report import finding_lines, legend, signed
 from sparkdeploy.estimate.report import treated_lines
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.images import mods_of, unresolved_tag
@@ -22,7 +22,7 @@ from sparkdeploy.recipe.image_pins import InspectedEngine
 from sparkdeploy.recipe.mods import SCRIPT
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.safe_text import visible_line
-from sparkdeploy.terminal.style import Piece, Style, line_of, plain_text
+from sparkdeploy.terminal.style import line_of, plain_text
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, laid_out, row_of
 from sparkdeploy.units import format_bytes, format_gib
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.node.container import ContainerSpec, Mount
     from sparkdeploy.plan.steps import Action, Needs, NodePlan, Plan
+    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.terminal.style import Line
     from sparkdeploy.terminal.tables import Block, TextRow
 
@@ -40,10 +41,15 @@ _NEXT = " \\\n  "
 UNKNOWN_FINGERPRINT = "<hash of this container>"
 
 
-def plan_lines(plan: Plan) -> list[Block]:
-    """Return the plan in words: recipe, steps, needs, problems, warnings, what was not seen."""
+def plan_lines(plan: Plan, start: str = "") -> list[Block]:
+    """Return the plan in words: recipe, steps, needs, problems, warnings, what was not seen.
+
+    `start` says how long one takes.
+    """
     translation = plan.resolved.translation
     said: list[Block] = [_steps(plan), *_division(plan), _needs(plan.head.needs)]
+    if start and plan.has_work:
+        said.append(f"  start: {start}")
     said += _remarks(plan)
     if translation is not None:
         said += translation.short_lines()
@@ -93,14 +99,18 @@ def _by_node(plan: Plan, text: Callable[[ContainerSpec], str]) -> str:
     )
 
 
+def fork_lines(resolved: Resolved) -> Iterator[str]:
+    """Yield which fork a recipe needs; where no image is named, a problem says it."""
+    if resolved.recipe.preview and resolved.engine.kind == "image":
+        yield f"needs {resolved.recipe.preview}"
+
+
 def _title(plan: Plan) -> Iterator[str]:
     recipe, engine = plan.resolved.recipe, plan.resolved.engine
     yield f"{recipe.name}: {recipe.title}"
     where = ", ".join(plan.topology.nodes)
     yield f"  engine {engine.name} on {where}, deployment {plan.deployment.name}"
-    # Where no image is named, a problem says it.
-    if recipe.preview and engine.kind == "image":
-        yield f"  needs {recipe.preview}"
+    yield from (f"  {line}" for line in fork_lines(plan.resolved))
     model = plan.observed.model
     if model is not None:
         dense = model.dense_bytes if isinstance(model, ModelFact) else {}
@@ -235,23 +245,13 @@ def _memory(size_bytes: int | None) -> str:
 
 
 def _remarks(plan: Plan) -> Iterator[Block]:
-    for finding in plan.findings:
-        # A warning is below.
-        if finding.check == BUDGET_CHECK and finding.verdict is Verdict.OK:
-            yield f"  {finding.seen}"
-        elif finding.check == BUDGET_CHECK and finding.verdict is Verdict.NOT_SEEN:
-            yield _remark("?", finding.seen)
+    rooms = [it for it in plan.findings if it.check == BUDGET_CHECK]
+    # A warning is below.
+    yield from (f"  {it.seen}" for it in rooms if it.verdict is Verdict.OK)
+    yield from finding_lines(it for it in rooms if it.verdict is Verdict.NOT_SEEN)
     checks = [check for check in plan.observed.checks if check.verdict is Verdict.WARN]
-    for finding in (*plan.problems, *plan.warnings, *checks):
-        yield _remark(SIGNS[finding.verdict], finding.seen)
-        if finding.fix:
-            yield f"      fix: {finding.fix}"
-    for sentence in plan.observed.unobserved:
-        yield _remark("?", sentence)
-
-
-def _remark(sign: str, seen: str) -> Line:
-    return line_of("  ", signed(sign), " ", Piece(seen, Style.BAD if sign == "x" else Style.PLAIN))
+    yield from finding_lines((*plan.problems, *plan.warnings, *checks))
+    yield from finding_lines(not_seen("plan", sentence) for sentence in plan.observed.unobserved)
 
 
 def typed(argv: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.finding import Verdict, said
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import InspectedEngine
@@ -190,18 +190,14 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "nodes": specs,
         "needs": asdict(plan.head.needs),
         "checks": [asdict(check) for check in plan.observed.checks],
-        "problems": [{**_said(item), "blocks": item.blocks} for item in plan.problems],
-        "warnings": [_said(item) for item in plan.warnings],
+        "problems": [{**said(item), "blocks": item.blocks} for item in plan.problems],
+        "warnings": [said(item) for item in plan.warnings],
         "unobserved": list(plan.observed.unobserved),
         "mods": [mod.name for mod in recipe.mods],
         "image": _image_as_dict(plan),
         "import": plan.resolved.translation.as_dict() if plan.resolved.translation else None,
         "has_work": plan.has_work,
     }
-
-
-def _said(finding: Finding) -> dict[str, Any]:
-    return {"check": finding.check, "message": finding.seen, "fix": finding.fix or ""}
 
 
 def _image_as_dict(plan: Plan) -> dict[str, Any] | None:

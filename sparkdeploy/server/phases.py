@@ -20,6 +20,8 @@ from sparkdeploy.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from sparkdeploy.plan.steps import Plan
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -37,10 +39,8 @@ class Phase:
 PHASES = tuple(Phase(**row) for row in yaml_text.load_file(Path(__file__).with_name("phases.yaml")))
 SPARK_COLD_START_S: Mapping[str, float] = {phase.name: phase.spark_s for phase in PHASES}
 TINY_MODEL_START_S: Mapping[str, float] = {it.name: it.tiny_s for it in PHASES if it.tiny_s}
-SPARK_FILES_BYTES = 72 * 10**9
-"""Of the model whose start was reported."""
-SPARK_LOADED_BYTES = 66.3 * 2**30
-"""What its weights take in memory, converted."""
+SPARK_FILES_BYTES = 72.4e9
+"""Of v2, whose start was reported."""
 _INDEX = {phase.name: index for index, phase in enumerate(PHASES)}
 _MARKERS = {it.name: re.compile("|".join(it.begins)) for it in PHASES if it.begins}
 _BARS = {phase.name: phase.bar for phase in PHASES if phase.bar}
@@ -148,6 +148,36 @@ def read_whole(log: Iterable[bytes]) -> PhaseTracker:
 def timing_key(image: str, recipe: str, node_count: int) -> str:
     """Return the key under which the durations of such starts are remembered."""
     return f"{image} {recipe}" + (f" on {node_count} nodes" if node_count > 1 else "")
+
+
+def timing_key_of(plan: Plan) -> str:
+    """Return the key under which the durations of such a start are remembered."""
+    tag, recipe = plan.images[-1].stage.tag, plan.resolved.recipe.name
+    return timing_key(tag, recipe, len(plan.topology.nodes))
+
+
+def start_words(plan: Plan, state_dir: Path) -> str:
+    """Say how long images and a start take that a plan begins."""
+    image = any(step.action.is_work for step in plan.images)
+    made = "the image in up to half an hour; " if image else ""
+    words, (seconds, _) = expected_start(state_dir, timing_key_of(plan)), start_s(plan, state_dir)
+    share = (plan.head.needs.weights_bytes or 0) / SPARK_FILES_BYTES
+    if words == NOT_KNOWN and seconds is not None:
+        reported = format_seconds(estimated_start_s(1))
+        is_v2 = round(share, 2) == 1
+        origin = "as others saw of v2" if is_v2 else f"v2's {reported}, by its weights"
+        words = f"about {format_seconds(seconds)} until it answers on a Spark ({origin})"
+    return f"{made}{words}"
+
+
+def start_s(plan: Plan, state_dir: Path) -> tuple[float | None, bool]:
+    """Return how long a start takes, and whether one was measured here; a Spark's by its bytes."""
+    known_s, weights_bytes = known_start_s(state_dir, timing_key_of(plan)), None
+    if plan.resolved.engine.runs_on != "cpu":
+        weights_bytes = plan.head.needs.weights_bytes
+    if known_s is not None or weights_bytes is None:
+        return known_s, known_s is not None
+    return estimated_start_s(weights_bytes / SPARK_FILES_BYTES), False
 
 
 def load_durations(state_dir: Path, key: str) -> Mapping[str, float]:

@@ -165,3 +165,30 @@ def test_what_others_reported_is_of_the_recipe_as_it_is(run: Run) -> None:
 def test_no_speed_is_promised_of_a_model_of_some_megabytes(run: Run, twin: Path) -> None:
     done = run("plan", "baseline", "--hardware", "spark", "--set", f"model.path={twin}")
     assert "its speed is not known" in done.stdout
+
+
+def test_a_named_machine_is_judged_as_the_one_at_hand(run: Run) -> None:
+    spark = ("--hardware", "spark")
+    assert run("plan", "v2", "--hardware", "h100").returncode == 4
+    pair = run("plan", "minimax-m2.7", *spark)
+    assert "fits on 2 x NVIDIA DGX Spark" in pair.stdout
+    assert "(--cluster)" in pair.stdout
+    assert (
+        "does not fit on NVIDIA DGX Spark" in run("plan", "minimax-m2.7", "--solo", *spark).stdout
+    )
+    assert "needs the B12X build of vLLM" in run("plan", "glm-5.3-flash", *spark).stdout
+    table_on_disk = run("plan", "qwen3.8-flash-next-solo", *spark)
+    assert table_on_disk.returncode == 0
+    for recipe in ("qwen3.6-35b-nvfp4", "gpt-oss-120b-mxfp4"):
+        there = run("plan", recipe, *spark).stdout.splitlines()
+        here = run("plan", recipe).stdout
+        marked = [it for it in there if it.startswith(("  x ", "  ! "))]
+        assert [it for it in marked if it not in here] == []
+        assert recipe != "qwen3.6-35b-nvfp4" or marked
+
+
+def test_a_context_that_does_not_fit_is_refused_alike(run: Run) -> None:
+    words = ("--set", "serve.gpu_memory_utilization=0.61", "--json")
+    there = run("plan", "v2", "--hardware", "spark", *words)
+    assert there.returncode == 4
+    assert "machine.room" in there.stdout

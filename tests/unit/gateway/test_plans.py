@@ -64,6 +64,24 @@ def test_what_fits_is_said_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert max(len(it) for it in text.splitlines() if str(tmp_path) not in it) <= 80
 
 
+def test_a_stack_is_planned_for_a_machine_that_is_not_here(
+    tmp_path: Path, run: Run, no_docker: None
+) -> None:
+    words = ("--hardware", "spark")
+    path = written(tmp_path, HOME + "- {name: two, recipe: minimax-m2.7}\n")
+    there = run.answer("plan", str(path), *words, "--json")
+    assert [it["check"] for it in there["problems"]] == []
+    assert set(there["usable_bytes"]) >= {"spark", "spark-2"}
+    assert ["coder", "embed"] in there["fit_together"]
+    export = run("export", "llama-swap", str(path), *words)
+    assert "m1 & m2" in export.stdout
+    of_gpu = run.answer("plan", str(path), "--hardware", "h200", "--json")
+    assert set(of_gpu["usable_bytes"]) >= {"h200's GPU", "h200-2's GPU"}
+    assert "h200" not in of_gpu["usable_bytes"]  # nobody knows its processor's memory
+    assert run("plan", str(path), "--hardware", "cray").returncode == 2
+    assert run("export", "llama-swap", str(written(tmp_path, HOME))).returncode == 4
+
+
 def test_each_model_has_a_port_and_a_name_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +245,7 @@ def test_a_stack_from_elsewhere_asks_for_what_it_sets(tmp_path: Path) -> None:
     [
         "plan {} --set serve.port=1",
         "plan {} --show args --name x",
-        "plan {} --hardware spark",
+        "plan {} --hardware spark --check",
         "up {} --detach",
         "up {} --port 8001 --solo",
         "export systemd {} --public",

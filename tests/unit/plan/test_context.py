@@ -103,6 +103,6 @@ def test_nothing_is_said_of_a_model_with_mamba_layers() -> None:
 @pytest.mark.parametrize("words", [("--hardware", "spark"), ()])
 def test_plan_names_the_models_own_context(run: Run, words: tuple[str, ...]) -> None:
     done = run("plan", "v2", "--max-len", "600000", *words)
-    assert done.returncode == (3 if words else 4)
+    assert done.returncode == 4
     said = done.stdout + done.stderr
     assert "has a context of 262,144 tokens, and serve.max_model_len is 600,000" in said
