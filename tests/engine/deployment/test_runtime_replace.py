@@ -2,10 +2,6 @@
 
 import dataclasses
 import json
-import pickle
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,15 +20,12 @@ from tests.engine.conftest import (
     free_port,
     model_at,
     port_of,
-    start_serving,
     until,
 )
 from tests.engine.stand_in.replacing import put_in_place
 from tests.launching import begin, launch_on
 
 pytestmark = pytest.mark.docker
-
-CHECKOUT = Path(__file__).parents[3]
 
 
 def up(host: DockerHost, spec: ContainerSpec, crashes_dir: Path) -> Readiness:
@@ -134,81 +127,6 @@ def test_a_new_container_that_may_still_start_is_left_alone(
     begin(host, slow, deployment, crashes_dir=tmp_path / "crashes")
     assert recovered(host, deployment, tmp_path / "crashes").action == "waiting"
     assert len(containers_of(host, deployment)) == 2
-
-
-@pytest.mark.parametrize(
-    ("killed_before", "outcome"),
-    [
-        (1, ("nothing", "old")),
-        pytest.param(2, ("reverted", "old"), marks=pytest.mark.slow),
-        pytest.param(3, ("reverted", "old"), marks=pytest.mark.slow),
-        (4, ("reverted", "old")),
-        (5, ("finished", "new")),
-    ],
-)
-def test_a_cli_killed_while_replacing_is_recovered_from(
-    host: DockerHost,
-    make_spec: SpecMaker,
-    deployment: str,
-    tmp_path: Path,
-    killed_before: int,
-    outcome: tuple[str, str],
-) -> None:
-    port = free_port()
-    start_serving(host, make_spec(port=port, text="old"))
-    killed = run_dying_cli(make_spec(port=port, text="new"), tmp_path, killed_before)
-
-    recovery = recovered(host, deployment, tmp_path / "crashes")
-
-    assert killed.returncode == -signal.SIGKILL
-    assert (recovery.action, text_served_at(port)) == outcome
-    name = f"sparkdeploy-{deployment}"
-    kept = [(f"{name}-kept-1", "exited")] if outcome[0] == "finished" else []
-    assert containers_of(host, deployment) == [(name, "running"), *kept]
-
-
-@pytest.mark.parametrize(
-    "killed_before", [6, *(pytest.param(it, marks=pytest.mark.slow) for it in (5, 7))]
-)
-def test_a_cli_killed_while_bringing_the_old_one_back_is_recovered_from(
-    host: DockerHost,
-    make_spec: SpecMaker,
-    deployment: str,
-    tmp_path: Path,
-    killed_before: int,
-) -> None:
-    port = free_port()
-    start_serving(host, make_spec(port=port, text="old"))
-    dying = make_spec(port=port, text="new", die_after_s=0, exit_code=7)
-    killed = run_dying_cli(dying, tmp_path, killed_before)
-
-    recovered(host, deployment, tmp_path / "crashes")
-
-    assert killed.returncode == -signal.SIGKILL
-    assert text_served_at(port) == "old"
-    assert containers_of(host, deployment) == [(f"sparkdeploy-{deployment}", "running")]
-    assert len(crashes_in(tmp_path / "crashes")) >= 1
-
-
-def run_dying_cli(
-    spec: ContainerSpec, folder: Path, killed_before: int
-) -> "subprocess.CompletedProcess[str]":
-    spec_file = folder / "spec.pickle"
-    spec_file.write_bytes(pickle.dumps(spec))
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.engine.stand_in.dying_cli",
-            str(spec_file),
-            str(folder / "crashes"),
-            str(killed_before),
-        ],
-        cwd=CHECKOUT,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
 
 
 def _lives(host: DockerHost, container_id: str) -> bool:

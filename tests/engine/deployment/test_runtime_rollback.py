@@ -12,9 +12,9 @@ from sparkdeploy.deploy.deployments import (
     find_deployment,
     remove_containers,
 )
-from sparkdeploy.deploy.recovery import abandon, recover
+from sparkdeploy.deploy.recovery import abandon
 from sparkdeploy.deploy.replace import TakenAwayError
-from sparkdeploy.server.health import ContainerDiedError, Readiness, wait_until_answering
+from sparkdeploy.server.health import Readiness, wait_until_answering
 from tests.engine.conftest import DEADLINE_S, SpecMaker, free_port, model_at, start_serving, until
 from tests.engine.stand_in.replacing import put_in_place
 from tests.launching import begin, begin_return, launch_on, wait_and_commit
@@ -87,16 +87,6 @@ def place(host: DockerHost, make_spec: SpecMaker, deployment: str, tmp_path: Pat
     return Place(host, make_spec, deployment, free_port(), tmp_path / "crashes")
 
 
-def test_the_last_one_is_kept_and_does_not_run(place: Place) -> None:
-    for number in range(4):
-        place.up(f"v{number}")
-
-    assert len(place.kept()) == 1
-    assert (place.text(), place.running()) == ("v3", 1)
-    place.back()
-    assert place.text() == "v2"
-
-
 def test_rollback_goes_back_and_a_second_one_forward_again(place: Place) -> None:
     place.up("old")
     place.up("new")
@@ -117,17 +107,6 @@ def test_a_return_whose_command_is_gone_is_told_from_an_upgrade(place: Place) ->
     abandon(launch_on(place.host, place.name, place.crashes_dir), reason="test")
 
     assert (place.text(), place.running(), len(place.kept())) == ("new", 1, 1)
-
-
-def test_what_finishes_a_replacement_keeps_the_old_one_too(place: Place) -> None:
-    place.up("old")
-    begin(place.host, place.spec("new"), place.name, crashes_dir=place.crashes_dir)
-    assert place.text() == "new"
-
-    launch = launch_on(place.host, place.name, place.crashes_dir)
-    done = recover(launch, find_deployment(place.host, place.name))
-
-    assert (done.action, place.running(), len(place.kept())) == ("finished", 1, 1)
 
 
 def test_a_kept_one_comes_back_after_the_current_one_has_died(place: Place) -> None:
@@ -154,12 +133,3 @@ def test_an_answer_of_a_container_that_was_replaced_meanwhile_does_not_count(
         wait_and_commit(begun, wait=replaced)
 
     assert (place.text(), place.running()) == ("second", 1)
-
-
-def test_a_new_one_that_dies_is_not_kept(place: Place) -> None:
-    place.up("old")
-
-    with pytest.raises(ContainerDiedError):
-        place.up("new", never_healthy=True, die_after_s=0.3)
-
-    assert (place.text(), place.running(), place.kept()) == ("old", 1, ())

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.node.container import Mount
-from sparkdeploy.node.node import Nodes, node_behind
-from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.make import draft_plan
-from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.client import ServedModel
-from sparkdeploy.server.health import ContainerDiedError, wait_until_answering
-from sparkdeploy.settings import load_settings, resources
 from tests.engine.conftest import free_port, until
-from tests.engine.stand_in.replacing import put_in_place
 from tests.engine.vllm.twin_user import TWIN_RECIPE, twin_user, unique_name
 
 if TYPE_CHECKING:
@@ -41,7 +31,6 @@ pytestmark = [
 
 PORT = free_port()
 NAME = unique_name("faulty")
-GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -94,23 +83,6 @@ def test_a_killed_command_is_followed_by_one_that_finishes(
     assert is_healthy()
 
 
-def test_a_terminal_that_goes_away_brings_the_old_one_back(
-    program: Program, host: DockerHost
-) -> None:
-    before = fact(host)
-    command = start(program, "--set", "serve.max_num_seqs=2")
-    until(lambda: "non-default args" in log(host) and fact(host) != before, timeout_s=300)
-    command.send_signal(signal.SIGHUP)
-    _, said = command.communicate(timeout=120)
-
-    after = fact(host)
-    assert command.returncode == 130, said
-    assert before is not None
-    assert after is not None
-    assert after.container_id == before.container_id
-    until(is_healthy, timeout_s=300)
-
-
 def test_vllm_killed_after_it_was_healthy_comes_back_by_itself(
     program: Program, host: DockerHost
 ) -> None:
@@ -121,48 +93,3 @@ def test_vllm_killed_after_it_was_healthy_comes_back_by_itself(
     until(lambda: not is_healthy())
     until(is_healthy, timeout_s=300)
     assert '"event": "restart"' in log(host)
-
-
-def test_vllm_that_eats_the_machine_is_stopped_by_the_guard(
-    program: Program, host: DockerHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert program.run("down", "--yes", NAME).returncode == 0
-    for name, value in program.env.items():
-        monkeypatch.setenv(name, value)
-    settings = load_settings()
-    library = Library((settings.config_dir / "recipes", resources() / "recipes"))
-    plan = draft_plan(
-        load_recipe(library, TWIN_RECIPE),
-        settings,
-        Nodes(node_behind("here", host)),
-        Deployment(NAME),
-    )
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text(f"MemAvailable: {8 * GIB // 1024:>12} kB\n")
-    spec = plan.head.spec
-    assert spec is not None
-    spec = dataclasses.replace(
-        spec,
-        command=("--meminfo", "/run/meminfo", *spec.command),
-        mounts=(*spec.mounts, Mount(str(meminfo), "/run/meminfo")),
-    )
-
-    def empty() -> None:
-        until(lambda: "non-default args" in log(host), timeout_s=300)
-        with meminfo.open("r+b") as file:
-            file.write(f"MemAvailable: {GIB // 1024:>12} kB\n".encode())
-
-    emptying = threading.Thread(target=empty)
-    emptying.start()
-    with ServedModel(f"http://127.0.0.1:{PORT}") as model, pytest.raises(ContainerDiedError) as end:
-        put_in_place(
-            host,
-            spec,
-            crashes_dir=tmp_path / "crashes",
-            wait=lambda found: wait_until_answering(host, found, model, deadline_s=600),
-        )
-    emptying.join()
-
-    assert end.value.cause.name == "memory_floor"
-    assert "exit code 86" in end.value.message
-    assert fact(host) is None

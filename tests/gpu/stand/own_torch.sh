@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # On the GPU machine, in the checkout's root: the sitting of vLLM 0.33.0 with its own torch, packed by
 # pack_own_torch.sh. README.md beside this has the calls, one line each.
-#   own_torch.sh first          unpack the code, make twins and the loaders' checkpoint in the background
+#   own_torch.sh first          unpack the code, make twins in the background
 #   own_torch.sh part           take the part of the site that this call carried
 #   own_torch.sh start          join the parts, link CUDA's libraries, start the servers and the soak
 #   own_torch.sh take SECONDS   wait for the checks, no longer than that; what there is goes to $OUT
-#   own_torch.sh loaders        in the background: cold starts of each loader, once the checks are through
 #   own_torch.sh soaked SECONDS wait for the end of every soak, no longer than that; all results go to $OUT
 # The folders are those of the other sittings; FIRST, PARTS, SITE and VENV are for trying it elsewhere.
 # TWINS says which twins are made, PLAN what is asked of them, CARD on which GPU; SOAK_S=0 soaks nothing.
@@ -28,9 +27,6 @@ first() {
   cp "$FIRST"/lib/* /tmp/lib/
   cp .gpu/033/site.sha256 "$PARTS/"
   TWINS=$TWINS PACKED="$FIRST" bash <(tar -xOf "$FIRST/code.tar" tests/gpu/stand/prepare.sh)
-  if [ "$PLAN" = own_torch ]; then
-    setsid nohup python3 /tmp/stand/loaders.py make /tmp/loaded > /tmp/logs/make.log 2>&1 &
-  fi
   nvidia-smi --query-gpu=index,name,driver_version,memory.total --format=csv
   python3 -c 'import sys, torch; print(sys.version, torch.__version__)'
   ls "$(nvidia_folder)"
@@ -124,19 +120,12 @@ take() {
   results
 }
 
-loaders() {
-  until_there /tmp/loaded/made 60
-  LD_LIBRARY_PATH=/tmp/lib VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
-    PYTHONPATH=$SITE setsid nohup "$STAND_PYTHON" /tmp/stand/loaders.py measure /tmp/loaded \
-    /tmp/out/loaders.json > /tmp/logs/loaders.txt 2>&1 &
-}
-
 soaked() {
   local end=$(($(date +%s) + $1)) server
   for server in /tmp/out/soak*.pid; do
     until_there "${server%.pid}/verdict.json" $((end - $(date +%s)))
   done
-  cat /tmp/out/soak*/verdict.json /tmp/out/loaders.json 2> /dev/null || true
+  cat /tmp/out/soak*/verdict.json 2> /dev/null || true
   results
 }
 

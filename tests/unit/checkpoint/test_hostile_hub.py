@@ -179,32 +179,6 @@ def test_a_listing_made_to_fill_memory_takes_little_of_it(
     assert time.process_time() - begin_s < 10
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"listing": listing(sibling("../../../\x1b[31mvictim"))}, "leads out|cannot be printed"),
-        ({"listing": b"\x1b[2J"}, "not the description"),
-        ({"listing": listing(sibling("a\\..\\victim"))}, "backslash"),
-        ({"status": 404, "reason": "\x1b[2Jowned"}, "no such repository"),
-    ],
-)
-def test_pull_from_a_hostile_hub_exits_six_and_prints_nothing_raw(
-    run: Run,
-    hostile: HostileHub,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, object],
-    said: str,
-) -> None:
-    for name, value in changes.items():
-        setattr(hostile, name, value)
-    monkeypatch.setenv("HF_ENDPOINT", hostile.endpoint)
-    done = run("checkpoint", "pull", REPO)
-    assert done.returncode == 6, done.stderr
-    assert "fix: " in done.stderr
-    assert any(part in done.stderr for part in said.split("|"))
-    assert (done.stdout + done.stderr).replace("\n", "").isprintable()
-
-
 def lock_entries() -> st.SearchStrategy[object]:
     """Pins as an older release, or a hand, may have left them."""
     wrong: st.SearchStrategy[object] = st.sampled_from(
@@ -242,19 +216,6 @@ def test_a_lock_file_is_held_to_the_rules_of_a_listing(entry: object) -> None:
             assert pin.commit == COMMIT
             assert all(file.name == "a" for file in pin.files)
             assert (pin.license or "").isprintable()
-
-
-@pytest.mark.parametrize(
-    "content", [{}, {"models": {}}, {"schema": 1}, {"schema": 2, "models": {}}]
-)
-def test_a_lock_file_of_another_form_is_refused_and_kept(
-    tmp_path: Path, content: dict[str, object]
-) -> None:
-    lock = HubLock(tmp_path)
-    lock.path.write_text(json.dumps(content))
-    assert refusal(lock.pins) is not None
-    assert refusal(lambda: lock.forget(REPO)) is not None
-    assert json.loads(lock.path.read_text()) == content
 
 
 @pytest.mark.parametrize(
@@ -373,15 +334,6 @@ def test_an_address_that_no_hub_has_is_refused_without_a_try(
     assert endpoint in done.stderr
 
 
-@pytest.mark.timeout(20)
-def test_a_lock_file_that_is_a_pipe_is_not_waited_for(lock: HubLock) -> None:
-    lock.state_dir.mkdir()
-    os.mkfifo(lock.path)
-    with pytest.raises(CheckpointError, match="cannot be read") as caught:
-        lock.pins()
-    assert caught.value.hint == "remove it to resolve revisions anew"
-
-
 def test_pins_that_could_not_be_read_again_are_not_written(lock: HubLock) -> None:
     lock.set(REPO, "main", RevisionPin(COMMIT, "2026"))
     with pytest.raises(CheckpointError, match="would be larger than 16 MiB"):
@@ -394,12 +346,3 @@ def test_a_compressed_listing_is_not_unpacked(hub: Hub, lock: HubLock, hostile: 
     hostile.listing_headers = {"Content-Encoding": "gzip"}
     with pytest.raises(CheckpointError, match="the body is encoded as 'gzip'"):
         fetch(hub, lock)
-
-
-def test_a_user_who_is_offline_is_told_so_and_nobody_is_asked(
-    hub: Hub, lock: HubLock, hostile: HostileHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids it"):
-        fetch(hub, lock)
-    assert hostile.authorizations == []

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sparkdeploy_vllm.guard.asking import Reply
 from sparkdeploy_vllm.guard.stalling import (
     LONGEST_STEP_S,
     EngineWork,
@@ -17,7 +16,6 @@ from sparkdeploy_vllm.guard.stalling import (
 from sparkdeploy_vllm.guard.supervision import Orders, Supervision
 
 from tests.unit.vllm_plugin.guarded import Start, events, finish
-from tests.unit.vllm_plugin.test_guard_stalls import Mute
 
 LOOK_S = 4.0
 
@@ -63,21 +61,6 @@ def test_it_is_never_idle_for_longer_than_since_the_last_request(
             asked_s = now_s
         idle_s = idleness.see(now_s, {"0": work(float(running), float(waiting), tokens)})
         assert idle_s <= now_s - asked_s + 1e-6
-
-
-class Asked:
-    """A server's counters: a token for each question of the guard's, and those of others."""
-
-    def __init__(self, canary: Mute) -> None:
-        self.canary, self.others = canary, 0
-
-    def tick(self, now_s: float) -> Reply | None:
-        if now_s % LOOK_S:
-            return None
-        running, done = self.canary.is_waiting, self.canary.asked - self.canary.is_waiting
-        tokens = 5 + done + self.others
-        body = b"vllm:num_requests_running %d\nvllm:generation_tokens_total %d\n"
-        return Reply(b"200", body % (running, tokens) + b"vllm:prompt_tokens_total %d\n" % tokens)
 
 
 @pytest.mark.parametrize("is_asking", [True, False])

@@ -112,21 +112,6 @@ def test_a_canary_that_sings_or_finds_no_server_says_nothing() -> None:
     assert canary_says(Mute(gone_at_s=1.0), 500) == []
 
 
-class Pages:
-    """A server that answers each question for its counters at once; asked from a moment on."""
-
-    def __init__(self, asked_from_s: float) -> None:
-        self.asked_from_s = asked_from_s
-
-    def tick(self, now_s: float) -> Reply:
-        is_asked = now_s >= self.asked_from_s
-        counted = (
-            (b"num_requests_running", is_asked),
-            (b"generation_tokens_total", now_s * is_asked),
-        )
-        return Reply(b"200", b"".join(b"vllm:%s %d\n" % sample for sample in counted))
-
-
 def test_no_canary_beside_real_requests() -> None:
     ask = Mute()
     assert canary_says(ask, 500, idle=lambda now: now % 50 != 0) == []
@@ -217,13 +202,6 @@ def test_a_hung_engine_s_stacks_are_written_and_it_is_started_again(
         states = [event["state"] for event in events(said) if event["event"] == "stacks_follow"]
         assert "T" in states
     assert list(tmp_path.glob("core*")) == []
-
-
-@pytest.mark.outside
-def test_a_child_cannot_pass_its_own_end_off_as_a_hang(start: Start) -> None:
-    code, _, stderr = finish(start("raise SystemExit(87)"))
-    assert code == 1
-    assert events(stderr)[0]["event"] == "ended_with_the_guards_code"
 
 
 @pytest.mark.outside

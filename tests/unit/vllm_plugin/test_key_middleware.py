@@ -2,9 +2,9 @@
 
 # mypy: disable-error-code="import-not-found"
 
-import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,33 +12,18 @@ from hypothesis import strategies as st
 from sparkdeploy_vllm.key_middleware import RequireKey
 
 from tests.examples import examples
+from tests.unit.vllm_plugin import asking
 
-Message = MutableMapping[str, Any]
-Headers = list[tuple[bytes, bytes]]
+if TYPE_CHECKING:
+    from tests.unit.vllm_plugin.asking import Headers, Message
+
 GOOD: Headers = [(b"authorization", b"Bearer sk-right")]
-
-
-async def _toy_app(scope: Message, receive: object, send: Callable[..., Awaitable[None]]) -> None:
-    await send({"type": "toy", "scope": scope})
 
 
 def ask(path: str, headers: Headers, kind: str = "http", method: str = "GET") -> list[Message]:
     """What a client sees sent for one request."""
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def receive() -> Message:
-        return {"type": "http.request"}
-
-    app = RequireKey(_toy_app, env={"VLLM_API_KEY": "sk-right"})
-    scope: Message = {"type": kind, "path": path, "headers": headers}
-    if kind == "http":
-        scope = {**scope, "method": method, "raw_path": path.encode(), "query_string": b"key=1"}
-    with contextlib.suppress(StopIteration):
-        app(scope, receive, send).send(None)  # Nothing in it waits, so it needs no event loop.
-    return sent
+    app = RequireKey(asking.toy_app, env={"VLLM_API_KEY": "sk-right"})
+    return asking.ask(app, path, headers, kind=kind, method=method)
 
 
 def passed(sent: list[Message]) -> bool:
@@ -170,4 +155,4 @@ def test_without_the_key_nothing_but_health_is_ever_reached(
 @pytest.mark.parametrize("env", [{}, {"VLLM_API_KEY": ""}])
 def test_without_a_key_it_refuses_to_start(env: dict[str, str]) -> None:
     with pytest.raises(RuntimeError, match="VLLM_API_KEY"):
-        RequireKey(_toy_app, env=env)
+        RequireKey(asking.toy_app, env=env)

@@ -1,7 +1,5 @@
 """The INT4 head: its packing, its conversion's error, and through vLLM's logits processor."""
 
-from collections.abc import Callable
-
 import torch
 from check_vllm_hooks import _config, _head, _load, _one_rank, _process, _vllm_log
 from sparkdeploy_vllm.head.int4_reference import (
@@ -60,11 +58,3 @@ def check_vllm_makes_converts_and_asks_an_int4_head() -> None:
     exact = x.double() @ before[:500].double().T
     assert logits.dtype == torch.float32
     assert ((logits.double() - exact).norm() / exact.norm()).item() < 0.2
-
-
-def _refusal(kind: type[Exception], act: Callable[[], object]) -> str:
-    try:
-        act()
-    except kind as error:
-        return str(error)
-    raise AssertionError("nothing was refused")

@@ -1,18 +1,12 @@
 """Shared experts that become INT4 on vLLM's own layers: what is converted, counted and refused."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process
-from sparkdeploy_vllm.cpu import engine
 from sparkdeploy_vllm.weights.int4_groups import dequantize_groups, fit_groups
 from sparkdeploy_vllm.weights.int4_linear import Int4SharedExpertMethod
 from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
-from torch.nn import functional
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import parallel_state
 from vllm.model_executor.layers.linear import ReplicatedLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.scalar_type import scalar_types
@@ -137,20 +131,3 @@ def _refusal(act: Any) -> str:
     except (ConversionMismatchError, ValueError) as error:
         return str(error)
     return "nothing"
-
-
-def _serve(rank: int, ranks: int, folder: str) -> None:
-    """One rank of a shared expert whose whole matrices lie in a checkpoint."""
-    # As the plugin does in each process: without AVX-512 vLLM's CPU build multiplies no INT4.
-    engine.register()
-    os.environ["VLLM_DIST_IDENT"] = "sparkdeploy-shared-int4"
-    with set_current_vllm_config(VllmConfig()):
-        store = f"file://{folder}/store-{ranks}"
-        parallel_state.init_distributed_environment(ranks, rank, store, rank, backend="gloo")
-        parallel_state.initialize_model_parallel(ranks, 1)
-        gate_up, down = _loaded(_quantized())
-        _process(gate_up, down)
-        gated, raised = gate_up(_drawn(6, HIDDEN, seed=9) * 20)[0].chunk(2, dim=-1)
-        out = down(functional.silu(gated) * raised)[0]
-        if rank == 0:
-            torch.save(out, Path(folder) / f"said-{ranks}")

@@ -130,14 +130,6 @@ def check_the_rotation_is_vllm_s() -> None:
         assert torch.equal(hadamard(head_dim), _build_hadamard(head_dim, "cpu"))
 
 
-def _refusal(ask: Callable[[], object]) -> str:
-    try:
-        ask()
-    except ValueError as error:
-        return str(error)
-    return "nothing was refused"
-
-
 class _Launched:
     """In a kernel's place: keeps what it is launched with, and computes nothing."""
 
