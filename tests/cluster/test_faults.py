@@ -16,7 +16,6 @@ import pytest
 
 from sparkdeploy import labels
 from tests.cluster.conftest import (
-    MODEL,
     Program,
     docker_of,
     ours,
@@ -41,7 +40,6 @@ pytestmark = [
     pytest.mark.usefixtures("stand_in", "recipe", "nothing_stays"),
     pytest.mark.runs("checkpoint", "down", "logs", "plan", "rollback", "status", "up"),
 ]
-LISTED_FILE = "tokenizer.json"
 
 
 def spoken(program: Program, process: subprocess.Popen[str], since_s: float) -> str:
@@ -50,17 +48,6 @@ def spoken(program: Program, process: subprocess.Popen[str], since_s: float) -> 
     assert done.returncode == 7, done.stderr
     said_in_time(current_fault(), since_s)
     return done.stderr
-
-
-def said_until(process: subprocess.Popen[str], words: str) -> str:
-    """Read what a program says up to these words; `finish` then returns the rest."""
-    assert process.stderr is not None
-    said = ""
-    while words not in said:
-        more = os.read(process.stderr.fileno(), 65536).decode(errors="replace")
-        assert more, f"{words!r} was not said:\n{said}"
-        said += more
-    return said
 
 
 def current_fault() -> str:
@@ -146,20 +133,6 @@ def test_ssh_that_dies_while_loading_is_named_and_cleaned_up_later(
     assert "removed spark-b:sparkdeploy-main" in program.run("down", "--yes", "main").stderr
 
 
-def test_a_worker_killed_while_serving_makes_status_say_broken(
-    program: Program, worker: Machine
-) -> None:
-    assert up(program).returncode == 0
-    worker.run("docker kill sparkdeploy-main")
-    since_s = time.monotonic()
-    (row,) = program.answer("status")
-    said_in_time(current_fault(), since_s)
-    assert row["state"] == "broken"
-    assert row["members"] == [{"node": "spark-b", "state": "exited (137)"}]
-    assert up(program).returncode == 0
-    assert program.answer("status")[0]["state"] == "healthy"
-
-
 def test_a_node_that_is_gone_while_serving_is_said_and_cleaned_when_it_is_back(
     program: Program, worker: Machine
 ) -> None:
@@ -183,74 +156,6 @@ def test_a_node_that_is_gone_while_serving_is_said_and_cleaned_when_it_is_back(
     # The next `up` finds what is left, and takes its place.
     assert up(program).returncode == 0
     assert program.answer("status")[0]["state"] == "healthy"
-
-
-def test_a_worker_that_serves_another_head_is_left_alone(program: Program, worker: Machine) -> None:
-    with docker_of(worker) as host:
-        tag = next(tag for image in host.own_images() for tag in image.tags if "plugin" in tag)
-    marks = {
-        labels.KIND: "container",
-        labels.DEPLOYMENT: "main",
-        labels.NODES: "spark-c,spark-b",
-        labels.RANK: "1",
-    }
-    flags = " ".join(f"--label {name}={value}" for name, value in marks.items())
-    worker.run(f"docker run -d --name sparkdeploy-main {flags} --entrypoint sleep {tag} 600")
-    try:
-        done = up(program)
-        assert ours(worker) == ["sparkdeploy-main"]
-    finally:
-        worker.remove_containers()
-    assert done.returncode == 4
-    assert "spark-b: in use: spark-c's cluster deployment main runs there" in done.stderr
-    assert "on spark-c: sparkdeploy down main" in done.stderr
-
-
-def test_a_file_that_differs_by_one_byte_is_named_and_sent_again(
-    program: Program, worker: Machine
-) -> None:
-    assert up(program, "--prepare").returncode == 0
-    path = f"{MODEL}/{LISTED_FILE}"
-    worker.run(
-        f"touch -r {path} /run/before && printf X | dd of={path} bs=1 seek=3 conv=notrunc "
-        f"status=none && touch -r /run/before {path}"
-    )
-    since_s = time.monotonic()
-    process = program.start("up", "tiny", "--cluster", "--yes", "--prepare")
-    said_until(process, f"spark-b: {path} differs from spark-a's; sent again")
-    said_in_time(current_fault(), since_s)
-    done = program.finish(process)
-    assert done.returncode == 0, done.stderr
-    assert "spark-b: 0 B sent" in up(program, "--prepare").stderr
-
-
-def test_an_interface_without_address_stops_it_before_anything_starts(
-    program: Program, worker: Machine
-) -> None:
-    worker.run(f"ip address flush dev {TWINS[1][0]}")
-    since_s = time.monotonic()
-    try:
-        done = up(program)
-        said_in_time(current_fault(), since_s)
-    finally:
-        configure(worker, TWINS[1][0])
-    assert done.returncode == 4
-    assert f"spark-b: {TWINS[1][0]} address: none, expected 10.78.0.12/24" in done.stderr
-
-
-def test_another_image_under_the_same_tag_is_named_and_made_anew(
-    program: Program, worker: Machine
-) -> None:
-    with docker_of(worker) as host:
-        tag = next(tag for image in host.own_images() for tag in image.tags if "plugin" in tag)
-    worker.run(f"printf 'FROM {tag}\\nLABEL {labels.FINGERPRINT}=other' | docker build -t {tag} -")
-    since_s = time.monotonic()
-    process = program.start("up", "tiny", "--cluster", "--yes", "--prepare")
-    said = said_until(process, f"spark-b: {tag} is another image there")
-    said_in_time(current_fault(), since_s)
-    done = program.finish(process)
-    assert done.returncode == 0, done.stderr
-    assert "engine 0 B, weights" in said + done.stderr
 
 
 def test_after_a_change_of_the_plugin_only_its_context_travels(
@@ -284,17 +189,6 @@ def small_disk(worker: Machine, size_mb: int) -> Iterator[str]:
         worker.stop("dockerd")
         worker.run(f"umount -l {root}")
         worker.start_dockerd()
-
-
-def test_a_disk_that_is_too_small_is_said_before_anything_is_sent(
-    program: Program, worker: Machine
-) -> None:
-    with small_disk(worker, 600):
-        since_s = time.monotonic()
-        done = up(program, "--prepare")
-        said_in_time(current_fault(), since_s)
-    assert done.returncode == 4
-    assert "spark-b: disk: loading the engine image takes" in done.stderr
 
 
 def test_a_disk_that_fills_up_during_the_transfer_is_named(

@@ -123,22 +123,6 @@ def test_a_replacement_is_kept_and_rolled_back(
     assert program.answer("status")[0]["state"] == "healthy"
 
 
-@pytest.mark.slow
-def test_a_detached_start_is_waited_for_and_settled(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    slowly = (*TWO, "--set", "serve.env={STAND_IN_LOAD_S: '6'}")
-    assert up(program, *slowly, "--detach").returncode == 0
-    assert {MAIN, OLD} <= set(ours(head)) & set(ours(worker))
-    started = [serving(machine).container_id for machine in (head, worker)]
-    done = up(program, *slowly)
-    assert done.returncode == 0, done.stderr
-    assert [serving(machine).container_id for machine in (head, worker)] == started
-    assert whole(head, worker) == 2
-    assert program.answer("rollback", "--yes", "main")["action"] == "returned"
-    assert whole(head, worker) == 1
-
-
 @pytest.mark.parametrize(
     "later_s", [None, *(pytest.param(it, marks=pytest.mark.slow) for it in (0.2, 0.8, 1.6))]
 )
@@ -154,17 +138,6 @@ def test_ctrl_c_brings_the_old_one_back_however_often_it_is_pressed(
     # The last one may come when all is done, and end Python itself: a shell says 130 of both.
     assert done.returncode in {130, -signal.SIGINT}, done.stderr
     assert "the deployment that was there is starting again" in done.stderr
-    assert whole(head, worker) == 1
-
-
-def test_a_worker_that_is_killed_brings_the_old_one_back(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    process = start_loading(program, worker)
-    worker.run(f"docker kill {MAIN}")
-    done = program.finish(process)
-    assert done.returncode == 7, done.stderr
-    assert "spark-b: sparkdeploy-main died (exit code 137" in done.stderr
     assert whole(head, worker) == 1
 
 

@@ -252,23 +252,6 @@ def test_a_model_that_eats_the_machine_is_stopped_and_the_old_one_comes_back(
     deployed.check_whole("old")
 
 
-def test_the_guard_needs_nobody_who_waits(place: Ground, hog: ContainerSpec) -> None:
-    with place.host() as own:
-        container_id = own.create(with_behaviour(hog, "--hog-after-s 2.5"))
-        own.start(container_id)
-        until(lambda: not own.inspect(container_id)["State"]["Running"])
-        log = b"".join(own.logs(container_id)).decode()
-
-    found = place.deployment()
-    assert found is not None
-    assert found.current.exit_code == 86, log
-    assert log.count("memory_floor") == 1
-    assert '"restart"' not in log
-    assert place.servers() == 0
-    assert place.up("new")[0] == 0
-    place.check_whole("new")
-
-
 def with_behaviour(spec: ContainerSpec, behaviour: str) -> ContainerSpec:
     return dataclasses.replace(spec, env={"STAND_IN": behaviour})
 

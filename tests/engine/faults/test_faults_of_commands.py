@@ -17,15 +17,12 @@ import time
 
 import pytest
 
-from sparkdeploy import labels
 from sparkdeploy.deploy import up as deploy
 from sparkdeploy.deploy.request import Request, resolve
-from sparkdeploy.node.container import ContainerSpec
-from sparkdeploy.plan.container import Deployment, container_name
+from sparkdeploy.plan.container import Deployment
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import until
 from tests.engine.ground import LONGEST_KILL_S, NAME, NEVER, Ground, seeds
-from tests.engine.stand_in.engine import REFERENCE
 
 pytestmark = [
     pytest.mark.docker,
@@ -81,19 +78,6 @@ def test_a_cli_that_is_interrupted_puts_things_right_itself(
     assert "Traceback" not in command.said()
     # Interrupted after the answer, the new one stays all the same.
     deployed.check_whole(*(["new"] if code == 0 else ["old", "new"]))
-
-
-def test_an_interrupted_first_start_goes_on(place: Ground) -> None:
-    place.cli.run("down", "--yes")
-    command = place.start("first", behaviour="--wait-for go")
-    until(lambda: place.servers() == 1)
-    until(place.is_waited_for)
-    command.send(signal.SIGHUP)
-
-    assert command.wait() == 130
-    assert "goes on starting" in command.said()
-    place.tell_servers("go")
-    place.check_whole("first")
 
 
 # ---- another command ------------------------------------------------------------------------
@@ -158,61 +142,6 @@ def test_a_rollback_to_something_else_than_was_planned_warns_and_stays(place: Gr
     place.check_whole("old")
 
 
-@pytest.mark.slow
-def test_a_rollback_that_lacks_memory_leaves_the_newer_one(deployed: Ground) -> None:
-    assert deployed.up("new")[0] == 0
-    with deployed.host() as own:
-        other = own.create(a_large_neighbour())
-        own.start(other)
-        code, said = deployed.cli.run("rollback", "--yes", NAME)
-        own.remove(other)
-
-    assert code == 4, said
-    assert "memory: 4.0 GiB needed and 0.5 GiB kept free" in said
-    deployed.check_whole("new")
-    code, said = deployed.cli.run("rollback", "--yes")
-    assert code == 0, said
-    deployed.check_whole("old")
-
-
-def a_large_neighbour() -> ContainerSpec:
-    """Another deployment that was promised more memory than any machine has."""
-    return ContainerSpec(
-        name=container_name("large"),
-        image=REFERENCE,
-        entrypoint=("python3", "-c", "import time; time.sleep(600)"),
-        command=(),
-        env={},
-        mounts=(),
-        user="65532:65532",
-        gpus="none",
-        tmpfs={},
-        shm_size_bytes=1 << 20,
-        labels={
-            labels.KIND: "container",
-            labels.DEPLOYMENT: "large",
-            labels.MEMORY: str(1 << 50),
-        },
-    )
-
-
-@pytest.mark.slow
-def test_what_a_killed_command_left_is_compared_with_its_plan_too(deployed: Ground) -> None:
-    deployed.tell_servers("left.log", FALLEN_BACK)
-    command = deployed.start("new", behaviour="--model-log left.log --wait-for left")
-    until(deployed.is_waited_for)
-    command.send(signal.SIGKILL)
-    command.wait()
-    deployed.tell_servers("left")
-    assert deployed.text() == "new"
-
-    code, said = deployed.cli.run("rollback", "--yes")
-
-    assert code == 0, said
-    assert "warning: speculation: planned off, runs mtp 2" in said
-    deployed.check_whole("new")
-
-
 def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
     deployed: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,19 +160,6 @@ def test_a_left_start_that_answers_a_moment_too_late_is_settled_by_the_same_up(
     up_in_this_process(deployed, monkeypatch, behaviour)
 
     deployed.check_whole("new")
-
-
-def test_an_interruption_between_start_and_wait_brings_the_old_one_back(
-    deployed: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(deploy, "Watch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        up_in_this_process(deployed, monkeypatch, "")
-
-    deployed.check_whole("old")
 
 
 def up_in_this_process(place: Ground, monkeypatch: pytest.MonkeyPatch, behaviour: str) -> None:

@@ -158,16 +158,6 @@ def test_a_child_that_eats_a_gib_a_second_is_stopped_above_the_floor(
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_what_a_child_has_sent_into_the_background_is_stopped_too(tmp_path: Path) -> None:
-    script = DAEMON_OF_A_HUNGRY_ONE.format(hungry=HUNGRY)
-
-    code, _, least_bytes, pid = fight(script, tmp_path / "meminfo")
-
-    assert code == 86
-    assert least_bytes >= FLOOR_BYTES
-    assert not Path(f"/proc/{pid}").exists()
-
-
 def test_a_command_that_starts_daemons_is_stopped_with_all_of_them(tmp_path: Path) -> None:
     mirror = Mirror(tmp_path / "meminfo")
     with guarded(RAY_STAND_IN, tmp_path / "meminfo") as guard:

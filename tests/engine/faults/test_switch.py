@@ -110,20 +110,6 @@ def test_a_switch_killed_at_any_moment_is_repaired(first: Ground, seed: int) -> 
     client.check_names()
 
 
-def test_what_was_stopped_is_silent_and_starts_as_the_same(first: Ground) -> None:
-    before = first.deployment()
-    assert before is not None
-    code, said = first.cli.run("stop")
-    assert (code, first.servers()) == (0, 0), said
-    assert "`sparkdeploy start main` starts it again" in first.cli.run("status")[1]
-    code, said = first.cli.run("start")
-    assert code == 0, said
-    first.check_whole("first")
-    after = first.deployment()
-    assert after is not None
-    assert after.current.container_id == before.current.container_id
-
-
 @pytest.mark.parametrize("seed", seeds(10, in_ci=1))
 def test_a_stop_or_start_killed_at_any_moment_is_repaired(first: Ground, seed: int) -> None:
     chance = random.Random(seed)

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from itertools import pairwise
 
 import pytest
 from tokenizers import Tokenizer
@@ -37,14 +36,6 @@ def _decoded(vocab: int, tokens: list[int]) -> str:
     return text
 
 
-def _walk(text: Grammar, count: int) -> list[int]:
-    first = min(text.printed)
-    tokens = [first, first]
-    for _ in range(count):
-        tokens.append(text.next_token(tokens[-2], tokens[-1]))
-    return tokens[2:]
-
-
 def test_the_head_scores_the_next_token_far_above_all_others(text: Grammar) -> None:
     embeddings, head = _rows(text.embeddings()), _rows(text.head())
     sample = sorted(text.printed)[::9]
@@ -55,20 +46,6 @@ def test_the_head_scores_the_next_token_far_above_all_others(text: Grammar) -> N
         best, second = sorted(range(len(scores)), key=scores.__getitem__)[:-3:-1]
         assert best == text.next_token(previous, token)
         assert scores[best] - scores[second] > 0.3 * scores[best]
-
-
-def test_both_tokens_decide_the_next_one(text: Grammar) -> None:
-    sample = sorted(text.printed)
-    by_previous = {text.next_token(previous, sample[0]) for previous in sample}
-    by_token = {text.next_token(sample[0], token) for token in sample}
-    assert len(by_previous) == 2
-    assert len(by_token) == len(sample) // 2
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_text_does_not_repeat_itself_soon(seed: int) -> None:
-    walk = _walk(_grammar(512, seed), 60)
-    assert len(set(pairwise(walk))) > 30
 
 
 def test_the_expected_reply_is_what_the_real_engine_served(text: Grammar) -> None:

@@ -12,7 +12,7 @@ from sparkdeploy import labels
 from sparkdeploy.deploy import removal
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.monitor import status
-from tests.fakes.machines import NEW, Lab, build
+from tests.fakes.machines import LATER, NEW, OLD, Lab, build, deployed
 from tests.fakes.two_nodes import part
 
 if TYPE_CHECKING:
@@ -22,18 +22,10 @@ if TYPE_CHECKING:
 
     Labs = Callable[[int], Lab]
 
-OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
-
 
 @pytest.fixture
 def labs(monkeypatch: pytest.MonkeyPatch, shipped: Library) -> Labs:
     return lambda count: build(monkeypatch, shipped, count)
-
-
-def deployed(lab: Lab) -> Lab:
-    lab.up(OLD)
-    lab.is_answering = True
-    return lab
 
 
 def test_everything_down_leaves_what_another_head_has_taken_over(

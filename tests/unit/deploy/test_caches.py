@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -23,27 +23,20 @@ from tests.fakes.plans import DOCKER, model_fact, observed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkdeploy.node.reports import EngineInfo
-
-TRUSTED = {
-    "v2": (),
-    "hybrid": (),
-    "mine": (),
-    "v2 with typed settings": ("serve.max_num_seqs=3", "serve.env={VLLM_X: '1'}"),
+TYPED = {
+    "v2 typed": ("v2", "serve.max_num_seqs=3", "serve.env={VLLM_X: '1'}"),
+    "v2 with code of the model": ("v2", "serve.trust_remote_code=true"),
+    "theirs allowed": ("theirs", "allow_unsafe=true"),
 }
-UNTRUSTED = {
-    "theirs": (),
-    "theirs too": (),
-    "mine extends theirs": (),
-    "mine with code of the model": (),
-    "v2, its code of the model typed": ("serve.trust_remote_code=true",),
-    "theirs, unsafe allowed": ("allow_unsafe=true",),
+BODIES = {
+    "mine": "extends: v2",
+    "mine extends theirs": "extends: {theirs}",
+    "mine with code of the model": "extends: v2\nserve: {{trust_remote_code: true}}",
 }
-KINDS = {**TRUSTED, **UNTRUSTED}
+THEIRS = "extends: v2\nserve: {max_num_seqs: 7}"
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """A deployment as a user asks for it: a kind of recipe, a name, a model and its owner."""
 
     kind: str
@@ -51,22 +44,24 @@ class Asked:
     model: str = "ada--one"
     owner: int = 1000
 
-    def may_share(self, other: Asked) -> bool:
-        """Say what the rule says."""
-        if (self.model, self.owner) != (other.model, other.owner):
-            return False
-        if {self.kind, other.kind} <= set(TRUSTED):
-            return True
-        # One deployment that was changed is not another one.
-        is_one_file = {self.kind, other.kind} <= {"theirs", "theirs, unsafe allowed"}
-        return self.name == other.name and (self.kind == other.kind or is_one_file)
 
-
-EVERY = [
-    Asked(*parts)
-    for parts in itertools.product(
-        KINDS, ("main", "beside"), ("ada--one", "ada--one-more"), (0, 1000)
-    )
+V2, THEIR = Asked("v2"), Asked("theirs")
+SHARED = [
+    (V2, V2._replace(name="beside")),
+    (V2, Asked("hybrid", "beside")),
+    (Asked("mine"), Asked("v2 typed", "beside")),
+    (THEIR, Asked("theirs allowed")),
+]
+APART = [
+    (V2, V2._replace(model="ada--one-more")),
+    (V2, V2._replace(owner=0)),
+    (V2, THEIR),
+    (V2, Asked("v2 with code of the model")),
+    (Asked("mine"), Asked("mine extends theirs")),
+    (Asked("mine"), Asked("mine with code of the model")),
+    (THEIR, THEIR._replace(name="beside")),
+    (THEIR, Asked("theirs too")),
+    (THEIR, Asked("mine extends theirs")),
 ]
 
 
@@ -80,69 +75,48 @@ def write(path: Path, body: str) -> str:
 def spec_of(tmp_path: Path) -> Callable[[Asked], ContainerSpec]:
     """The container that `up` would start for a deployment, as the product decides it."""
     own = load_settings().config_dir / "recipes"
-    body = "extends: v2\nserve: {max_num_seqs: 7}"
-    theirs = write(tmp_path / "elsewhere" / "theirs.yaml", body)
-    recipes = {
-        "v2": "v2",
-        "hybrid": "hybrid",
-        "mine": write(own / "mine.yaml", "extends: v2"),
-        "v2 with typed settings": "v2",
-        "theirs": theirs,
-        "theirs too": write(tmp_path / "elsewhere" / "theirs-too.yaml", body),
-        "mine extends theirs": write(own / "a.yaml", f"extends: {theirs}"),
-        "mine with code of the model": write(
-            own / "b.yaml", "extends: v2\nserve: {trust_remote_code: true}"
-        ),
-        "v2, its code of the model typed": "v2",
-        "theirs, unsafe allowed": theirs,
-    }
-    found = {
-        kind: resolve(Request(recipes[kind], typed), load_settings())
-        for kind, typed in KINDS.items()
-    }
+    files = {name: write(tmp_path / f"{name}.yaml", THEIRS) for name in ("theirs", "theirs-too")}
+    files["theirs too"] = files.pop("theirs-too")
+    for name, body in BODIES.items():
+        path = own / f"{name.replace(' ', '-')}.yaml"
+        files[name] = write(path, body.format(theirs=files["theirs"]))
 
     @functools.cache
     def make(wanted: Asked) -> ContainerSpec:
+        recipe, *typed = TYPED.get(wanted.kind, (wanted.kind,))
+        root = Path(f"/home/ada/hub/models--{wanted.model}")
         model = model_fact(
-            name=wanted.model,
-            root=Path(f"/home/ada/hub/models--{wanted.model}"),
-            owner_uid=wanted.owner,
-            owner_gid=wanted.owner,
+            name=wanted.model, root=root, owner_uid=wanted.owner, owner_gid=wanted.owner
         )
-        plan = decide(
-            found[wanted.kind],
-            load_settings(),
-            observed(model=model),
-            Deployment(wanted.name),
-        )
+        resolved = resolve(Request(files.get(recipe, recipe), tuple(typed)), load_settings())
+        deployment = Deployment(wanted.name)
+        plan = decide(resolved, load_settings(), observed(model=model), deployment)
         assert plan.head.spec is not None
         return plan.head.spec
 
     return make
 
 
-def writable(spec: ContainerSpec) -> list[Path]:
-    return [Path(mount.source) for mount in spec.mounts if mount.mode == "rw"]
-
-
-def mounted(spec: ContainerSpec) -> list[Path]:
-    return [Path(mount.source) for mount in spec.mounts]
+def mounted(spec: ContainerSpec, mode: str) -> set[Path]:
+    return {Path(mount.source) for mount in spec.mounts if mount.mode == mode}
 
 
 def test_only_wholly_own_recipes_of_one_model_and_user_share_a_cache(
     spec_of: Callable[[Asked], ContainerSpec],
 ) -> None:
-    for one, other in itertools.combinations_with_replacement(EVERY, 2):
-        shared = set(writable(spec_of(one))) & set(writable(spec_of(other)))
-        assert bool(shared) == one.may_share(other), (one, other)
+    for pairs, is_shared in ((SHARED, True), (APART, False)):
+        for one, other in pairs:
+            shared = mounted(spec_of(one), "rw") & mounted(spec_of(other), "rw")
+            assert bool(shared) is is_shared, (one, other)
 
 
 def test_what_one_may_write_lies_in_nothing_that_another_one_mounts(
     spec_of: Callable[[Asked], ContainerSpec],
 ) -> None:
-    writes = {path for asked in EVERY for path in writable(spec_of(asked))}
-    mounts = {path for asked in EVERY for path in mounted(spec_of(asked))}
-    for ours, theirs in itertools.product(writes, mounts - writes):
+    specs = [spec_of(asked) for pair in (*SHARED, *APART) for asked in pair]
+    writes = {path for spec in specs for path in mounted(spec, "rw")}
+    mounts = {path for spec in specs for path in mounted(spec, "ro")}
+    for ours, theirs in itertools.product(writes, mounts):
         assert not ours.is_relative_to(theirs)
         assert not theirs.is_relative_to(ours)
     for ours, theirs in itertools.permutations(writes, 2):
@@ -158,50 +132,23 @@ def test_a_model_folder_that_holds_what_is_sparkdeploys_is_refused(
         decide(resolve(Request("v2"), load_settings()), load_settings(), facts, Deployment("main"))
 
 
-class _Engine:
-    """A Docker Engine with one engine's image and one container that mounts a cache."""
-
-    def __init__(self, spec: ContainerSpec, image: ImageFact) -> None:
-        self.spec, self.image = spec, image
-
-    def info(self) -> EngineInfo:
-        return DOCKER
-
-    def own_images(self) -> tuple[ImageFact, ...]:
-        return (self.image,)
-
-    def ended_checks(self) -> tuple[str, ...]:
-        return ()
-
-    def images_in_use(self) -> set[str]:
-        return {self.image.image_id}
-
-    def own_containers(self) -> tuple[ContainerFact, ...]:
-        return (ContainerFact("c", "sparkdeploy-main", self.image.image_id, "exited", {}),)
-
-    def mounted_from(self, container_id: str) -> tuple[str, ...]:
-        assert container_id == "c"
-        return tuple(mount.source for mount in self.spec.mounts)
-
-
-def image_of(cache: Path) -> ImageFact:
-    """The engine's image, by whose fingerprint the caches are found."""
-    return ImageFact("sha256:i", (), {labels.FINGERPRINT: cache.parents[1].name}, 10)
-
-
 def test_clean_takes_the_caches_of_deployments_that_are_gone_and_no_shared_one(
     spec_of: Callable[[Asked], ContainerSpec],
 ) -> None:
-    asked = Asked("theirs")
-    (used,) = writable(spec_of(asked))
-    (gone,) = writable(spec_of(replace(asked, name="beside")))
-    (shared,) = writable(spec_of(replace(asked, kind="v2")))
+    kinds = (THEIR, THEIR._replace(name="beside"), V2)
+    used, gone, shared = (mounted(spec_of(asked), "rw").pop() for asked in kinds)
     for folder in (used, gone, shared):
         folder.mkdir(parents=True)
         (folder / "kernel").write_bytes(b"12345")
-    host = _Engine(spec_of(asked), image_of(used))
-
-    found = find_leftovers(load_settings(), host, now_s=0.0)  # type: ignore[arg-type]
-
+    image = ImageFact("sha256:i", (), {labels.FINGERPRINT: used.parents[1].name}, 10)
+    host: Any = SimpleNamespace(
+        info=lambda: DOCKER,
+        own_images=lambda: (image,),
+        ended_checks=tuple,
+        images_in_use=lambda: {"sha256:i"},
+        own_containers=lambda: (ContainerFact("c", "sparkdeploy-main", "i", "exited", {}),),
+        mounted_from=lambda _container: tuple(it.source for it in spec_of(THEIR).mounts),
+    )
+    found = find_leftovers(load_settings(), host, now_s=0.0)
     caches = {(item.name, item.size_bytes) for item in found if item.kind == "cache"}
     assert caches == {(str(gone.parent), 5)}

@@ -19,30 +19,6 @@ if TYPE_CHECKING:
 OLD_IS_BACK = {f"{OLD}/{NEW}": "running"}
 
 
-def test_a_start_on_a_cluster_is_given_up_on_every_node(pair: Pair) -> None:
-    pair.half_replace()
-    assert lifecycle.roll_back("main").action == "reverted"
-    assert pair.head.states == pair.worker.states == OLD_IS_BACK
-    assert pair.noted == BOTH
-
-
-def test_a_cluster_that_answers_is_finished_on_every_node(pair: Pair) -> None:
-    pair.half_replace()
-    pair.lab.is_answering = True
-    assert lifecycle.roll_back("main").action == "finished"
-    kept = {f"{OLD}/{NEW}-kept-1": "exited"}
-    assert pair.head.states == pair.worker.states == {f"{NEW}/{NEW}": "running", **kept}
-
-
-def test_a_worker_whose_head_was_not_replaced_yet_goes_back(pair: Pair) -> None:
-    pair.half_replace()
-    pair.head.facts = {NEW: part(NEW, "old")}
-    pair.lab.is_answering = True
-    assert lifecycle.roll_back("main").action == "reverted"
-    assert pair.worker.states == OLD_IS_BACK
-    assert pair.head.states == {f"{NEW}/{NEW}": "running"}
-
-
 def test_a_node_that_is_gone_keeps_its_note_and_is_settled_later(
     pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:

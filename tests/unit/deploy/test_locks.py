@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -60,9 +61,27 @@ def test_a_signal_is_not_lost_when_the_block_fails_and_the_failure_is_its_contex
 
 def test_handlers_are_as_before_when_nothing_came() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with defer_signals(), defer_signals():
-        assert signal.getsignal(signal.SIGINT) is not before
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with defer_signals(), defer_signals():
+            assert signal.getsignal(signal.SIGINT) is not before
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_thread_defers_nothing() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with defer_signals():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
 
 
 def test_nobody_is_locked_out_while_a_question_waits(lab: Lab) -> None:

@@ -13,13 +13,11 @@ from sparkdeploy.node.lock import node_lock
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import plain_text
 from sparkdeploy.terminal.tables import laid_out
-from tests.fakes.machines import NEW, Killed, Lab, build, dies, interrupts, launches
+from tests.fakes.machines import LATER, NEW, OLD, Killed, Lab, build, dies, interrupts, launches
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
     from sparkdeploy.server.health import Readiness
-
-OLD, LATER = "serve.max_num_seqs=1", "serve.max_num_seqs=2"
 
 
 @pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])

@@ -16,7 +16,6 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate.model import ModelFacts, WeightKind, facts_from, read_shipped_facts
 from tests.families.derived import derived_facts
 from tests.unit.conftest import REPOSITORY
-from tests.unit.estimate.derived_weights import derive_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,10 +46,6 @@ def test_the_sum_of_kinds_is_the_bytes_of_the_files(int4_twin: Path) -> None:
 
 def test_no_tensor_of_a_checkpoint_is_of_unknown_kind(int4_twin: Path) -> None:
     assert WeightKind.OTHER not in facts_of(int4_twin).weight_bytes
-
-
-def test_derived_bytes_are_those_of_the_headers_kind_by_kind(int4_twin: Path) -> None:
-    assert derive_weights(read_config(int4_twin)) == facts_of(int4_twin).weight_bytes
 
 
 QUOTED = tuple(repo for repo in sorted(FACTS) if "quoted" in shipped_entry(repo)["weight_bytes"])

@@ -107,29 +107,6 @@ def test_what_each_panel_of_the_dashboard_shows(request: pytest.FixtureRequest) 
     assert_golden(request, "exports/panels.txt", "\n".join(lines) + "\n")
 
 
-def test_grafana_reads_its_dashboard_and_prometheus() -> None:
-    grafana = exports()["grafana"]
-    (source,) = read(grafana, "datasources.yaml")["datasources"]
-    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
-    (provider,) = read(grafana, "dashboards.yaml")["providers"]
-    volumes = read(grafana, "compose.yaml")["services"]["grafana"]["volumes"]
-    (mounted,) = [it["target"] for it in volumes if it["source"] == "./dashboard.json"]
-    assert Path(mounted).is_relative_to(provider["options"]["path"])
-
-
-def test_a_gateway_routes_each_name_to_its_own_port() -> None:
-    told = read(exports()["litellm"], "litellm.yaml")["model_list"]
-    routes = {entry["model_name"]: entry["litellm_params"]["api_base"] for entry in told}
-    assert routes == {
-        "qwen": "http://127.0.0.1:8000/v1",
-        "qwen-122b": "http://127.0.0.1:8000/v1",
-        "gpt-oss": "http://127.0.0.1:8001/v1",
-        "Qwen/Embedding": "http://127.0.0.1:8002/v1",
-    }
-    modes = {entry["model_name"]: entry["model_info"]["mode"] for entry in told}
-    assert modes["Qwen/Embedding"] == "embedding"
-
-
 def test_a_name_that_would_mean_two_models_is_refused() -> None:
     other = replace(SMALL, models=("qwen",))
     with pytest.raises(UsageError, match="main and small are both called qwen"):
@@ -256,14 +233,6 @@ def test_the_gpus_figures_become_files_for_node_exporter(
     assert "watts" not in second
     assert 'sparkdeploy_gpu_clock_megahertz{gpu="1"} 208\n' in second
     assert list(told.iterdir()) == [], "figures of a program that has ended"
-
-
-def test_a_dashboard_is_json_that_grafana_can_import() -> None:
-    content = dashboard()
-    assert content["uid"] == "sparkdeploy"
-    assert len({panel["id"] for panel in content["panels"]}) == len(content["panels"])
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in content["panels"]]
-    assert len(set(places)) == len(places)
 
 
 @pytest.mark.parametrize(

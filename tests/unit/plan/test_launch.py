@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -136,13 +136,6 @@ def test_a_recipes_environment_wins_over_ours(shipped: Library) -> None:
     assert list(env) == sorted(env)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_no_client_makes_a_recipes_server_fetch_anything(shipped: Library, name: str) -> None:
-    argv = spec_of(load_recipe(shipped, name)).command
-    assert "--allowed-media-domains=none.invalid" in argv
-    assert spec_of(load_recipe(shipped, name)).env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
-
-
 @pytest.mark.parametrize("spelling", ["--allowed-media-domains", "--allowed_media_domain"])
 @pytest.mark.parametrize("shape", ["{0}=pictures.lab", "{0} pictures.lab other.lab"])
 def test_the_users_own_list_of_domains_takes_the_place_of_none(
@@ -154,6 +147,13 @@ def test_the_users_own_list_of_domains_takes_the_place_of_none(
     assert argv[-len(json.loads(typed)) :] == tuple(json.loads(typed))
 
 
+def any_recipe(serve: Serve, **model: Any) -> Recipe:
+    made = Model(repo="a/b", **model)
+    return Recipe(
+        schema_version=1, name="any", title="any", engine="cuda-0.25", model=made, serve=serve
+    )
+
+
 no_list_of_domains = st.sampled_from(
     ["--", "-", "--a", "--allowed-me", "--allowed-origins", "none.invalid", "--no-allowed", "x"]
 ) | st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12)
@@ -162,15 +162,7 @@ no_list_of_domains = st.sampled_from(
 @settings(max_examples=examples(300))
 @given(st.lists(no_list_of_domains, max_size=4))
 def test_nothing_but_such_a_list_opens_the_door(words: list[str]) -> None:
-    recipe = Recipe(
-        schema_version=1,
-        name="any",
-        title="any",
-        engine="cuda-0.25",
-        model=Model(repo="a/b"),
-        serve=Serve(extra_args=words),
-    )
-    argv = serve_argv(recipe, "/m")
+    argv = serve_argv(any_recipe(Serve(extra_args=words)), "/m")
     assert argv[3] == "--allowed-media-domains=none.invalid"
     # A word behind it would be taken for one more domain.
     assert argv[4].startswith("--")
@@ -225,15 +217,7 @@ serves = st.builds(
 
 @given(serves, st.booleans())
 def test_every_valid_recipe_gives_each_flag_once(serve: Serve, is_public: bool) -> None:
-    recipe = Recipe(
-        schema_version=1,
-        name="any",
-        title="any",
-        engine="cuda-0.25",
-        model=Model(repo="a/b"),
-        serve=serve,
-    )
-    argv = serve_argv(recipe, "/m", is_public=is_public)
+    argv = serve_argv(any_recipe(serve), "/m", is_public=is_public)
     given_flags = [flags.flag_of(item) for item in argv if item.startswith("--")]
     assert len(given_flags) == len(set(given_flags))
     assert argv[:3] == ("vllm", "serve", "/m")
@@ -241,17 +225,9 @@ def test_every_valid_recipe_gives_each_flag_once(serve: Serve, is_public: bool) 
 
 
 def test_adapters_are_named_with_their_folders_behind_the_drafter() -> None:
-    recipe = Recipe(
-        schema_version=1,
-        name="any",
-        title="any",
-        engine="cuda-0.25",
-        model=Model(repo="a/b", served_name=["first", "second"]),
-        serve=Serve(
-            speculative=Speculative(method="dflash", tokens=4, model="a/draft"),
-            lora=[LoraAdapter(name="one", repo="a/one"), LoraAdapter(name="two", path="/two")],
-        ),
-    )
+    adapters = [LoraAdapter(name="one", repo="a/one"), LoraAdapter(name="two", path="/two")]
+    drafter = Speculative(method="dflash", tokens=4, model="a/draft")
+    recipe = any_recipe(Serve(speculative=drafter, lora=adapters), served_name=["first", "second"])
     assert [weights.source for weights in recipe.companions] == ["a/draft", "a/one", "/two"]
     argv = serve_argv(recipe, "/m", ["/d", "/1", "/2"])
     names = argv.index("--served-model-name")
@@ -270,15 +246,7 @@ def test_further_keys_of_speculation_reach_vllm() -> None:
     drafting = Speculative.model_validate(
         {"tokens": 3, "model": "a/draft", "draft_sample_method": "probabilistic"}
     )
-    recipe = Recipe(
-        schema_version=1,
-        name="any",
-        title="any",
-        engine="cuda-0.25",
-        model=Model(repo="a/b"),
-        serve=Serve(speculative=drafting),
-    )
-    argv = serve_argv(recipe, "/m", ["/d"])
+    argv = serve_argv(any_recipe(Serve(speculative=drafting)), "/m", ["/d"])
     assert json.loads(argv[argv.index("--speculative-config") + 1]) == {
         "model": "/d",
         "num_speculative_tokens": 3,

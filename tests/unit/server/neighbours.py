@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.errors import NodeError
 from sparkdeploy.node.lock import node_lock
 
 if TYPE_CHECKING:
@@ -34,10 +33,6 @@ class Neighbours:
     def plant_link(self, uid: int, folder: Path, target: Path) -> None:
         """Make the folder, and a link to the target where the lock would be."""
         assert self._ask("plant", uid, folder, target)[1] == "planted"
-
-    def try_lock(self, uid: int, folder: Path) -> str:
-        """Take and leave the lock: `got`, or the refusal with its hint, a line each."""
-        return self._ask("try", uid, folder)[1]
 
     def hold_lock(self, uid: int, folder: Path) -> int:
         """Hold the lock until `kill`; return the pid."""
@@ -73,21 +68,13 @@ def _plant(folder: Path, target: Path) -> None:
     _say("planted")
 
 
-def _try(folder: Path) -> None:
-    try:
-        with node_lock(folder, NODE, command="sparkdeploy down"):
-            _say("got")
-    except NodeError as error:
-        _say(f"{error.message}\n{error.hint}")
-
-
 def _hold(folder: Path) -> None:
     with node_lock(folder, NODE, command="sparkdeploy up v2"):
         _say("held")
         signal.pause()
 
 
-ACTIONS: dict[str, Callable[..., None]] = {"plant": _plant, "try": _try, "hold": _hold}
+ACTIONS: dict[str, Callable[..., None]] = {"plant": _plant, "hold": _hold}
 
 
 def _say(text: str) -> None:

@@ -133,20 +133,6 @@ def test_a_death_tells_code_cause_tail_and_phase() -> None:
     assert "gpu_memory_utilization" in (caught.value.hint or "")
 
 
-TRIP = b'sparkdeploy-guard: {"event": "memory_floor", "mem_available_bytes": 1}\n'
-
-
-@pytest.mark.parametrize("prefix", [b"", b"prompt: "])
-def test_a_child_that_speaks_as_the_guard_did_not_die_of_the_memory_floor(prefix: bytes) -> None:
-    log = prefix + TRIP + b"fatal error: it was me\n"
-    with pytest.raises(ContainerDiedError) as caught:
-        Timeline(dies_at_s=0, last_state=replace(DEAD, exit_code=1), log=log).wait(60)
-
-    assert caught.value.cause.name != "memory_floor"
-    assert "memory_floor" not in caught.value.message
-    assert "it was me" in caught.value.message
-
-
 STALL = b'sparkdeploy-guard: {"event": "stalled", "running": 2.0, "still_s": 120.4}\n'
 
 
@@ -181,14 +167,6 @@ def test_a_restart_in_place_is_not_a_death() -> None:
     restart = b'sparkdeploy-guard: {"event": "restart", "exit_code": 1, "restart": 1}\n'
 
     assert Timeline(healthy_at_s=9, log=restart).wait(20).answer.text == "Paris"
-
-
-def test_an_interruption_comes_through_untouched() -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Timeline().wait(20, on_phase=interrupt)
 
 
 def test_a_server_that_dies_of_its_first_request_is_not_waited_for_again() -> None:

@@ -11,7 +11,6 @@ from sparkdeploy.server.facts import EngineFacts
 from sparkdeploy.server.log_lines import MAX_LINE_BYTES, LineSplitter, read_line
 from sparkdeploy.server.phases import (
     PHASES,
-    SPARK_COLD_START_S,
     PhaseTracker,
     load_durations,
     read_whole,
@@ -186,10 +185,6 @@ def test_the_facts_of_a_spark_start_are_read() -> None:
     )
 
 
-def test_the_one_line_form_of_the_cache_size_is_read() -> None:
-    assert read_whole([recorded("spark-0.33-mtp")]).facts.kv_cache_tokens == 1_260_904
-
-
 def test_an_endless_line_does_not_fill_memory() -> None:
     splitter = LineSplitter()
 
@@ -203,10 +198,6 @@ def test_a_line_is_told_apart_from_its_writer() -> None:
     line = read_line("(Worker_TP0 pid=31) ERROR 11-21 03:58:37 [core.py:9] it broke")
 
     assert (line.origin, line.level, line.text) == ("Worker_TP0", "ERROR", "it broke")
-
-
-def test_the_table_of_a_cold_spark_adds_up_to_the_measured_start() -> None:
-    assert sum(SPARK_COLD_START_S.values()) == 802
 
 
 def test_the_estimate_never_falls_below_the_phases_to_come() -> None:

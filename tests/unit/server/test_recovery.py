@@ -1,22 +1,47 @@
-"""What a command that died left half done."""
+"""An old container that was told to stop when a command was killed or interrupted."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.recovery import recover
+from sparkdeploy.node.container import ContainerSpec
 from tests.fakes.containers import FakeContainers, container
-from tests.launching import launch_on
+from tests.launching import begin, launch_on
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+SPEC = ContainerSpec(
+    "sparkdeploy-main", "i", (), (), {}, (), "1:1", gpus="none", tmpfs={}, shm_size_bytes=0
+)
 
-def test_an_old_container_that_may_be_stopping_is_stopped_and_started_anew(tmp_path: Path) -> None:
+
+class Interrupted(FakeContainers):
+    """The first stop is interrupted after the signal has been sent."""
+
+    def stop(self, key: str, *, timeout_s: int = 30) -> None:
+        if not self.stopped:
+            self.stopped.append(key)
+            raise KeyboardInterrupt
+        super().stop(key, timeout_s=timeout_s)
+
+
+def test_one_that_may_be_stopping_is_stopped_and_started_anew(tmp_path: Path) -> None:
     engine = FakeContainers.of(container("sparkdeploy-main-replaced"))
     launch = launch_on(engine.host, "main", tmp_path / "crashes")
     done = recover(launch, find_deployment(engine.host, "main"))
     assert done.action == "reverted"
     assert engine.stopped == ["sparkdeploy-main-replaced"]
     assert engine.states == {"sparkdeploy-main-replaced/sparkdeploy-main": "running"}
+
+
+def test_an_interrupted_stop_is_done_again_before_the_start(tmp_path: Path) -> None:
+    engine = Interrupted.of(container("sparkdeploy-main"))
+    with pytest.raises(KeyboardInterrupt):
+        begin(engine.host, SPEC, "main", crashes_dir=tmp_path / "crashes")
+    assert engine.stopped == ["sparkdeploy-main"] * 2
+    assert engine.states == {"sparkdeploy-main/sparkdeploy-main": "running"}

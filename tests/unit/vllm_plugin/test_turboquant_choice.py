@@ -5,8 +5,7 @@ The file itself is that of the head; test_head_choice.py holds what both share.
 
 # mypy: disable-error-code="import-not-found"
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,16 +32,6 @@ def store(folder: Path, key: AttentionKey = KEY, tile: AttentionTile = TUNED) ->
     """Write a tuned tile as the command does."""
     tuned = Tuned(tile, {4096: 0.01234567, 65536: 0.1}, {4096: 0.0125, 65536: 0.11})
     return Path(write_tuned(key, [tuned], {"torch": "2.11.0"}, folder))
-
-
-def test_what_was_tuned_is_taken_and_says_what_it_was_tuned_for(tmp_path: Path) -> None:
-    path = store(tmp_path)
-    choice = choose(KEY, tmp_path)
-    assert (choice.source, choice.tiles, choice.ignored) == ("tuned", (TUNED,), "")
-    document = json.loads(path.read_text())
-    assert document["key"] == {**asdict(KEY), "capability": [12, 1]}
-    times = {"ms": {"4096": 0.01235, "65536": 0.1}, "shipped_ms": {"4096": 0.0125, "65536": 0.11}}
-    assert document["tiles"] == [{**asdict(TUNED), **times}]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A draft head dealt over ranks: equal shares, and the drafts that one rank would propose."""
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +10,12 @@ from unittest import mock
 import torch
 from check_tensor_parallel import _start_ranks
 from check_vllm_hooks import _config, _head, _process
+from said import one_of_ranks
 from sparkdeploy_vllm import register
 from sparkdeploy_vllm.head import dealt_rows
 from sparkdeploy_vllm.head.dealt_rows import Deal
 from torch.nn import functional
-from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
-from vllm.distributed import parallel_state
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 VOCABULARY, HIDDEN = 500, 128
@@ -30,11 +29,7 @@ FILE = "draft_vocabulary.json"
 
 def _serve(rank: int, ranks: int, folder: str, tokens: list[int]) -> None:
     """One rank: a draft head of `tokens` from the whole checkpoint's tensor, asked in every way."""
-    os.environ["VLLM_DIST_IDENT"] = Path(folder).name  # vLLM's own launcher names its ranks
-    with set_current_vllm_config(VllmConfig()):
-        store = f"file://{folder}/store-{ranks}"
-        parallel_state.init_distributed_environment(ranks, rank, store, rank, backend="gloo")
-        parallel_state.initialize_model_parallel(ranks, 1)
+    with one_of_ranks(rank, ranks, folder, Path(folder).name):
         register()
         head, processor, x = _draft(folder, tokens)
         said = _asked(head, processor, x)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
+from said import refusal
 from sparkdeploy_vllm import register
 from sparkdeploy_vllm.head.draft_head import DraftHeadMethod
 from sparkdeploy_vllm.head.int4_reference import unpack_head
@@ -151,12 +152,7 @@ def check_a_head_that_the_checkpoint_quantises_is_refused_by_name() -> None:
         target = _head(config)
         _process(target)
         target.weight = torch.nn.Parameter(target.weight.to(torch.float8_e4m3fn), False)
-        try:
-            LogitsProcessor(VOCABULARY)
-        except ValueError as error:
-            said = str(error)
-        else:
-            said = "nothing"
+        said = refusal(LogitsProcessor, VOCABULARY)
     assert "remove checkpoint.draft_lm_head" in said, said
 
 

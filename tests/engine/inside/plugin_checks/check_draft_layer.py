@@ -1,6 +1,5 @@
 """A draft layer of INT4 and FP8 on vLLM's own layers: what is converted, counted and refused."""
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +9,13 @@ from unittest import mock
 import torch
 from check_tensor_parallel import _start_ranks
 from check_vllm_hooks import _config, _one_rank, _process
+from said import drawn, error, one_of_ranks, refusal
 from sparkdeploy_vllm.drafts.experts import Int4ExpertsMethod, RoundedExpertsMethod
 from sparkdeploy_vllm.drafts.layer import ExpertsEntry
 from sparkdeploy_vllm.weights.fp8_linear import ReferenceFp8LinearMethod
 from sparkdeploy_vllm.weights.int4_groups import dequantize_groups, quantize_groups
-from sparkdeploy_vllm.weights.ledger import ConversionMismatchError, DraftLedger
-from vllm.config import VllmConfig, get_current_vllm_config, set_current_vllm_config
-from vllm.distributed import parallel_state
+from sparkdeploy_vllm.weights.ledger import DraftLedger
+from vllm.config import get_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers import fused_moe
 from vllm.model_executor.layers.linear import (
@@ -78,18 +77,13 @@ def _experts(config: Any, prefix: str = f"{LAYER}.mlp.experts") -> Any:
     )
 
 
-def _drawn(rows: int, columns: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, columns, generator=generator) * 0.05).bfloat16()
-
-
 def _load_experts(layer: Any) -> list[dict[str, torch.Tensor]]:
     """Load every expert as a checkpoint has it: three matrices, whole."""
     loaded = []
     for expert in range(EXPERTS):
         shapes = {"w1": (INNER, HIDDEN), "w3": (INNER, HIDDEN), "w2": (HIDDEN, INNER)}
         matrices = {
-            shard: _drawn(*shape, seed=10 * expert + index)
+            shard: drawn(*shape, seed=10 * expert + index)
             for index, (shard, shape) in enumerate(shapes.items())
         }
         for shard, matrix in matrices.items():
@@ -103,7 +97,7 @@ def _loaded(config: Any) -> tuple[dict[str, Any], Any]:
     """A whole draft layer before it is converted."""
     layers, experts = _dense(config), _experts(config).routed_experts
     for layer in layers.values():
-        layer.weight.data.copy_(_drawn(*layer.weight.shape, seed=5))
+        layer.weight.data.copy_(drawn(*layer.weight.shape, seed=5))
     _load_experts(experts)
     return layers, experts
 
@@ -128,8 +122,8 @@ def check_only_matrices_and_experts_are_converted() -> None:
 
 def check_experts_run_with_the_values_of_int4() -> None:
     with _one_rank():
-        x = _drawn(6, HIDDEN, seed=99) * 20
-        scores = _drawn(6, EXPERTS, seed=98) * 40
+        x = drawn(6, HIDDEN, seed=99) * 20
+        scores = drawn(6, EXPERTS, seed=98) * 40
         runner = _experts(_quantized(fp8_layers=0))
         loaded = _load_experts(runner.routed_experts)
         _process(runner.routed_experts)
@@ -137,8 +131,8 @@ def check_experts_run_with_the_values_of_int4() -> None:
             got = runner(x, scores)
     exact = _mixed(loaded, x, scores, _rounded)
     plain = _mixed(loaded, x, scores, lambda weight: weight)
-    assert _error(got, exact) < 0.01
-    assert 0.02 < _error(got, plain) < 0.2, "it is INT4, or it is no longer these experts"
+    assert error(got, exact) < 0.01
+    assert 0.02 < error(got, plain) < 0.2, "it is INT4, or it is no longer these experts"
 
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -163,16 +157,12 @@ def _mixed(
     return out
 
 
-def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((got.double() - exact).norm() / exact.norm()).item()
-
-
 def check_a_layer_that_is_missing_or_left_alone_stops_the_start() -> None:
     for changed in ({"fp8_layers": 9}, {"int4_layers": 2}, {"int4_layers": 0}):
         with _one_rank():
             config = _quantized(**changed)
             layers, experts = _loaded(config)
-            said = _refusal(_process, *layers.values(), experts)
+            said = refusal(_process, *layers.values(), experts)
         assert "1 and 8 were converted" in said, said
 
 
@@ -183,16 +173,8 @@ def check_experts_that_were_not_loaded_or_are_damaged_are_refused_by_name() -> N
             if damage is not None:
                 _load_experts(experts)
                 experts.w2_weight.data[3, 5, 7] = damage
-            said = _refusal(_process, experts)
+            said = refusal(_process, experts)
         assert f"{LAYER}.mlp.experts" in said, said
-
-
-def _refusal(act: Callable[..., object], *arguments: object) -> str:
-    try:
-        act(*arguments)
-    except (ConversionMismatchError, ValueError) as error:
-        return str(error)
-    return "nothing"
 
 
 def check_a_gpu_s_experts_are_filled_as_gptq_s_loader_would() -> None:
@@ -246,13 +228,8 @@ def _no_kernel() -> Any:
 
 def _serve(rank: int, ranks: int, folder: str) -> None:
     """One rank of a draft layer whose whole matrices lie in a checkpoint."""
-    os.environ["VLLM_DIST_IDENT"] = "sparkdeploy-draft-layer"
-    current = VllmConfig()
-    current.parallel_config.tensor_parallel_size = ranks
-    with set_current_vllm_config(current):
-        store = f"file://{folder}/store-{ranks}"
-        parallel_state.init_distributed_environment(ranks, rank, store, rank, backend="gloo")
-        parallel_state.initialize_model_parallel(ranks, 1)
+    with one_of_ranks(rank, ranks, folder, "sparkdeploy-draft-layer") as current:
+        current.parallel_config.tensor_parallel_size = ranks
         config = _quantized(fp8_layers=2)
         fc = ColumnParallelLinear(
             2 * HIDDEN, HIDDEN, bias=False, gather_output=True, quant_config=config, prefix="mtp.fc"
@@ -265,16 +242,16 @@ def _serve(rank: int, ranks: int, folder: str) -> None:
             prefix=f"{LAYER}.mlp.shared_expert.down_proj",
         ).bfloat16()
         runner = _experts(config)
-        fc.weight.weight_loader(fc.weight, _drawn(HIDDEN, 2 * HIDDEN, seed=1))
-        down.weight.weight_loader(down.weight, _drawn(HIDDEN, INNER, seed=2))
+        fc.weight.weight_loader(fc.weight, drawn(HIDDEN, 2 * HIDDEN, seed=1))
+        down.weight.weight_loader(down.weight, drawn(HIDDEN, INNER, seed=2))
         _load_experts(runner.routed_experts)
         _process(fc, down, runner.routed_experts)
         assert config.draft_ledger.closed
-        x, wide = _drawn(6, HIDDEN, seed=99) * 20, _drawn(6, 2 * HIDDEN, seed=97)
-        scores = _drawn(6, EXPERTS, seed=98) * 40
+        x, wide = drawn(6, HIDDEN, seed=99) * 20, drawn(6, 2 * HIDDEN, seed=97)
+        scores = drawn(6, EXPERTS, seed=98) * 40
         with set_forward_context(None, current):
             mixed = runner(x, scores)
-        inner = _drawn(6, INNER, seed=96).chunk(ranks, dim=-1)[rank].contiguous()
+        inner = drawn(6, INNER, seed=96).chunk(ranks, dim=-1)[rank].contiguous()
         said = (fc(wide)[0], down(inner)[0], mixed)
         if rank == 0:
             torch.save(said, Path(folder) / f"said-{ranks}")
@@ -287,4 +264,4 @@ def check_two_ranks_say_what_one_says() -> None:
         whole, parted = (torch.load(Path(folder) / f"said-{ranks}") for ranks in (1, 2))
     for one, two, allowed in zip(whole, parted, (0.05, 0.05, 0.01), strict=True):
         # Blocks of FP8 are each rank's own; groups of INT4 are the same however they are dealt.
-        assert _error(two, one.double()) < allowed
+        assert error(two, one.double()) < allowed

@@ -3,8 +3,8 @@
 import torch
 from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process, _vllm_log
 from kernel_stand_in import kernel_in_place, same_bits, served_by, shared_expert
+from said import refusal
 from sparkdeploy_vllm.weights.fp8_checkpoint import FinishedKernelMethod, FinishedReferenceMethod
-from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
 from sparkdeploy_vllm.weights.reference import dequantize_blocks, fp8_block_linear, quantize_blocks
 from vllm.config import get_current_vllm_config
 
@@ -63,11 +63,7 @@ def _refusal(damage) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001
     with _one_rank():
         _, down = _layers(_config(fp8=FINISHED, lm_head="bf16"))
         damage(down)
-        try:
-            _process(down)
-        except ConversionMismatchError as error:
-            return str(error)
-    return "nothing"
+        return refusal(_process, down)
 
 
 def check_what_was_not_loaded_stops_the_start() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from check_vllm_hooks import EXPERT, _config, _mlp, _one_rank, _process
+from said import drawn, error, refusal
 from sparkdeploy_vllm.weights.int4_groups import dequantize_groups, fit_groups
 from sparkdeploy_vllm.weights.int4_linear import Int4SharedExpertMethod
-from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
 from vllm.model_executor.layers.linear import ReplicatedLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.scalar_type import scalar_types
@@ -23,13 +23,8 @@ def _quantized(**changed: object) -> Any:
     return _config(shared_experts=block, fp8=None, lm_head="bf16", expected_fp8_layers=0)
 
 
-def _drawn(rows: int, columns: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, columns, generator=generator) * 0.05).bfloat16()
-
-
 def _matrices() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _drawn(INNER, HIDDEN, 1), _drawn(INNER, HIDDEN, 2), _drawn(HIDDEN, INNER, 3)
+    return drawn(INNER, HIDDEN, 1), drawn(INNER, HIDDEN, 2), drawn(HIDDEN, INNER, 3)
 
 
 def _loaded(config: Any) -> tuple[Any, Any]:
@@ -44,10 +39,6 @@ def _loaded(config: Any) -> tuple[Any, Any]:
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
     return dequantize_groups(*fit_groups(weight))
-
-
-def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((got.double() - exact.double()).norm() / exact.double().norm()).item()
 
 
 def check_only_the_target_s_matrices_are_converted() -> None:
@@ -82,15 +73,15 @@ def check_it_computes_with_the_values_of_int4() -> None:
     with _one_rank():
         gate_up, down = _loaded(_quantized())
         _process(gate_up, down)
-        x = _drawn(6, HIDDEN, seed=9) * 20
-        inner = _drawn(6, INNER, seed=8) * 20
+        x = drawn(6, HIDDEN, seed=9) * 20
+        inner = drawn(6, INNER, seed=8) * 20
         got = gate_up(x)[0], down(inner)[0]
     gate, up, out = _matrices()
     for result, weight, row in ((got[0], torch.cat([gate, up]), x), (got[1], out, inner)):
         exact = row.double() @ _rounded(weight).double().t()
         plain = row.double() @ weight.double().t()
-        assert _error(result, exact) < 0.01
-        assert 0.02 < _error(result, plain) < 0.2, "it is INT4, or no longer this expert"
+        assert error(result, exact) < 0.01
+        assert 0.02 < error(result, plain) < 0.2, "it is INT4, or no longer this expert"
 
 
 def check_parameters_are_what_gptq_s_file_would_hold() -> None:
@@ -121,13 +112,5 @@ def check_what_was_not_loaded_or_is_damaged_is_refused_by_name() -> None:
             if damage is not None:
                 down.weight.data[5, 7] = damage
                 _process(gate_up)
-            said = _refusal(lambda down=down: _process(down))
+            said = refusal(_process, down)
         assert f"{EXPERT}.down_proj" in said, said
-
-
-def _refusal(act: Any) -> str:
-    try:
-        act()
-    except (ConversionMismatchError, ValueError) as error:
-        return str(error)
-    return "nothing"

@@ -1,7 +1,7 @@
 """The plain-torch arithmetic against FP64, and its independence of the batch."""
 
 import torch
-from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
+from said import error, refusal
 from sparkdeploy_vllm.weights.reference import (
     dequantize_blocks,
     dequantize_gather,
@@ -31,10 +31,6 @@ def _rows(columns: int, count: int = 8) -> torch.Tensor:
     return torch.randn(count, columns, generator=generator).bfloat16()
 
 
-def _relative_error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((got.double() - exact).norm() / exact.norm()).item()
-
-
 def check_fp8_weights_equal_vllm_s_own_online_method() -> None:
     from vllm.utils.deep_gemm import per_block_cast_to_fp8
 
@@ -59,8 +55,8 @@ def check_fp8_linear_is_as_exact_as_its_inputs() -> None:
         exact = rounded @ dequantize_blocks(quantized, scales).double().T
         got = fp8_block_linear(x, quantized, scales, None)
         assert got.dtype == torch.bfloat16
-        assert _relative_error(got, exact) < 2**-8  # BF16 output
-        assert _relative_error(got, x.double() @ weight.double().T) < 0.06  # FP8 itself
+        assert error(got, exact) < 2**-8  # BF16 output
+        assert error(got, x.double() @ weight.double().T) < 0.06  # FP8 itself
 
 
 def check_int8_rows_are_within_half_a_step() -> None:
@@ -80,8 +76,8 @@ def check_int8_linear_is_as_exact_as_its_weights() -> None:
         exact = x.double() @ (quantized.double() * scales.double().unsqueeze(1)).T
         got = int8_linear(x, quantized, scales, None)
         assert got.dtype == torch.float32
-        assert _relative_error(got, exact) < 2**-20
-        assert _relative_error(got, x.double() @ weight.double().T) < 0.015
+        assert error(got, exact) < 2**-20
+        assert error(got, x.double() @ weight.double().T) < 0.015
         rounded = int8_linear(x, quantized, scales, None, out_dtype=torch.bfloat16)
         assert torch.equal(rounded, got.bfloat16()), "rounded once"
 
@@ -103,17 +99,9 @@ def check_a_row_that_is_no_finite_number_is_refused_in_any_chunk() -> None:
         for damage in (float("nan"), float("inf"), float("-inf")):
             kept = weight[row, 3].clone()
             weight[row, 3] = damage
-            assert f"row {row} of 24000" in _refusal(weight), (row, damage)
+            assert f"row {row} of 24000" in refusal(quantize_rows, weight), (row, damage)
             weight[row, 3] = kept
-    assert _refusal(weight) == "nothing"
-
-
-def _refusal(weight: torch.Tensor) -> str:
-    try:
-        quantize_rows(weight)
-    except ConversionMismatchError as error:
-        return str(error)
-    return "nothing"
+    assert refusal(quantize_rows, weight) == "nothing was refused"
 
 
 def check_the_product_on_a_gpu_keeps_sums_beyond_fp16() -> None:
@@ -128,7 +116,7 @@ def check_the_product_on_a_gpu_is_rounded_once() -> None:
         x = _rows(3072).to(dtype)
         exact = x.double() @ (quantized.double() * scales.double().unsqueeze(1)).T
         got = device_product(x, quantized).double() * scales.double()
-        assert _relative_error(got, exact) < 2**-18, dtype
+        assert error(got, exact) < 2**-18, dtype
 
 
 def check_bias_is_added() -> None:
@@ -148,7 +136,7 @@ def check_embedding_rows_are_the_dequantised_weights() -> None:
     ids = torch.tensor([[3, 63], [0, 3]])
     got = dequantize_gather(ids, quantized, scales, torch.bfloat16)
     assert got.shape == (2, 2, 128)
-    assert _relative_error(got, weight[ids].double()) < 0.01
+    assert error(got, weight[ids].double()) < 0.01
 
 
 def check_a_row_does_not_depend_on_its_batch() -> None:

@@ -2,11 +2,11 @@
 
 import torch
 from check_vllm_hooks import _config, _head, _load, _mlp, _one_rank, _process, _vllm_log
+from said import refusal
 from sparkdeploy_vllm.weights.fp8_checkpoint import (
     PrebuiltReferenceMethod,
     largest_difference,
 )
-from sparkdeploy_vllm.weights.ledger import ConversionMismatchError
 from sparkdeploy_vllm.weights.reference import dequantize_blocks, quantize_blocks
 
 PREBUILT = {"mode": "prebuilt", "layers": "shared_expert", "block": [128, 128]}
@@ -60,11 +60,7 @@ def _refusal(damage) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001
         _, down = _layers(_config(fp8=PREBUILT))
         weight = _load(down.weight, 128)
         damage(down, weight)
-        try:
-            _process(down)
-        except ConversionMismatchError as error:
-            return str(error)
-    return "nothing"
+        return refusal(_process, down)
 
 
 def check_tensors_of_another_layer_stop_the_start() -> None:

@@ -1,18 +1,16 @@
 """Two ranks hold half of each layer and say together what one rank says alone."""
 
 import multiprocessing
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from check_vllm_hooks import EXPERT, _config, _head, _mlp, _process
+from said import one_of_ranks, refusal
 from sparkdeploy_vllm.weights.conversion import refuse_broken_blocks
 from torch.multiprocessing import start_processes
 from torch.nn import functional
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import parallel_state
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 VOCABULARY, HIDDEN, INTERMEDIATE = 500, 128, 256
@@ -21,11 +19,7 @@ IMPORTED_ONCE = ["sparkdeploy_vllm.registration", "vllm.distributed.parallel_sta
 
 def _serve(rank: int, ranks: int, folder: str) -> None:
     """One rank: FP8 shared expert and INT8 head from the whole checkpoint's tensors."""
-    os.environ["VLLM_DIST_IDENT"] = "sparkdeploy-checks"  # vLLM's own launcher names its ranks
-    with set_current_vllm_config(VllmConfig()):
-        store = f"file://{folder}/store-{ranks}"
-        parallel_state.init_distributed_environment(ranks, rank, store, rank, backend="gloo")
-        parallel_state.initialize_model_parallel(ranks, 1)
+    with one_of_ranks(rank, ranks, folder, "sparkdeploy-checks"):
         drawn = torch.Generator().manual_seed(5)
         config = _config()
         gate_up, down = _mlp(config, EXPERT)
@@ -87,10 +81,7 @@ def check_ranks_that_break_a_block_are_refused_by_name() -> None:
     refuse_broken_blocks("a", rows=[128, 256], columns=128, is_parted=True)
     refuse_broken_blocks("a", rows=[100], columns=64, is_parted=False)
     for rows, columns in (([64, 64], 128), ([128], 64)):
-        said = ""
-        try:
-            refuse_broken_blocks(EXPERT, rows=rows, columns=columns, is_parted=True)
-        except ValueError as error:
-            said = str(error)
+        given = {"rows": rows, "columns": columns, "is_parted": True}
+        said = refusal(refuse_broken_blocks, EXPERT, **given)
         assert EXPERT in said, said
         assert "tensor-parallel" in said

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import torch
+from said import error, refusal
 from sparkdeploy_vllm import register
 from sparkdeploy_vllm.cpu.engine import TURBOQUANT_PATH
 from sparkdeploy_vllm.cpu.turboquant import (
@@ -135,7 +136,7 @@ def check_decoding_reads_slots_and_a_fresh_prompt_its_own_keys() -> None:
         kv_cache, request = _cache(impl), _Request(impl, [9, 2, 17], seed=1)
         prompt = _step(kv_cache, (request, range(33)))[0]
         raw = (each[:33].double() for each in (request.query, request.key, request.value))
-        assert _error(prompt, attend(*raw, impl.scale)) < 0.01
+        assert error(prompt, attend(*raw, impl.scale)) < 0.01
         decoded = _step(kv_cache, (request, range(33, 34)))[0]
         slots = read_slots(kv_cache, request.blocks, 34)
         keys = unpack_keys(slots, impl.layout, impl.centroids, torch.float64)
@@ -143,11 +144,7 @@ def check_decoding_reads_slots_and_a_fresh_prompt_its_own_keys() -> None:
         keys = rotate(keys) if impl.layout.has_rotated_keys else keys
         values = unpack_values(slots, impl.layout, torch.float64)
         query = request.query[33:34].double()
-        assert _error(decoded, attend(query, keys, values, impl.scale)) < 0.01
-
-
-def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((got.double() - exact).norm() / exact.norm()).item()
+        assert error(decoded, attend(query, keys, values, impl.scale)) < 0.01
 
 
 def check_verified_tokens_equal_decoded_ones_bit_for_bit() -> None:
@@ -179,12 +176,6 @@ def check_other_heads_and_what_turboquant_ignores_are_refused() -> None:
         (128, {"sliding_window": 64}, "sliding_window"),
         (128, {"sinks": torch.zeros(HEADS)}, "sinks"),
     ):
-        try:
-            CpuTurboQuantImpl(
-                HEADS, head_dim, 1.0, KV_HEADS, kv_cache_dtype="turboquant_4bit_nc", **further
-            )
-        except ValueError as error:
-            refusal = str(error)
-        else:
-            refusal = "nothing"
-        assert said in refusal, refusal
+        given = {"kv_cache_dtype": "turboquant_4bit_nc", **further}
+        told = refusal(CpuTurboQuantImpl, HEADS, head_dim, 1.0, KV_HEADS, **given)
+        assert said in told, told

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from said import error
 from sparkdeploy_vllm.turboquant.format import BITS, SlotFormat, slot_format
 from sparkdeploy_vllm.turboquant.reference import (
     attend,
@@ -177,7 +178,7 @@ def check_vllm_rotates_queries_alone_and_only_for_keys_of_centroids() -> None:
             key_fp8=config.key_fp8,
         )
         assert torch.equal(handed, queries) is not layout.has_rotated_keys
-        assert _error(handed, rotated_queries(queries.float(), layout)) < 1e-6
+        assert error(handed, rotated_queries(queries.float(), layout)) < 1e-6
 
 
 def check_vllm_stores_keys_as_they_come_or_rotated_and_values_as_they_come() -> None:
@@ -208,16 +209,12 @@ def check_vllm_stores_keys_as_they_come_or_rotated_and_values_as_they_come() -> 
             assert torch.equal(handed[0], keys.flatten(0, 1))
             continue
         units = keys.float() / keys.float().norm(dim=-1, keepdim=True)
-        assert _error(handed[0], rotate(units).flatten(0, 1)) < 1e-6
-        assert _error(handed[1], keys.float().norm(dim=-1).flatten()) < 1e-6
+        assert error(handed[0], rotate(units).flatten(0, 1)) < 1e-6
+        assert error(handed[1], keys.float().norm(dim=-1).flatten()) < 1e-6
 
 
 def _flat(values: torch.Tensor, handed: tuple[Any, ...]) -> torch.Tensor:
     return values.flatten(0, 1).to(handed[0].dtype)
-
-
-def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((got.double() - exact.double()).norm() / exact.double().norm()).item()
 
 
 def _exact(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -248,7 +245,7 @@ def check_attention_over_slots_equals_fp64_over_what_they_hold() -> None:
                 head_dim**-0.5,
             )
             assert got.dtype == torch.float32
-            assert _error(got, exact) < 1e-5, (name, head_dim, context)
+            assert error(got, exact) < 1e-5, (name, head_dim, context)
 
 
 def check_tokens_together_equal_one_at_a_time_bit_for_bit() -> None:
