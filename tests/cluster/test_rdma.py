@@ -215,17 +215,3 @@ def test_device_files_that_the_containers_user_may_not_open_are_named(
         in refused["seen"]
     )
     assert "spark-a: /dev/infiniband in the container" not in found
-
-
-@pytest.mark.usefixtures("roce")
-def test_a_machine_without_device_files_is_named(program: Program, worker: Machine) -> None:
-    worker.run(f"umount {DEVICES}")
-    try:
-        found = check(program)
-    finally:
-        worker.run(
-            f"mount -t tmpfs tmpfs {DEVICES}; "
-            f"for n in 0 1; do mknod -m 666 {DEVICES}/uverbs$n c 1 3; done"
-        )
-    (refused,) = [it for key, it in found.items() if key.startswith("spark-b: ")]
-    assert refused["verdict"] == "fail"

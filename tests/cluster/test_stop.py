@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.conftest import Program, docker_of, up
-from tests.cluster.test_up import MAIN, ONE, TWO, serving, whole
+from tests.cluster.test_up import MAIN, ONE, serving, whole
 
 if TYPE_CHECKING:
     from tests.cluster.machines import Machine
@@ -57,17 +57,6 @@ def test_up_starts_what_was_stopped_whatever_became_of_the_other_part(
     assert program.answer("status")[0]["state"] in {"stopped", "half stopped"}
     assert up(program, *ONE).returncode == 0
     assert (ids(head, worker), whole(head, worker)) == (before, 1)
-
-
-def test_a_switch_goes_over_the_same_nodes(
-    program: Program, head: Machine, worker: Machine
-) -> None:
-    done = program.run("switch", "tiny", "--yes", *TWO)
-    assert done.returncode == 0, done.stderr
-    assert "downtime: " in done.stderr
-    assert whole(head, worker) == 2
-    assert program.answer("rollback", "--yes", "main")["action"] == "returned"
-    assert whole(head, worker) == 1
 
 
 @pytest.mark.parametrize("dies", ["head", "worker"])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[3]
 COMMIT = "c" * 40
 SEED = 4
-POINTS = 30
+POINTS = 12
 
 
 @pytest.fixture

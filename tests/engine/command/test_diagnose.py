@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.deploy.evidence import ROOT_CAUSE, save_evidence
-from tests.engine.conftest import SpecMaker, start_serving, until
+from tests.engine.conftest import SpecMaker, until
 from tests.engine.program import Program
 
 if TYPE_CHECKING:
@@ -66,23 +66,3 @@ def test_a_failure_is_packed_with_its_cause_and_without_secrets(
     assert done["root_cause"].startswith("memory_floor")
     assert KEY not in "".join(content.decode() for content in found.values())
     assert bundle.stat().st_mode & 0o077 == 0
-
-
-def test_a_running_deployment_is_packed_too(
-    host: DockerHost, make_spec: SpecMaker, program: Program, deployment: str
-) -> None:
-    start_serving(host, make_spec(log="cpu-0.32-mtp"))
-
-    bundle = program.root / "report.tar.gz"
-    done = program.answer("diagnose", deployment, "--output", str(bundle))
-
-    assert done["root_cause"] == "none: it was running"
-    assert json.loads(contents(bundle)["now/versions.json"])["vllm"] == "0.32.0"
-
-
-def test_a_name_nobody_knows_is_refused(program: Program) -> None:
-    done = program.run("diagnose", "nobody")
-
-    assert done.returncode == 1
-    assert "nothing to pack of nobody" in done.stderr
-    assert not list(program.root.glob("*.tar.gz"))

@@ -151,19 +151,6 @@ def test_what_is_started_again_by_hand_goes_on(owner: Owner) -> None:
     assert owner.state() == ("active", "success")
 
 
-def test_what_is_still_starting_is_stopped_too(owner: Owner) -> None:
-    owner.sparkdeploy("down", "--yes", "main")
-    until(lambda: owner.state() == ("inactive", "success"))
-    owner.change("--never-healthy")
-    owner.systemctl("start", "--no-block", UNIT)
-    until(lambda: owner.containers() != "")
-    owner.systemctl("stop", UNIT)
-    assert owner.state() == ("inactive", "success"), owner.journal()
-    assert owner.containers() == ""
-    (row,) = json.loads(owner.sparkdeploy("status", "--json").stdout)
-    assert row["state"] == "stopped"
-
-
 @pytest.mark.timeout(900)
 def test_three_starts_that_fail_end_it_and_status_says_why(owner: Owner) -> None:
     owner.change(DIES)
@@ -184,19 +171,3 @@ def test_a_mended_recipe_starts_once_systemd_forgets_the_failures(owner: Owner) 
     owner.systemctl("reset-failed", UNIT)
     owner.systemctl("start", UNIT)
     assert owner.text() == "mended"
-
-
-@pytest.mark.timeout(900)
-def test_a_recipe_that_cannot_be_read_is_tried_three_times(owner: Owner) -> None:
-    """A disk that is late ends a start with the same exit code."""
-    owner.change("--text two")
-    recipe = owner.user.root / "config/recipes/standin.yaml"
-    recipe.write_text(recipe.read_text() + "colour: green\n")
-    owner.machine.reboot()
-    until(lambda: owner.state()[0] == "failed", timeout_s=600)
-    assert (owner.machine.show(UNIT, "ExecMainStatus"), owner.state()[1]) == ("3", "exit-code")
-    assert owner.starts() == 3
-    assert "colour" in owner.journal()
-    assert (
-        "systemd has given it up, last because: exit code 3" in owner.sparkdeploy("status").stdout
-    )

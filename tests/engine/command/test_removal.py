@@ -180,16 +180,6 @@ def test_the_removal_of_all_leaves_what_is_somebody_elses(place: Place, tmp_path
     assert not (tmp_path / "cached" / "sparkdeploy").exists()
 
 
-def test_the_removal_of_all_names_an_image_that_a_foreign_one_stands_on(place: Place) -> None:
-    ours = place.engine_stage()
-    context = io.BytesIO(f"FROM {ours.tag}\nCOPY Dockerfile /x\n".encode())
-    foreign, _ = place.client.images.build(fileobj=context, tag="someone/child:1")
-    done = uninstall(place.program, "--yes")
-    assert done.returncode == 1
-    assert str(place.client.images.get(ours.tag).id) in done.stderr
-    assert place.client.images.get("someone/child:1").id == foreign.id
-
-
 def test_clean_removes_what_looked_into_an_image_for_a_command_that_was_killed(
     place: Place,
 ) -> None:

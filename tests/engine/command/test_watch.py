@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.server.metrics import read_metrics
-from tests.engine.conftest import DEADLINE_S, SpecMaker, model_at, port_of, start_serving, until
+from tests.engine.conftest import SpecMaker, model_at, port_of, start_serving, until
 from tests.engine.program import Program
 from tests.engine.terminal.screen import SIZES, screen
 
@@ -149,24 +149,6 @@ def test_a_server_that_is_killed_stays_as_gone_and_ctrl_c_leaves(
         assert window.until(lambda seen: f"{LEFT} 0" in seen).startswith(BEFORE)
 
 
-def test_without_a_terminal_there_are_plain_lines(
-    host: DockerHost, loaded: ContainerSpec, program: Program, deployment: str
-) -> None:
-    start_serving(host, loaded)
-    process = program.start("status", "--watch", deployment)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert f"{deployment}: s" in line
-        assert "\x1b" not in line
-    finally:
-        process.terminate()
-        process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0
-    assert program.run("status", "--watch", "nothere").returncode == 4
-    assert deployment in program.run("status", deployment).stdout
-
-
 def test_a_chat_at_a_terminal(
     host: DockerHost, make_spec: SpecMaker, program: Program, deployment: str
 ) -> None:
@@ -185,23 +167,3 @@ def test_a_chat_at_a_terminal(
         window.until(lambda seen: "Ctrl-D leaves" in seen)
         window.press("C-d")
         window.until(lambda seen: f"{LEFT} 0" in seen)
-
-
-def test_ask_streams_to_stdout_and_closes_on_ctrl_c(
-    host: DockerHost, make_spec: SpecMaker, program: Program, deployment: str
-) -> None:
-    spec = make_spec(text="one two \x1b[2Jthree four", thought="Hm.", pieces_per_s=20)
-    start_serving(host, spec)
-    done = program.run("ask", deployment, "Count.")
-    assert done.returncode == 0
-    assert done.stdout == "one two \\x1b[2Jthree four\n"
-    assert "5 tokens, the first after" in done.stderr
-    assert "Hm." not in done.stderr, "thoughts are for who sits at a terminal"
-    process = program.start("ask", deployment, "Count.")
-    assert process.stdout is not None
-    assert process.stdout.read(3) == "one"
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130
-    with model_at(port_of(spec)) as model:
-        until(lambda: "stand_in:given_up 1" in model.exposition())

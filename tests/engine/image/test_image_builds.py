@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import tarfile
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.build import find_built
+from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
 from sparkdeploy.node.host import DockerHost
@@ -22,7 +20,6 @@ from tests.engine import lab_stages
 from tests.engine.lab_stages import build
 
 MakeStage = Callable[[str], Stage]
-ONE_FILE = "FROM scratch\nCOPY hello /hello\n"
 IN_HALVES = f"""
 FROM scratch AS throw-away
 LABEL {LEFTOVER_LABEL}
@@ -82,27 +79,6 @@ def test_what_the_network_needs_is_in_no_layer_and_no_history(
     with tarfile.open(fileobj=io.BytesIO(saved)) as archive:
         assert archive.getnames()
     assert leftovers(host) == before
-
-
-def test_foreign_images_stay(host: DockerHost, make_stage: MakeStage, settings: Settings) -> None:
-    reference = f"lab-image-foreign:{uuid.uuid4().hex[:12]}"
-    empty = io.BytesIO()
-    tarfile.open(fileobj=empty, mode="w").close()
-    repository, _, tag = reference.rpartition(":")
-    host._api.import_image_from_data(empty.getvalue(), repository=repository, tag=tag)
-    foreign = host.find_image(reference)
-    assert foreign is not None
-    try:
-        build(host, make_stage(IN_HALVES.replace("COPY network/ /network/\n", "")), settings)
-        host.remove_leftovers((foreign.image_id,))
-        with pytest.raises(NodeError, match="was not made by sparkdeploy"):
-            host.remove_image(reference)
-        with pytest.raises(NodeError, match="was not made by sparkdeploy"):
-            find_built(host, replace(make_stage(ONE_FILE), tag=reference))
-        assert host.find_image(reference) is not None
-    finally:
-        with contextlib.closing(docker.from_env()) as client:
-            client.images.remove(reference)
 
 
 LOCKED = "idna==3.11 --hash=sha256:{digest}"

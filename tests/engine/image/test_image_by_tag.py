@@ -14,7 +14,6 @@ import docker
 import pytest
 
 from sparkdeploy.image.stages import UPPERMOST_FIRST
-from sparkdeploy.node.facts import architecture
 from sparkdeploy.recipe.image_pins import ImageLock
 from tests.engine.conftest import free_port
 from tests.engine.image.test_image_existing import SITE, with_vllm
@@ -191,37 +190,6 @@ def test_a_private_registry_is_asked_with_dockers_own_login(lab: Lab, tmp_path: 
     assert login not in "".join([done.stdout, done.stderr, *written])
 
 
-@pytest.mark.slow
-def test_an_image_is_taken_for_this_kind_of_machine_only(lab: Lab) -> None:
-    own = {"x86_64": "amd64", "aarch64": "arm64"}[architecture()]
-    other = {"amd64": "arm64", "arm64": "amd64"}[own]
-    lab.registry.start()
-    lab.push()
-    lab.registry.offer("lab/vllm", "v1", other)
-    refused = lab.up()
-    assert refused.returncode == 5
-    assert f"is for {other}, and this machine is {architecture()}" in refused.stderr
-    lab.push(note="three")
-    lab.registry.offer("lab/vllm", "v1", own, other)
-    assert lab.up().returncode == 0
-
-
-@pytest.mark.slow
-def test_an_image_that_is_only_here_stands_in_for_its_tag(host: DockerHost, lab: Lab) -> None:
-    with contextlib.closing(docker.from_env()) as client:
-        dockerfile = f"FROM {lab.base}\n{with_vllm('0.25.1', None)}\nLABEL note=here\n"
-        client.images.build(fileobj=io.BytesIO(dockerfile.encode()), tag=lab.tag, rm=True)
-        try:
-            done = lab.up()
-            assert done.returncode == 0, done.stderr
-            assert "the image of that tag that is here is taken" in done.stderr
-            image = host.find_image(lab.tag)
-            assert image is not None
-            assert lab.pinned() == image.image_id
-        finally:
-            client.images.remove(lab.tag)
-
-
 MOD = """\
 set -e
 python3 - <<'PY'
@@ -265,31 +233,3 @@ def test_a_mod_is_a_stage_that_is_made_again_when_it_changes(host: DockerHost, l
     assert "image mod" not in with_mod(lab, MOD).stderr
     assert "image mod" in with_mod(lab, MOD + "true\n").stderr
     assert len(built(host, lab)) == 2
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("sed -i s/nowhere/x/ /etc/passwd\nsleep 600 &\n", "changed nothing in"),
-        ("echo before\nexit 3\n", "it failed with exit code 3"),
-        (
-            "set -e\npython3 -c 'import socket; socket.create_connection((\"127.0.0.1\", PORT))'\n",
-            "Connection refused",
-        ),
-        ("touch /etc/x /usr/lib/x.py.rej\n", "a part of its patch fits nowhere: /usr/lib/x.py.rej"),
-        ("touch /etc/x /data/x\n", "what is written to the image's volume /data is lost"),
-        ("rm -rf /usr/local/lib/python3.12 /opt/sparkdeploy/bin\n", "changed nothing in"),
-        ("kill -9 $$\n", "it was ended by signal 9"),
-    ],
-    ids=["nothing", "failed", "network", "rejected", "volume", "taken away", "killed"],
-)
-def test_a_mod_that_does_not_apply_ends_the_build(
-    host: DockerHost, lab: Lab, script: str, words: str
-) -> None:
-    lab.registry.start()
-    lab.push(note="volume\nVOLUME /data")
-    done = with_mod(lab, script.replace("PORT", str(lab.registry.port)))
-    assert done.returncode == 5
-    assert words in done.stderr
-    assert "--set mods=[]" in done.stderr
-    assert built(host, lab) == {}

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from sparkdeploy.deploy import prepare
-from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.inside.prove import MARK
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
@@ -178,23 +177,6 @@ def listed(host: DockerHost) -> dict[str, ImageFact]:
     """What an inspection says of each image of ours that the list has."""
     tags = [image.tags[0] for image in host.own_images() if image.tags]
     return {tag: image for tag in tags if (image := host.find_image(tag)) is not None}
-
-
-@pytest.mark.parametrize(
-    ("command", "python"),
-    [("nothing-here", PYTHON), ("true", b"#!/bin/sh\nexit 3\n")],
-    ids=["a-program", "the-proof"],
-)
-def test_a_build_that_fails_leaves_nothing(
-    place: Ground, settings: Settings, command: str, python: bytes
-) -> None:
-    with place.host() as host, unchanged(host):
-        base = import_base(host)
-        stage = engine_stage(base, command)
-        stage = replace(stage, context=(ContextFile("venv/bin/python", python, 0o755),))
-        with unchanged(host), pytest.raises(BuildError, match=r"did not build|looked into"):
-            build(host, stage, settings)
-        host.remove_image(base.tag)
 
 
 def test_a_deployment_starts_is_replaced_comes_back_and_goes(place: Ground) -> None:

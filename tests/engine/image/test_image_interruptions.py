@@ -219,19 +219,6 @@ def test_an_engine_that_dies_ends_a_build_and_the_next_one_resumes(bench: Bench)
     bench.assert_resumes(stage)
 
 
-def test_an_engine_that_dies_in_the_last_half_leaves_nothing_to_the_next_build(
-    bench: Bench,
-) -> None:
-    stage = bench.upper("head -c 1000 /dev/zero > /made", at_the_end=f"RUN {HELD}\n")
-    with building(bench, stage) as future:
-        bench.engine.kill()
-        with pytest.raises(BuildError, match="failed at step 8/9"):
-            future.result(timeout=DEADLINE_S)
-    bench.engine.start()
-    assert list(bench.containers().values()) == ["exited"]
-    bench.assert_resumes(stage)
-
-
 def test_a_killed_program_leaves_no_tag_and_the_next_one_resumes(
     bench: Bench, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.image.lock import PackagePin
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.host import DockerHost
@@ -40,29 +39,6 @@ def pair(host: DockerHost, settings: Settings) -> Iterator[tuple[Stage, Stage]]:
     yield lower, upper
     for stage in (upper, lower):
         host.remove_image(stage.tag)
-
-
-def test_an_image_is_found_by_every_name_a_user_has(
-    host: DockerHost, pair: tuple[Stage, Stage]
-) -> None:
-    own, upper = host.own_images(), pair[1]
-    image = host.find_image(upper.tag)
-    assert image is not None
-    names = (upper.tag, image.image_id, image.image_id[7:19], upper.fingerprint[:12], upper.engine)
-    assert {image_shelf.find_own(own, name).image_id for name in names} == {image.image_id}
-    with pytest.raises(UsageError, match="no image of sparkdeploy is known as"):
-        image_shelf.find_own(own, "debian")
-
-
-def test_an_image_that_another_stands_on_stays_until_both_go(
-    host: DockerHost, pair: tuple[Stage, Stage], settings: Settings
-) -> None:
-    lower, upper = pair
-    with pytest.raises(NodeError, match="is built on"):
-        image_shelf.remove_images([lower.tag], settings)
-    assert host.find_image(lower.tag) is not None
-    assert image_shelf.remove_images([lower.tag, upper.tag], settings) == (upper.tag, lower.tag)
-    assert host.find_image(lower.tag) is None
 
 
 def test_the_docs_lines_carry_an_image_with_those_it_stands_on(

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,7 +21,6 @@ import pytest
 
 from sparkdeploy import labels
 from tests.engine.conftest import DEADLINE_S, free_port, patiently, until
-from tests.engine.program import Program
 from tests.engine.vllm.hang import LATE_S, Served
 from tests.engine.vllm.twin_user import TWIN_RECIPE, cached_twin_user, is_busy, unique_name
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
+    from tests.engine.program import Program
 
 pytestmark = [
     pytest.mark.docker,
@@ -238,45 +237,6 @@ def test_the_container_has_no_more_rights_than_it_needs(host: DockerHost) -> Non
     assert record["Config"]["User"] == "65532:65532"
 
 
-def test_a_port_of_another_deployment_ends_with_four_and_its_name(
-    program: Program, host: DockerHost
-) -> None:
-    done = program.run("up", TWIN_RECIPE, "--name", SECOND)
-    assert done.returncode == 4
-    assert f"port {PORT} is in use by deployment {MAIN}" in done.stderr
-    assert host.find_container(f"sparkdeploy-{SECOND}") is None
-
-
-def test_a_port_of_a_foreign_process_is_named(program: Program) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", OTHER_PORT))
-        listener.listen()
-        setting = f"serve.port={OTHER_PORT}"
-        done = program.run("up", TWIN_RECIPE, "--name", SECOND, "--set", setting)
-    assert done.returncode == 4
-    assert f"port {OTHER_PORT} is in use by process" in done.stderr
-
-
-def test_an_unreadable_model_file_is_named_before_anything_starts(program: Program) -> None:
-    (snapshot,) = (program.root / "hub").glob("models--*/snapshots/*")
-    file = next(snapshot.glob("model-00001*.safetensors"))
-    file.chmod(0o400)
-    try:
-        done = program.run("up", TWIN_RECIPE, "--name", SECOND, "--set", f"serve.port={SPARE_PORT}")
-    finally:
-        file.chmod(0o444)
-    assert done.returncode == 4
-    assert str(file) in done.stderr
-
-
-def test_replacing_without_consent_changes_nothing(program: Program, host: DockerHost) -> None:
-    before = container(host, MAIN).container_id
-    done = program.run("up", TWIN_RECIPE, "--name", MAIN, "--set", "serve.max_num_seqs=2")
-    assert done.returncode == 1
-    assert "was not replaced" in done.stderr
-    assert container(host, MAIN).container_id == before
-
-
 # A server more; check_key_middleware.py holds by default that a key is asked for.
 @pytest.mark.slow
 def test_a_second_name_is_served_beside_on_every_address(program: Program) -> None:
@@ -369,14 +329,6 @@ def test_the_same_name_replaces_with_consent(program: Program, host: DockerHost)
     assert after.container_id != before
     assert host.find_container(f"sparkdeploy-{MAIN}-replaced") is None
     assert after.labels[labels.RECIPE] == TWIN_RECIPE
-
-
-def test_a_dead_docker_socket_ends_with_four(program: Program, tmp_path: Path) -> None:
-    blind = Program(program.root, {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
-    done = blind.run("up", TWIN_RECIPE, "--name", MAIN)
-    assert done.returncode == 4
-    assert "does not answer" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_an_engine_that_hangs_while_it_serves_is_started_again(

@@ -140,16 +140,6 @@ def test_what_is_no_model_is_told_by_its_files(
     assert "fix: name" in done.stderr
 
 
-def test_a_closed_repository_says_how_it_is_opened(
-    run: Run, hub: HubDouble, tmp_path: Path
-) -> None:
-    publish(hub, folder_of(tmp_path, "llama"), token="theirs")
-    done = run("new", "mine", "--model", REPO)
-    assert done.returncode == 6
-    assert "`hf auth login`" in done.stderr
-    assert "--model FOLDER" in done.stderr
-
-
 CONTEXT = "max_position_embeddings"
 
 
@@ -175,24 +165,6 @@ def test_the_models_own_context_is_judged_however_short(
     assert yaml_text.load(told["text"], "x")["serve"]["max_model_len"] == tokens
     assert "what config.json allows, and it fits on NVIDIA DGX Spark" in told["text"]
     assert told["verdict"].startswith("fits on ")
-
-
-@pytest.mark.parametrize("value", [None, 10**8, float("nan"), float("inf"), True, "many"])
-def test_a_context_that_nobody_says_is_left_to_vllm(
-    run: Run, tmp_path: Path, value: object
-) -> None:
-    folder = folder_of(tmp_path, "llama", **{CONTEXT: value})
-    recipe = made(run, "--model", str(folder))
-    assert "max_model_len" not in str(recipe["serve"])
-    assert "# config.json names no context: vLLM derives serve.max_model_len.\n" in str(
-        recipe["text"]
-    )
-
-
-def test_a_model_for_several_machines_is_planned_over_them(run: Run) -> None:
-    done = run("new", "mine", "--model", "Intel/Qwen3.5-397B-A17B-int4-AutoRound")
-    assert "`sparkdeploy plan mine --cluster`" in done.stdout
-    assert "fits on 4 of NVIDIA DGX Spark" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -100,15 +100,6 @@ def test_a_plan_says_what_became_of_theirs(run: Run, theirs: Path) -> None:
     assert told["import"]["format"] == "eugr v1"
 
 
-@pytest.mark.usefixtures("no_docker")
-def test_an_image_by_a_tag_is_a_step_of_up(run: Run, theirs: Path) -> None:
-    done = run(
-        "plan", str(theirs / "crow.yml"), "--allow-unsafe", "--set", "cluster.min_nodes=null"
-    )
-    assert "v image       vllm/vllm-openai:v0.32.0" in done.stdout
-    assert "a tag, resolved by `up`" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -140,18 +131,6 @@ def test_a_recipe_with_mistakes_is_not_written_where_it_would_be_trusted(
     trusted = tmp_path / "config" / "recipes"
     assert run("recipe", "import", str(path), "-o", str(trusted)).returncode == 3
     assert not trusted.exists()
-
-
-@pytest.mark.parametrize("number", ["0.00001", "1.0e+16", "-.inf", "3.5"])
-def test_numbers_are_written_as_they_were_read(run: Run, tmp_path: Path, number: str) -> None:
-    path = tmp_path / "theirs.yaml"
-    path.write_text(
-        "model: a/b\ncontainer: vllm-node\ncommand: >-\n  vllm serve a/b"
-        " --override-generation-config '{\"temperature\": 0.00001}'\nmin_nodes: " + number + "\n"
-    )
-    done = run("recipe", "import", str(path))
-    assert done.returncode == 0
-    assert "temperature: 1.0e-05" in done.stdout
 
 
 @pytest.mark.parametrize("way", ["parent", "link"])

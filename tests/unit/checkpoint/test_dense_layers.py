@@ -118,13 +118,6 @@ def test_the_overlay_lists_them_and_keeps_the_checkpoint_s_own_words(
     assert {**stated, "quant_method": method} == found["quantization_config"]
 
 
-def test_a_checkpoint_that_quantises_everything_has_nothing_for_it(tmp_path: Path) -> None:
-    tensors, found = packed("llama", "fp8")
-    source = open_folder(write(tmp_path / "m", tensors, found))
-    with pytest.raises(CheckpointError, match="no dense layer at 16 bits"):
-        check_source(source, ALL)
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{"])
 def test_a_damaged_list_of_modelopt_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "hf_quant_config.json").write_text(content)

@@ -48,7 +48,7 @@ from tests.unit.checkpoint.hostile_listings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.outside
 
@@ -92,16 +92,6 @@ def test_an_index_made_to_fill_memory_is_not_parsed(made: Callable[[], bytes]) -
     assert peak_bytes < 1 * MB
 
 
-CONFIG: Mapping[str, object] = {
-    "num_hidden_layers": 4,
-    "hidden_size": 128,
-    "vocab_size": 320,
-    "num_experts": 2,
-    "shared_expert_intermediate_size": 256,
-    "mtp_num_hidden_layers": 1,
-    "layer_types": ["full_attention"],
-    "vision_config": {"depth": 1},
-}
 numbers = st.sampled_from((0, -1, 10**9, 10**400, 1e308, "../../x", "\x1b[2J", None)) | junk
 
 

@@ -204,19 +204,6 @@ def test_a_damaged_file_of_the_store_is_left_to_the_others(lab: Lab, small_twin:
     assert tree(repo_folder(lab.cache, TWIN)) == before
 
 
-def test_what_is_announced_comes_where_the_hub_names_no_xet_hash(lab: Lab) -> None:
-    lab.pull(TWIN)
-    lab.double.repos[SISTER].is_xet = False
-    facts = resolve(lab.hub, lab.lock, WantedRepository(SISTER), anew=False)
-    announced = plan_download(lab.hub, lab.lock, facts, free_bytes=1 << 60).missing_bytes
-    lab.double.body_bytes = 0
-    lab.pull(SISTER)
-    assert lab.double.body_bytes == announced
-    assert lab.blob(SISTER, SHARED).samefile(lab.blob(TWIN, SHARED))
-    sister = find_stored(SISTER, lab.settings)
-    assert sister.size_bytes - sister.freed_bytes >= lab.blob(SISTER, SHARED).stat().st_size
-
-
 def test_content_of_another_repository_is_not_fetched_twice_without_a_store_either(
     lab: Lab,
 ) -> None:

@@ -13,7 +13,7 @@ from sparkdeploy.node.lock import node_lock
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import plain_text
 from sparkdeploy.terminal.tables import laid_out
-from tests.fakes.machines import LATER, NEW, OLD, Killed, Lab, build, dies, interrupts, launches
+from tests.fakes.machines import LATER, NEW, OLD, Killed, Lab, build, dies, launches
 
 if TYPE_CHECKING:
     from sparkdeploy.recipe.load import Library
@@ -81,17 +81,6 @@ def test_status_says_since_when_and_how_to_start(lab: Lab) -> None:
     assert "shows why" not in told(lab)
 
 
-def test_another_recipe_keeps_the_stopped_one_and_rollback_brings_it_back(lab: Lab) -> None:
-    before = ids(lab)
-    lab.stop()
-    lab.up(LATER)
-    assert lab.names() == [[NEW, f"{NEW}-kept-1"]] * lab.count
-    check_serves(lab, "2")
-    assert lab.roll_back() == "returned"
-    assert ids(lab) == before
-    check_serves(lab, "1")
-
-
 def test_a_start_that_fails_stays_stopped(lab: Lab) -> None:
     before = ids(lab)
     lab.stop()
@@ -114,20 +103,6 @@ def test_without_room_nothing_is_started(lab: Lab, monkeypatch: pytest.MonkeyPat
     with pytest.raises(NodeError, match="3 GiB needed"):
         lab.start()
     assert lab.status().state == "stopped"
-
-
-def test_ctrl_c_while_it_is_waited_for_lets_it_go_on(
-    lab: Lab, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lab.stop()
-    lab.wait = interrupts
-    with pytest.raises(KeyboardInterrupt):
-        lab.start()
-    assert "main goes on starting" in capsys.readouterr().err
-    assert lab.running() == ["1"] * lab.count
-    lab.wait = lab._answer
-    assert lab.start().changed is False, "the next one waits for it"
-    check_serves(lab, "1")
 
 
 def test_stop_gives_a_replacement_up_and_stops_what_served_before(lab: Lab) -> None:

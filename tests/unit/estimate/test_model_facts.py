@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FACTS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
-BIG = FACTS["Intel/Qwen3.5-122B-A10B-int4-AutoRound"]
 
 
 @pytest.fixture(scope="module")

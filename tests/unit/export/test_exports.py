@@ -193,13 +193,6 @@ def test_systemd_reads_back_every_folder_that_is_needed(needed: list[str]) -> No
     assert [os.fsdecode(word) for line in lines for word in words_of(line)] == printable
 
 
-@pytest.mark.parametrize(
-    "word", [";", "$$", "%", "\\", "a\\", "", "$HOME", "${X}", "%h", "'", "-x "]
-)
-def test_systemd_expands_no_word_that_stands_alone(word: str) -> None:
-    assert read_by_systemd(replace(UNIT, up=["/bin/x", word]))[0][0] == ["/bin/x", word]
-
-
 @pytest.mark.parametrize("word", ["main", "$HOME", "a b", "'", '"', "*"])
 def test_only_what_still_runs_is_stopped(word: str) -> None:
     """systemd runs ExecStop= also when the program ended by itself: MAINPID is not set then."""

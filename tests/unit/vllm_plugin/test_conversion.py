@@ -80,20 +80,6 @@ def test_a_layer_s_key_is_what_engines_keep_of_its_name(name: str, key: str) -> 
     assert layer_key(name) == key
 
 
-def test_the_block_of_the_overlay_is_understood() -> None:
-    conversion = HybridConversion.from_block(BLOCK)
-    assert conversion.fp8_mode == "online"
-    assert conversion.lm_head == "int8"
-    assert conversion.expected_fp8_layers == 144
-    assert conversion.base_method == "auto-round"
-
-
-@pytest.mark.parametrize("mode", ["prebuilt", "finished"])
-def test_tensors_of_the_checkpoint_are_told_from_those_made_while_loading(mode: str) -> None:
-    fp8 = {"mode": mode, "layers": "shared_expert", "block": [128, 128]}
-    assert HybridConversion.from_block({**BLOCK, "fp8": fp8}).fp8_mode == mode
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -2,7 +2,7 @@
 
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,14 +37,6 @@ vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 0.0
 def counters(running: float = 1.0, tokens: int = 5, usage: str = "0.5") -> EngineWork:
     moving = ((b"generation_tokens_total", b"%d" % tokens), (b"kv", usage.encode()))
     return EngineWork(running, has_worked=tokens > 0, moving=moving)
-
-
-def looks(stillness: Stillness, seen: Iterator[EngineWork], every_s: float = LOOK_S) -> int | None:
-    """The number of the look at which it was said to hang."""
-    for number, one in enumerate(seen):
-        if stillness.see(1000.0 + number * every_s, {"0": one}):
-            return number
-    return None
 
 
 def test_the_counters_of_each_engine_are_read_by_name() -> None:

@@ -32,7 +32,6 @@ from vllm.scalar_type import scalar_types
 EXPERTS, HIDDEN, INNER, HEAD = 8, 128, 256, 128
 LAYER = "mtp.layers.0"
 BLOCK = {"experts": "int4", "group": 128, "dense": "fp8", "int4_layers": 1, "fp8_layers": 8}
-LINE = "sparkdeploy: draft layer active: int4=1 layers of experts, fp8=8 layers"
 
 
 def _quantized(**changed: object) -> Any:

@@ -13,9 +13,6 @@ from vllm.scalar_type import scalar_types
 
 HIDDEN, INNER = 128, 256
 BLOCK = {"dtype": "int4", "group": 128, "int4_layers": 3}
-LINE = (
-    "sparkdeploy: spark-hybrid active: fp8=0 layers, lm_head=bf16, int4=3 layers of shared experts"
-)
 
 
 def _quantized(**changed: object) -> Any:

@@ -20,7 +20,6 @@ METHOD = ("access-control-request-method", "POST")
 WANTED = ("access-control-request-headers", "authorization,content-type")
 PREFLIGHT = (ORIGIN, METHOD, WANTED)
 PATHS = ("/v1/chat/completions", "/v1/models", "/invocations", "/tokenize", "/metrics", "/docs")
-METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "TRACE")
 
 
 def _build_app(*options: str) -> Any:

@@ -12,8 +12,6 @@ from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.foreign.command import fill_in, take_apart
 from tests.examples import examples
 
-ARGUMENTS = st.lists(st.text(min_size=1).filter(lambda word: "\0" not in word), max_size=6)
-
 
 @pytest.mark.parametrize(
     ("template", "filled"),
