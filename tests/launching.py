@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.plan.container import NodePaths, rank_spec
-from sparkdeploy.plan.topology import alone
+from sparkdeploy.plan.steps import alone
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:

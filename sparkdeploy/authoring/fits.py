@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.model_facts import WhenMissing
-from sparkdeploy.authoring.outlook import VERDICT_INKS, ground_for
+from sparkdeploy.authoring.outlook import VERDICT_INKS, Ground, ground_for
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.estimate.hardware import HERE, facts_folder, hardware_named, read_hardware
 from sparkdeploy.estimate.verdict import Fits, Tenant, Together
@@ -15,14 +15,12 @@ from sparkdeploy.recipe.load import Resolved, load_recipe
 from sparkdeploy.recipe.report import FIT_INKS
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import Piece, Style
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.authoring.outlook import Ground
-    from sparkdeploy.terminal.tables import Block, TextRow
 
 TITLES = ("claims", "share", "least share")
 
@@ -74,11 +72,7 @@ def _fitting_row(row: Mapping[str, object]) -> TextRow:
 
 
 def together(wanted: Sequence[str], hardware: str) -> Together:
-    """Return the set; a recipe may be named twice.
-
-    Raises UsageError for unknown hardware, RecipeError for a recipe that is not there, and
-    CheckpointError when nothing is known of a model.
-    """
+    """Return the set; a recipe may be named twice."""
     ground = ground_for(hardware, load_settings())
     members = tuple(
         _member(ground, load_recipe(ground.recipe_library, name), name) for name in wanted

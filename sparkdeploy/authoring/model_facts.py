@@ -45,10 +45,7 @@ def facts_of(
     shipped: Mapping[str, model.ModelFacts],
     when_missing: WhenMissing,
 ) -> model.ModelFacts:
-    """Return what the model's own files say; when it is not here, what is asked for instead.
-
-    Raises CheckpointError for files that are damaged, and when nobody knows the model.
-    """
+    """Return what the model's own files say; when it is not here, what is asked for instead."""
     name = weights.source
     source = (
         sources.open_folder(Path(weights.path))
@@ -81,11 +78,7 @@ def facts_of(
 
 
 def _hub_facts(weights: Weights, settings: Settings, *, in_time: bool) -> model.ModelFacts:
-    """Return what a hub says of a model, at the pinned commit if there is one; nothing is kept.
-
-    `in_time` takes what comes within seconds. Raises CheckpointError where that is nothing, and
-    when the hub refuses or a header is damaged.
-    """
+    """Return what a hub says of a model at its pin; `in_time` waits for seconds."""
     # It imports requests, which no other estimate needs.
     from sparkdeploy.checkpoint.published import ask_hub, ask_in_time  # noqa: PLC0415
 

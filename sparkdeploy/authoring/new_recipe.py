@@ -15,33 +15,34 @@ from pydantic import ValidationError
 
 from sparkdeploy import atomic_files
 from sparkdeploy.authoring.model_facts import WhenMissing
-from sparkdeploy.authoring.new_model import NewModel, engine_for, misfits
-from sparkdeploy.authoring.new_text import DraftRecipe, Guess, changing_text
-from sparkdeploy.authoring.outlook import ground_for
-from sparkdeploy.checkpoint.published import published_config, refuse_gguf_alone
+from sparkdeploy.authoring.new_model import (
+    ChosenEngine,
+    DraftRecipe,
+    Guess,
+    NewModel,
+    changing_text,
+    engine_for,
+    misfits,
+)
+from sparkdeploy.authoring.outlook import Ground, ground_for
+from sparkdeploy.checkpoint.published import PublishedConfig, published_config, refuse_gguf_alone
 from sparkdeploy.errors import Mistakes, NodeError, RecipeError, SparkdeployError, UsageError
 from sparkdeploy.estimate.hardware import HERE
-from sparkdeploy.estimate.verdict import Fits
+from sparkdeploy.estimate.verdict import Fits, FitVerdict
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.answers import Task
 from sparkdeploy.recipe.fields import NAME_PATTERN
 from sparkdeploy.recipe.library import is_path
-from sparkdeploy.recipe.load import library, load_recipe, look_into
+from sparkdeploy.recipe.load import Resolved, library, load_recipe, look_into
 from sparkdeploy.recipe.schema import Weights
 from sparkdeploy.recipe.words import shown
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import Settings, resources
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.authoring.new_model import ChosenEngine
-    from sparkdeploy.authoring.outlook import Ground
-    from sparkdeploy.checkpoint.published import PublishedConfig
-    from sparkdeploy.estimate.verdict import FitVerdict
-    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.releases import Family
-    from sparkdeploy.settings import Settings
 
 SPARK = "spark"
 NOWHERE = "-"

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.model_facts import WhenMissing, drafter_of, facts_of
-from sparkdeploy.checks.finding import said
+from sparkdeploy.checks.report import Finding, said
 from sparkdeploy.estimate import memory, model, report
 from sparkdeploy.estimate.hardware import (
     HERE,
+    Hardware,
     MeasuredSpeed,
     facts_folder,
     hardware_named,
@@ -20,7 +21,7 @@ from sparkdeploy.estimate.hardware import (
     read_hardware,
 )
 from sparkdeploy.estimate.model import facts_of_rank, facts_of_step
-from sparkdeploy.estimate.speed import decode_step, fit_speed, read_acceptance
+from sparkdeploy.estimate.speed import Acceptance, Speed, decode_step, fit_speed, read_acceptance
 from sparkdeploy.estimate.verdict import (
     REPORTED_ON,
     Fits,
@@ -31,20 +32,15 @@ from sparkdeploy.estimate.verdict import (
 )
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
-from sparkdeploy.recipe.load import Resolved, library, load_all, load_recipe, look_into
-from sparkdeploy.settings import load_settings
+from sparkdeploy.recipe.load import Library, Resolved, library, load_all, load_recipe, look_into
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.style import Piece, Style
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.errors import RecipeError
-    from sparkdeploy.estimate.hardware import Hardware
-    from sparkdeploy.estimate.speed import Acceptance, Speed
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Library
-    from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.tables import Block
 
 COPIED_BYTES = 128 * 2**20
@@ -297,7 +293,7 @@ def ground_for(hardware: str, settings: Settings) -> Ground:
 def _of_one_node(whole: Outlook) -> Outlook:
     """Return what the node that holds most has of a model that several nodes serve."""
     # It imports all that describes nodes, which no other estimate needs.
-    from sparkdeploy.plan.topology import for_cluster  # noqa: PLC0415
+    from sparkdeploy.plan.steps import for_cluster  # noqa: PLC0415
 
     resolved = for_cluster(whole.resolved)
     cluster = resolved.recipe.cluster

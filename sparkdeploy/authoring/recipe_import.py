@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import atomic_files
 from sparkdeploy.errors import Mistakes, RecipeError, UsageError
-from sparkdeploy.recipe.foreign.report import recipe_text
+from sparkdeploy.recipe.foreign.report import Translation, recipe_text
 from sparkdeploy.recipe.foreign.translate import slug
 from sparkdeploy.recipe.library import library, of_source, recipe_folders
-from sparkdeploy.recipe.load import look_into
+from sparkdeploy.recipe.load import Library, look_into
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from sparkdeploy.recipe.foreign.report import Translation
-    from sparkdeploy.recipe.load import Library
     from sparkdeploy.settings import Settings
 
 SUFFIXES = (".yaml", ".yml")
@@ -77,11 +75,7 @@ class Imported:
 def import_recipes(
     source: Path, destination: Path | None, assignments: Sequence[str], settings: Settings
 ) -> tuple[Imported, ...]:
-    """Read a file, or every recipe of others below a folder; write those that were translated.
-
-    Raises UsageError where there is nothing to read, RecipeError where a file of another content
-    stands in the way, or where what needs consent would be written into a trusted folder.
-    """
+    """Read a file, or every recipe of others below a folder; write those that were translated."""
     known = library(settings)
     source = of_source(known, str(source)) or source
     found = tuple(_read(known, file, assignments) for file in _files(source))
@@ -108,10 +102,7 @@ def _is_trusted(path: Path, settings: Settings) -> bool:
 
 
 def _places(found: Sequence[Imported], root: Path, destination: Path) -> dict[Path, Path]:
-    """Return where each recipe is written: below the folder as below theirs, by its name.
-
-    Where two of one folder have one name, the later one is called as its file.
-    """
+    """Return where each is written: as below theirs, by its name, or else by its file's."""
     places: dict[Path, Path] = {}
     for item in found:
         if item.translation is not None:
@@ -157,10 +148,7 @@ def _read(known: Library, file: Path, assignments: Sequence[str]) -> Imported:
 
 
 def _refuse_without_consent(item: Imported) -> None:
-    """A recipe in a folder of the user's own is the user's word: nobody is asked again.
-
-    What has mistakes was not asked about to the end.
-    """
+    """A recipe in a folder of the user's own is the user's word: nobody is asked again."""
     if asked := (*item.consents, *item.mistakes):
         raise RecipeError(
             f"{item.file} has {len(item.mistakes)} mistakes and asks for {len(item.consents)} "

@@ -9,7 +9,7 @@ from sparkdeploy.estimate.report import memory_table
 from sparkdeploy.plan.report import fork_lines
 from sparkdeploy.server.phases import start_words
 from sparkdeploy.terminal.style import line_of
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sparkdeploy.authoring.outlook import Outlook
     from sparkdeploy.recipe.schema import Recipe
     from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.tables import Block
 
 WITHOUT_EFFECT = {
     *("schema", "name", "title", "source", "preview", "extends", "expect", "notes"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
+from sparkdeploy.atomic_files import write_private
 from sparkdeploy.bench.campaign.folder import Before
 from sparkdeploy.bench.endpoint import MAX_RECIPE_CHARACTERS
 from sparkdeploy.deploy.deployments import find_deployment
@@ -15,7 +16,6 @@ from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.recipe.schema import Recipe

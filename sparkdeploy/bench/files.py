@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from sparkdeploy import atomic_files, yaml_text
+from sparkdeploy.atomic_files import make_private, write_private
 from sparkdeploy.bench.record import SCHEMA_VERSION, Run
 from sparkdeploy.errors import BenchError, UsageError
-from sparkdeploy.node.private_folder import make_private, write_private
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.safe_text import visible_json
 

@@ -13,8 +13,8 @@ from sparkdeploy.deploy.serving import model_of, require_answers, served_by
 from sparkdeploy.errors import SparkdeployError, UnhealthyError
 from sparkdeploy.export.clients import curl_line
 from sparkdeploy.recipe.answers import CHAT
-from sparkdeploy.server.client import NoSuchRouteError
-from sparkdeploy.server.streaming import AnswerSoFar, answer_pieces
+from sparkdeploy.server.client import NoSuchRouteError, ServedModel
+from sparkdeploy.server.streaming import AnswerPiece, AnswerSoFar, answer_pieces
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import beneath
 from sparkdeploy.terminal.style import draws_on
@@ -22,8 +22,6 @@ from sparkdeploy.terminal.style import draws_on
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkdeploy.server.client import ServedModel
-    from sparkdeploy.server.streaming import AnswerPiece
     from sparkdeploy.settings import Settings
 
 NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
@@ -143,10 +141,7 @@ class AnswerPrinter:
 
 
 def follow(partner: Partner, messages: Sequence[Mapping[str, Any]], printer: AnswerPrinter) -> None:
-    """Print an answer as it comes; who leaves early has closed its connection.
-
-    Raises AnswerRefusedError in the server's words, and UnhealthyError when it is not reached.
-    """
+    """Print an answer as it comes; who leaves early has closed its connection."""
     body: dict[str, Any] = {
         "messages": list(messages),
         "stream": True,
@@ -196,10 +191,7 @@ def took(so_far: AnswerSoFar) -> str:
 
 
 def remark(so_far: AnswerSoFar, limit: int | None) -> str:
-    """Return what is amiss with an answer that has ended; empty when nothing is.
-
-    `limit` is how many tokens were asked for at most; None where nobody said.
-    """
+    """Return what is amiss with an ended answer of at most `limit` tokens, if anything."""
     if so_far.finish_reason == CUT and not so_far.text.strip():
         return "it was still thinking when its tokens were used up: raise --max-tokens"
     if so_far.finish_reason == CUT and limit is None:

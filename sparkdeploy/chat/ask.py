@@ -6,7 +6,7 @@ import base64
 import sys
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.chat.answer import AnswerPrinter, follow, remark, took
+from sparkdeploy.chat.answer import AnswerPrinter, Partner, follow, remark, took
 from sparkdeploy.deploy.nodes import is_deployment
 from sparkdeploy.errors import UsageError
 from sparkdeploy.stored_json import read_bytes
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sparkdeploy.chat.answer import Partner
 
 MAX_PICTURE_BYTES = 32 << 20
 _KINDS = (
@@ -51,10 +50,7 @@ def read_words(words: Sequence[str]) -> tuple[str | None, str]:
 
 
 def messages_of(text: str, system: str | None, pictures: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return what is sent; UsageError for a picture that cannot be.
-
-    Without a picture the question is plain text, for any template.
-    """
+    """Return what is sent: without a picture plain text, for any template."""
     first = [{"role": "system", "content": system}] if system else []
     urls = [{"type": "image_url", "image_url": {"url": _picture_url(path)}} for path in pictures]
     content: Any = [*urls, {"type": "text", "text": text}] if urls else text

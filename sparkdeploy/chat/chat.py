@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdeploy.chat.answer import AnswerPrinter, AnswerRefusedError, follow, remark, took
+from sparkdeploy.chat.answer import AnswerPrinter, AnswerRefusedError, Partner, follow, remark, took
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.terminal.console import console
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from sparkdeploy.chat.answer import Partner
     from sparkdeploy.server.streaming import AnswerSoFar
 
 MARK = "/"

@@ -133,11 +133,7 @@ class UnknownArchitectureError(Exception):
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:
-    """Return the layers that a config.json describes.
-
-    Raises UnknownArchitectureError for a model type that is not known, or that uses its keys in a
-    way that is not; CheckpointError for numbers that are missing or that no model has.
-    """
+    """Return the layers that a config.json describes; UnknownArchitectureError for other models."""
     sizes = config_sizes(config)
     model_type = sizes.model_type
     family = _families().get(model_type) if isinstance(model_type, str) else None

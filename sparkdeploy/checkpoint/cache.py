@@ -45,10 +45,7 @@ def snapshot_folder(cache: Path, repo: str, commit: str) -> Path:
 
 
 def require_links(folder: Path) -> None:
-    """Raise CheckpointError where a file system takes no symbolic links, before anything is there.
-
-    What else stands in the way of writing is left to whoever writes.
-    """
+    """Raise CheckpointError where a file system takes no symbolic links, before writing."""
     place = next(it for it in (folder, *folder.parents) if it.is_dir())
     link = place / f".sparkdeploy-link-{secrets.token_hex(8)}"
     try:
@@ -118,10 +115,7 @@ def link_blob(file: RepoFile, snapshot: Path) -> None:
 
 
 def discard_file(file: RepoFile, snapshot: Path) -> None:
-    """Remove a file of a snapshot, and the blob that it leads to.
-
-    Where that is a link into the store, the link goes: its content belongs to others as well.
-    """
+    """Remove a file of a snapshot, and its blob; of the shared store the link alone."""
     root = snapshot.parent.parent
     place = snapshot / file.name
     with open_folder(root, _folders(snapshot, file)) as folder:

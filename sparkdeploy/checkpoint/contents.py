@@ -108,10 +108,7 @@ def read_headers(folder: Path) -> Mapping[str, Header]:
 def read_tensors(
     folder: Path, headers: Mapping[str, Header] | None = None
 ) -> Mapping[str, Located]:
-    """Every tensor of the safetensors files directly in `folder`; of two, the index decides.
-
-    `headers` are those of `read_headers` when they have been read already.
-    """
+    """Return every tensor of the safetensors files in `folder`; of two, the index decides."""
     preferred = (read_index(folder) or {}).get("weight_map", {})
     headers = read_headers(folder) if headers is None else headers
     _refuse_absent(folder, headers.keys(), {*preferred.values()})
@@ -329,10 +326,7 @@ def index_content(tensors: Mapping[str, Located]) -> dict[str, object]:
 
 
 def parse_index(name: str, text: bytes) -> dict[str, Any]:
-    """Return an index whose weight_map leads from tensors to files of its own folder.
-
-    Raises CheckpointError, which calls it `name`.
-    """
+    """Return an index whose weight_map leads from tensors to files of its own folder."""
     if max(text.count(sign) for sign in (b":", b",")) > _INDEX_SIGNS_LIMIT:
         raise CheckpointError(f"{name} has more than {TENSORS_LIMIT} entries.", hint=_INDEX_HINT)
     if text.count(b"{") + text.count(b"[") > _INDEX_NESTING_LIMIT:

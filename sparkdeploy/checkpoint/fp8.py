@@ -75,11 +75,7 @@ def _is_weight(name: str) -> bool:
 def find_fp8(
     source: RangeSource, sizes: ModelSizes, indexed: Mapping[str, str]
 ) -> dict[str, Located]:
-    """Find every expected tensor by the headers of the files that `indexed` (name to file) names.
-
-    Its offsets count from the file's first byte. Raises CheckpointError naming what is missing,
-    extra or unlike.
-    """
+    """Find every expected tensor by the headers of the files that `indexed` names."""
     expected = expected_fp8(sizes)
     files = sorted({file for name, file in indexed.items() if is_related(name)})
     found: dict[str, Located] = {}
@@ -188,10 +184,7 @@ def _is_like(
     shape: tuple[int, ...],
     scales: Sequence[float],
 ) -> bool:
-    """Compare a run of elements in the middle of each stretch; a code is one byte.
-
-    `places` are where the tensor begins in the file of its codes and in the other one.
-    """
+    """Compare a run of elements in the middle of each stretch of one tensor in two files."""
     rows, columns = shape
     blocks = -(-columns // BLOCK)
     for begin in range(0, rows * columns, STRETCH_BYTES):

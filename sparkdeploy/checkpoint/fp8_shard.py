@@ -52,10 +52,7 @@ class Order:
 
 
 def fp8_origin(checkpoint: Checkpoint, settings: Settings) -> str:
-    """Name the recipe's FP8 tensors to the commit, or to the state of a folder; no network.
-
-    Empty when the recipe takes none; a repository that was not resolved yet is named as asked for.
-    """
+    """Name the recipe's FP8 tensors to the commit, or to the state of a folder; no network."""
     source = _source_of(checkpoint)
     if not source:
         return ""
@@ -239,10 +236,7 @@ def _join(found: Mapping[str, Located], parts: Path, shard: Path) -> dict[str, s
 
 
 def check_shard(folder: Path, on_progress: Progress | None = None) -> Header:
-    """Return the header of a shard; CheckpointError unless it is finished and whole.
-
-    With `on_progress` every tensor is read too, and held against the hash it came with.
-    """
+    """Return a shard's header; CheckpointError unless whole; `on_progress` reads it all."""
     shard = read_shard(folder)
     if shard is None:
         raise _unsound(folder, "it is not finished")

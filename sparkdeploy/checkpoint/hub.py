@@ -194,9 +194,6 @@ def _origin(url: str) -> tuple[str, str, int] | None:
 
 
 def authorization(url: str, endpoint: str, token: str | None) -> dict[str, str]:
-    """Return the header with the hub's token for an address, and none for one of another host.
-
-    Every request to a hub takes its token from here: an answer may name any address.
-    """
+    """Return the header with the hub's token for its own host: an answer may name any address."""
     is_for_hub = token and is_same_host(url, endpoint)
     return {"Authorization": f"Bearer {token}"} if is_for_hub else {}

@@ -9,12 +9,12 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.checkpoint.cache import missing_in, snapshot_folder
 from sparkdeploy.checkpoint.durable import disk_errors, only_one, write_text
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, check_commit, is_commit, shown
 from sparkdeploy.checkpoint.source import CheckpointSource, find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
-from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.stored_json import MAX_BYTES, read_json
 
 LOCK_FILE = "hub-lock.json"
@@ -60,10 +60,7 @@ class _Content:
 
 @dataclass(frozen=True, slots=True)
 class HubLock:
-    """The pins of a state folder; reading needs no lock, writing takes one.
-
-    Every method raises CheckpointError for a file that this release would not have written.
-    """
+    """The pins of a state folder; reading needs no lock, writing takes one."""
 
     state_dir: Path
 

@@ -77,10 +77,7 @@ class Recurrent:
     grows: ClassVar = False
 
     def state_bytes(self, *, ranks: int, draft_tokens: int, memory_bytes: int | None = None) -> int:
-        """Return what one request keeps of it on one of `ranks`.
-
-        `memory_bytes` are those of an element where something else than the model decides.
-        """
+        """Return what one request keeps of it on one of `ranks`, of elements of `memory_bytes`."""
         groups = self.groups if self.groups % ranks == 0 else self.groups + ranks - self.groups
         channels = (self.channels + groups * self.group_channels) // ranks
         tokens = self.window_tokens + (draft_tokens if self.window_follows_drafts else 0)

@@ -153,10 +153,7 @@ def download_bytes(hub_cache: Path, facts: RepoFacts) -> int:
 
 
 def pull(hub: Hub, lock: HubLock, download: Download, on_progress: Progress) -> Path:
-    """Fetch what is missing, check every file, and return the snapshot's folder.
-
-    Raises CheckpointError at once when the disk is too small.
-    """
+    """Fetch what is missing, check every file, and return the snapshot's folder."""
     facts = download.facts
     snapshot = cache.snapshot_folder(hub.cache, facts.repo, facts.commit)
     if download.is_verified:

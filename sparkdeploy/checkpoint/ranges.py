@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdeploy.bounded_http import CHUNK_BYTES
 from sparkdeploy.checkpoint import contents
-from sparkdeploy.checkpoint.hub import KEPT_HINT, RetryError, download_failed
-from sparkdeploy.checkpoint.repo_files import shown
+from sparkdeploy.checkpoint.hub import KEPT_HINT, Hub, RetryError, download_failed
+from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, shown
 from sparkdeploy.checkpoint.safetensors import Header, header_from, within_limits
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.stored_json import open_regular
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from httpx2 import Headers, Response
 
     from sparkdeploy.checkpoint.durable import Progress
-    from sparkdeploy.checkpoint.hub import Hub
-    from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile
 
 SILENCE_LIMIT_S = 600.0
 """A line that brings less than one piece of a file in that time is as good as dead."""

@@ -94,10 +94,7 @@ def find_in_hub_cache(repo: str, revision: str | None, hub_cache: Path) -> Check
 
 @readable()
 def open_folder(path: Path) -> CheckpointSource:
-    """A folder of one's own; a snapshot inside a Hugging Face cache is recognised as one.
-
-    Raises CheckpointError when it has no config.json or links out of itself.
-    """
+    """Return a folder of one's own; a snapshot inside a Hugging Face cache is recognised as one."""
     folder = path.expanduser().absolute()
     if not folder.exists():
         raise CheckpointError(f"{path} does not exist.", hint="Name the folder of a model.")

@@ -106,10 +106,7 @@ def find_stored(name: str, settings: Settings) -> Stored:
 
 @readable()
 def find_folder(name: str, settings: Settings) -> Path:
-    """A folder itself, or what a name of `stored` means; UsageError for a path where none is.
-
-    Of a download that is the pinned commit, else the branch main, else the only snapshot there is.
-    """
+    """Return a folder itself, or what a name of `stored` means: its pin, main, or the only one."""
     named = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for ~nobody
     if _begins_like_one(named):
         return named.absolute()

@@ -27,10 +27,7 @@ def work_through(
     stop: threading.Event,
     watch: Callable[[], None],
 ) -> None:
-    """Call `work` for each item, on so many threads; raise the first error of any of them.
-
-    `watch` is called about once a second, and may raise. Whatever ends the work sets `stop`.
-    """
+    """Call `work` for each item, on so many threads; raise the first error of any of them."""
     waiting, ended = queue.SimpleQueue[T](), Ended()
     for item in items:
         waiting.put(item)
@@ -56,11 +53,7 @@ def work_through(
 
 
 def run_within(limit_s: float | None, work: Callable[[], T], title: str | None = None) -> T:
-    """Return what `work` returns, in a thread that nobody waits for after `limit_s`.
-
-    With a `title` a step shows what is waited for, as soon as it takes long. Raises what `work`
-    raises, and TimeoutError when it takes longer.
-    """
+    """Return what `work` returns, in a thread that nobody waits for after `limit_s`."""
     results: list[T] = []
     ended = Ended()
 

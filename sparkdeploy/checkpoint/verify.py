@@ -120,10 +120,7 @@ def _expected(
 
 
 def _scale_problems(config: Mapping[str, Any], infos: Mapping[str, TensorInfo]) -> Iterator[str]:
-    """Yield packed weights that have no scale, which engines read as garbage.
-
-    Scales of another shape need no check: an engine refuses them while it loads.
-    """
+    """Yield packed weights that have no scale, which engines read as garbage."""
     method = method_of(config)
     packed = {name: found for name, info in infos.items() if (found := _scales_of(name, info))}
     # Bytes may be anything where nothing says that they are packed.

@@ -5,16 +5,14 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import fail, not_seen, ok, warn
-from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, ContainerFact
-from sparkdeploy.node.docker_config import DEFAULT_ADDRESS
+from sparkdeploy.checks.report import Finding, fail, not_seen, ok, warn
+from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, ContainerFact, ListedContainer
+from sparkdeploy.node.reports import DEFAULT_ADDRESS
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.reports import EngineInfo
 
 INSTALL_RUNTIME = (
@@ -26,7 +24,6 @@ LOW_DISK_BYTES = 20 * 10**9
 
 
 def check_engine(info: EngineInfo | None, failure: str, fix: str | None) -> Finding:
-    """Check that the engine answers; `failure` and `fix` are the connection's message and hint."""
     if info is None:
         return fail("docker.engine", failure or "docker does not answer", fix or "start docker")
     seen = f"Docker Engine {info.version} on {info.architecture}"
@@ -36,7 +33,6 @@ def check_engine(info: EngineInfo | None, failure: str, fix: str | None) -> Find
 
 
 def check_architecture(engine: str, processor: str | None) -> Finding:
-    """Check that the engine's images are for this machine's own processor."""
     check = "docker.architecture"
     if processor is None:
         return not_seen(check, "`uname -m` did not answer")
@@ -58,7 +54,6 @@ def check_nvidia_runtime(*, has_runtime: bool, cdi_device: str = "") -> Finding:
 
 
 def check_context(info: EngineInfo) -> Finding:
-    """Check that Docker's own command asks the engine that we ask."""
     check, other = "docker.context", info.other_context
     if other is None:
         return ok(check, "Docker's own command asks the same engine")
@@ -85,11 +80,7 @@ def check_rootless(info: EngineInfo) -> Finding:
 
 
 def check_cgroup(info: EngineInfo, links: int | None) -> Finding:
-    """Check that a container keeps its GPU when systemd reads its units anew.
-
-    systemd then sets the devices of each scope again, and knows those alone that /dev/char names.
-    `links` is how many of NVIDIA's devices it does.
-    """
+    """Check that GPUs stay when systemd sets its units' devices anew, by links in /dev/char."""
     check = "docker.cgroup"
     if info.cgroup_driver != "systemd" or not info.has_nvidia_runtime:
         return ok(check, "`systemctl daemon-reload` takes no GPU from a container")
@@ -132,10 +123,7 @@ def deployment_findings(
     booting: frozenset[str],
     attended: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Yield the findings of sparkdeploy's containers; those that do not run were inspected.
-
-    `booting` have a systemd unit; `attended` are deployments with the command that waits for them.
-    """
+    """Yield our containers' findings, with who has a unit and which command waits for one."""
     serving = [item for item in containers if item.deployment]
     yield _check_state(serving, attended)
     yield _check_boot(serving, booting)

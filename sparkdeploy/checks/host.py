@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.checks.known import known
-from sparkdeploy.node.facts import output_or_none, read_or_none
+from sparkdeploy.checks.report import Finding, fail, not_seen, ok, warn
+from sparkdeploy.node.facts import Machine, output_or_none, read_or_none
 from sparkdeploy.node.lock import made_anew
 from sparkdeploy.node.node import at_once
 from sparkdeploy.node.shared_files import ROOT_UID, user_name
@@ -24,8 +24,6 @@ from sparkdeploy.node.shared_files import ROOT_UID, user_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.node.facts import Machine
     from sparkdeploy.settings import Settings
     from sparkdeploy.shell import Completed
 
@@ -114,7 +112,6 @@ def processor(host: CheckedHost) -> str | None:
 
 
 def booting(host: CheckedHost) -> frozenset[str]:
-    """Return the deployments with a systemd unit."""
     return frozenset(UNIT.findall(host.output("ls", UNITS) or ""))
 
 

@@ -6,15 +6,13 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import fail, not_seen, ok, warn
-from sparkdeploy.checks.known import failing, known, model_servers
+from sparkdeploy.checks.known import KnownBad, failing, known, model_servers
+from sparkdeploy.checks.report import Finding, fail, not_seen, ok, warn
 from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.checks.known import KnownBad
     from sparkdeploy.node.container import NeighbourFact
     from sparkdeploy.node.facts import GpuFact, GpuProcess
     from sparkdeploy.node.symptoms import GpuSample, SymptomFact
@@ -53,10 +51,7 @@ _COMPLAINT = re.compile(r"\bNV_ERR_|\bfail(?:ed|ure)\b|\berror\b", re.IGNORECASE
 def check_gpu(
     gpu: GpuFact | None, failure: str | None, *, node: str, engine: str, rehearsed: str | None
 ) -> Finding:
-    """Check that there is a GPU at all; `failure` is nvidia-smi's message when there is none.
-
-    `rehearsed` is the recipe, where a rehearsal with an engine of sparkdeploy would test it.
-    """
+    """Check that there is a GPU; `rehearsed` is the recipe, where a rehearsal would test it."""
     check = "machine.gpu"
     if gpu is not None:
         return ok(check, gpu.name)
@@ -138,7 +133,6 @@ def _user(process: GpuProcess) -> str:
 
 
 def check_swap(meminfo: Mapping[str, int]) -> Finding:
-    """Check that little is swapped out: swapping ends in a freeze."""
     check = "machine.swap"
     if "SwapTotal" not in meminfo or "SwapFree" not in meminfo:
         return not_seen(check, "the kernel does not say how much swap there is")
@@ -154,11 +148,8 @@ def check_swap(meminfo: Mapping[str, int]) -> Finding:
 
 
 def check_page_cache(meminfo: Mapping[str, int], needed_bytes: int | None) -> Finding:
-    """Check that CUDA sees the memory that the kernel would give back.
-
-    On unified memory CUDA counts the page cache as taken, and vLLM refuses to start although
-    MemAvailable is enough.
-    """
+    """Check that CUDA sees the memory that the kernel would give back."""
+    # On unified memory it counts the page cache as taken, and vLLM refuses to start.
     check = "machine.page_cache"
     if "MemFree" not in meminfo or "MemAvailable" not in meminfo:
         return not_seen(check, "the kernel does not say how much memory is free")
@@ -227,7 +218,6 @@ def check_kho(meminfo: Mapping[str, int]) -> Finding:
 
 
 def check_fragmentation(free_blocks: Sequence[int], page_bytes: int | None) -> Finding:
-    """Check that not only small blocks of memory are free."""
     check = "machine.fragmentation"
     if not free_blocks or not page_bytes:
         return not_seen(check, "/proc/buddyinfo cannot be read")
@@ -363,11 +353,7 @@ def check_driver_log(log: Sequence[str] | None) -> Finding:
 def check_other_servers(
     neighbours: Sequence[NeighbourFact] | None, programs: Iterable[str]
 ) -> Finding:
-    """Name those that run; idle ones take memory with the next request, so they count too.
-
-    `neighbours` is None where Docker did not answer in time; no program at all means that the
-    process list could not be read.
-    """
+    """Name model servers; idle ones take memory with the next request, so they count too."""
     check = "gpu.other_servers"
     # Containers first: their processes are in the process list, too.
     found: dict[str, tuple[str, str]] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from sparkdeploy.checks.finding import Finding, Verdict, node_finding
+from sparkdeploy.checks.report import Finding, Verdict, node_finding
 from sparkdeploy.image.stages import RDMA_PACKAGES
 from sparkdeploy.units import format_bytes
 
@@ -119,11 +119,7 @@ def chosen_adapters(env: Mapping[str, str], own: Iterable[str]) -> tuple[str, ..
 
 
 def rdma_checks(node: ClusterNode, fact: RdmaFact, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what keeps NCCL from the adapters, in the order in which it would meet it.
-
-    `env` is the container's: the adapters and the GID that NCCL takes. Without the libraries
-    nothing else can be seen.
-    """
+    """Yield what keeps NCCL from the adapters, as it would meet it; `env` is the container's."""
     if fact.missing:
         seen = f"RDMA libraries of the image: {'; '.join(fact.missing.values())}"
         fix = f"install {', '.join(RDMA_PACKAGES)} in that image, or take an engine that "

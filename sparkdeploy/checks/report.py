@@ -2,18 +2,85 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdeploy.checks.finding import Verdict
-from sparkdeploy.terminal.style import Piece, Style, line_of
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.errors import Mistakes, NodeError
+from sparkdeploy.terminal.style import Line, Piece, Style, line_of
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.terminal.style import Line
-    from sparkdeploy.terminal.tables import Block, TextRow
+
+class Verdict(Enum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    NOT_SEEN = "not seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    check: str
+    """Stable: `group.name`, as docs/troubleshooting.md lists them."""
+    verdict: Verdict
+    seen: str
+    """The value seen, with the name of the thing."""
+    fix: str | None = None
+    """A command, or what to do; None when there is nothing to do."""
+    blocks: Literal["prepare", "start"] = "start"
+    """The first step that a failure blocks: `prepare` (and so start), or the start."""
+    node: str = ""
+    """The node of a check between nodes, which `seen` names as well."""
+
+    @property
+    def group(self) -> str:
+        return self.check.partition(".")[0]
+
+
+def ok(check: str, seen: str) -> Finding:
+    return Finding(check, Verdict.OK, seen)
+
+
+def warn(check: str, seen: str, fix: str) -> Finding:
+    return Finding(check, Verdict.WARN, seen, fix)
+
+
+def fail(check: str, seen: str, fix: str) -> Finding:
+    return Finding(check, Verdict.FAIL, seen, fix)
+
+
+def fail_early(check: str, seen: str, fix: str) -> Finding:
+    """Return a failure that stands in the way of images and checkpoints already."""
+    return Finding(check, Verdict.FAIL, seen, fix, blocks="prepare")
+
+
+def said(finding: Finding) -> dict[str, str]:
+    """Return what a program reads of a finding whose verdict it knows."""
+    return {"check": finding.check, "message": finding.seen, "fix": finding.fix or ""}
+
+
+def not_seen(check: str, why: str) -> Finding:
+    return Finding(check, Verdict.NOT_SEEN, why)
+
+
+def node_finding(
+    check: str,
+    node: str,
+    result: bool | Verdict,
+    seen: str,
+    expected: str = "",
+    fix: str | None = None,
+) -> Finding:
+    """Return what a check of one node saw; a result of False fails, others give their verdict."""
+    verdict = result if isinstance(result, Verdict) else Verdict.OK if result else Verdict.FAIL
+    if verdict is Verdict.OK:
+        return Finding(f"cluster.{check}", verdict, f"{node}: {seen}", node=node)
+    wanted = f", expected {expected}" if expected else ""
+    return Finding(f"cluster.{check}", verdict, f"{node}: {seen}{wanted}", fix or None, node=node)
+
 
 GROUPS = (
     "machine",
@@ -56,7 +123,6 @@ EXPLAINED = {
 
 
 def legend(signs: Iterable[str]) -> str:
-    """Return one line that says what these signs mean, each once."""
     used = set(signs)
     return "  ".join(f"{sign} {meaning}" for sign, meaning in MEANINGS.items() if sign in used)
 
@@ -118,8 +184,24 @@ def _row(item: Finding) -> TextRow:
 
 
 def signed(sign: str) -> Piece:
-    """Return a sign in the colour of its meaning."""
     return Piece(sign, SIGN_INKS.get(sign, Style.PLAIN))
+
+
+def refusal(what: str, findings: Sequence[Finding]) -> NodeError:
+    """Return the error with all that stands in the way of something, each with its fix."""
+    lines = [line for it in findings for line in (it.seen, f"    fix: {it.fix}")]
+    return NodeError(f"{what}, for {_reasons(findings)}", detail=Mistakes("\n".join(lines)))
+
+
+def require_none(problems: Sequence[Finding]) -> None:
+    """Raise NodeError after a plan has been printed that `up` would refuse."""
+    if problems:
+        message = f"`up` would refuse this, for {_reasons(problems)}"
+        raise NodeError(message, hint="the lines with x say why")
+
+
+def _reasons(findings: Sequence[Finding]) -> str:
+    return "1 reason" if len(findings) == 1 else f"{len(findings)} reasons"
 
 
 def failures(findings: Sequence[Finding]) -> int:
@@ -127,5 +209,4 @@ def failures(findings: Sequence[Finding]) -> int:
 
 
 def _in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """Return them by group; within a group the order stays."""
     return sorted(findings, key=lambda finding: GROUPS.index(finding.group))

@@ -7,24 +7,28 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import Finding, Verdict, node_finding
+from sparkdeploy.checks.report import Finding, Verdict, node_finding
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import fabric as node_fabric
-from sparkdeploy.node.docker_config import other_context
-from sparkdeploy.node.fabric import FALLBACK_GID_INDEX, look_at_fabric, twin_key
-from sparkdeploy.node.facts import NodeFact, look_at
-from sparkdeploy.node.node import at_once, named
+from sparkdeploy.node.fabric import (
+    FALLBACK_GID_INDEX,
+    Connection,
+    FabricFact,
+    Packet,
+    Rate,
+    look_at_fabric,
+    twin_key,
+)
+from sparkdeploy.node.facts import Machine, NodeFact, look_at
+from sparkdeploy.node.node import Node, Nodes, at_once, named
+from sparkdeploy.node.reports import other_context
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.cluster import ClusterNode
-    from sparkdeploy.node.fabric import Connection, FabricFact, Packet, Rate
-    from sparkdeploy.node.facts import Machine
-    from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.reports import EngineInfo
 
 ANY_PORT = 0
@@ -54,11 +58,7 @@ class Survey:
 
 
 def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey:
-    """Read the facts of all nodes in parallel; `models` is this node's model folder.
-
-    `machine` replaces the one this command runs on. Among several nodes one whose Docker Engine
-    does not answer has failed; a single machine is surveyed without it.
-    """
+    """Read the facts of all nodes in parallel; of several nodes one without Docker has failed."""
     is_alone = nodes.config is None
 
     def survey_node(node: Node) -> NodeFact | NodeError:
@@ -89,7 +89,6 @@ def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey
 
 
 def compare(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
-    """Return the checks of the nodes' facts; nothing for one machine alone."""
     if nodes.config is None:
         return ()
     wanted = {*found.seen, *found.failures}
@@ -116,7 +115,6 @@ def probe(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
 
 
 def measure(nodes: Nodes, found: Survey) -> tuple[Finding, ...]:
-    """Measure each link between a node and the next, one after the other."""
     ready = [node for node in nodes if node.name in found.seen]
     after = {node.name: ready[(at + 1) % len(ready)].name for at, node in enumerate(ready)}
     rates = []
@@ -328,7 +326,6 @@ NODE_CHECKS = (_clock, _tools, _interfaces, _subnets, _rdma, _pcie, _twins)
 
 
 def pair_checks(entries: Sequence[ClusterNode], seen: Mapping[str, NodeFact]) -> Iterator[Finding]:
-    """Yield what must be equal on all nodes."""
     nodes = [node for node in entries if node.name in seen]
     for node in nodes[1:]:
         first, ours, theirs = nodes[0], seen[node.name], seen[nodes[0].name]

@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 
 from sparkdeploy.bench.load.plan import Law
 from sparkdeploy.cli import bench_quality as asking
-from sparkdeploy.cli.bench_campaign import campaign
 from sparkdeploy.cli.bench_options import (
     SWEPT_CONCURRENCY,
     SWEPT_CONTEXT,
@@ -28,10 +27,10 @@ from sparkdeploy.cli.bench_options import (
     UrlOption,
     one_side,
 )
+from sparkdeploy.cli.bench_quality import campaign
 from sparkdeploy.cli.names import completing
 from sparkdeploy.cli.names import runs as kept_names
-from sparkdeploy.cli.options import JsonOption, current_settings
-from sparkdeploy.cli.printing import answer
+from sparkdeploy.cli.options import JsonOption, answer, current_settings
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.terminal.console import console
 

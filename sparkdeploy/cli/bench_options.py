@@ -50,10 +50,7 @@ SWEPT_CONTEXT = "1K,2K,4K,8K,16K,32K,64K,128K,256K"
 
 
 def one_side(name: str | None, url: str | None, command: str) -> str:
-    """Return the name or the address that was given, or the only deployment's; UsageError for both.
-
-    `command` is what was typed, for whoever has to name one of several.
-    """
+    """Return the name or address that was given, or the only deployment's; UsageError for both."""
     if name and url:
         raise UsageError("give a deployment's name or --url, not both")
     if url:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparkdeploy.cli import options
-from sparkdeploy.cli.printing import answer
+from sparkdeploy.cli.options import answer
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import Piece, Style
-from sparkdeploy.terminal.tables import TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Block, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.cluster import ClusterConfig, ClusterNode
     from sparkdeploy.node.fabric import FabricFact
     from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.terminal.tables import Block
 
 
 group = typer.Typer(help="Two or more nodes: who they are, and whether they fit.")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparkdeploy.checks.report import require_none
 from sparkdeploy.cli import options
 from sparkdeploy.cli.names import completing, deployments, nodes, recipes
-from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
+from sparkdeploy.cli.options import answer, print_plan
 from sparkdeploy.errors import NodeError, UsageError, joined
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
@@ -143,7 +144,7 @@ def _show_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
 
     plan = plan_for(request, settings)
     print_plan(plan, settings, as_json=as_json)
-    require_no_problems(plan)
+    require_none(plan.problems)
 
 
 def _deploy(

@@ -180,7 +180,7 @@ def litellm(
     public: OpenOption = False,
 ) -> None:
     """Several deployments behind one port, by LiteLLM. Its clients need a key."""
-    from sparkdeploy.export.companions import export_litellm
+    from sparkdeploy.export.neighbours import export_litellm
 
     _hand_over(export_litellm(names or (), port, current_settings(), is_public=public), folder)
 
@@ -209,7 +209,7 @@ def llama_swap(
 @group.command()
 def prometheus(names: NamesArgument = None, folder: FolderOption = None) -> None:
     """What Prometheus scrapes and records. Of deployments, of memory and of the GPU."""
-    from sparkdeploy.export.companions import export_prometheus
+    from sparkdeploy.export.neighbours import export_prometheus
 
     _hand_over(export_prometheus(names or (), current_settings()), folder)
 
@@ -217,7 +217,7 @@ def prometheus(names: NamesArgument = None, folder: FolderOption = None) -> None
 @group.command()
 def grafana(folder: FolderOption = None) -> None:
     """A dashboard for Grafana over what Prometheus records."""
-    from sparkdeploy.export.companions import export_grafana
+    from sparkdeploy.export.neighbours import export_grafana
 
     _hand_over(export_grafana(current_settings()), folder)
 
@@ -230,14 +230,14 @@ def open_webui(
     public: OpenOption = False,
 ) -> None:
     """A Compose file of Open WebUI in front of deployments."""
-    from sparkdeploy.export.companions import export_open_webui
+    from sparkdeploy.export.neighbours import export_open_webui
 
     _hand_over(export_open_webui(names or (), port, current_settings(), is_public=public), folder)
 
 
 def _hand_over(export: Export, folder: Path | None) -> None:
     """Print the first file, or write them all."""
-    from sparkdeploy.export.companions import write_export
+    from sparkdeploy.export.neighbours import write_export
 
     if folder is None:
         console.answer_text(export.files[0].text)

@@ -10,7 +10,7 @@ import typer
 
 from sparkdeploy.cli import options
 from sparkdeploy.cli.names import completing, engines, images
-from sparkdeploy.cli.printing import answer
+from sparkdeploy.cli.options import answer
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_bytes

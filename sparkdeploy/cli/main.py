@@ -59,11 +59,7 @@ NO_ROOM_HINT = "`df -h` says which disk is full; `sparkdeploy config` which fold
 
 
 def program(loaded: Collection[str]) -> typer.Typer:
-    """Return the program in which the commands named in `loaded` are whole.
-
-    Of the others there are the names and the summaries, for `--help` and near misses: importing
-    all of them takes longer than most commands do.
-    """
+    """Return the program with only the commands in `loaded` whole: importing all takes long."""
     app = typer.Typer(
         name="sparkdeploy",
         help="Deploy large language models with vLLM on NVIDIA DGX Spark.",
@@ -229,10 +225,7 @@ def _look_among_deployments(error: UnknownRecipeError) -> None:
 
 
 def _run_with_consent() -> int:
-    """Run the command that was typed; once more where a person agrees to what its recipe sets.
-
-    A recipe is loaded before anything is done.
-    """
+    """Run what was typed; once more where a person agrees to what its recipe sets."""
     try:
         return _run()
     except ConsentNeededError as error:
@@ -241,7 +234,7 @@ def _run_with_consent() -> int:
         _show(error)
         if not console.confirm("Allow all of it, as long as nothing of these files changes?"):
             return error.exit_code
-        from sparkdeploy.node.private_folder import write_private
+        from sparkdeploy.atomic_files import write_private
 
         write_private(error.record, "")
         return _run()
@@ -348,7 +341,7 @@ def _write_crash_log() -> str:
 
 def _write_log_into(folder: Path, text: str) -> str:
     from sparkdeploy import atomic_files
-    from sparkdeploy.node.private_folder import make_private
+    from sparkdeploy.atomic_files import make_private
 
     make_private(folder)
     path = folder / "crash.log"

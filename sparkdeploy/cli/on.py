@@ -17,22 +17,20 @@ from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.mods import read_mod
 from sparkdeploy.node.cluster import configured
-from sparkdeploy.node.remote_command import prepare, run_attached
-from sparkdeploy.node.ssh import SshLink, SshTarget
+from sparkdeploy.node.ssh import SshLink, SshTarget, prepare, run_attached
 from sparkdeploy.recipe.consent import consent_hint
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.recipe.library import parent_beside
 from sparkdeploy.recipe.mods import FoundMod, mod_folder
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
 from sparkdeploy.recipe.sources import Sources
-from sparkdeploy.settings import ON_VARIABLE
+from sparkdeploy.settings import ON_VARIABLE, Settings
 from sparkdeploy.stored_json import read_unlinked
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.settings import Settings
 
 CONSENT = "--allow-unsafe"
 LOCAL_PATHS = re.compile(r"-o(?!-)|(--output|--image)(?==|$)")
@@ -42,11 +40,7 @@ DESTINATION = re.compile(r"(?:ssh://)?(?:\w[\w.-]*@)?[\w\[][\w.:%\[\]-]*/?")
 
 
 def run_on(node: str, argv: Sequence[str], settings: Settings) -> int:
-    """Run a command on a node and return its exit code.
-
-    Raises NodeError when the node cannot be reached or has no sparkdeploy of this version,
-    RecipeError for a recipe that may not be sent, and UsageError for a path of this machine.
-    """
+    """Run a command on a node and return its exit code."""
     target = target_of(node, settings)
     _refuse_local_paths(node, argv)
     recipes = [word for word in argv if _is_recipe_file(word)]
@@ -114,10 +108,7 @@ def _place(path: Path) -> str:
 def _add_recipe(
     path: Path, files: dict[str, ContextFile], sources: Sources, *, consented: bool
 ) -> None:
-    """Add a recipe with what it extends by path, its chat template and its mods; or a stack.
-
-    Without consent no file is sent that a recipe from elsewhere could not have mounted here.
-    """
+    """Add a recipe or a stack with its files; without consent only what it could mount here."""
     if _place(path) in files:
         return
     content = read_document(path).content
@@ -144,7 +135,6 @@ def _add_recipe(
 
 
 def _recipes_of_stack(models: object, beside: Path) -> Iterator[Path]:
-    """Yield the files of recipes that a stack names by a relative path."""
     for model in models if isinstance(models, list) else []:
         name = model.get("recipe") if isinstance(model, dict) else None
         if isinstance(name, str) and not name.startswith(("/", "~")):

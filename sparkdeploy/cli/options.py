@@ -11,13 +11,17 @@ from typer.core import TyperCommand
 
 from sparkdeploy.cli.names import completing, deployments, recipes
 from sparkdeploy.errors import UsageError
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.estimate.hardware import Hardware
+    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
+    from sparkdeploy.terminal.tables import Block
 
 
 def current_settings() -> Settings:
@@ -153,7 +157,6 @@ def named_hardware(wanted: str | None) -> Hardware | None:
 
 
 def stack_file(wanted: str | None, settings: Settings) -> Path | None:
-    """Return the stack file that was typed; None where a recipe was."""
     from sparkdeploy.recipe.library import is_path
 
     # A name is a recipe's: the usual command loads nothing of stacks.
@@ -173,10 +176,7 @@ def overrides(
     unsafe: bool = False,
     solo: bool = False,
 ) -> list[str]:
-    """Return what `--set` gives, with the values and consents that have an option of their own.
-
-    Raises UsageError for a value that is given both ways.
-    """
+    """Return what `--set` gives, with the values and consents that have an option of their own."""
     from sparkdeploy.recipe.document import is_set
 
     given = {"allow_known_bad": known_bad, "allow_unsafe": unsafe}
@@ -199,7 +199,6 @@ def overrides(
 
 
 def require_name(name: str) -> None:
-    """Raise UsageError for a deployment's name that Docker would not take."""
     from sparkdeploy.node.container import refuse_no_name
 
     refuse_no_name(name)
@@ -221,3 +220,33 @@ def requested(
     require_name(name)
     wanted = recipe or settings.default_recipe
     return Request(wanted, tuple(assignments or ()), Deployment(name, public), cluster)
+
+
+def answer(blocks: Iterable[Block], content: object, *, as_json: bool) -> None:
+    """Print paragraphs and tables for a person, or the same for a program."""
+    if as_json:
+        console.answer_json(content)
+        return
+    console.answer_blocks(blocks)
+
+
+def print_plan(plan: Plan, settings: Settings, shown: str | None = None, *, as_json: bool) -> None:
+    from sparkdeploy.plan import report
+    from sparkdeploy.plan.steps import plan_as_dict
+    from sparkdeploy.server.phases import start_words
+
+    if shown is None:
+        start = start_words(plan, settings.state_dir)
+        answer(report.plan_lines(plan, start), plan_as_dict(plan), as_json=as_json)
+        return
+    texts = {
+        "dockerfile": report.dockerfile_text,
+        "args": report.arguments_text,
+        "container": report.container_text,
+        "mods": report.mods_text,
+    }
+    text = texts[shown](plan)
+    if as_json:
+        console.answer_json({"show": shown, "text": text, "nodes": plan_as_dict(plan)["nodes"]})
+    else:
+        console.answer(text)

@@ -7,9 +7,9 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.cli.printing import answer
-from sparkdeploy.deploy.request import up_words
-from sparkdeploy.deploy.up import Extent
+from sparkdeploy.cli.options import answer
+from sparkdeploy.deploy.request import Request, up_words
+from sparkdeploy.deploy.up import Extent, Outcome
 from sparkdeploy.export.clients import curl_line
 from sparkdeploy.plan.launch import planned_backends
 from sparkdeploy.server.facts import compare_backends
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.deploy.lifecycle import Started
-    from sparkdeploy.deploy.request import Request
-    from sparkdeploy.deploy.up import Outcome
 
 
 def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json: bool) -> None:
@@ -64,7 +62,6 @@ def _lines(outcome: Outcome, extent: Extent, request: Request) -> Iterator[str]:
 
 
 def say_next(deployment: str) -> None:
-    """Say on a terminal what may be typed next."""
     if not console.draws:
         return
     # Beside another deployment a command without a name ends with a question.

@@ -11,7 +11,7 @@ import typer
 
 from sparkdeploy.cli import options
 from sparkdeploy.cli.names import completing, sources
-from sparkdeploy.cli.printing import answer
+from sparkdeploy.cli.options import answer
 from sparkdeploy.errors import ChangesPendingError, RecipeError, SparkdeployError
 from sparkdeploy.secret_shapes import masked_address
 from sparkdeploy.terminal.console import console

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from sparkdeploy.checks.report import require_none
 from sparkdeploy.cli import options
-from sparkdeploy.cli.printing import answer, print_plan, require_no_problems
+from sparkdeploy.cli.options import answer, print_plan
 from sparkdeploy.errors import ChangesPendingError, NodeError, RecipeError, UsageError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import line_of
@@ -202,7 +203,7 @@ def plan_recipe(
             )
         outlook = _outlook(recipe, assignments, hardware, headers=headers, cluster=cluster)
         answer(_outlook_lines(outlook, verbose=verbose), outlook.as_dict(), as_json=as_json)
-        require_no_problems(outlook)
+        require_none(outlook.problems)
         return
     from sparkdeploy.deploy.request import plan_for, with_expected_paths
 
@@ -215,7 +216,7 @@ def plan_recipe(
     print_plan(plan, settings, show, as_json=as_json)
     # What `up` would refuse goes before what it would do.
     if check or show is None:
-        require_no_problems(plan)
+        require_none(plan.problems)
     if check:
         _require_nothing_to_do(plan)
 
@@ -255,7 +256,6 @@ def _outlook_lines(outlook: Outlook, *, verbose: bool) -> Iterator[Block]:
 
 
 def _require_nothing_to_do(plan: Plan) -> None:
-    """Raise ChangesPendingError where there is work, or memory was not checked."""
     if plan.has_work:
         command = f"sparkdeploy up {plan.resolved.called}"
         raise ChangesPendingError("the plan has work to do", hint=f"run `{command}`")

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparkdeploy.checks.report import require_none
 from sparkdeploy.cli.options import (
     KnownBadOption,
     UnsafeOption,
+    answer,
     current_settings,
     named_hardware,
     overrides,
 )
-from sparkdeploy.cli.printing import answer
-from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
-from sparkdeploy.gateway.plans import plan_stack
-from sparkdeploy.gateway.report import count_of, problems, refuse, stack_as_dict, stack_lines
+from sparkdeploy.errors import ChangesPendingError, UsageError
+from sparkdeploy.gateway.plans import StackPlan, plan_stack
+from sparkdeploy.gateway.report import problems, refuse, stack_as_dict, stack_lines
 from sparkdeploy.gateway.stack import load_stack
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.gateway.plans import StackPlan
-    from sparkdeploy.gateway.ready import Ready
+    from sparkdeploy.gateway.deployments import Ready
     from sparkdeploy.settings import Settings
 
 
@@ -82,26 +82,21 @@ def _planned(
 def show_stack(
     path: Path, context: typer.Context, settings: Settings, hardware: str | None = None
 ) -> None:
-    """Print what fits together, and what each start costs; raise NodeError where one cannot."""
     refuse_options(context, path, "dry_run", "yes", "hardware" if hardware else "check")
     plan = _planned(path, context, settings, hardware)
     answer(stack_lines(plan), stack_as_dict(plan), as_json=context.params["as_json"])
-    if found := problems(plan):
-        raise NodeError(
-            f"`up` would refuse this, for {count_of(found)}", hint="the lines with x say why"
-        )
+    require_none(problems(plan))
     if context.params.get("check") and any(it.has_work for it in plan.members):
         command = shlex.join(["sparkdeploy", "up", str(path)])
         raise ChangesPendingError("the stack has work to do", hint=f"run `{command}`")
 
 
 def up_of_stack(path: Path, context: typer.Context, settings: Settings) -> None:
-    """Make every model of a stack ready, and start what is always kept."""
     given = context.params
     if given["dry_run"]:
         show_stack(path, context, settings)
         return
-    from sparkdeploy.gateway.ready import up_stack
+    from sparkdeploy.gateway.deployments import up_stack
 
     refuse_options(context, path, "prepare", "drop_page_cache", "yes")
     plan = _planned(path, context, settings)

@@ -20,10 +20,7 @@ AGAIN_S = 0.01
 
 
 class Interruption:
-    """When Ctrl-C, SIGTERM or SIGHUP came last.
-
-    What runs at that moment may be an import, or a library that makes another error of it.
-    """
+    """When a signal came last; an import or a library may have made another error of it."""
 
     at_s = -math.inf
     is_loading = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparkdeploy.cli import options
-from sparkdeploy.cli.printing import answer
+from sparkdeploy.cli.options import answer
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of

@@ -13,7 +13,7 @@ from sparkdeploy.node.container import (
     ContainerFact,
     ListedContainer,
 )
-from sparkdeploy.node.node import named
+from sparkdeploy.node.node import Node, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.recipe.library import library
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.node import Node
 
 STOP_TIMEOUT_S = 30
 Seen = TypeVar("Seen", bound=ListedContainer)
@@ -89,7 +88,6 @@ def deployments_in(listing: Iterable[ListedContainer]) -> dict[str, Listed]:
 
 
 def inspect_deployment(host: DockerHost, listed: Listed) -> Inspected | None:
-    """Return a listed deployment with its current containers inspected; None when it has gone."""
     wanted = [it for it in (listed.serving, listed.replaced) if it is not None]
     return _inspected(host, listed.name, [it.container_id for it in wanted], listed.kept)
 
@@ -101,11 +99,7 @@ def find_deployment(host: DockerHost, name: str) -> Inspected | None:
 
 
 def look_again(node: Node, name: str) -> Inspected | None:
-    """Return a deployment as it is now: its containers are inspected by name, and not listed.
-
-    Those that are kept are listed anew only when another command has changed the others since this
-    one has made its list.
-    """
+    """Inspect a deployment's containers by name; list kept ones anew only after another command."""
     names = (container_name(name), replaced_name(name))
     with named(node):
         before = deployments_in(node.listing).get(name)
@@ -142,7 +136,6 @@ def nodes_with(found: Listed | Inspected | None, noted: tuple[str, ...]) -> tupl
 
 
 def require_deployment(host: DockerHost, name: str) -> Inspected:
-    """Return the deployment of that name, inspected; NodeError names those that exist."""
     known = deployments_in(host.own_containers())
     found = inspect_deployment(host, known[name]) if name in known else None
     if found is None:
@@ -164,10 +157,7 @@ def no_deployment(name: str, known: Collection[str]) -> NodeError:
 def refuse_as_worker(
     found: Listed | Inspected | None, *, there: str = "run the same command"
 ) -> None:
-    """Raise NodeError where this machine has only a part of what another one heads.
-
-    `there` is what to do on that other machine.
-    """
+    """Raise NodeError for what another machine heads; `there` is what to do on that one."""
     if found is not None and found.is_of_another_head:
         name, head = found.name, found.current.nodes[0]
         raise NodeError(
@@ -178,7 +168,6 @@ def refuse_as_worker(
 
 
 def remove_containers(host: DockerHost, facts: Sequence[ListedContainer]) -> tuple[str, ...]:
-    """Stop and remove containers; return their names."""
     for fact in facts:
         if fact.is_running:
             host.stop(fact.container_id, timeout_s=STOP_TIMEOUT_S)

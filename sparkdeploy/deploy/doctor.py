@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from sparkdeploy.checks import docker, report
-from sparkdeploy.checks.finding import fail, not_seen
 from sparkdeploy.checks.host import (
     CheckedHost,
     NeededHost,
+    TargetName,
     TimeLimitedMachine,
     booting,
     host_findings,
@@ -23,12 +23,13 @@ from sparkdeploy.checks.host import (
     processor,
 )
 from sparkdeploy.checks.machine import check_other_servers, gpu_symptoms, machine_symptoms
+from sparkdeploy.checks.report import Finding, fail, not_seen
 from sparkdeploy.checks.survey import survey
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import RecipeError, SparkdeployError
 from sparkdeploy.node.cluster import configured
-from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact
-from sparkdeploy.node.facts import THIS_MACHINE, spelled
+from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact, ListedContainer
+from sparkdeploy.node.facts import THIS_MACHINE, Machine, spelled
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
@@ -41,10 +42,6 @@ from sparkdeploy.plan.recipe_checks import recipe_findings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.checks.host import TargetName
-    from sparkdeploy.node.container import ListedContainer
-    from sparkdeploy.node.facts import Machine
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import Plan
@@ -93,11 +90,8 @@ def examine(
     machine: Machine = THIS_MACHINE,
     plan: Plan | None = None,
 ) -> tuple[Finding, ...]:
-    """Return what every check found; no Docker, no GPU and no network are findings, not errors.
-
-    Of a plan over several nodes these are reported as they were when it was made; for one machine
-    a plan is drafted anew, under the same name.
-    """
+    """Return what every check found; no Docker, no GPU and no network are findings, not errors."""
+    # A plan over several nodes is reported as it was made; that of one machine is made anew.
     deployment = plan.deployment if plan is not None else Deployment("main")
 
     def make() -> Plan:
@@ -147,7 +141,6 @@ def examine(
 
 
 def _with_ends(observed: Observed, host: DockerHost) -> Observed:
-    """Return what was observed with the containers inspected that do not run."""
     facts = (
         item
         if item.is_running or isinstance(item, ContainerFact)

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import __version__, atomic_files
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.node.container import is_name
-from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.secret_shapes import (
     REMOVED,
     SHORTEST_KNOWN,
@@ -48,11 +48,9 @@ def save_evidence(
     deployment: str,
     details: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Save all that is known of a container; return the new folder `<deployment>-<UTC time>`.
+    """Save all that is known of a container, for its owner alone; return the new folder.
 
-    In it are the root cause in one line, the log as `logs` shows it, and a JSON file each for what
-    Docker and the guard say, versions and `details`. Readable by its owner only. Only the newest
-    KEPT_CRASHES folders stay. Raises OSError when the disk does not take it.
+    Only the newest KEPT_CRASHES folders stay. Raises OSError when the disk does not take it.
     """
     folder = _new_folder(crashes_dir, deployment)
     # The keys of all deployments stand beside the evidence in the state folder.
@@ -143,7 +141,6 @@ def _new_folder(crashes_dir: Path, deployment: str) -> Path:
 
 
 def known_secrets(keys_dir: Path) -> tuple[str, ...]:
-    """Return the keys of deployments, as the files of their folder hold them."""
     values = []
     with contextlib.suppress(OSError):
         for path in keys_dir.iterdir():

@@ -19,10 +19,10 @@ from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Replacement, TakenAwayError
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
-from sparkdeploy.node.node import named
+from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.plan.memory import promised_bytes, shortage
 from sparkdeploy.plan.preflight import in_the_way, owner_of
-from sparkdeploy.server.health import ContainerDiedError
+from sparkdeploy.server.health import ContainerDiedError, Readiness
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from sparkdeploy.deploy.wait import Watch
     from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.node.container import ContainerSpec, ListedContainer
-    from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
 
 
@@ -49,8 +47,6 @@ DROP_COMMAND = f"sync && echo 1 | sudo tee {DROP_CACHES}"
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What starts on one node: a new container, or one that was made before."""
-
     node: Node
     container: ContainerSpec | ListedContainer
     claim: MemoryClaim | None = None
@@ -92,7 +88,6 @@ class Launch:
 
     @property
     def replaces(self) -> bool:
-        """Say whether something that ran has made room."""
         return any(it.old is not None for it in self.begun)
 
     @property
@@ -102,11 +97,7 @@ class Launch:
         return self.answered_s - min(ends) if ends and self.answered_s is not None else None
 
     def start(self, ranks: Sequence[Rank]) -> None:
-        """Put new containers, or kept ones, in place, in this order; if one cannot be, none is.
-
-        Nodes that have a rank of the old deployment and none of the new come first. All nodes have
-        listed their containers under the lock.
-        """
+        """Put new containers, or kept ones, in place, in this order; if one cannot be, none is."""
         _refuse_foreign(ranks, self.deployment)
         names = [rank.node.name for rank in sorted(ranks, key=lambda rank: not rank.node.is_here)]
         self.noted_before = self.record.nodes(self.deployment)
@@ -154,12 +145,9 @@ class Launch:
             raise
 
     def wait_and_commit(self, watch: Watch) -> Readiness:
-        """Wait for the first answer without the lock; then keep the containers or put the old back.
+        """Wait without the lock; then keep the containers, or put the old ones back with evidence.
 
-        When the wait raises an expected error, the evidence of the new containers is saved with
-        what the watch has seen, and the old ones are back; the error then says so. Interrupted
-        (Ctrl-C), the old ones come back too; where there were none, the new ones go on starting.
-        Raises TakenAwayError when another command put an end to the new containers meanwhile.
+        Interrupted, new ones without old ones go on. TakenAwayError: another command ended them.
         """
         try:
             readiness = watch.wait()
@@ -218,10 +206,7 @@ class Launch:
         self.record.clear_unverified(self.deployment)
 
     def revert(self, details: Mapping[str, Any] | None = None) -> list[Path]:
-        """Save evidence of the new containers, put them away, bring the old ones back.
-
-        Returns the folders of the evidence. A node that does not answer is named, and stays noted.
-        """
+        """Put new containers away with evidence, bring the old ones back; return its folders."""
         self.is_finished = True
         folders: list[Path | None] = []
         left: list[str] = []
@@ -294,12 +279,10 @@ def _warn_on_failure(node: Node, remains: str) -> Iterator[None]:
 def require_memory(
     node: Node, deployment: str, claim: MemoryClaim | None, *, drop_page_cache: bool
 ) -> None:
-    """Compare a claim with a node's memory that is free now, when nothing of the deployment runs.
+    """Compare a claim with the memory that is free now; NodeError when it does not come back.
 
-    What the other deployments were planned to take counts as taken. Waits for memory that a stopped
-    container still gives back; NodeError when it is not there. Where CUDA counts only what is
-    really free, a page cache in the way is dropped if that was asked for, else there is a warning:
-    the node is locked meanwhile, and nobody is asked under a lock.
+    What others were planned to take counts as taken. A page cache that CUDA does not count as free
+    is dropped if that was asked for: nobody is asked under the node's lock.
     """
     if claim is None:
         return

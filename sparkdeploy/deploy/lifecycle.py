@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
+    Inspected,
+    Listed,
     deployments_in,
     find_deployment,
     no_deployment,
@@ -19,16 +21,16 @@ from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
-from sparkdeploy.deploy.removal import require_consent, require_known
+from sparkdeploy.deploy.removal import Consent, require_consent, require_known
 from sparkdeploy.deploy.serving import answers, served_by
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.container import own_tags
+from sparkdeploy.node.container import ContainerFact, ListedContainer, own_tags
 from sparkdeploy.node.lock import watching
-from sparkdeploy.node.node import named
+from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.node.ports import is_port_free, port_owner
 from sparkdeploy.recipe.schema import Limits
-from sparkdeploy.server.health import ContainerDiedError
+from sparkdeploy.server.health import ContainerDiedError, Readiness
 from sparkdeploy.server.phases import timing_key
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
@@ -36,12 +38,7 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.deploy.deployments import Inspected, Listed
-    from sparkdeploy.deploy.removal import Consent
-    from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.server.health import Readiness
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +58,12 @@ def _connected(verb: str, name: str, *, drop_page_cache: bool = False) -> Iterat
 
 
 def stop(name: str) -> tuple[str, ...]:
-    """End a deployment's containers on every node and leave them there; return their names.
-
-    What was left half done is finished or reverted first, and a start under way given up: `start`
-    brings back what served before. NodeError names the nodes that did not answer.
-    """
+    """End a deployment's containers on every node and leave them there; return their names."""
     with _connected("stop", name) as launch, launch.lock():
         return stop_locked(launch)
 
 
 def stop_locked(launch: Launch) -> tuple[str, ...]:
-    """Do what `stop` does, under the lock that the caller holds."""
     found = _require_own(launch)
     if end_start(launch, found, reason="`stop` gave it up").has_changed:
         found = _require_own(launch)
@@ -91,11 +83,7 @@ def _require_own(launch: Launch) -> Inspected:
 
 
 def start(name: str, *, drop_page_cache: bool = False) -> Started:
-    """Start the very containers that were stopped, or died, and wait until they answer.
-
-    Memory is looked at first, and what their engine chose is compared with what was planned; where
-    that fails they are stopped again. Interrupted, they go on starting.
-    """
+    """Start the very containers that were stopped, or died, and wait until they answer."""
     with _connected("start", name, drop_page_cache=drop_page_cache) as launch, console.steps():
         try:
             return _start(launch)
@@ -124,11 +112,8 @@ def roll_back(
 ) -> Recovery:
     """Bring a deployment to a whole and earlier state, and wait until that answers.
 
-    A replacement that was interrupted is finished when the new containers answer, and reverted
-    otherwise; one that is still starting is given up. With nothing half done, the kept containers
-    take the place of the current ones, which are kept in turn. After a NodeError or an
-    UnhealthyError the current ones are there again, on every node. `consent` is asked before a
-    server that runs ends, and before one that nobody has named.
+    What was interrupted is finished or reverted; else the kept containers take the place of the
+    current ones, which are kept in turn. `consent` is asked before a server ends.
     """
     with _connected("rollback", name, drop_page_cache=drop_page_cache) as launch, console.steps():
         listed = deployments_in(launch.nodes.here.listing).get(name)
@@ -269,7 +254,6 @@ def _runs_whole(nodes: Nodes, head: ListedContainer) -> bool:
 
 
 def _require_port(here: Node, head: ContainerFact) -> None:
-    """Raise NodeError where somebody has taken its port meanwhile."""
     if head.port is None or head.is_running or is_port_free(head.port):
         return
     owner = port_owner(head.port, filter(lambda it: it.is_own, here.listing))
@@ -280,10 +264,7 @@ def _require_port(here: Node, head: ContainerFact) -> None:
 
 
 def _start_again(launch: Launch, head: ListedContainer) -> None:
-    """Start a container of this node, and all ranks that it once started with, on their nodes.
-
-    Raises SparkdeployError where a rank is missing, or its node is in use; nothing is changed then.
-    """
+    """Start a container of this node, and all ranks that it once started with, on their nodes."""
     ranks = []
     for node, fact in _ranks_of(launch.nodes, head):
         made_with = expectation_on(fact)

@@ -9,11 +9,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.atomic_files import keep_private, make_private
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.lock import lock_holder, lock_path, locked_there, node_lock
-from sparkdeploy.node.private_folder import keep_private, make_private
+from sparkdeploy.node.lock import Holder, lock_holder, lock_path, locked_there, node_lock
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.settings import SHARED_LOCK_DIR
+from sparkdeploy.settings import SHARED_LOCK_DIR, Settings
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sparkdeploy.deploy.launch import Launch
-    from sparkdeploy.node.lock import Holder
     from sparkdeploy.node.node import Node
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.settings import Settings
 
 LOCK_WAIT_S = 120.0
 """A change takes seconds, and at most the time in which two containers stop."""
@@ -37,11 +35,9 @@ _DEFERRING: ContextVar[bool] = ContextVar("deferring", default=False)
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer Ctrl-C, SIGTERM and SIGHUP until the block ends, and then raise KeyboardInterrupt.
+    """Defer signals until the outermost block ends, and then raise KeyboardInterrupt.
 
-    Of blocks within each other the outermost one decides. An error that ends the block is the
-    context of the KeyboardInterrupt. Outside the main thread, where no signal arrives, it does
-    nothing.
+    An error that ends the block is its context. Outside the main thread it does nothing.
     """
     if _DEFERRING.get() or threading.current_thread() is not threading.main_thread():
         yield
@@ -69,10 +65,7 @@ def defer_signals() -> Iterator[None]:
 def announced_lock(
     folder: Path, name: str, command: str, *, deployment: str = "", wait_s: float | None = None
 ) -> AbstractContextManager[None]:
-    """Lock a name for a command; while it waits, the user reads for whom.
-
-    NodeError names who keeps the lock for longer than a change takes, or than `wait_s`.
-    """
+    """Lock a name for a command; NodeError names who keeps it longer than `wait_s`."""
     return node_lock(
         folder,
         name,
@@ -86,11 +79,8 @@ def announced_lock(
 def deploy_lock(
     settings: Settings, command: str, deployment: str = ""
 ) -> AbstractContextManager[None]:
-    """Lock this node for a change of its containers; NodeError names who keeps the lock too long.
-
-    Nothing waits for a person, a network or a build inside it. `command` is what others see in the
-    message, without the program's name: `up v2 --name main`.
-    """
+    """Lock this node for a change of its containers; NodeError names who keeps it too long."""
+    # Nothing waits for a person, a network or a build inside it.
     # A full disk, or a file in a folder's place, is for whoever writes there to report.
     with contextlib.suppress(OSError):
         keep_private(settings.state_dir)
@@ -101,11 +91,8 @@ def deploy_lock(
 
 @contextlib.contextmanager
 def ranks_lock(nodes: Iterable[Node], command: str) -> Iterator[None]:
-    """Let no two heads start ranks on the same nodes at the same time.
-
-    All heads lock the nodes in the order of their names, so that of two heads that want the same
-    nodes one gets them all. One machine alone needs no lock beside its own.
-    """
+    """Let no two heads start ranks on the same nodes at the same time."""
+    # In the order of the nodes' names, so that of two heads one gets them all.
     by_name = sorted(nodes, key=lambda node: node.name)
     with contextlib.ExitStack() as locks:
         for node in by_name if len(by_name) > 1 else ():
@@ -163,7 +150,6 @@ def users_of(names: Iterable[str], settings: Settings) -> dict[str, Holder]:
 
 
 def refuse_used(names: Iterable[str], settings: Settings) -> None:
-    """Raise NodeError when a running `up` has named one of these."""
     for name, holder in users_of(names, settings).items():
         raise NodeError(
             f"{name} is used by {holder.describe()}", hint="wait until it has ended, then again"

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
+from sparkdeploy.atomic_files import write_private
 from sparkdeploy.deploy.deployments import deployments_in, no_deployment, nodes_with
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
-from sparkdeploy.node.container import is_name, refuse_no_name
+from sparkdeploy.node.container import ListedContainer, is_name, refuse_no_name
 from sparkdeploy.node.facts import is_another
-from sparkdeploy.node.private_folder import write_private
-from sparkdeploy.plan.topology import make_topology
+from sparkdeploy.plan.steps import make_topology
 from sparkdeploy.recipe.answers import Answers
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.console import console
 
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Nodes
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
 
 MAX_SHOWN = 3
 
@@ -42,7 +40,6 @@ def connect(settings: Settings) -> DockerHost:
 
 
 def needed_nodes(resolved: Resolved, settings: Settings) -> frozenset[str]:
-    """Return the nodes of config.yaml that serve a recipe together, by name."""
     config = configured(settings)
     return frozenset(make_topology(resolved, config, name_here(config)).nodes)
 
@@ -51,11 +48,7 @@ def needed_nodes(resolved: Resolved, settings: Settings) -> frozenset[str]:
 def connect_nodes(
     settings: Settings, deployment: str, also: frozenset[str] = frozenset()
 ) -> Iterator[Nodes]:
-    """Connect to this machine, to all that may have something of a deployment, and to `also`.
-
-    Raises NodeError when the Docker Engine here does not answer. What cannot be known of nodes
-    that only may have something is a warning and stops nothing.
-    """
+    """Connect to this machine, to all that may have something of a deployment, and to `also`."""
     noted = ClusterRecord.below(settings.state_dir).nodes(deployment)
     with contextlib.ExitStack() as opened:
         here = opened.enter_context(this_node(settings))
@@ -73,8 +66,6 @@ def connect_nodes(
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """The notes below the state folder, one file a deployment."""
-
     folder: Path
 
     @classmethod
@@ -82,10 +73,7 @@ class ClusterRecord:
         return cls(state_dir / "cluster" / "deployments")
 
     def nodes(self, deployment: str) -> tuple[str, ...]:
-        """Return the nodes, by rank; empty for a deployment that is none of a cluster's.
-
-        Raises NodeError for a file that cannot be read: what lies on its nodes is not nothing.
-        """
+        """Return the nodes by rank; NodeError for an unreadable file, which does not say none."""
         file = self._file(deployment)
         try:
             return tuple(read_json(file))
@@ -101,7 +89,6 @@ class ClusterRecord:
         return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
 
     def note(self, deployment: str, nodes: tuple[str, ...]) -> None:
-        """Write a deployment's nodes down; without any, remove the note."""
         if nodes:
             write_private(self._file(deployment), json.dumps(nodes))
         else:
@@ -154,12 +141,7 @@ class ClusterRecord:
 
 
 def resolve_name(name: str | None, command: Sequence[str], behind: str = "") -> str:
-    """Return the name that was given, or that of the user's only deployment.
-
-    `command` is what was typed, word by word and without `sparkdeploy`, and `behind` what follows
-    the name. Raises UsageError where several may be meant, or where all are other users', and
-    NodeError where there is none.
-    """
+    """Return the given name or the only deployment's; the words are for who has to choose."""
     return name if name is not None else _only(*_known(), command, behind)
 
 
@@ -187,7 +169,6 @@ def require_name(name: str) -> None:
 
 
 def is_deployment(word: str) -> bool:
-    """Say whether a word is the name of a deployment; what can be no name is not looked for."""
     return is_name(word) and any(word in names for names in _known())
 
 

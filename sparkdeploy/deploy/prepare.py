@@ -26,15 +26,15 @@ from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.image.compilation import refuse_start
 from sparkdeploy.image.pins import pull_below
 from sparkdeploy.node.facts import free_bytes_on
-from sparkdeploy.node.node import at_once, named
+from sparkdeploy.node.node import Node, Nodes, at_once, named
 from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
 from sparkdeploy.plan.folders import write_template
 from sparkdeploy.plan.models import conversion_for, locate_model
-from sparkdeploy.plan.observe import mapping_to, sync_trees
+from sparkdeploy.plan.observe import SyncTree, mapping_to, sync_trees
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.steps import Action
+from sparkdeploy.plan.steps import Action, Plan
 from sparkdeploy.terminal.console import console
-from sparkdeploy.terminal.step import PlannedStep
+from sparkdeploy.terminal.step import PlannedStep, Step
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ if TYPE_CHECKING:
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.plan.observe import SyncTree
-    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.step import Step
 
 KEY_BYTES = 32
 BUILD_WAIT_S = 2 * 3600.0
@@ -62,10 +58,7 @@ _SENT = re.compile(r"^Total bytes sent: ([\d,]+)", re.MULTILINE)
 
 
 def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
-    """Bring images, checkpoint and folders to what the plan says, on every node.
-
-    Raises BuildError, CheckpointError or NodeError, which names the node.
-    """
+    """Bring images, checkpoint and folders to what the plan says, on every node."""
     missing = [image.stage for image in plan.images if image.action is Action.BUILD]
     build_stages(missing, nodes.here.docker, settings)
     prepare_checkpoint(plan, settings)
@@ -83,7 +76,6 @@ def prepare(plan: Plan, nodes: Nodes, settings: Settings) -> None:
 
 
 def build_stages(missing: Sequence[Stage], host: DockerHost, settings: Settings) -> None:
-    """Build stages, lowest first; BuildError has the end of the log of one that fails."""
     for stage in missing:
         if stage.unverified:
             console.warn(stage.unverified)
@@ -110,7 +102,6 @@ def stage_lock(stage: Stage, settings: Settings) -> AbstractContextManager[None]
 
 
 def prepare_checkpoint(plan: Plan, settings: Settings) -> None:
-    """Make the overlay if the plan asks for one; raise CheckpointError when it cannot be made."""
     if plan.checkpoint.action is not Action.PREPARE:
         return
     located = locate_model(plan.resolved.recipe, settings)
@@ -181,10 +172,7 @@ def _give(path: Path, uid: int, gid: int, *, mode: int) -> None:
 
 
 def send_images(plan: Plan, nodes: Nodes, settings: Settings) -> dict[Node, int]:
-    """Bring every other node the images of the plan; NodeError or BuildError name the node.
-
-    Returns the bytes that went to each, compressed: 0 where the engine stage was there.
-    """
+    """Bring every other node the images; return the compressed bytes of the engine for each."""
     *_, below, top = (step.stage for step in plan.images)
     workers = (nodes.node(planned.node) for planned in plan.nodes[1:])
     return {worker: _bring(below, top, nodes.here, worker, settings) for worker in workers}
@@ -280,7 +268,6 @@ def _explained(error: NodeError, worker: Node, image: ImageFact, read_bytes: int
 
 
 def send_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> int:
-    """Make a node's folders hold what ours hold; return the bytes that were sent."""
     mapping = mapping_to(plan.observed, worker.name)
     if mapping is None:
         raise NodeError(f"{worker.name} did not name its user's home folder")
@@ -291,11 +278,7 @@ def send_weights(plan: Plan, nodes: Nodes, worker: Node, settings: Settings) -> 
 
 
 def send_tree(tree: SyncTree, head: Node, worker: Node, settings: Settings) -> int:
-    """Make a worker's folder hold what ours holds; return the bytes that were sent.
-
-    Raises CheckpointError when a file is still another one after it was sent, NodeError when
-    there is no room or rsync fails; both name the node.
-    """
+    """Make a worker's folder hold what ours holds; return the bytes that were sent."""
     differing, changed = compare(tree, head, worker, settings)
     if not differing:
         return 0
@@ -318,10 +301,7 @@ def send_tree(tree: SyncTree, head: Node, worker: Node, settings: Settings) -> i
 def compare(
     tree: SyncTree, head: Node, worker: Node, settings: Settings
 ) -> tuple[dict[str, Entry], list[str]]:
-    """Return what a worker lacks or has otherwise, by sha256, and which of it is there already.
-
-    Unchanged files are not read again.
-    """
+    """Return what a worker lacks or has otherwise, by sha256, and which of it is there already."""
 
     def list_and_hash(node: Node) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
         root = tree.here if node is head else tree.there

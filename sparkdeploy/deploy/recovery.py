@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.deploy.deployments import (
+    Inspected,
     deployments_in,
     find_deployment,
     may_still_start,
@@ -16,7 +17,7 @@ from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.node.node import named
+from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.preflight import owner_of
@@ -25,10 +26,8 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.deploy.deployments import Inspected
     from sparkdeploy.deploy.launch import Launch
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.node import Node, Nodes
 
 ALONE = "alone"
 """In the place of a launch: the head serves by itself."""
@@ -36,8 +35,6 @@ ALONE = "alone"
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What was found half done, and what became of it."""
-
     action: Literal["nothing", "verified", "waiting", "finished", "reverted", "returned"] = (
         "nothing"
     )
@@ -50,10 +47,7 @@ class Recovery:
 
 
 def is_half_done(launch: Launch) -> bool:
-    """Say whether `recover` would find something to finish, to revert or to compare with its plan.
-
-    Of a deployment over several nodes it always may: only the other nodes tell.
-    """
+    """Say whether `recover` would have anything to do; over several nodes it always may."""
     nodes, name, record = launch.nodes, launch.deployment, launch.record
     found = deployments_in(nodes.here.listing).get(name)
     if nodes.config is not None or record.nodes(name):
@@ -68,9 +62,7 @@ def is_half_done(launch: Launch) -> bool:
 def recover(launch: Launch, found: Inspected | None) -> Recovery:
     """Finish or revert, on every node, what an interrupted command left; the others follow ours.
 
-    Under the node's lock, and not interrupted. `found` is what this node has now. Returns what
-    became of this node's rank, or of another's when there was nothing to do here. A node that does
-    not answer is named, and keeps its note; NodeError where its rank would decide.
+    Under the node's lock. Returns what became of this node's rank, or else of another's.
     """
     with defer_signals():
         done = _recover_here(launch, found)
@@ -173,11 +165,7 @@ def _recover_node(launch: Launch, node: Node, of_head: Inspected | None) -> tupl
 def _follow(
     node: Node, there: Inspected, of_head: Inspected | None, head: str, crashes_dir: Path
 ) -> Recovery:
-    """Let another node go the way its head has gone.
-
-    What the head's launch started there stays; what another launch of this head started is put
-    away, and what it replaced comes back.
-    """
+    """Let another node go its head's way: what another launch started goes, the old one is back."""
     serving = of_head.serving if of_head is not None else None
     launch = (serving.launch or ALONE) if serving is not None else ""
     known = of_head.containers if of_head is not None else ()
@@ -205,11 +193,7 @@ def _follow(
 
 
 def _recover_here(launch: Launch, found: Inspected | None) -> Recovery:
-    """Finish or revert what a CLI that died or detached left half done on this node.
-
-    A new container that still has time to start is left alone; one that answers and is not what
-    was planned is not kept.
-    """
+    """Finish or revert what a CLI left half done here; what may still start is left alone."""
     if found is None or found.is_of_another_head:
         return Recovery()
     new, name = found.serving, found.name

@@ -6,11 +6,12 @@ Apart from the other verbs, of which it loads nothing: it starts and watches no 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
+    Inspected,
+    Listed,
     deployments_in,
     find_deployment,
     look_again,
@@ -24,18 +25,10 @@ from sparkdeploy.deploy.nodes import ClusterRecord, connect_nodes
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.node.facts import is_another
-from sparkdeploy.node.node import named
+from sparkdeploy.node.node import Nodes, named
 from sparkdeploy.plan.container import container_name
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.deploy.deployments import Inspected, Listed
-    from sparkdeploy.node.node import Nodes
-    from sparkdeploy.settings import Settings
-
 
 Consent = Callable[[str], bool]
 REMOVAL = "its containers are stopped and removed, its images and checkpoints stay"
@@ -56,10 +49,7 @@ def _locked(
 def require_consent(
     found: Listed, done: str, fate: str, consent: Consent | None, *, is_named: bool
 ) -> None:
-    """Raise SparkdeployError unless somebody agrees to what ends a running server.
-
-    What was named and does not run is not asked about; without `consent` nothing is.
-    """
+    """Raise SparkdeployError unless somebody agrees to what ends a running server."""
     fact = found.current
     if consent is None or found.is_of_another_head or (is_named and not fact.is_running):
         return
@@ -78,10 +68,7 @@ def down(
     consent: Consent | None = None,
     is_named: bool = True,
 ) -> tuple[str, ...]:
-    """Stop and remove one deployment on all of its nodes; return the names of its containers.
-
-    `consent` is asked before one that runs goes, and before one that nobody has named.
-    """
+    """Stop and remove one deployment on all of its nodes; return the names of its containers."""
     settings = load_settings()
     with _locked(name, settings, consent, is_named=is_named) as (nodes, found):
         if not missing_ok:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdeploy.deploy.deployments import (
+    Listed,
     find_deployment,
     kept_name,
     kept_number,
@@ -36,14 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.deploy.deployments import Listed
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.node import Node
 
 
 class TakenAwayError(UnhealthyError):
-    """Another command stopped or replaced the container that was waited for."""
-
     def __init__(self, deployment: str) -> None:
         super().__init__(
             f"{deployment} was stopped or replaced by another command while it was starting",
@@ -153,11 +151,8 @@ class Replacement:
     ) -> None:
         """Take what stands under the name out of the way of `container`; without one for good.
 
-        `found` is the deployment as it is now. The old container is renamed before it is stopped,
-        so that its name tells the half-done state from a deployment that ended by itself. One that
-        died is removed, after its evidence is saved; one that was stopped is kept. Of several ranks
-        that start again one may still run, and is stopped. Raises NodeError when a foreign
-        container has the name.
+        The old one is renamed before it is stopped, so that its name tells the half-done state. One
+        that died is removed, after its evidence is saved; one that was stopped is kept.
         """
         current = found.serving if found is not None else None
         self.note_kept(found.kept if found is not None else ())
@@ -196,10 +191,7 @@ class Replacement:
             self.host.remove(ended)
 
     def bring(self, container: ContainerSpec | ListedContainer) -> None:
-        """Make a container, or bring one that was made before, and start it.
-
-        Whatever it raises, it knows how far it came, and `revert` undoes that.
-        """
+        """Make a container, or take one made before, and start it; `revert` undoes any part."""
         if isinstance(container, ContainerFact) and container.name == self.name:
             self._save_end(container)
         try:

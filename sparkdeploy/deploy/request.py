@@ -21,7 +21,7 @@ from sparkdeploy.deploy.deployments import (
     require_deployment,
 )
 from sparkdeploy.deploy.nodes import connect, needed_nodes
-from sparkdeploy.deploy.serving import served_by
+from sparkdeploy.deploy.serving import ServedDeployment, served_by
 from sparkdeploy.errors import BuildError, CheckpointError, NodeError, RecipeError, UsageError
 from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.facts import is_another
@@ -31,12 +31,12 @@ from sparkdeploy.plan.make import decide, draft_plan
 from sparkdeploy.plan.models import conversion_of
 from sparkdeploy.plan.observe import with_expected_models
 from sparkdeploy.plan.observed import MissingModel
-from sparkdeploy.plan.topology import for_cluster
+from sparkdeploy.plan.steps import for_cluster
 from sparkdeploy.recipe.document import is_set
 from sparkdeploy.recipe.image_name import is_tag
-from sparkdeploy.recipe.image_pins import ImageLock, InspectedEngine
+from sparkdeploy.recipe.image_pins import ImageLock, ImagePin, InspectedEngine
 from sparkdeploy.recipe.library import is_path, library, of_source
-from sparkdeploy.recipe.load import load_recipe
+from sparkdeploy.recipe.load import Resolved, load_recipe
 from sparkdeploy.recipe.paths import with_whole_path
 from sparkdeploy.recipe.weights import Drafter
 from sparkdeploy.recipe.words import shown
@@ -46,12 +46,9 @@ from sparkdeploy.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.image.pins import ImageInspector
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.image_pins import ImagePin
-    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
     from sparkdeploy.settings import Settings
 
@@ -72,11 +69,7 @@ class Request:
 def resolve(
     request: Request, settings: Settings, images: ImageLock | None = None, *, unpinned: bool = False
 ) -> Resolved:
-    """Load the recipe with everything it inherits; raise RecipeError with all mistakes.
-
-    `images` says what tags mean instead of the state folder's own lock. `unpinned` loads it as if
-    no tag were known yet: what one was may be what the recipe does not fit.
-    """
+    """Load the recipe with everything it inherits; `unpinned` as if no tag were known yet."""
     shelf = library(settings)
     if images is not None or unpinned:
         shelf = replace(shelf, images=images)
@@ -85,7 +78,6 @@ def resolve(
 
 
 def sets_variables(assignment: str) -> bool:
-    """Say whether a `--set` changes `serve.env`, of which any variable may be a secret."""
     try:
         return is_set("serve.env", assignment)
     except RecipeError:
@@ -102,10 +94,7 @@ def as_label(request: Request, settings: Settings) -> str:
 
 
 def deployed_request(name: str, settings: Settings) -> Request | None:
-    """Return what a deployment was started with; None where none has the name.
-
-    Raises NodeError for one that does not say so: it was made by hand, or with a variable.
-    """
+    """Return what a deployment was started with; NodeError for one that does not say so."""
     try:
         with connect(settings) as host:
             found = find_deployment(host, name)
@@ -177,10 +166,7 @@ def from_anywhere(recipe: str, settings: Settings) -> str:
 
 
 def served_at(name: str, settings: Settings) -> ServedDeployment:
-    """Return where and how clients ask a deployment that runs or is stopped.
-
-    Raises NodeError without one, and for one whose key is another user's.
-    """
+    """Return how clients ask a deployment; NodeError for one whose key is another user's."""
     with connect(settings) as host:
         found = require_deployment(host, name)
     refuse_as_worker(found)
@@ -197,11 +183,8 @@ def served_at(name: str, settings: Settings) -> ServedDeployment:
 
 
 def at_address(request: Request, served: ServedDeployment, settings: Settings) -> Request:
-    """Return the request as one that answers there; what it sets itself goes before.
-
-    The new model keeps its own name and gets the aliases: a client that asks for the old model by
-    its name learns that it is not there, and never answered by another one.
-    """
+    """Return the request as one that answers there; what it sets itself goes before."""
+    # It gets aliases alone: who asks for the old model by its own name is told that it has gone.
     given = [item for item in request.assignments if item]
     taken: list[str] = []
     if not any(is_set(PORT, item) for item in given):
@@ -219,12 +202,7 @@ def at_address(request: Request, served: ServedDeployment, settings: Settings) -
 def with_known_image(
     plan: Plan, request: Request, settings: Settings, host: DockerHost, *, update: bool
 ) -> Resolved:
-    """Pin a plan's image and inspect it; return the recipe for what the image holds.
-
-    Returns the plan's own recipe where nothing is to be found out. Raises BuildError for an image
-    that cannot be had, and RecipeError where the recipe does not fit what was found. `update` asks
-    the registry again about a tag that is pinned already.
-    """
+    """Pin a plan's image and inspect it; return the recipe for what the image holds."""
     resolved = plan.resolved
     if resolved.engine.kind != "image":
         return resolved
@@ -242,11 +220,8 @@ def pin_image(
     *,
     update: bool = False,
 ) -> Resolved:
-    """Do what `with_known_image` does; `reload` loads the recipe for the images that it is given.
-
-    A tag is pinned to its digest once the image was looked into, so that a tag is never pinned to
-    an image that does not serve.
-    """
+    """Pin and inspect an image; `reload` loads the recipe for the images that it is given."""
+    # A tag is pinned only once its image was looked into, so never to one that does not serve.
     from sparkdeploy.image import pins  # noqa: PLC0415 - as above
 
     name, settings = resolved.image, inspector.settings
@@ -312,7 +287,6 @@ def _print_changes(name: str, before: ImagePin, known: Resolved, settings: Setti
 def repositories_of(
     name: str, settings: Settings, assignments: Sequence[str] = ()
 ) -> list[WantedRepository]:
-    """A recipe's model, drafter and adapters, as far as they are of a hub."""
     recipe = resolve(Request(name, tuple(assignments)), settings).recipe
     return _each_once(_repositories(recipe, settings))
 
@@ -320,11 +294,7 @@ def repositories_of(
 def bring_models(
     plan: Plan, settings: Settings, consent: Callable[[str], bool], *, may_download: bool = True
 ) -> bool:
-    """Fetch the models a plan lacks, after asking; say whether the plan must be made anew.
-
-    A model that is here already is pinned to the commit it has. CheckpointError when nobody agrees,
-    and for all that is missing without `may_download`.
-    """
+    """Fetch the models a plan lacks, after asking; say whether the plan must be made anew."""
     recipe, observed = plan.resolved.recipe, plan.observed
     lock = HubLock(settings.state_dir)
     wanted = _each_once(_repositories(recipe, settings))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy import labels
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.errors import NodeError, UnhealthyError, UsageError
-from sparkdeploy.node.container import EXIT_IDLE
+from sparkdeploy.node.container import EXIT_IDLE, ContainerFact, ListedContainer
 from sparkdeploy.node.ports import Listener, listener_of
 from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.server.client import ServedModel
@@ -21,7 +21,6 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.settings import Settings
 
@@ -35,11 +34,7 @@ _UNITS = (("h", 3600), ("m", 60), ("s", 1))
 def model_of(
     fact: ContainerFact, settings: Settings, host: DockerHost | None = None
 ) -> ServedModel:
-    """Return a container's client; NodeError without a port in its labels, or a readable key.
-
-    The client sends neither key nor prompt while somebody else listens on the port. With `host`
-    the container may still be started, or started again.
-    """
+    """Return a container's client, which sends nothing while another listens on its port."""
     if fact.port is None:
         raise NodeError(
             f"container {fact.name} has no port in its labels",
@@ -114,7 +109,6 @@ def answers(fact: ContainerFact) -> bool:
 
 
 def metrics_of(fact: ContainerFact, settings: Settings) -> Metrics:
-    """Return what a container's server counts; what it does not tell is None."""
     if not fact.is_running:
         return Metrics()
     with contextlib.suppress(NodeError, UnhealthyError), model_of(fact, settings) as model:
@@ -123,7 +117,6 @@ def metrics_of(fact: ContainerFact, settings: Settings) -> Metrics:
 
 
 def require_answers(fact: ContainerFact, model: ServedModel) -> None:
-    """UnhealthyError for a deployment that is down or still starts, before anything is asked."""
     if not fact.is_running:
         raise UnhealthyError(
             f"deployment {fact.deployment} is not running", hint="`sparkdeploy status` shows why"
@@ -192,6 +185,5 @@ def stopped_because(fact: ContainerFact) -> str:
 
 
 def _recipe_values(fact: ListedContainer) -> dict[str, Any]:
-    """Return the recipe's own values; empty for a container that was made by hand."""
     values: dict[str, Any] = json.loads(fact.labels.get(labels.RECIPE_VALUES, "{}"))
     return values

@@ -23,7 +23,7 @@ from sparkdeploy.errors import (
 )
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.lock import attendant_of
-from sparkdeploy.node.node import Node, named
+from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
@@ -33,7 +33,6 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from sparkdeploy.node.node import Nodes
 
 NOTIFY = "NOTIFY_SOCKET"
 BOOT_S = 600.0
@@ -101,11 +100,9 @@ def stay_with(
     sleep: Callable[[float], None] = time.sleep,
     make_ends: Callable[[], Ends] = Ends,
 ) -> None:
-    """Tell systemd, where it asks, that it serves; return when it was stopped or removed.
+    """Tell systemd that it serves; return when it was stopped, UnhealthyError when a rank died.
 
-    Whoever replaces it, changes it or starts it again decides what becomes of it: that is watched
-    on. When a rank has died the others are stopped, and UnhealthyError says what it died of.
-    A network that is cut ends nothing.
+    Whoever changes it decides what becomes of it. A network that is cut ends nothing.
     """
     notify_systemd("READY=1")
     settings = load_settings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, naming, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
-from sparkdeploy.deploy.request import as_label, bring_models, with_known_image
+from sparkdeploy.deploy.request import Request, as_label, bring_models, with_known_image
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
@@ -25,19 +25,15 @@ from sparkdeploy.node.facts import is_another, own_name
 from sparkdeploy.plan.make import decide, decide_again, draft_plan
 from sparkdeploy.plan.preflight import refuse_to_prepare, refuse_to_start
 from sparkdeploy.plan.report import plan_lines
-from sparkdeploy.plan.steps import Action, awaited_preparation
+from sparkdeploy.plan.steps import Action, NodePlan, Plan, awaited_preparation
 from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.server.phases import expected_start, start_words, timing_key_of
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkdeploy.deploy.request import Request
     from sparkdeploy.node.container import ContainerFact, ContainerSpec
     from sparkdeploy.node.node import Nodes
-    from sparkdeploy.plan.steps import NodePlan, Plan
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
@@ -89,11 +85,8 @@ def up(
 ) -> Outcome:
     """Make one machine, or several together, be what the recipe says.
 
-    `confirm` is asked before a model is downloaded and before a running deployment is replaced.
-    The node is locked while containers change, and never while something is asked, downloaded,
-    built or waited for. Raises RecipeError, NodeError, BuildError, CheckpointError or
-    UnhealthyError; after any of them, and after an interruption, the deployment that was there
-    before is there again on every node that answers.
+    `confirm` is asked before downloads and replacements, and nothing waits under the node's lock.
+    After an error or an interruption what was there before is there again.
     """
     options = options or UpOptions()
     name, prepares_only = request.deployment.name, options.extent is Extent.PREPARE
@@ -139,10 +132,7 @@ def _decide(
     confirm: Confirm,
     options: UpOptions,
 ) -> Plan:
-    """Return a plan that nothing stands in the way of, with its image pinned and its models here.
-
-    Raises NodeError with every problem of a plan that cannot be applied.
-    """
+    """Return a plan with its image pinned and its models here; NodeError with all its problems."""
     refuse = refuse_to_prepare if options.extent is Extent.PREPARE else refuse_to_start
     plan = draft_plan(resolved, settings, ranks, request.deployment)
     refuse(plan)
@@ -186,8 +176,8 @@ def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> No
 
 def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
     # The usual `up` has nothing to prepare, and is there sooner without all that builds.
+    from sparkdeploy.deploy.expectation import require_rdma  # noqa: PLC0415
     from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
-    from sparkdeploy.deploy.rdma_preflight import require_rdma  # noqa: PLC0415
 
     prepare(plan, ranks, settings)
     if any(planned.action.is_work for planned in plan.nodes):

@@ -18,12 +18,17 @@ from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import Node, named
 from sparkdeploy.node.reports import parse_time
-from sparkdeploy.plan.steps import plan_as_dict
+from sparkdeploy.plan.steps import Plan, plan_as_dict
 from sparkdeploy.recipe.answers import TEXT, Answers
-from sparkdeploy.server.crash import HUNG_RANK
-from sparkdeploy.server.health import ALIVE, ContainerDiedError, death, wait_until_answering
-from sparkdeploy.server.log_lines import guard_report, lines_of
-from sparkdeploy.server.nccl import is_nccl_info
+from sparkdeploy.server.crash import HUNG_RANK, Cause
+from sparkdeploy.server.health import (
+    ALIVE,
+    ContainerDiedError,
+    Readiness,
+    death,
+    wait_until_answering,
+)
+from sparkdeploy.server.log_lines import guard_report, is_nccl_info, lines_of
 from sparkdeploy.server.phases import (
     PHASES,
     SPARK_COLD_START_S,
@@ -34,7 +39,7 @@ from sparkdeploy.server.phases import (
     save_durations,
 )
 from sparkdeploy.terminal.console import console
-from sparkdeploy.terminal.step import PlannedStep
+from sparkdeploy.terminal.step import PlannedStep, Step
 from sparkdeploy.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
@@ -42,12 +47,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.deploy.launch import Launch
     from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.plan.steps import Plan
     from sparkdeploy.server.client import ServedModel
-    from sparkdeploy.server.crash import Cause
-    from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.step import Step
 
 SAMPLE_EVERY_S = 1.0
 SAMPLE_OTHERS_EVERY_S = 5.0
@@ -99,10 +100,7 @@ class Watch:
         self._awaited = {it.name: PlannedStep(it.title, known_s.get(it.name)) for it in phases}
 
     def wait(self) -> Readiness:
-        """Return when the model has answered and every rank is what was planned.
-
-        Among several nodes the error is that of the container that ended first.
-        """
+        """Return when all answer as planned; the error is of the container that ended first."""
         seen = [node.facts for node in self.plan.observed.nodes] if self.plan is not None else []
         skews_s = {it.name: it.fabric.clock_skew_s for it in seen if it.fabric is not None}
         with GroupWatch(self.ranks, skews_s) as group:
@@ -187,11 +185,8 @@ class Watch:
 
 
 def seen_answers(model: ServedModel, planned: Answers, path: str) -> Answers:
-    """Return what a server answers whose first answer came over this path.
-
-    Its routes are asked for only where the plan expected another one: vLLM takes seconds to make
-    the list.
-    """
+    """Return what a server answers whose first answer came over this path."""
+    # Its routes are asked for only if another path was planned: vLLM takes seconds to list them.
     if path == planned.first_asked.path:
         return planned
     with contextlib.suppress(UnhealthyError):
@@ -229,10 +224,7 @@ class End:
 
 
 class GroupWatch:
-    """Looks at all ranks until one ends, which ends the rest; a context manager.
-
-    Each node has a thread: one that hangs keeps nobody from seeing how the others are.
-    """
+    """Looks at all ranks, each in a thread of its own, until one ends, which ends the rest."""
 
     def __init__(self, ranks: Mapping[Node, str], clock_skews_s: Mapping[str, float]) -> None:
         self.first: End | None = None
@@ -322,11 +314,7 @@ def earliest(ends: Sequence[End]) -> End:
 def silent_rank(
     cause: Cause, died: Node, at: datetime, ranks: Iterable[tuple[Node, str, float]]
 ) -> str:
-    """Return which other rank wrote nothing for longest, and its last line before a time.
-
-    Nothing where the cause is no rank that stopped. Each rank is a node, its container and how far
-    that clock is before ours.
-    """
+    """Name the other rank that wrote nothing for longest; `ranks` come with their clocks' skews."""
     if cause.name != HUNG_RANK:
         return ""
     others = (rank for rank in ranks if rank[0] is not died)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sparkdeploy.checkpoint.layers import Attention, Latent
+from sparkdeploy.checkpoint.layers import Attention, Latent, Mixer
 from sparkdeploy.errors import RecipeError
-
-if TYPE_CHECKING:
-    from sparkdeploy.checkpoint.layers import Mixer
 
 _BF16: Final = ("auto", "bfloat16", "float16", "half")
 _TURBOQUANT_BITS: Final = {
@@ -22,10 +19,7 @@ _DS_MLA_BYTES = 656
 
 
 def token_bytes(mixer: Mixer, kv_dtype: str, ranks: int = 1) -> int:
-    """Return a token's bytes in one layer of one rank, a latent layer's indexer apart.
-
-    Heads divide down to one that ranks repeat. Raises RecipeError for an unknown format.
-    """
+    """Return a token's bytes in one layer of one rank; ranks may repeat the last head."""
     if isinstance(mixer, Attention):
         heads = max(1, mixer.kv_heads // ranks)
         return heads * slot_bytes(kv_dtype, mixer.key_width, mixer.value_width)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from sparkdeploy.checkpoint.layers import STATE_BYTES, Latent, Recurrent
+from sparkdeploy.checkpoint.layers import STATE_BYTES, Architecture, Latent, Layer, Mixer, Recurrent
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.cache_formats import token_bytes
-from sparkdeploy.estimate.model import drafting_layers
+from sparkdeploy.estimate.model import ModelFacts, drafting_layers
 from sparkdeploy.recipe.answers import planned_answers
 from sparkdeploy.recipe.flags import switch_of, value_of
 from sparkdeploy.recipe.releases import parse_version
@@ -21,8 +21,6 @@ from sparkdeploy.recipe.releases import parse_version
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.checkpoint.layers import Architecture, Layer, Mixer
-    from sparkdeploy.estimate.model import ModelFacts
     from sparkdeploy.recipe.load import Resolved
 
 CUDA_BLOCK_TOKENS = 16

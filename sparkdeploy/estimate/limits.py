@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint.architecture import TEXT_PARTS, config_sizes
-from sparkdeploy.checkpoint.layers import Attention, Latent
+from sparkdeploy.checkpoint.layers import Architecture, Attention, Latent
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.image_pins import is_unknown
@@ -21,7 +21,6 @@ from sparkdeploy.recipe.releases import parse_version
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.schema import Serve
 

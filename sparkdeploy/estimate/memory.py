@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sparkdeploy.checkpoint.layers import Attention
-from sparkdeploy.estimate.kv_cache import LARGE_BATCH_TOKENS, SMALL_BATCH_TOKENS, layout_of
-from sparkdeploy.estimate.model import WeightKind, dense_share_of
+from sparkdeploy.checkpoint.layers import Architecture, Attention
+from sparkdeploy.estimate.kv_cache import (
+    LARGE_BATCH_TOKENS,
+    SMALL_BATCH_TOKENS,
+    CacheLayout,
+    layout_of,
+)
+from sparkdeploy.estimate.model import ModelFacts, WeightKind, dense_share_of
 from sparkdeploy.recipe.flags import switch_of, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.estimate.hardware import Hardware
-    from sparkdeploy.estimate.kv_cache import CacheLayout
-    from sparkdeploy.estimate.model import ModelFacts
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
@@ -152,10 +154,7 @@ class Budget:
 
 
 def make_budget(resolved: Resolved, facts: ModelFacts, hardware: Hardware) -> Budget:
-    """Return the memory budget of a recipe on a machine.
-
-    For one machine of several, `facts` are those of its rank (`share.facts_of_rank`).
-    """
+    """Return the memory budget of a recipe on a machine; of several, of its rank's `facts`."""
     recipe = resolved.recipe
     layout, unknown = layout_of(resolved, facts, batched_tokens=_step(recipe.serve, hardware)[1])
     return Budget(

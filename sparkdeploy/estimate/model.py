@@ -26,7 +26,7 @@ from sparkdeploy.checkpoint.architecture import (
 from sparkdeploy.checkpoint.contents import NOT_DESCRIBED, Described, method_of
 from sparkdeploy.checkpoint.dense_layers import dense_layers
 from sparkdeploy.checkpoint.expected_tensors import expected_tensors
-from sparkdeploy.checkpoint.layers import Attention, Latent
+from sparkdeploy.checkpoint.layers import Architecture, Attention, Latent, Layer
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
@@ -34,7 +34,6 @@ from sparkdeploy.recipe.document import read_document
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.checkpoint.layers import Architecture, Layer
     from sparkdeploy.recipe.schema import Recipe
 
 
@@ -138,11 +137,7 @@ def facts_from(
     *,
     untyped_bytes: int = 0,
 ) -> ModelFacts:
-    """Return what a model's small files and headers say, or the sizes of files alone.
-
-    Layers that are not known are None in the answer. Raises CheckpointError for numbers that no
-    model has.
-    """
+    """Return what a model's small files and headers say, or the sizes of files alone."""
     listed, kind_of = list(tensors), kinds_for(described.config)
     architecture, unknown = known_layers(described.config)
     if not listed:
@@ -312,19 +307,13 @@ def bytes_in_memory(
 
 
 def share_of_weights(total_bytes: int, ranks: int, embedding_bytes: int = 0) -> int:
-    """Return the most bytes that one rank holds of weights of which only the size is known.
-
-    All but embeddings and head is divided by the ranks of one copy.
-    """
+    """Return the most bytes of weights that one rank holds; embeddings and head are whole."""
     kept = min(embedding_bytes, total_bytes)
     return kept - (kept - total_bytes) // ranks
 
 
 def embedding_bytes(config: Mapping[str, Any]) -> int:
-    """Return the bytes of embeddings and head, in 16 bits, also of layers that are not known.
-
-    0 where a config.json does not say, or says what no model has.
-    """
+    """Return the bytes of embeddings and head in 16 bits; 0 where a config.json does not say."""
     try:
         sizes = config_sizes(config)
         rows, width = (sizes.optional(name) or 0 for name in ("vocab_size", "hidden_size"))

@@ -13,11 +13,11 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy.checkpoint.architecture import config_sizes
-from sparkdeploy.checkpoint.contents import summary
-from sparkdeploy.checkpoint.layers import Attention, Recurrent
+from sparkdeploy.checkpoint.contents import Described, summary
+from sparkdeploy.checkpoint.layers import Architecture, Attention, Mixer, Recurrent
 from sparkdeploy.checkpoint.repo_files import files_here, has_weights
 from sparkdeploy.checkpoint.source import fetch_command
-from sparkdeploy.checks.finding import fail_early, warn
+from sparkdeploy.checks.report import Finding, fail_early, warn
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import limits
 from sparkdeploy.estimate.model import known_layers
@@ -30,9 +30,6 @@ from sparkdeploy.recipe.words import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.checkpoint.contents import Described
-    from sparkdeploy.checkpoint.layers import Architecture, Mixer
-    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Weights

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.estimate.memory import GIB, budget_warnings
-from sparkdeploy.estimate.model import WeightKind
+from sparkdeploy.estimate.memory import GIB, Budget, budget_warnings
+from sparkdeploy.estimate.model import ModelFacts, WeightKind
 from sparkdeploy.estimate.speed import (
     CONTEXT_TOKENS,
+    Acceptance,
+    DecodeStep,
+    Speed,
     acceptance_lines,
     decode_step,
     launches_line,
 )
 from sparkdeploy.recipe.weights import Fp8Dense
 from sparkdeploy.terminal.style import Piece, Style, line_of
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
@@ -23,12 +26,8 @@ if TYPE_CHECKING:
 
     from sparkdeploy.checkpoint.layers import Architecture
     from sparkdeploy.estimate.kv_cache import CacheLayout
-    from sparkdeploy.estimate.memory import Budget
-    from sparkdeploy.estimate.model import ModelFacts
-    from sparkdeploy.estimate.speed import Acceptance, DecodeStep, Speed
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Checkpoint, Cluster
-    from sparkdeploy.terminal.tables import Block
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (1024, 4096, 16384, 32768, 65536, 131_072, 262_144)
@@ -304,10 +303,7 @@ def conversion_lines(
 def treated_lines(
     checkpoint: Checkpoint, layers: Architecture | None, dense_bytes: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield which dense layers become FP8 and what drafts read of the head, with their bytes.
-
-    `dense_bytes` are those of the layers at 16 bits, by the last part of their names.
-    """
+    """Yield which dense layers become FP8 and what drafts read of the head, with their bytes."""
     if dense_bytes:
         size = sum(dense_bytes.values()) / 1e9
         yield f"FP8 while loading: {', '.join(dense_bytes)}: {size:.2f} -> {size / 2:.2f} GB a step"

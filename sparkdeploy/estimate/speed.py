@@ -12,21 +12,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from sparkdeploy.checkpoint.layers import Attention, Latent, Recurrent
+from sparkdeploy.checkpoint.layers import Architecture, Attention, Latent, Mixer, Recurrent
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.cache_formats import token_bytes
 from sparkdeploy.estimate.kv_cache import state_element_bytes
 from sparkdeploy.estimate.memory import converted_weights
-from sparkdeploy.estimate.model import WeightKind, drafting_layers
+from sparkdeploy.estimate.model import ModelFacts, WeightKind, drafting_layers
 from sparkdeploy.recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sparkdeploy.checkpoint.layers import Architecture, Mixer
     from sparkdeploy.estimate.hardware import Hardware, MeasuredSpeed
-    from sparkdeploy.estimate.model import ModelFacts
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe, Speculative
 
@@ -226,10 +224,7 @@ def _read_bytes(mixer: Mixer, kv_dtype: str, context_tokens: int, ranks: int) ->
 def _state_bytes(
     resolved: Resolved, facts: ModelFacts, architecture: Architecture, drafted: int
 ) -> int:
-    """Return what one request's states take: read once, and written for each row.
-
-    With drafts vLLM stores the state after every row, to go back to the last accepted one.
-    """
+    """Return what one request's states take: read once, and, for drafts, written for each row."""
     element_bytes = state_element_bytes(resolved)
     states = (it for layer in architecture.layers for it in layer.mixers)
     return sum(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from sparkdeploy.estimate.memory import CPU_SERVER_BYTES
+from sparkdeploy.estimate.memory import CPU_SERVER_BYTES, Budget
 from sparkdeploy.estimate.speed import MISS_SHARE
 from sparkdeploy.recipe.answers import planned_answers
 from sparkdeploy.units import format_gib
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sparkdeploy.estimate.hardware import Hardware
-    from sparkdeploy.estimate.memory import Budget
     from sparkdeploy.estimate.model import ModelFacts
     from sparkdeploy.recipe.schema import Recipe
 
@@ -187,10 +186,7 @@ class Together:
         return "; ".join((*reasons, sums))
 
     def shares(self) -> tuple[float, ...] | None:
-        """Return shares with which all would fit, what is left divided evenly; None without any.
-
-        No recipe gets more than it asks for, unless that is too little for it.
-        """
+        """Return shares with which all would fit, the rest divided evenly; None without any."""
         memory_bytes = self.hardware.memory_bytes
         least = [item.least_share for item in self.members]
         known = [it for it in least if it is not None]

@@ -13,7 +13,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.deploy.nodes import resolve_name
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.client_names import Client
-from sparkdeploy.export.companions import served_deployments
+from sparkdeploy.export.neighbours import served_deployments
 from sparkdeploy.recipe.answers import Task
 
 if TYPE_CHECKING:
@@ -70,11 +70,7 @@ class ClientConnection:
 
     @property
     def settings(self) -> ClientSettings:
-        """Return the client's settings: its template, and where they belong.
-
-        Raises UsageError for a client that needs words of a model that writes none, and for the
-        name of a key file that the client would not read as it is.
-        """
+        """Return the client's settings and their place; UsageError where it has no use for them."""
         self._refuse_unusable()
         # The CLI's start imports this module for `curl_line` alone; Jinja takes its time to load.
         from sparkdeploy.image.templates import render  # noqa: PLC0415
@@ -133,11 +129,7 @@ class ClientConnection:
 def connect_client(
     client: Client, name: str | None, host: str, settings: Settings
 ) -> ClientConnection:
-    """Return what a client has to be told; without a name of the only deployment.
-
-    Raises UsageError for a host that is none, and for another host than this machine where the
-    deployment listens on this machine alone.
-    """
+    """Return what a client has to be told; UsageError for a host that cannot reach it."""
     if not _HOST.fullmatch(host):
         raise UsageError(f"{host!r} is no host name or address")
     chosen = resolve_name(name, ("connect", client.value))

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels, yaml_text
 from sparkdeploy.errors import UsageError
-from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, ContainerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sparkdeploy.node.container import ContainerSpec
 
 HEALTH_EVERY_S = 30
 HEALTH_TIMEOUT_S = 10
@@ -23,11 +22,7 @@ _HEALTH_PROGRAM = (
 
 
 def compose_text(spec: ContainerSpec, *, prepare: str) -> str:
-    """Return the Compose file; `prepare` is the command that makes what it mounts.
-
-    Raises UsageError for a text that is no Unicode, such as the name of a folder in another
-    encoding: YAML cannot hold it.
-    """
+    """Return the Compose file; `prepare` makes what it mounts. UsageError for no Unicode."""
     content = services_text({"vllm": _service(spec)})
     comment = prepare.encode("unicode_escape").decode()
     return (
@@ -78,11 +73,7 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def _health_check(spec: ContainerSpec) -> dict[str, Any]:
-    """Ask /health, without a key, by the Python that the guard runs on: an image may lack curl.
-
-    Docker only notes what it says; the guard is who starts vLLM again. {} where no port is told:
-    a worker has no API.
-    """
+    """Ask /health by the guard's Python, as an image may lack curl; {} for a worker."""
     port = spec.labels.get(labels.PORT)
     if not port:
         return {}

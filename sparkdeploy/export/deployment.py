@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.request import (
     PORT,
+    Request,
     from_anywhere,
     plan_for,
     resolve,
@@ -43,7 +44,6 @@ from sparkdeploy.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.deploy.request import Request
     from sparkdeploy.gateway.stack import Stack
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
@@ -73,10 +73,7 @@ UNIT_FOLDER = "/"
 def export_systemd(
     request: Request, settings: Settings, env: Mapping[str, str], *, is_woken: bool = False
 ) -> str:
-    """Return the unit that does at boot what `up` with these options does now.
-
-    Raises RecipeError for a recipe that is none, and UsageError for a variable that is typed.
-    """
+    """Return the unit that does at boot what `up` with these options does now."""
     whole = tuple(with_whole_path(item, Path()) for item in request.assignments)
     request = replace(request, assignments=whole)
     resolved = resolve(request, settings)
@@ -119,10 +116,7 @@ def export_gateway_unit(stack: Stack, consents: Sequence[str], env: Mapping[str,
 
 
 def _needed_folders(resolved: Resolved, settings: Settings, recipe: str) -> tuple[str, ...]:
-    """Return what the unit reads and writes, which may be on disks that are mounted late.
-
-    A link is given with what it leads to: systemd looks at the words alone.
-    """
+    """Return what the unit reads and writes, links with what they lead to: disks may come late."""
     weights = (resolved.recipe.model, *resolved.recipe.companions)
     named = (recipe, *(it.path for it in weights), resolved.recipe.checkpoint.fp8_dense.source)
     paths = [
@@ -157,10 +151,7 @@ def refuse_variables(request: Request, settings: Settings) -> None:
 
 
 def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) -> Export:
-    """Return the units by which the first connection starts the deployment.
-
-    Clients keep the recipe's port; the server gets another one. Raises RecipeError.
-    """
+    """Return the units by which the first connection to the recipe's port starts the deployment."""
     recipe = resolve(request, settings).recipe
     name, port = request.deployment.name, recipe.serve.port
     behind = server_port(port)
@@ -187,10 +178,7 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
 
 
 def export_compose(request: Request, settings: Settings) -> str:
-    """Return the Compose file of the container that `up` would start.
-
-    Raises CheckpointError as long as the model is not here: its owner is the container's user.
-    """
+    """Return the Compose file of `up`'s container; CheckpointError while the model is not here."""
     plan = plan_for(request, settings)
     prepare = _prepare(request)
     if plan.head.spec is None:

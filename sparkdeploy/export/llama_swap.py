@@ -36,10 +36,7 @@ STOP_S = 120
 
 
 def export_llama_swap(plan: StackPlan, settings: Settings, env: Mapping[str, str]) -> Export:
-    """Return llama-swap's configuration of a stack; models that never start in it are left out.
-
-    Raises UsageError for a variable that is typed, and for what llama-swap would expand.
-    """
+    """Return llama-swap's configuration of a stack; models that never start in it are left out."""
     kept = {it.model.name for it in plan.always}
     members = [it for it in plan.members if plan.fit.fits(kept, it.model.name)]
     for member in members:

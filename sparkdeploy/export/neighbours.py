@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy import yaml_text
-from sparkdeploy.errors import UsageError
+from sparkdeploy import atomic_files, yaml_text
+from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
+from sparkdeploy.deploy.nodes import connect, resolve_names
+from sparkdeploy.deploy.serving import ServedDeployment, served_by
+from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.export.compose_file import WRITTEN_BY, Export, ExportedFile, services_text
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.recipe.answers import Task
+from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sparkdeploy.deploy.serving import ServedDeployment
-    from sparkdeploy.settings import Hosts
+    from sparkdeploy.settings import Hosts, Settings
+
 
 SERVICES = Path(__file__).with_name("neighbours.yaml")
 KEYS = "/run/keys"
@@ -50,11 +56,7 @@ def litellm_export(
     key_file: Path,
     is_public: bool = False,
 ) -> Export:
-    """Return what puts these deployments behind one port, each by its own names.
-
-    `user` is the UID:GID that may read the key files; `key_file` has what clients have to show.
-    Raises UsageError where one name would mean two models.
-    """
+    """Return what puts these deployments behind one port; `user` may read the key files."""
     _refuse_ambiguous(served)
     variables = {item.name: f"SPARKDEPLOY_KEY_{number}" for number, item in enumerate(served)}
     config: dict[str, Any] = {
@@ -140,10 +142,7 @@ def open_webui_export(
 
 
 def prometheus_export(served: Sequence[ServedDeployment], user: str, hosts: Hosts) -> Export:
-    """Return its configuration, rules and Compose file, and the program that reads the GPU.
-
-    `user` is the UID:GID that may read the key files.
-    """
+    """Return its configuration, rules and Compose file, and the program that reads the GPU."""
     config = {
         "global": {"scrape_interval": "5s", "evaluation_interval": "15s"},
         "rule_files": ["rules.yml"],
@@ -233,3 +232,120 @@ def _shipped(path: str, *, is_program: bool = False) -> ExportedFile:
 def _marked(command: str, text: str, note: str = "") -> str:
     """Return a YAML file with a head by which a later export knows that it may replace it."""
     return f"# {WRITTEN_BY} {command}`.\n" + (f"# Known: {note}.\n" if note else "") + text
+
+
+KEY_BYTES = 32
+GATEWAY_KEY_FILE = ".litellm"
+"""Beside the deployments' keys, of which none can be called so."""
+LONGEST_MARK_BYTES = 4096
+
+
+def served_deployments(
+    names: Sequence[str], command: str, settings: Settings
+) -> tuple[ServedDeployment, ...]:
+    """Return the deployments of these names; without names all of the user's own."""
+    with connect(settings) as host:
+        found = [require_deployment(host, name) for name in resolve_names(names, command.split())]
+    for item in found:
+        refuse_as_worker(item)
+    return tuple(served_by(item.current, settings) for item in found)
+
+
+def export_litellm(
+    names: Sequence[str], port: int, settings: Settings, *, is_public: bool
+) -> Export:
+    """Return LiteLLM's files; the key of its clients is made where there is none yet."""
+    served = served_deployments(names, "export litellm", settings)
+    if port in {item.port for item in served}:
+        raise UsageError(f"port {port} is a deployment's", hint="another one: --port N")
+    key_file = settings.state_dir / "keys" / GATEWAY_KEY_FILE
+    export = litellm_export(
+        served,
+        port,
+        settings.hosts,
+        user=(user := _key_reader(served)),
+        key_file=key_file,
+        is_public=is_public,
+    )
+    _make_key(key_file)
+    _give(key_file, user)
+    console.info(f"its clients' key: {key_file}")
+    return export
+
+
+def export_open_webui(
+    names: Sequence[str], port: int, settings: Settings, *, is_public: bool
+) -> Export:
+    served = served_deployments(names, "export open-webui", settings)
+    return open_webui_export(served, port, settings.hosts, is_public=is_public)
+
+
+def export_prometheus(names: Sequence[str], settings: Settings) -> Export:
+    served = served_deployments(names, "export prometheus", settings)
+    return prometheus_export(served, _key_reader(served), settings.hosts)
+
+
+def export_grafana(settings: Settings) -> Export:
+    return grafana_export(_key_reader(()), settings.hosts)
+
+
+def write_export(export: Export, folder: Path) -> None:
+    """Write the files of an export; UsageError for what is in the way and not an export's."""
+    try:
+        _refuse_others(export, folder)
+        for name in export.folders:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            _give(folder / name, export.user)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in export.files:
+            path = folder / file.path
+            atomic_files.write_text(path, file.text, 0o755 if file.is_program else 0o644)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written to: {error.strerror}") from error
+
+
+def _refuse_others(export: Export, folder: Path) -> None:
+    for file in export.files:
+        path = folder / file.path
+        if path.is_symlink() or (path.exists() and not _is_written_by_us(path)):
+            raise UsageError(
+                f"{path} is there and not written by sparkdeploy",
+                hint="name another folder, or move it away",
+            )
+
+
+def _is_written_by_us(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return WRITTEN_BY.encode() in file.read(LONGEST_MARK_BYTES)
+
+
+def _make_key(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(handle, "w") as file:
+        # LiteLLM takes only keys that begin so.
+        file.write(f"sk-{secrets.token_urlsafe(KEY_BYTES)}\n")
+
+
+def _key_reader(served: Sequence[ServedDeployment]) -> str:
+    """Return the UID:GID whose the keys are, or else who runs this."""
+    files = [item.key_file for item in served if item.key_file is not None]
+    statuses = [path.stat() for path in files if path.exists()]
+    owners = {(status.st_uid, status.st_gid) for status in statuses}
+    if len(owners) > 1:
+        raise UsageError("the keys of these deployments belong to several users", hint="name some")
+    uid, gid = owners.pop() if owners else (os.geteuid(), os.getegid())
+    if os.geteuid() not in {uid, 0}:
+        raise NodeError(f"the keys of these deployments are those of uid {uid}")
+    return f"{uid}:{gid}"
+
+
+def _give(path: Path, user: str) -> None:
+    """Hand what root has made to who is to use it."""
+    if os.geteuid() == 0:
+        os.chown(path, *map(int, user.split(":")))

@@ -18,8 +18,8 @@ from starlette.routing import Route
 from sparkdeploy.errors import NodeError
 from sparkdeploy.gateway.access import ClientAccess, error_response, read_keys
 from sparkdeploy.gateway.proxy import MODEL_ROUTES, Proxy
-from sparkdeploy.gateway.scheduler import ModelPhase
-from sparkdeploy.gateway.turns import Turns
+from sparkdeploy.gateway.scheduler import ModelPhase, ModelState
+from sparkdeploy.gateway.turns import Deployments, Turns
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
 
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
     from sparkdeploy.gateway.fit import StackFit
-    from sparkdeploy.gateway.scheduler import ModelState
     from sparkdeploy.gateway.stack import Stack
-    from sparkdeploy.gateway.turns import Deployments
 
 PAGE = {
     "/": ("page.html", "text/html"),
@@ -111,10 +109,7 @@ class Gateway:
         return uvicorn.Server(config)
 
     def serve(self) -> None:
-        """Serve until a signal; starts that go on then go on by themselves.
-
-        Raises NodeError where the address cannot be listened at.
-        """
+        """Serve until a signal; starts that go on then go on by themselves."""
         host, port = self._stack.host, self._stack.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

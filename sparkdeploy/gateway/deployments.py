@@ -11,35 +11,45 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy import lifecycle
-from sparkdeploy.deploy.deployments import deployments_in, find_deployment, inspect_deployment
+from sparkdeploy.deploy.deployments import (
+    Inspected,
+    deployments_in,
+    find_deployment,
+    inspect_deployment,
+)
+from sparkdeploy.deploy.lifecycle import stop
 from sparkdeploy.deploy.nodes import connect
+from sparkdeploy.deploy.request import resolve
 from sparkdeploy.deploy.serving import (
+    ServedDeployment,
     answers,
     metrics_of,
     read_key,
     served_by,
     stopped_because,
 )
-from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.gateway.ready import start_model
+from sparkdeploy.deploy.up import Confirm, Extent, Outcome, UpOptions, up
+from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.gateway.plans import PlannedModel, StackPlan, naming
 from sparkdeploy.gateway.scheduler import Sighting
 from sparkdeploy.monitor.snapshot import MetricsHistory, TimedMetrics, server_figures
 from sparkdeploy.node.facts import parse_meminfo
 from sparkdeploy.node.node import Node
 from sparkdeploy.node.ports import Listener, listener_of, listening_sockets
 from sparkdeploy.server.health import death
+from sparkdeploy.terminal.console import console
+from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.deploy.serving import ServedDeployment
     from sparkdeploy.gateway.plans import StackPlan
     from sparkdeploy.gateway.stack import StackModel
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.answers import Answers
     from sparkdeploy.settings import Settings
+
 
 MEMORY_RETURNS_S = 30.0
 RETRY_S = 3.0
@@ -99,10 +109,7 @@ class StackDeployments:
         self._histories: dict[str, MetricsHistory] = {}
 
     def look(self, *, with_figures: bool = False) -> StackLook:
-        """Look at every model of the stack; NodeError where Docker does not answer.
-
-        Only one thread at a time may look.
-        """
+        """Look at every model of the stack, in one thread at a time; NodeError without Docker."""
         if self._node is None:
             here = self._settings
             self._node = Node(here.node_name, docker_host=here.docker_host)
@@ -205,3 +212,83 @@ class StackDeployments:
         if end not in self._deaths:
             self._deaths[end] = death(host, fact.container_id, fact).message
         return self._deaths[end]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    prepared: tuple[str, ...]
+    started: dict[str, Outcome]
+
+
+def up_stack(
+    plan: StackPlan,
+    settings: Settings,
+    *,
+    confirm: Confirm,
+    starts: bool = True,
+    drop_page_cache: bool = False,
+) -> Ready:
+    """Prepare every model by the code of `up --prepare`, then start what is always kept."""
+    to_prepare = [it for it in plan.members if it.plan.prepares]
+    agreed = _confirmed_downloads(plan, confirm)
+    for member in to_prepare:
+        console.info(f"preparing {member.model.name}")
+        _up(member, settings, agreed, UpOptions(Extent.PREPARE))
+    started = {}
+    for member in plan.always if starts else ():
+        _make_room(plan, member, settings, confirm)
+        how = UpOptions(drop_page_cache=drop_page_cache)
+        started[member.model.name] = _up(member, settings, confirm, how)
+    return Ready(tuple(it.model.name for it in to_prepare), started)
+
+
+def start_model(member: PlannedModel, settings: Settings) -> Outcome:
+    """Start one model as `up` does with what is prepared; CheckpointError for downloads."""
+    return _up(member, settings, lambda _question: False, UpOptions())
+
+
+def _up(member: PlannedModel, settings: Settings, confirm: Confirm, how: UpOptions) -> Outcome:
+    with naming(member.model.name):
+        resolved = resolve(member.request, settings)
+        return up(resolved, member.request, settings, confirm=confirm, options=how)
+
+
+def _confirmed_downloads(plan: StackPlan, confirm: Confirm) -> Confirm:
+    """Ask once for all downloads, or let each model ask where a size is unknown."""
+    size = plan.download_bytes
+    missing = {it.repo for member in plan.members for it in member.plan.observed.missing}
+    if size is None or not missing:
+        return confirm
+    names, told = ", ".join(sorted(missing)), format_bytes(size)
+    if not confirm(f"Download {names} ({told})?"):
+        raise CheckpointError(
+            f"{names}: not on this machine ({told} to download)", hint="say yes, or pass --yes"
+        )
+    return lambda _question: True
+
+
+def _make_room(plan: StackPlan, wanted: PlannedModel, settings: Settings, confirm: Confirm) -> None:
+    """Stop what runs of the stack and does not fit beside a model that is always kept."""
+    running = running_models(plan, settings)
+    name = wanted.model.name
+    victims: Sequence[str] = plan.fit.cheapest_eviction(running - {name}, name) or ()
+    if name in running or not victims:
+        return
+    if not confirm(f"Stop {' and '.join(victims)}, which {name} does not fit beside?"):
+        raise SparkdeployError(
+            f"{name} was not started: it does not fit beside {' and '.join(victims)}",
+            hint="say yes, or pass --yes",
+        )
+    for victim in victims:
+        stop(victim)
+
+
+def running_models(plan: StackPlan, settings: Settings) -> set[str]:
+    with connect(settings) as host:
+        found = deployments_in(host.own_containers())
+    serving = {name: it.serving for name, it in found.items()}
+    return {
+        it.model.name
+        for it in plan.members
+        if (fact := serving.get(it.model.name)) is not None and fact.is_running
+    }

@@ -70,12 +70,10 @@ class StackFit:
     def cheapest_eviction(
         self, running: Set[str], wanted: str, cost_s: Mapping[str, float] | None = None
     ) -> tuple[str, ...] | None:
-        """Return which of the running models go for another one: empty where it fits beside them.
+        """Return which running models go for another one; None where it never fits.
 
-        None where it does not fit whatever goes: `keep: always` stays. What runs only while it is
-        asked for goes before what is kept idle; then counts what starting it again costs, by
-        `cost_s` or by the starts that are known here. Of more than a dozen it is a set of which
-        none can stay, and not always the cheapest.
+        What runs on request goes before what is kept idle; then counts what a start costs, by
+        `cost_s` or the starts known here. Of more than a dozen it may not be the cheapest set.
         """
         evicted = [it for it in self.models if it.name in running and it.name != wanted]
         evicted = [it for it in evicted if it.keep != "always"]
@@ -109,10 +107,7 @@ class StackFit:
         return left
 
     def largest_sets(self, limit: int) -> Iterator[tuple[str, ...]]:
-        """Yield the sets that fit together and to which no model can be added, at most `limit`.
-
-        What does not even fit alone is in none.
-        """
+        """Yield the sets that fit together and to which no model can be added, at most `limit`."""
         names = [it.name for it in self.models if self.is_together((it.name,))]
         yielded = 0
         for chosen in islice(self._growing(names, ()), MOST_SETS):

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.survey import survey
+from sparkdeploy.checks.survey import Survey, survey
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import NAMES, PORT, Request, resolve
 from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError
@@ -16,27 +16,24 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.memory import promised_bytes
 from sparkdeploy.plan.observe import observe
-from sparkdeploy.plan.observed import ObservedNode
+from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.on_hardware import plan_on
 from sparkdeploy.recipe.consent import asked, consent_hint, digest
 from sparkdeploy.recipe.document import Document, ValueOrigin
 from sparkdeploy.recipe.library import library
-from sparkdeploy.recipe.load import error_of
+from sparkdeploy.recipe.load import Resolved, error_of
 from sparkdeploy.server.phases import start_s
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence, Set
 
-    from sparkdeploy.checks.survey import Survey
     from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.gateway.stack import Stack, StackModel
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.node.node import Nodes
-    from sparkdeploy.plan.observed import Observed
     from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
 LAST_PORT = 65_535
@@ -44,8 +41,6 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """One model of a stack: what would be typed for it, and what that would do."""
-
     model: StackModel
     request: Request
     resolved: Resolved
@@ -91,12 +86,7 @@ def plan_stack(
     consents: Sequence[str] = (),
     hardware: Hardware | None = None,
 ) -> StackPlan:
-    """Look at the nodes once, and decide for each model as if no other one of the stack ran.
-
-    `consents` are assignments that the command line gives, such as `allow_unsafe=true`. A machine
-    that is named as `hardware` is not looked at. Raises RecipeError and NodeError as a plan of one
-    recipe does, with the model's name.
-    """
+    """Decide for each model as if no other one of the stack ran; `consents` are assignments."""
     requests = requests_of(stack, settings, consents)
     names = frozenset(requests)
     if hardware is not None:
@@ -144,11 +134,7 @@ def _with_own_containers(nodes: Nodes, seen: Survey) -> Iterator[ObservedNode]:
 def requests_of(
     stack: Stack, settings: Settings, consents: Sequence[str] = ()
 ) -> dict[str, Request]:
-    """Return what starts each model: the recipe, on a port of its own and under its name.
-
-    Raises RecipeError for a recipe that is none, and ConsentNeededError for a stack from elsewhere
-    that sets what needs consent.
-    """
+    """Return what starts each model: the recipe, on a port of its own and under its name."""
     taken = {stack.port, *(it.port for it in stack.models if it.port is not None)}
     requests = {}
     for model in stack.models:
@@ -178,10 +164,7 @@ def _free_port(first: int, taken: Set[int]) -> int:
 def _require_consent(
     resolved: Resolved, model: StackModel, stack: Stack, settings: Settings
 ) -> None:
-    """Raise ConsentNeededError for what the stack's own `set` may only do with consent.
-
-    What the recipe itself asks for was asked when it was loaded.
-    """
+    """Raise ConsentNeededError for what the stack's own `set` may only do with consent."""
     if not model.assignments or resolved.recipe.allow_unsafe:
         return
     shelf, own = library(settings), ValueOrigin(str(stack.path), 1)
@@ -224,7 +207,6 @@ def naming(model: str) -> Iterator[None]:
 
 
 def _names_here(nodes: Nodes, settings: Settings) -> list[str]:
-    """Return what this machine is called: by itself, and in config.yaml."""
     names = [nodes.here.name]
     if settings.cluster is not None:
         with contextlib.suppress(NodeError):

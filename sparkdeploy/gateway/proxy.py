@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 from starlette.datastructures import Headers
 
-from sparkdeploy.gateway.access import error_body, error_response
-from sparkdeploy.gateway.request_body import BadBodyError, RequestBody, read_body
-from sparkdeploy.gateway.turns import NotServedError
+from sparkdeploy.gateway.access import (
+    BadBodyError,
+    RequestBody,
+    error_body,
+    error_response,
+    read_body,
+)
+from sparkdeploy.gateway.turns import NotServedError, RequestTurn, Turns
 from sparkdeploy.node.ports import listening_sockets
 from sparkdeploy.recipe.answers import ROUTES
 
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.gateway.deployments import Upstream
     from sparkdeploy.gateway.stack import Alias, Stack, StackModel
-    from sparkdeploy.gateway.turns import RequestTurn, Turns
 
 MODEL_ROUTES = (
     *(path for paths in ROUTES.values() for path in paths),
@@ -65,8 +69,6 @@ class AnswerCutError(Exception):
 
 @dataclass(slots=True)
 class ClientAnswer:
-    """What a client has been sent so far."""
-
     path: str
     send: Send
     has_begun: bool = False
@@ -146,7 +148,6 @@ class Proxy:
             self._bodies_bytes -= len(raw)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        """Return a body, whose bytes are counted as they come."""
         length = headers.get("content-length", "0")
         expected = int(length) if length.isdecimal() else 0
         pieces: list[bytes] = []
@@ -227,10 +228,8 @@ class Proxy:
         return await turn.upstream
 
     def _is_same_server(self, upstream: Upstream) -> bool:
-        """Say whether what was looked at still listens: no key goes to what took its port.
-
-        The kernel's table may be long, and is read a few times a second at most.
-        """
+        """Say whether what was looked at still listens: no key goes to what took its port."""
+        # The kernel's table may be long, and is read a few times a second at most.
         if upstream.sockets is None:
             return True
         now_s = time.monotonic()

@@ -6,21 +6,29 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.checks.finding import Verdict, fail, fail_early, not_seen, said, warn
-from sparkdeploy.checks.report import SIGNS, finding_lines, legend
-from sparkdeploy.errors import Mistakes, NodeError
+from sparkdeploy.checks.report import (
+    SIGNS,
+    Finding,
+    Verdict,
+    fail,
+    fail_early,
+    finding_lines,
+    legend,
+    not_seen,
+    refusal,
+    said,
+    warn,
+)
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.terminal.style import Piece, Style
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 from sparkdeploy.units import format_bytes, format_gib, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.gateway.fit import ModelFit, StackFit
     from sparkdeploy.gateway.plans import PlannedModel, StackPlan
-    from sparkdeploy.terminal.tables import Block, TextRow
 
 MOST_SETS = 20
 """That are printed; JSON has ten times as many."""
@@ -30,7 +38,6 @@ TITLES = ("takes", "start", "download")
 
 
 def stack_lines(plan: StackPlan) -> Iterator[Block]:
-    """Yield the plan of a stack, and what stands in its way."""
     stack, fit = plan.stack, plan.fit
     yield f"stack {stack.name}: {stack.path}"
     host = f"[{stack.host}]" if ":" in stack.host else stack.host
@@ -116,7 +123,6 @@ def _why(fit: StackFit, names: Sequence[str]) -> str:
 
 
 def findings(plan: StackPlan) -> Iterator[Finding]:
-    """Yield what stands in the way of a model or of all together, and what is worth a warning."""
     for member in plan.members:
         for finding in (*member.plan.problems, *member.plan.warnings):
             yield replace(finding, seen=f"{member.model.name}: {finding.seen}")
@@ -136,7 +142,6 @@ def findings(plan: StackPlan) -> Iterator[Finding]:
 
 
 def _of_disk(plan: StackPlan) -> Iterator[Finding]:
-    """Compare what is fetched for all models with the disk, which has room for each alone."""
     size, free = plan.download_bytes, plan.members[0].plan.observed.head.facts.data_free_bytes
     if size is not None and free is not None and size > free:
         seen = f"disk: all models take {format_bytes(size)} more, and {format_bytes(free)} are free"
@@ -154,18 +159,9 @@ def problems(plan: StackPlan, *, of_preparation: bool = False) -> list[Finding]:
 
 def refuse(plan: StackPlan, *, of_preparation: bool = False) -> None:
     """Raise NodeError where a model could not start, or what is always kept does not fit."""
-    found = problems(plan, of_preparation=of_preparation)
-    if found:
-        lines = [line for it in found for line in (it.seen, f"    fix: {it.fix}")]
-        raise NodeError(
-            f"stack {plan.stack.name} cannot {'be prepared' if of_preparation else 'start'}, for "
-            f"{count_of(found)}",
-            detail=Mistakes("\n".join(lines)),
-        )
-
-
-def count_of(found: Sequence[Finding]) -> str:
-    return "1 reason" if len(found) == 1 else f"{len(found)} reasons"
+    if found := problems(plan, of_preparation=of_preparation):
+        done = "be prepared" if of_preparation else "start"
+        raise refusal(f"stack {plan.stack.name} cannot {done}", found)
 
 
 def stack_as_dict(plan: StackPlan) -> dict[str, Any]:

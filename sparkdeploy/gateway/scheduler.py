@@ -59,8 +59,6 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What is to be done, with a request or with a model's deployment."""
-
     act: Act
     model: str
     request: int = 0
@@ -246,7 +244,6 @@ class Scheduler:
         return max(state.ready_s + self._stay_s - now_s, 0.0)
 
     def _victims(self, running: set[str], wanted: str) -> tuple[str, ...] | None:
-        """Return the cheapest models to stop for another; None where it never fits."""
         known = {name: it.start_s for name, it in self.states.items() if it.start_s is not None}
         # What has begun to leave goes on leaving.
         leaving = {it for it in running if self.states[it].phase is ModelPhase.DRAINING}
@@ -307,10 +304,8 @@ class Scheduler:
         self.queue = kept
 
     def _swap(self, now_s: float) -> Iterator[Instruction]:
-        """Start what is waited for, the longest waiting first, and drain what is in its way.
-
-        What comes later takes no memory that an earlier one waits for.
-        """
+        """Start what is waited for, the longest waiting first, and drain what is in its way."""
+        # What comes later takes no memory that an earlier one waits for.
         occupied = self._occupied()
         going = {ModelPhase.DRAINING, ModelPhase.STOPPING}
         planned = {name for name in occupied if self.states[name].phase not in going}

@@ -16,7 +16,7 @@ from sparkdeploy.about import about
 from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.recipe.consent import CONSENT_OPTIONS
-from sparkdeploy.recipe.document import is_set, is_stack, read_document
+from sparkdeploy.recipe.document import KeyPath, is_set, is_stack, read_document
 from sparkdeploy.recipe.fields import (
     NAME_PATTERN,
     FormatVersion,
@@ -37,7 +37,6 @@ from sparkdeploy.terminal.safe_text import visible_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.settings import Settings
 
 DEFAULT_HOST = "127.0.0.1"
@@ -231,7 +230,6 @@ class StackFile(Strict):
 
 
 def stack_path(wanted: str | None, settings: Settings) -> Path | None:
-    """Return the stack file that a word on the command line means; None where it means a recipe."""
     if wanted is None or not is_path(wanted):
         return None
     path = Path(os.path.expanduser(wanted))  # noqa: PTH111 - never raises
@@ -241,10 +239,7 @@ def stack_path(wanted: str | None, settings: Settings) -> Path | None:
 
 
 def load_stack(path: Path, settings: Settings) -> Stack:
-    """Return the stack of a file; RecipeError lists every mistake with its line and its fix.
-
-    Raises UsageError where no file is. The recipes are not looked into.
-    """
+    """Return a file's stack, its recipes unread; RecipeError has every mistake, line and fix."""
     if not os.path.exists(path):  # noqa: PTH110 - never raises
         raise UsageError(f"there is no stack file {visible_line(str(path))}")
     document = read_document(path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sparkdeploy.errors import SparkdeployError
-from sparkdeploy.gateway.scheduler import Act, ModelPhase, Scheduler
+from sparkdeploy.gateway.scheduler import Act, Instruction, ModelPhase, Scheduler
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
 from sparkdeploy.units import format_seconds
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.gateway.deployments import StackLook, Upstream
     from sparkdeploy.gateway.fit import StackFit
-    from sparkdeploy.gateway.scheduler import Instruction
     from sparkdeploy.gateway.stack import Stack, StackModel
     from sparkdeploy.recipe.answers import Answers
 
@@ -130,7 +129,6 @@ class Turns:
         self._decide()
 
     def answers(self, model: str) -> Answers | None:
-        """Return what a model's deployment answers; None where that is not known yet."""
         look = self.looked.models.get(model) if self.looked is not None else None
         return look.answers if look is not None else None
 

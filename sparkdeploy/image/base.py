@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.node.private_folder import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +29,7 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @contextlib.contextmanager
 def debian_root(stage: Stage, settings: Settings, step: Step) -> Iterator[Path]:
-    """Yield the tar of a root file system that mmdebstrap makes.
-
-    Raises NodeError where mmdebstrap is missing, and BuildError where it fails.
-    """
+    """Yield the tar of a root file system that mmdebstrap makes."""
     if stage.debian is None:
         raise BuildError(f"stage {stage.tag} is not made from Debian packages")
     if shell.which("mmdebstrap") is None:

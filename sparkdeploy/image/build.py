@@ -7,24 +7,23 @@ import json
 import re
 import tempfile
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from sparkdeploy import labels
+from sparkdeploy import labels, yaml_text
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import network
 from sparkdeploy.image.base import base_of_root, debian_root
 from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
-from sparkdeploy.image.failures import ended_by_node, failed
 from sparkdeploy.image.proof import prove_stage
-from sparkdeploy.image.stages import LEFTOVER_LABEL
+from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
 from sparkdeploy.node.facts import spelled
-from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from sparkdeploy.node.reports import BuildEvent
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step
+
 
 TAIL_LINES = 30
 MAX_LETTERS = 500
@@ -72,11 +72,7 @@ def _require_architecture(stage: Stage, image: ImageFact) -> None:
 
 
 def build_stage(host: DockerHost, stage: Stage, settings: Settings, step: Step) -> ImageFact:
-    """Build a stage unless its fingerprint is there; its tag appears with the finished image.
-
-    Raises BuildError with the end of the log, RecipeError for an index URL with credentials and
-    NodeError when Docker does not answer.
-    """
+    """Build a stage unless its fingerprint is there; its tag appears with the finished image."""
     found = find_built(host, stage)
     if found is not None:
         return found
@@ -274,3 +270,60 @@ def _labelled(dockerfile: str, values: Mapping[str, str]) -> str:
         for name, value in values.items()
     )
     return f"{dockerfile.rstrip()}\nLABEL " + " \\\n      ".join(pairs) + "\n"
+
+
+_REFUSED = re.compile(r"^sparkdeploy-refused: (.*)$", re.MULTILINE)
+
+_IN_THE_WAY = (
+    "what the image itself says may stand in the way: its ONBUILD runs first, and its SHELL, PATH"
+    " and other variables are what programs find there (`docker image inspect` shows them)"
+)
+
+
+def hints() -> list[dict[str, str]]:
+    """Return what helps, by a pattern of a build's log; the first that is found counts."""
+    rows: list[dict[str, str]] = yaml_text.load_file(Path(__file__).with_name("failures.yaml"))[
+        "rows"
+    ]
+    return rows
+
+
+def failed(stage: Stage, where: str, log: Iterable[str]) -> BuildError:
+    """Return the error of a build; `where` is the instruction, `log` the end of its log."""
+    detail = "\n".join(log)
+    refused = _REFUSED.search(detail)
+    if refused and stage.mod:
+        return BuildError(
+            f"the mod {stage.mod} does not fit {stage.below}: {refused[1]}",
+            hint="it may be for another release of vLLM, or need a network (`network: true`); serve"
+            " without mods: --set mods=[]",
+            detail=detail,
+        )
+    if refused:
+        return BuildError(
+            f"engine {stage.engine} does not fit what it stands on: {refused[1]}",
+            hint=stage.update_hint,
+            detail=detail,
+        )
+    place = f" at {where}" if where else ""
+    hint = next((row["hint"] for row in hints() if re.search(row["pattern"], detail)), None)
+    if hint is None and stage.is_of_others:
+        hint = _IN_THE_WAY
+    if hint is not None and "$TORCH_SOURCE" in detail:
+        # That instruction asks PyTorch's index alone.
+        own = "torch_cuda_index" if stage.runs_on == "cuda" else "torch_cpu_index"
+        hint = hint.replace("`index_url`", f"`{own}`")
+    return BuildError(
+        f"stage {stage.name} of engine {stage.engine} did not build: it failed{place}",
+        detail=detail,
+        hint=hint,
+    )
+
+
+def ended_by_node(
+    stage: Stage, error: NodeError, *, where: str = "", log: Iterable[str] = ()
+) -> BuildError:
+    """As `failed`, where Docker itself failed or no longer answered."""
+    made = failed(stage, where, [*log, *filter(None, (error.message, error.detail))])
+    made.hint = made.hint or error.hint
+    return made

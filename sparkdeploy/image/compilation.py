@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files, labels
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.errors import BuildError, Mistakes, NodeError
 from sparkdeploy.image import network
 from sparkdeploy.image.context import CHUNK_BYTES
-from sparkdeploy.image.stages import fingerprint
+from sparkdeploy.image.stages import Stage, fingerprint
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import ContainerSpec, Mount
-from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
-    from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.engine import SourceBuild
     from sparkdeploy.settings import Settings

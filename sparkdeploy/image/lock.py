@@ -101,10 +101,7 @@ def lock_files(
 def lock_paths(
     engine: Engine, *, architecture: Architecture, resources: Path, python: str | None = None
 ) -> dict[str, Path]:
-    """Return the files of a lock, there or not yet, by their names in the build context.
-
-    `python` is the base's when left out. Raises BuildError for engines without a base.
-    """
+    """Return the files of a lock, there or not yet, by their names in the build context."""
     folder = resources / "recipes" / "engines" / "locks"
     name = engine.lock or engine.name
     stem = f"{architecture}-py{(python or python_of(engine)).replace('.', '')}"

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN, SCRIPT
+from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN, SCRIPT, FoundMod
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from sparkdeploy.recipe.mods import FoundMod
 
 EXECUTABLE, PLAIN = 0o755, 0o644
 

@@ -13,13 +13,12 @@ from requests.utils import get_auth_from_url
 from sparkdeploy.bounded_http import BoundedSession, without_login
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.image.lock import WheelPlatform, index_variables, wheels_in
+from sparkdeploy.image.lock import PackagePin, WheelPlatform, index_variables, wheels_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.image.lock import PackagePin
     from sparkdeploy.image.stages import Stage
     from sparkdeploy.settings import Settings
 
@@ -90,10 +89,7 @@ def build_network(stage: Stage, settings: Settings) -> str | None:
 
 
 def files(stage: Stage, settings: Settings) -> tuple[ContextFile, ...]:
-    """Return the `network/` folder of a build's context; empty for a stage that needs none.
-
-    Raises RecipeError for an index URL with credentials and for a named path that is not there.
-    """
+    """Return the `network/` folder of a build's context; empty for a stage that needs none."""
     if not stage.needs_network:
         return ()
     refuse_credentials(settings)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from sparkdeploy.atomic_files import write_private
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import proof
 from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.image.network import registry_reference
 from sparkdeploy.node.facts import spelled
-from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.recipe.image_pins import (
+    ImageContents,
     ImageLock,
     ImagePin,
     PinFile,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.node.reports import BuildEvent
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.image_pins import ImageContents
     from sparkdeploy.settings import Settings
     from sparkdeploy.terminal.step import Step
 
@@ -55,11 +55,7 @@ class ImageInspector:
     for a list has one digest for all platforms."""
 
     def pin(self, tag: str) -> ImagePin:
-        """Ask what a tag is today; an image of that tag that is here stands in.
-
-        Raises BuildError where neither the registry nor this machine knows it, and where it is for
-        other processors.
-        """
+        """Ask what a tag is today; an image of that tag that is here stands in."""
         try:
             return self.ask_registry(tag)
         except BuildError as error:
@@ -76,10 +72,7 @@ class ImageInspector:
         return _new_pin(tag, image)
 
     def inspect(self, engine: Engine, stage: Stage) -> ImageContents:
-        """Pull an image, make its engine stage, and note what it holds for this machine.
-
-        Raises BuildError for an image that cannot be had, or that does not fit a Spark.
-        """
+        """Pull an image, make its engine stage, and note what it holds for this machine."""
         image = engine.image or ""
         stage = replace(stage, platform=self.platform)
         pull_below(self.host, stage, self.settings)
@@ -176,11 +169,7 @@ def differences(before: ImageContents | None, after: ImageContents) -> Iterator[
 
 
 def pull_below(host: DockerHost, stage: Stage, settings: Settings) -> None:
-    """Pull the image of others that a stage stands on, unless it or the stage is here.
-
-    Raises BuildError where it cannot be had. An image for another platform is the build's to pull,
-    which names that platform.
-    """
+    """Pull the image that a stage stands on, unless it is here or for another platform."""
     image = stage.registry_image
     if image is None or not stage.is_of_others or stage.platform is not None:
         return

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.inside import apply_mod, arguments, prove, rdma
-from sparkdeploy.image.stages import RDMA_PACKAGES, SPARK_CAPABILITY
+from sparkdeploy.image.stages import RDMA_PACKAGES, SPARK_CAPABILITY, Stage
 from sparkdeploy.recipe.image_pins import ImageContents
 from sparkdeploy.recipe.releases import Release
 from sparkdeploy.terminal.console import console
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-    from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
 

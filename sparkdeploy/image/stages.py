@@ -14,14 +14,13 @@ from sparkdeploy import labels
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.image.mods import placed
+from sparkdeploy.image.mods import ModFiles, placed
 from sparkdeploy.recipe.image_name import ANY_IMAGE, WAYS, is_tag
 from sparkdeploy.secret_shapes import text_without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sparkdeploy.image.mods import ModFiles
     from sparkdeploy.recipe.engine import Base, Engine, SourceBuild
 
 BaseSource = Literal["registry", "debian"]

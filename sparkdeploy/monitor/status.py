@@ -37,7 +37,7 @@ from sparkdeploy.monitor.status_row import (
 from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.facts import THIS_MACHINE, output_or_none
 from sparkdeploy.node.node import at_once, named
-from sparkdeploy.server.nccl import without_nccl_info
+from sparkdeploy.server.log_lines import without_nccl_info
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:

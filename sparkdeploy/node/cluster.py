@@ -18,12 +18,11 @@ from sparkdeploy.node.fabric import SCRIPT, parse_fabric
 from sparkdeploy.node.node import Node, Nodes, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.recipe.fields import Port, Strict
-from sparkdeploy.settings import mistakes
+from sparkdeploy.settings import Settings, mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.settings import Settings
 
 MASTER_PORT = 29501
 RAY_PORT = 6379
@@ -184,12 +183,7 @@ def this_node(settings: Settings) -> Iterator[Nodes]:
 def open_nodes(
     settings: Settings, names: frozenset[str], this: Node | None = None
 ) -> Iterator[Nodes]:
-    """Connect to this machine and to the named nodes of config.yaml, all at once.
-
-    With `this` the connection to this machine is one that is open already. A node that does not
-    answer is noted, not raised. Raises RecipeError without a `cluster:` in config.yaml, and
-    NodeError when this machine is none of its nodes.
-    """
+    """Connect to this machine and to the named nodes at once, noting who does not answer."""
     config = configured(settings)
     here = name_here(config)
 

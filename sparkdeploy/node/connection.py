@@ -17,7 +17,7 @@ import urllib3.exceptions
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
-from sparkdeploy.node.docker_config import DEFAULT_ADDRESS, config_folder, other_context
+from sparkdeploy.node.reports import DEFAULT_ADDRESS, config_folder, other_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,10 +121,7 @@ class DockerConnection:
     """A connection to one Docker Engine; a context manager."""
 
     def __init__(self, docker_host: str | None = None) -> None:
-        """Raise NodeError when nobody answers, when this user may not ask, and for a broken login.
-
-        The SDK reads Docker's logins before anything else.
-        """
+        """Raise NodeError when nobody answers, this user may not ask, or a login is broken."""
         self.address = address = docker_host or DEFAULT_ADDRESS
         _require_listener(address)
         refuse_unreadable_logins()

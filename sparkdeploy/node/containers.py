@@ -23,15 +23,19 @@ from sparkdeploy.node.connection import (
     NotInDockerError,
     translated,
 )
-from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, NeighbourFact
-from sparkdeploy.node.docker_config import environment
-from sparkdeploy.node.reports import last_end_s, read_listed_container
+from sparkdeploy.node.container import (
+    LOG_DRIVER,
+    LOG_SIZE,
+    ContainerFact,
+    ContainerSpec,
+    ListedContainer,
+    NeighbourFact,
+)
+from sparkdeploy.node.reports import EngineInfo, environment, last_end_s, read_listed_container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
-    from sparkdeploy.node.reports import EngineInfo
 
 FIRST_STOP_S = 1
 REMOVAL_TIMEOUT_S = 30.0
@@ -212,13 +216,9 @@ class Containers(DockerConnection):
         this_run: bool | ContainerFact = False,
         timestamps: bool = False,
     ) -> Iterator[bytes]:
-        """Return the container's output, oldest first, in chunks as they come.
+        """Return the output in chunks, oldest first; with `follow` until the container ends.
 
-        With `timestamps` each line begins with Docker's time and a blank.
-
-        With `follow` the iterator ends when the container does. A container that was stopped and
-        started again has the output of both runs; `this_run`, or what its inspection said, leaves
-        the earlier ones out.
+        `this_run`, or what its inspection said, leaves out what it wrote before its last start.
         """
         fact = self.find_container(container_id) if this_run is True else this_run or None
         since_s = last_end_s(fact) if fact is not None else None

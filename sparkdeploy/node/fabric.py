@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.node import at_once
+from sparkdeploy.node.node import Node, at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.node.node import Node
     from sparkdeploy.shell import Completed
 
 SCRIPT = Path(__file__).with_name("fabric.sh").read_text(encoding="utf-8")

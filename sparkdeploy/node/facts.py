@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.node import Node
-from sparkdeploy.node.reports import CONTAINERD_ROOT
+from sparkdeploy.node.reports import CONTAINERD_ROOT, EngineInfo
 from sparkdeploy.node.shared_files import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkdeploy.node.fabric import FabricFact
-    from sparkdeploy.node.reports import EngineInfo
     from sparkdeploy.shell import Completed
 
 Architecture = Literal["x86_64", "aarch64"]
@@ -265,10 +264,7 @@ def _bytes(text: str) -> int | None:
 
 
 def architecture_of(docker: EngineInfo | None, machine: Machine = THIS_MACHINE) -> Architecture:
-    """Return what images have to be for; where no Docker answers, what the processor is.
-
-    Raises NodeError for what no vLLM is built for.
-    """
+    """Return what images have to be for; where no Docker answers, what the processor is."""
     # An engine may be another machine's, or emulated: it alone knows what it can run.
     found = docker.architecture if docker is not None else ""
     return known_architecture(found) if found else architecture(machine)

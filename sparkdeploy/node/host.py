@@ -11,14 +11,13 @@ from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
 from sparkdeploy.node.connection import DockerRefusedError, NotInDockerError, translated
-from sparkdeploy.node.container import own_tags
+from sparkdeploy.node.container import ImageFact, own_tags
 from sparkdeploy.node.containers import Containers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import IO
 
-    from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.reports import BuildEvent, RegistryImage
 
 __all__ = ["DockerHost", "DockerRefusedError"]
@@ -30,17 +29,10 @@ _IS_MISSED = "dockerfile"
 
 
 class DockerHost(Containers):
-    """One Docker Engine with its images and containers; a context manager.
-
-    Opening raises NodeError when nobody answers, and so does every call that the engine refuses.
-    """
+    """One Docker Engine with its images and containers; every call may raise NodeError."""
 
     def own_images(self) -> tuple[ImageFact, ...]:
-        """Return every image that carries our label, with those of its tags that are ours.
-
-        What a list says of a size is more than that of the layers where containerd keeps images;
-        `measured` asks for each.
-        """
+        """Return every image with our label, and its tags of ours; `measured` knows its size."""
         with translated("list images"):
             found = self._api.images(filters={"label": f"{labels.KIND}=image"})
         images = map(reports.read_image, found)
@@ -99,12 +91,7 @@ class DockerHost(Containers):
         network: str | None = None,
         platform: str | None = None,
     ) -> Iterator[BuildEvent]:
-        """Build from a context tar with a Dockerfile in it, one event at a time.
-
-        A failing build yields an event with `error` set and ends. `network` is the mode of the
-        build's containers: `none`, or Docker's default; `platform`, such as linux/arm64, is
-        Docker's own when left out.
-        """
+        """Build from a context tar; yield its events, of which one with `error` ends it."""
         with translated(f"build {tag}"):
             stream = self._api.build(
                 fileobj=context,
@@ -133,10 +120,7 @@ class DockerHost(Containers):
             self._api.remove_image(reference)
 
     def remove_own_images(self) -> tuple[str, ...]:
-        """Remove all images with our label and the untagged steps made on them.
-
-        Returns the ids of those that stay: something that is not ours was made from them.
-        """
+        """Remove all our images and the steps made on them; return the ids of those that stay."""
         while True:
             # One goes only after those made from it: in rounds, until a round removes nothing.
             ours, count = self._own_images_and_steps(), 0

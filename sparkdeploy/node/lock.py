@@ -21,7 +21,7 @@ from filelock import lock_descriptor
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import shared_files
-from sparkdeploy.node.node import RUN_TIMEOUT_S
+from sparkdeploy.node.node import RUN_TIMEOUT_S, Node
 from sparkdeploy.node.shared_files import (
     SHARED_FOLDER_MODE,
     RefusedError,
@@ -37,7 +37,6 @@ from sparkdeploy.units import local_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.node.node import Node
 
 POLL_S = 0.2
 KERNEL_LOCKS = Path("/proc/locks")
@@ -71,10 +70,7 @@ class Holder:
 
 
 def lock_within(descriptor: int, wait_s: float, on_wait: Callable[[], None]) -> bool:
-    """Lock an open file and return True, or False when it is another's for all of `wait_s`.
-
-    `on_wait` is called once, when the lock is not free at first. Closing the file frees the lock.
-    """
+    """Lock an open file until it is closed; False when it is another's for all of `wait_s`."""
     if lock_descriptor(descriptor, blocking=False):
         return True
     on_wait()
@@ -97,12 +93,10 @@ def node_lock(  # noqa: PLR0913 - each is a word of its note or of the wait
     wait_s: float = 0.0,
     on_wait: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[None]:
-    """Hold the node's lock inside the block; `on_wait` is told once who holds it.
+    """Hold the node's lock inside the block; NodeError names who keeps it for all of `wait_s`.
 
-    Every user of a machine shares its Docker Engine, so `folder` is one that they share too. What
-    they may have put there is not believed: a link, a FIFO, another name of somebody's file or a
-    folder that one of them owns raise NodeError, and nothing behind them is touched. NodeError
-    names the holder, too, who keeps the lock for all of `wait_s`.
+    Users share `folder`, and what others put there is not believed: nothing behind a link, a FIFO
+    or a folder of one of them is touched.
     """
     path = lock_path(folder, node_name)
     try:
@@ -307,11 +301,7 @@ main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
 
 @contextlib.contextmanager
 def locked_there(node: Node, path: Path, wait_s: float) -> Iterator[None]:
-    """Hold a lock on another node inside the block; it is free again when the connection ends.
-
-    It is the lock that `node_lock` takes there for the same path, and it believes as little of
-    what lies there. NodeError when another process holds it for `wait_s`, and when it is spoilt.
-    """
+    """Hold `node_lock`'s lock of another node inside the block, or until the connection ends."""
     text = inspect.getsource(shared_files) + _MAIN
     argv = ("python3", "-I", "-c", text, str(path), f"{wait_s:g}", LOCKED)
     with node.start(f"exec {shlex.join(argv)}") as program:

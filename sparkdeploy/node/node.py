@@ -80,10 +80,7 @@ class Node:
 
     @property
     def listing(self) -> tuple[ListedContainer, ...]:
-        """Return the containers with our label, ours or not, as this command has listed them.
-
-        There is one list a command: what changes them looks again by name, under the node's lock.
-        """
+        """Return the containers with our label, ours or not, from the one list of this command."""
         if self._listing is None:
             with named(self):
                 self._listing = self.docker.labelled_containers()

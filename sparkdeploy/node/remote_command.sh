@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2012,SC2154
-# Finds sparkdeploy on a node, and puts the files of a command there; remote_command.py sends it.
+# Finds sparkdeploy on a node, and puts the files of a command there; ssh.py sends it.
 PATH="$PATH:$HOME/.local/bin"
 version="$(sparkdeploy --version 2>/dev/null </dev/null)"
 cache="${SPARKDEPLOY_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/sparkdeploy}"

@@ -8,12 +8,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.node.facts import output_or_none
+from sparkdeploy.node.facts import Machine, output_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.node.facts import Machine
 
 SCRIPT = Path(__file__).with_name("symptoms.sh").read_text(encoding="utf-8")
 TIMEOUT_S = 2.0

@@ -9,8 +9,8 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sparkdeploy.atomic_files import write_private
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.private_folder import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,10 +53,7 @@ class Entry:
 
 
 def list_tree(node: Node, root: Path) -> dict[str, Entry]:
-    """Return every file and link below a root by its relative path; none when it is missing.
-
-    Raises NodeError for a folder below it that cannot be read: what lies in it is not absent.
-    """
+    """Return every file and link below a root by path; NodeError for an unreadable folder."""
     done = node.script(_LIST.format(root=shlex.quote(str(root))))
     unread = [line for line in done.stderr.splitlines() if not line.endswith(_GONE)]
     if done.exit_code and unread:

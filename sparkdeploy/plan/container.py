@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__, labels
@@ -16,10 +16,9 @@ from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_n
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sparkdeploy.plan.observed import ModelFact
-    from sparkdeploy.plan.topology import NodeRank, Topology
+    from sparkdeploy.plan.steps import NodeRank, Topology
     from sparkdeploy.recipe.answers import Answers
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
@@ -62,7 +61,6 @@ class Deployment:
 
     @property
     def exposure(self) -> str:
-        """Return what labels and JSON call it."""
         return labels.PUBLIC if self.is_public else "loopback"
 
 
@@ -96,8 +94,6 @@ def wants_rdma(resolved: Resolved, topology: Topology, rank: NodeRank) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NodePaths:
-    """What one node holds for its container, at its own paths."""
-
     folders: HostFolders
     model: ModelFact
     companions: tuple[ModelFact, ...] = ()
@@ -113,12 +109,7 @@ def rank_spec(  # noqa: PLR0913 - what was decided of one node
     paths: NodePaths,
     memory_bytes: int | None = None,
 ) -> ContainerSpec:
-    """Return the container of one node; `memory_bytes` is what it is planned to take.
-
-    Among several it differs from the container of a machine that serves alone in the command, the
-    fabric's environment, the labels and, with RDMA, in /dev/infiniband and the right to lock
-    memory. Only the head has an API, and a key.
-    """
+    """Return the container of one node; `memory_bytes` is what it is planned to take."""
     recipe = resolved.recipe
     deployment = deployment if rank.is_head else Deployment(deployment.name)
     uid, gid = container_user(paths.model)
@@ -155,10 +146,7 @@ def probe_spec(
     model: ModelFact | None,
     command: tuple[str, ...],
 ) -> ContainerSpec:
-    """Return a container without a name that is like a node's own, with a program instead of vLLM.
-
-    A model that is not here has no owner yet: then it runs as the container of root's would.
-    """
+    """Return a container like a node's own, with a program instead of vLLM."""
     uid, gid = container_user(model) if model is not None else (UNPRIVILEGED_ID, UNPRIVILEGED_ID)
     return replace(
         _empty(resolved, topology, rank, image=image, user=f"{uid}:{gid}"),

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError
-from sparkdeploy.node.private_folder import make_private
-from sparkdeploy.plan.container import Template, container_user
-from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.plan.container import Deployment, Template, container_user
+from sparkdeploy.plan.observed import ModelFact, Observed
 from sparkdeploy.recipe.consent import asked
-from sparkdeploy.recipe.load import Library, library
+from sparkdeploy.recipe.load import Library, Resolved, library
 from sparkdeploy.recipe.paths import CHAT_TEMPLATE, MAX_TEMPLATE_BYTES
 from sparkdeploy.stored_json import read_unlinked
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.plan.container import Deployment
-    from sparkdeploy.plan.observed import Observed
-    from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
 DIGITS = 32
@@ -42,12 +39,8 @@ KEY_DIGITS = 12
 
 
 def read_template(resolved: Resolved, settings: Settings) -> Template | None:
-    """Return the recipe's chat template with its content; None where the recipe names none.
-
-    The owner of its folder may exchange the file at any time, so it is read from where its links
-    lead now, and without following another one. Raises RecipeError for one that cannot be read, and
-    for one that leads elsewhere than what the user agreed to.
-    """
+    """Return the recipe's chat template with its content; None where the recipe names none."""
+    # Its owner may exchange it at any time: it is read from where its links lead now.
     named = resolved.recipe.serve.chat_template
     if named is None:
         return None
@@ -108,10 +101,7 @@ def cache_folder(
     deployment: Deployment,
     engine_stage: Stage,
 ) -> Path:
-    """Return the folder that becomes /cache; a change of the plugin or of settings keeps it.
-
-    While the model is missing its owner is unknown, and the folder is nobody's yet.
-    """
+    """Return the folder that becomes /cache; nobody's yet while the model's owner is unknown."""
     engine = caches_of_engines(settings) / engine_stage.fingerprint[:ENGINE_DIGITS]
     models = [str(model.root) for model in observed.present]
     if _is_trusted(resolved, library(settings).folders):
@@ -125,22 +115,15 @@ def cache_folder(
 
 
 def _is_trusted(resolved: Resolved, own_folders: tuple[Path, ...]) -> bool:
-    """Whether nothing but the user's own words and data decides what runs.
-
-    Not so for a recipe with a value from outside the folders of recipes, one that was allowed what
-    is unsafe, and one that lets the model bring code.
-    """
+    """Say whether nothing but the user's own words and data decides what runs."""
     if resolved.recipe.allow_unsafe or resolved.allowed or resolved.recipe.serve.trust_remote_code:
         return False
     return not Library(own_folders).foreign_files(resolved.origins)
 
 
 def refuse_nesting(observed: Observed, settings: Settings) -> None:
-    """Raise CheckpointError for a model folder that would show or hold what is sparkdeploy's.
-
-    It is mounted whole: below it a container would read the keys and caches of the others, and
-    within a cache another one could write the model.
-    """
+    """Raise CheckpointError for a model folder that would show or hold what is sparkdeploy's."""
+    # It is mounted whole: a container would read others' keys, or another one write the model.
     engines = caches_of_engines(settings)
     for model in observed.present:
         root = model.root.resolve()
@@ -158,10 +141,7 @@ def refuse_nesting(observed: Observed, settings: Settings) -> None:
 
 
 def unused_caches(engine: Path, mounted: Iterable[str]) -> Iterator[Path]:
-    """Yield an engine's caches that no container mounts and no other deployment may use.
-
-    Shared ones stay: the next `up` of their model starts sooner with them.
-    """
+    """Yield an engine's caches that no container mounts and no other deployment may use."""
     used = [Path(source) for source in mounted]
     for folder in sorted(engine.iterdir()):
         is_used = any(source.is_relative_to(folder) for source in used)

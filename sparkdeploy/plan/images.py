@@ -6,24 +6,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.image.mods import read_mod
+from sparkdeploy.image.mods import ModFiles, read_mod
 from sparkdeploy.image.network import registry_reference
-from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
+from sparkdeploy.image.stages import (
+    BASE_SOURCES,
+    UPPERMOST_FIRST,
+    BaseSource,
+    Stage,
+    Top,
+    stages_of,
+)
 from sparkdeploy.plan.steps import Action, ImageStep
 from sparkdeploy.recipe.image_name import is_tag
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import Settings, resources
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
     from sparkdeploy.image.lock import Architecture
-    from sparkdeploy.image.mods import ModFiles
-    from sparkdeploy.image.stages import BaseSource, Stage, Top
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
 
 
 NOT_NEEDED = "not needed: a later stage is here"
@@ -32,10 +36,7 @@ NOT_NEEDED = "not needed: a later stage is here"
 def stages_for(
     resolved: Resolved, *, base_source: BaseSource, architecture: Architecture
 ) -> tuple[Stage, ...]:
-    """Return the stages, lowest first; a mod whose folder is not here has none.
-
-    Raises BuildError for engines and mods that cannot be built.
-    """
+    """Return the stages, lowest first; a mod whose folder is not here has none."""
     first, *above = stages_of(
         resolved.engine,
         base_source=base_source,
@@ -56,13 +57,7 @@ def choose_base_source(
     settings: Settings,
     asked: DockerHost | None,
 ) -> BaseSource:
-    """Keep to the base of the images with these tags; otherwise the registry's, if it answers.
-
-    The plugin's image decides before the engine's, and that before the base's. An engine without
-    a base, or whose base has no Debian counterpart, knows the registry alone. `asked` is the Docker
-    Engine that asks the registry; without one it is assumed to answer. Raises BuildError like
-    `stages_of`.
-    """
+    """Keep to the base of the images with these tags; otherwise the registry's, if it answers."""
     if engine.base is None or engine.base.debian is None:
         return "registry"
     made = [
@@ -85,19 +80,14 @@ def mods_of(resolved: Resolved) -> list[ModFiles]:
 
 
 def top_of(resolved: Resolved) -> Top:
-    """Leave the vLLM of an image that others made as it is, unless the recipe needs more of it.
-
-    Our own engines have one image for every recipe.
-    """
+    """Leave the vLLM of an image that others made as it is, unless the recipe needs more of it."""
     is_theirs = resolved.engine.kind == "image"
     return "guard" if is_theirs and not resolved.recipe.needs_plugin else "plugin"
 
 
 def image_steps(stages: Sequence[Stage], images: Mapping[str, ImageFact]) -> tuple[ImageStep, ...]:
-    """Return a step for each stage, lowest first; `images` are ours on the node, by tag.
-
-    Nothing below a stage that is here is built: a worker that was sent the engine has no base.
-    """
+    """Return a step for each stage, lowest first; `images` are ours on the node, by tag."""
+    # Nothing below a stage that is here is built: a worker that was sent the engine has no base.
     if unresolved_tag(stages):
         first, *above = stages
         asked = "a tag, resolved by `up`: it asks the registry, pulls that digest and keeps to it"

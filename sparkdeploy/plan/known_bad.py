@@ -68,10 +68,7 @@ class RecipeOnEngine:
         return self.recipe.model.known_as.lower()
 
     def choice(self, flag: str) -> bool | None:
-        """Return what a recipe makes of a switch, or True for another flag; None: left open.
-
-        It may name it as a key of --kernel-config, and a switch in two negated forms.
-        """
+        """Return what a recipe makes of a switch, however it is spelt; True for another flag."""
         name = flag.removeprefix("--").removeprefix("no-")
         for given in reversed([*given_flags(self.recipe.serve.extra_args)]):
             words = " ".join([given.spelling, *given.values]).replace("_", "-").lower()
@@ -91,10 +88,7 @@ def rows() -> tuple[KnownFailure, ...]:
 
 
 def failures(case: RecipeOnEngine) -> Iterator[tuple[KnownFailure, bool]]:
-    """Yield the rows that a case meets, and whether their arguments mend it.
-
-    Nothing is known of a CPU, or of an image that nobody has looked into.
-    """
+    """Yield the rows that a case meets, and whether their arguments mend it; none for a CPU."""
     if case.engine.runs_on != "cuda" or is_unknown(case.engine):
         return
     for row in rows():
@@ -105,7 +99,6 @@ def failures(case: RecipeOnEngine) -> Iterator[tuple[KnownFailure, bool]]:
 
 
 def mended(case: RecipeOnEngine) -> Recipe:
-    """Return the recipe with the arguments of its rows."""
     added = [word for row, is_mended in failures(case) if is_mended for word in row.arguments]
     recipe, serve = case.recipe, case.recipe.serve
     if not added:

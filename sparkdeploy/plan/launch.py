@@ -19,7 +19,7 @@ from sparkdeploy.recipe.schema import Subject  # noqa: TC001 - read from a label
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.plan.topology import NodeRank, Topology
+    from sparkdeploy.plan.steps import NodeRank, Topology
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import LoraAdapter, Recipe, Speculative
@@ -72,10 +72,7 @@ def bound_host(*, is_public: bool) -> str:
 def serve_argv(
     recipe: Recipe, model: str, companions: Sequence[str] = (), *, is_public: bool = False
 ) -> tuple[str, ...]:
-    """Return `vllm serve ...` for one node, each flag once, in a stable order.
-
-    `model` and `companions`, the recipe's drafter and adapters, are paths inside the container.
-    """
+    """Return `vllm serve ...`, each flag once; the models are paths inside the container."""
     argv = ["vllm", "serve", model]
     if not _names_flag(recipe, MEDIA_FLAG_START):
         # A server on the host's network reaches every service of the machine for its clients.
@@ -105,7 +102,6 @@ def serve_env(recipe: Recipe, engine: Engine) -> dict[str, str]:
 
 @functools.cache
 def environment() -> Mapping[str, dict[str, str]]:
-    """Return the variables of environment.yaml, by what they are for."""
     content: dict[str, dict[str, str]] = yaml_text.load_file(
         Path(__file__).with_name("environment.yaml")
     )
@@ -169,7 +165,6 @@ def rank_command(
 
 
 def meeting_port(topology: Topology) -> int:
-    """Return the head's port where the nodes of one deployment find each other."""
     if topology.backend == "ray":
         return topology.ray_port
     return DATA_PARALLEL_RPC_PORT if topology.data_parallel > 1 else topology.master_port
@@ -256,18 +251,13 @@ def _rendezvous_timeout(recipe: Recipe) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBackend:
-    """One choice of vLLM's or NCCL's, as it is wanted."""
-
     subject: Subject
     wanted: str
     warns_only: bool
 
 
 def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
-    """Return what is compared with the log; on a CPU engine only what a CPU build logs.
-
-    Back ends, kernels and graphs of the recipe are those of a GPU.
-    """
+    """Return what is compared with the log; on a CPU engine only what a CPU build logs."""
     serve, backends = resolved.recipe.serve, resolved.recipe.backends
     drafts = serve.speculative
     wanted: dict[Subject, str | None] = {
@@ -292,10 +282,7 @@ def planned_backends(resolved: Resolved) -> tuple[PlannedBackend, ...]:
 def planned_transport(
     resolved: Resolved, env: Mapping[str, str], adapters: Sequence[str]
 ) -> tuple[PlannedBackend, ...]:
-    """Return how NCCL is to reach the other nodes, by a container's environment; not for sockets.
-
-    `adapters` are those that have to be among what it takes.
-    """
+    """Return how NCCL is to reach the other nodes, and by which adapters; nothing for sockets."""
     if uses_sockets(env) or not (adapters or env.get("NCCL_IB_HCA")):
         return ()
     return (PlannedBackend("transport", over("IB", adapters), allows_sockets(resolved)),)
@@ -308,10 +295,8 @@ def over(network: str, names: Iterable[str]) -> str:
 
 
 def uses_sockets(env: Mapping[str, str]) -> bool:
-    """Say whether the environment makes NCCL do without the adapters, or take another plugin."""
     return env.get("NCCL_IB_DISABLE") == "1" or env.get("NCCL_NET", "IB").upper() != "IB"
 
 
 def allows_sockets(resolved: Resolved) -> bool:
-    """Say whether a recipe puts up with NCCL's own choice of transport."""
     return "transport" in resolved.recipe.backends.warn_only

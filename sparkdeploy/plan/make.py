@@ -7,29 +7,33 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.checkpoint.repo_files import files_here
 from sparkdeploy.checks.survey import Survey, probe
-from sparkdeploy.estimate.memory import memory_claim
+from sparkdeploy.estimate.memory import MemoryClaim, memory_claim
 from sparkdeploy.estimate.model import share_of_weights
-from sparkdeploy.node.container import ContainerFact
-from sparkdeploy.plan.container import KERNEL_LOG, HostFolders, rank_spec
+from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
+from sparkdeploy.plan.container import KERNEL_LOG, Deployment, HostFolders, rank_spec
 from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
 from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
 from sparkdeploy.plan.observe import observe, paths_on, with_models
-from sparkdeploy.plan.observed import ModelFact
+from sparkdeploy.plan.observed import ModelFact, Observed, ObservedNode
 from sparkdeploy.plan.preflight import preflight
-from sparkdeploy.plan.steps import Action, CheckpointStep, Needs, NodePlan, Plan
-from sparkdeploy.plan.topology import alone, make_topology
+from sparkdeploy.plan.steps import (
+    Action,
+    CheckpointStep,
+    Needs,
+    NodePlan,
+    NodeRank,
+    Plan,
+    Topology,
+    alone,
+    make_topology,
+)
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.node import Nodes
-    from sparkdeploy.plan.container import Deployment
-    from sparkdeploy.plan.observed import Observed, ObservedNode
-    from sparkdeploy.plan.topology import NodeRank, Topology
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.settings import Settings
 
@@ -76,10 +80,6 @@ def decide(
     deployment: Deployment,
     topology: Topology | None = None,
 ) -> Plan:
-    """Return the plan for what was observed.
-
-    Raises CheckpointError when the model's folder and sparkdeploy's own lie within each other.
-    """
     refuse_nesting(observed, settings)
     stages = stages_for(
         resolved,
@@ -111,10 +111,6 @@ def make_plan(
     folders: HostFolders,
     topology: Topology | None = None,
 ) -> Plan:
-    """Return the steps that lead from what was observed to what the recipe says.
-
-    Without a topology the one node that was seen serves alone.
-    """
     draft = Plan(
         resolved=resolved,
         deployment=deployment,
@@ -258,10 +254,7 @@ def _needs(plan: Plan, rank: NodeRank, claim: MemoryClaim | None) -> Needs:
 
 
 def _engine_bytes(plan: Plan, seen: ObservedNode) -> int | None:
-    """Return the size of the image that a worker lacks, an engine with its mods.
-
-    None before the head has built it. What tops it, some 200 kB, is not counted.
-    """
+    """Return the size of the engine's image that a worker lacks; None before the head has it."""
     *_, below, top = (step.stage for step in plan.images)
     if is_built(below, seen.images) or is_built(top, seen.images):
         return 0
@@ -270,10 +263,7 @@ def _engine_bytes(plan: Plan, seen: ObservedNode) -> int | None:
 
 
 def _weights_bytes(plan: Plan) -> int | None:
-    """Return one node's share of the weights: its ranks hold a part of each layer.
-
-    None where nobody knows their size, or there are none.
-    """
+    """Return one node's share of the weights; None where nobody knows, or there are none."""
     model, topology = plan.observed.model, plan.topology
     if model is None or model.size_bytes is None:
         return None

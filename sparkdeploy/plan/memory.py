@@ -5,25 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import fail, not_seen, ok, warn
 from sparkdeploy.checks.machine import check_page_cache
+from sparkdeploy.checks.report import Finding, fail, not_seen, ok, warn
 from sparkdeploy.estimate.hardware import Hardware
-from sparkdeploy.estimate.memory import make_budget
+from sparkdeploy.estimate.memory import MemoryClaim, make_budget
 from sparkdeploy.estimate.model import ModelFacts, WeightKind
 from sparkdeploy.estimate.verdict import Fits, verdict_of
-from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.steps import BUDGET_CHECK, Action
+from sparkdeploy.plan.observed import ModelFact, ObservedNode
+from sparkdeploy.plan.steps import BUDGET_CHECK, Action, NodePlan, Plan
 from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Set
 
-    from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.node.container import ListedContainer
-    from sparkdeploy.plan.observed import ObservedNode
-    from sparkdeploy.plan.steps import NodePlan, Plan
 
 MOST_MACHINES = 8
 """No message advises more: what the design is for."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.source import fetch_command
-from sparkdeploy.checks.finding import fail_early, ok
+from sparkdeploy.checks.report import Finding, fail_early, ok
 from sparkdeploy.estimate.model_findings import (
     NEEDS_NO_FILES,
     attention_findings,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.schema import Weights
 
@@ -217,11 +216,7 @@ class Exchangeable:
 
 
 def exchangeable(path: Path, trusted_uids: AbstractSet[int]) -> Exchangeable | None:
-    """Return the lowest folder of a real path that another user may change; None for none.
-
-    Nobody but its owner exchanges what lies in a folder with the sticky bit. What cannot be looked
-    at is left to whoever reads it.
-    """
+    """Return the lowest folder of a real path that another user may change; None for none."""
     for folder in (path, *path.parents):
         try:
             status = folder.lstat()

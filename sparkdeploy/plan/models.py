@@ -41,14 +41,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocatedModel:
-    """The facts a plan is made on, and the source they were read from."""
-
     fact: ModelFact | MissingModel
     source: CheckpointSource | None = None
 
 
 def conversion_of(recipe: Recipe, settings: Settings) -> Conversion:
-    """Return a recipe's conversion of a model that nobody has looked at yet."""
     checkpoint = recipe.checkpoint
     fp8, draft = checkpoint.fp8_dense, checkpoint.draft_lm_head
     drafting = recipe.serve.speculative
@@ -123,7 +120,6 @@ def dense_bytes(source: CheckpointSource) -> dict[str, int]:
 
 
 def locate_companion(weights: Weights, settings: Settings) -> ModelFact | MissingModel:
-    """Find a drafter or an adapter."""
     with sources.readable():
         source = _find_source(weights, settings)
         folder = weights.subfolder if isinstance(weights, Drafter) else None
@@ -248,7 +244,6 @@ def loaded_bytes(repo: str, files_bytes: int | None) -> int | None:
 
 
 def unfit_for(config: Mapping[str, Any], conversion: Conversion) -> tuple[str, ...]:
-    """Return why a conversion does not apply; what is wrong with numbers the download says."""
     try:
         return tuple(unfit(config, conversion))
     except CheckpointError as error:
@@ -256,10 +251,7 @@ def unfit_for(config: Mapping[str, Any], conversion: Conversion) -> tuple[str, .
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[Architecture | None, str]:
-    """Return the layers, or None and what is not known.
-
-    Numbers that no model has are for the download to refuse.
-    """
+    """Return the layers, or None and what is not known: wrong numbers are for the download."""
     try:
         return known_layers(config)
     except CheckpointError as error:
@@ -272,11 +264,7 @@ def expected_model(
     caller_uid: int,
     settings: Settings,
 ) -> ModelFact:
-    """Return a model as if nothing of it were to be downloaded.
-
-    What is not known before stands in angle brackets: the commit of a branch that was never
-    resolved, and the hash of its files, in which an overlay's name ends.
-    """
+    """Return a model as if it were downloaded; what is not known before stands in <...>."""
     if not isinstance(model, MissingModel):
         return model
     root = repo_folder(settings.hub_cache, model.repo)

@@ -11,12 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.survey import compare, survey
+from sparkdeploy.checks.survey import Survey, compare, survey
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import ports
-from sparkdeploy.node.node import at_once, named
+from sparkdeploy.node.node import Node, Nodes, at_once, named
 from sparkdeploy.node.tree import list_tree
-from sparkdeploy.plan.container import NodePaths, container_name, container_user
+from sparkdeploy.plan.container import (
+    Deployment,
+    HostFolders,
+    NodePaths,
+    container_name,
+    container_user,
+)
 from sparkdeploy.plan.images import choose_base_source
 from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.plan.models import (
@@ -30,12 +36,9 @@ from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed, Observe
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sparkdeploy.checks.survey import Survey
     from sparkdeploy.node.container import ListedContainer
     from sparkdeploy.node.fabric import FabricFact
-    from sparkdeploy.node.node import Node, Nodes
     from sparkdeploy.node.ports import PortOwner
-    from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
     from sparkdeploy.settings import Settings
@@ -50,11 +53,7 @@ def observe(
     found: Survey | None = None,
     asks_registry: bool = True,
 ) -> Observed:
-    """Collect every fact that a plan needs; `unobserved` names what could not be seen.
-
-    The nodes are asked unless `found` has what they said. Without `asks_registry` it is assumed to
-    answer, because nothing is going to be built.
-    """
+    """Collect every fact that a plan needs; `unobserved` names what could not be seen."""
     recipe = resolved.recipe
     found = found or survey(nodes, settings.hub_cache)
     if nodes.here.name not in found.seen:
@@ -88,7 +87,6 @@ def with_models(observed: Observed, recipe: Recipe, settings: Settings, nodes: N
 
 
 def with_expected_models(observed: Observed, recipe: Recipe, settings: Settings) -> Observed:
-    """Return what was seen as if nothing were to be downloaded."""
     uid, conversion = observed.caller_uid, conversion_of(recipe, settings)
     companions = (expected_model(it, None, uid, settings) for it in observed.companions)
     model = observed.model and expected_model(observed.model, conversion, uid, settings)
@@ -174,10 +172,7 @@ class PathMapping:
             return path
 
     def model(self, model: ModelFact, shared: Mapping[Path, tuple[Path, ...]]) -> ModelFact:
-        """Return the model as it stands there; only root can keep its owner.
-
-        `shared` is what links of a folder there lead to. What is sent there lies in the folder.
-        """
+        """Return the model as it stands there; `shared` is what links of a folder there lead to."""
         overlay, root = model.overlay, self.path(model.root)
         is_root = self.there.uid == 0
         return replace(
@@ -191,10 +186,7 @@ class PathMapping:
 
 
 def paths_on(observed: Observed, folders: HostFolders, node: str) -> NodePaths | None:
-    """Return where a node has weights and folders; None while the model is missing at the head.
-
-    `folders` are the head's.
-    """
+    """Return a node's weights and folders; None without a model. `folders` are the head's."""
     if observed.missing or not isinstance(observed.model, ModelFact):
         return None
     if node == observed.head.facts.name:
@@ -215,7 +207,6 @@ def paths_on(observed: Observed, folders: HostFolders, node: str) -> NodePaths |
 
 
 def mapping_to(observed: Observed, node: str) -> PathMapping | None:
-    """Return the way from the head to a node; None when the user of either is unknown."""
     seen, here = observed.node(node), observed.head.facts.fabric
     if seen is None or seen.facts.fabric is None or here is None:
         return None
@@ -247,8 +238,6 @@ def sync_trees(
 
 @dataclass(frozen=True, slots=True)
 class RemoteTree:
-    """What another node has of a tree."""
-
     root: Path
     missing_bytes: int
     """Of what it lacks, or has in another size."""
@@ -257,10 +246,7 @@ class RemoteTree:
 
 
 def compare_tree(tree: SyncTree, head: Node, other: Node) -> RemoteTree:
-    """Compare another node's tree with ours, by sizes.
-
-    Files of one size with other content are found when they are compared before they are sent.
-    """
+    """Compare another node's tree with ours by sizes; contents are compared before sending."""
     ours, theirs = list_tree(head, tree.here), list_tree(other, tree.there)
     missing_bytes = sum(
         ours[path].size_bytes

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.checkpoint.layers import Architecture
-    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.checks.report import Finding
     from sparkdeploy.image.stages import BaseSource
     from sparkdeploy.node.container import ImageFact, ListedContainer
     from sparkdeploy.node.facts import NodeFact
@@ -122,7 +122,6 @@ class ObservedNode:
     """Whether a container that is none of ours has the deployment's name."""
 
     def container(self, deployment: str) -> ListedContainer | None:
-        """Return the one that serves, or served, a deployment."""
         wanted = container_name(deployment)
         return next((item for item in self.containers if item.name == wanted), None)
 
@@ -153,7 +152,6 @@ class Observed:
 
     @property
     def present(self) -> tuple[ModelFact, ...]:
-        """The model and its companions, as far as they are here."""
         models = (self.model, *self.companions)
         return tuple(model for model in models if isinstance(model, ModelFact))
 
@@ -163,5 +161,4 @@ class Observed:
         return tuple(model for model in models if isinstance(model, MissingModel))
 
     def node(self, name: str) -> ObservedNode | None:
-        """Return what was seen of a node; None when it did not answer."""
         return next((node for node in self.nodes if node.facts.name == name), None)

@@ -6,17 +6,16 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkdeploy.estimate.hardware import HERE
+from sparkdeploy.estimate.hardware import HERE, Hardware
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.plan.images import choose_base_source
 from sparkdeploy.plan.make import decide
 from sparkdeploy.plan.models import locate_companion, locate_model
 from sparkdeploy.plan.observed import Observed, ObservedNode
-from sparkdeploy.plan.topology import NodeRank, Topology, alone, for_cluster
+from sparkdeploy.plan.steps import NodeRank, Topology, alone, for_cluster
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 
 if TYPE_CHECKING:
-    from sparkdeploy.estimate.hardware import Hardware
     from sparkdeploy.plan.container import Deployment
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Resolved

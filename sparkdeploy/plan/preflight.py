@@ -15,7 +15,6 @@ from sparkdeploy.checks.docker import (
     check_nvidia_runtime,
     check_rootless,
 )
-from sparkdeploy.checks.finding import Verdict, fail, fail_early, not_seen, ok, warn
 from sparkdeploy.checks.machine import (
     check_gpu,
     check_kho,
@@ -23,7 +22,16 @@ from sparkdeploy.checks.machine import (
     check_swap,
     gpu_findings,
 )
-from sparkdeploy.errors import Mistakes, NodeError
+from sparkdeploy.checks.report import (
+    Finding,
+    Verdict,
+    fail,
+    fail_early,
+    not_seen,
+    ok,
+    refusal,
+    warn,
+)
 from sparkdeploy.image.stages import RDMA_PACKAGES
 from sparkdeploy.plan import model_checks, recipe_checks
 from sparkdeploy.plan.container import container_name, has_adapters, wants_rdma
@@ -36,26 +44,20 @@ from sparkdeploy.plan.launch import (
     uses_sockets,
 )
 from sparkdeploy.plan.memory import memory
-from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.steps import Action
+from sparkdeploy.plan.observed import ModelFact, ObservedNode
+from sparkdeploy.plan.steps import Action, NodePlan, Plan
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Sequence
 
-    from sparkdeploy.checks.finding import Finding
     from sparkdeploy.node.container import ListedContainer
-    from sparkdeploy.plan.observed import ObservedNode
-    from sparkdeploy.plan.steps import NodePlan, Plan
 
 LOAD_FACTOR = 2
 
 
 def preflight(plan: Plan) -> Iterator[Finding]:
-    """Yield what every check says of a plan; what fails must be solved before it is applied.
-
-    Among several nodes the findings of one begin with its name.
-    """
+    """Yield what every check says of a plan; among several nodes each begins with a name."""
     for planned in plan.nodes:
         seen = plan.observed.node(planned.node)
         if seen is None:
@@ -191,11 +193,7 @@ def in_the_way(
     *,
     of_several: bool,
 ) -> Iterator[ListedContainer]:
-    """Yield containers on a node that another machine than `heads` started.
-
-    Those of the same name are in the way of any start, and what runs over several nodes in that of
-    another start over several.
-    """
+    """Yield containers of other heads than `heads` that a start would collide with."""
     for fact in containers:
         is_launch_of_several = of_several and fact.is_running and bool(fact.nodes)
         has_claim = fact.deployment == deployment or is_launch_of_several
@@ -265,23 +263,17 @@ PLAN_CHECKS = (
 
 
 def refuse_to_start(plan: Plan, problems: Sequence[Finding] | None = None) -> None:
-    """Raise NodeError when the plan has any problem, or is given one."""
     _refuse(plan, plan.problems if problems is None else problems, "start")
 
 
 def refuse_to_prepare(plan: Plan) -> None:
-    """Raise NodeError for problems that stand in the way of images and checkpoints already."""
     _refuse(plan, [item for item in plan.problems if item.blocks == "prepare"], "be prepared")
 
 
 def _refuse(plan: Plan, problems: Sequence[Finding], what: str) -> None:
-    if not problems:
-        return
-    name, where = plan.resolved.recipe.name, ", ".join(plan.topology.nodes)
-    count = "1 reason" if len(problems) == 1 else f"{len(problems)} reasons"
-    lines = [line for item in problems for line in (item.seen, f"    fix: {item.fix}")]
-    mistakes = Mistakes("\n".join(lines))
-    raise NodeError(f"{name} cannot {what} on {where}, for {count}", detail=mistakes)
+    if problems:
+        where = ", ".join(plan.topology.nodes)
+        raise refusal(f"{plan.resolved.recipe.name} cannot {what} on {where}", problems)
 
 
 def doctor_findings(plan: Plan) -> Iterator[Finding]:

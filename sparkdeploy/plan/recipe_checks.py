@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sparkdeploy.checks.finding import Finding, Verdict, fail_early, ok, warn
+from sparkdeploy.checks.report import Finding, Verdict, fail_early, ok, warn
 from sparkdeploy.plan.known_bad import RecipeOnEngine, failures
 from sparkdeploy.recipe.mods import proposed_setting
 from sparkdeploy.recipe.releases import family_of, parse_version
@@ -40,7 +40,6 @@ def remote_code(plan: Plan) -> Iterator[Finding]:
 
 
 def consent(plan: Plan) -> Iterator[Finding]:
-    """Name the settings of a foreign recipe that the user allowed."""
     check, resolved = "recipe.unsafe", plan.resolved
     if not resolved.recipe.allow_unsafe and not resolved.allowed:
         yield ok(check, "no setting of a foreign recipe loads code or moves files")
@@ -66,7 +65,6 @@ def _setting_of(asked: Mistake) -> str:
 
 
 def arguments(plan: Plan) -> Iterator[Finding]:
-    """Name arguments that an image's vLLM may refuse, by the nearest release's parser."""
     for warning in plan.resolved.warnings:
         yield warn(
             "recipe.arguments",

@@ -9,32 +9,35 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.checks.finding import Verdict, not_seen
-from sparkdeploy.checks.report import finding_lines, legend, signed
+from sparkdeploy.checks.report import Verdict, finding_lines, legend, not_seen, signed
 from sparkdeploy.estimate.report import treated_lines
-from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
+from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, ContainerSpec, Mount
 from sparkdeploy.plan.images import mods_of, unresolved_tag
 from sparkdeploy.plan.observed import ModelFact
-from sparkdeploy.plan.steps import BUDGET_CHECK
+from sparkdeploy.plan.steps import BUDGET_CHECK, Action, Needs, NodePlan, Plan
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import InspectedEngine
 from sparkdeploy.recipe.mods import SCRIPT
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.safe_text import visible_line
-from sparkdeploy.terminal.style import line_of, plain_text
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, laid_out, row_of
+from sparkdeploy.terminal.style import Line, line_of, plain_text
+from sparkdeploy.terminal.tables import (
+    Block,
+    Fill,
+    TextColumn,
+    TextRow,
+    TextTable,
+    laid_out,
+    row_of,
+)
 from sparkdeploy.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.image.mods import ModFiles
-    from sparkdeploy.node.container import ContainerSpec, Mount
-    from sparkdeploy.plan.steps import Action, Needs, NodePlan, Plan
     from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.terminal.style import Line
-    from sparkdeploy.terminal.tables import Block, TextRow
 
 MOD_LINES = 40
 _NEXT = " \\\n  "
@@ -71,12 +74,10 @@ def dockerfile_text(plan: Plan) -> str:
 
 
 def arguments_text(plan: Plan) -> str:
-    """Return vLLM's command within the container as it would be typed, by node."""
     return _by_node(plan, lambda spec: typed(spec.command[spec.command.index("--") + 1 :]))
 
 
 def container_text(plan: Plan) -> str:
-    """Return the `docker run` that would start the same container, by node."""
     return _by_node(plan, lambda spec: docker_run(_fingerprinted(plan, spec)))
 
 

@@ -15,6 +15,8 @@ from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.flags import Given, given_flags
 from sparkdeploy.recipe.image_pins import InspectedEngine, is_unknown
 from sparkdeploy.recipe.releases import (
+    Flag,
+    Release,
     arguments_folder,
     newest,
     parse_version,
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.releases import Flag, Release
     from sparkdeploy.recipe.schema import Recipe, Serve, Speculative
 
 NAMES = {

@@ -20,12 +20,12 @@ from pydantic import BaseModel
 
 from sparkdeploy import yaml_text
 from sparkdeploy.about import CONSENT
-from sparkdeploy.recipe.document import written_part
+from sparkdeploy.recipe.document import KeyPath, ValueOrigin, written_part
 from sparkdeploy.recipe.flags import VALUE_FLAGS, given_flags, spellings
-from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN
+from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN, FoundMod
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.rules import Mistake
-from sparkdeploy.recipe.schema import Limits, Mod, Speculative
+from sparkdeploy.recipe.schema import Limits, Mod, Recipe, Speculative
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
 from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-    from sparkdeploy.recipe.document import KeyPath, ValueOrigin
-    from sparkdeploy.recipe.mods import FoundMod
-    from sparkdeploy.recipe.schema import Recipe
 
 CONSENT_OPTIONS = {"allow_known_bad": "--allow-known-bad", "allow_unsafe": "--allow-unsafe"}
 """Fields that only an option of the command line sets: no file from elsewhere speaks for you."""

@@ -130,10 +130,7 @@ class ImageLock:
             ) from error
 
     def contents(self, image: str) -> ImageContents | None:
-        """Return what was found in an image; None where nobody has looked, or the note is damaged.
-
-        It can be had again. RecipeError names a file that may not be read.
-        """
+        """Return what was found in an image; None without a look, or for a damaged note."""
         if image in self.found:
             return self.found[image]
         path = self.contents_path(image)

@@ -96,10 +96,7 @@ def library(settings: Settings) -> Library:
 
 
 def locate(library: Library, wanted: str) -> Path:
-    """Return a recipe's file by SOURCE/RECIPE, path or name.
-
-    Raises UsageError for a path where no file is, RecipeError for a name that no recipe has.
-    """
+    """Return a recipe's file by SOURCE/RECIPE, path or name."""
     if found := of_source(library, wanted):
         return found
     if is_path(wanted):
@@ -117,10 +114,7 @@ def is_path(wanted: str) -> bool:
 
 
 def of_source(library: Library, wanted: str) -> Path | None:
-    """Return the file that SOURCE/RECIPE means; None for words that mean a file or a name.
-
-    Raises RecipeError for a recipe that its source has not, where no file has that path either.
-    """
+    """Return the file that SOURCE/RECIPE means; None for words that mean a file or a name."""
     if library.sources is None:
         return None
     is_file = os.path.isfile(wanted)  # noqa: PTH113 - never raises
@@ -199,10 +193,7 @@ def resolve_inheritance(library: Library, path: Path, chain: Sequence[Path]) -> 
 
 
 def parent_beside(child: Path, parent: str, sources: Sources | None) -> Path | None:
-    """Return the file that `extends` means by its place; None where it means a library's recipe.
-
-    Raises RecipeError where a source's recipe means a file that is not of its source.
-    """
+    """Return the file that `extends` means by its place; None where it means a library's recipe."""
     named = os.path.expanduser(parent)  # noqa: PTH111 - never raises
     beside = child.parent / (named if named.endswith((".yaml", ".yml")) else f"{named}.yaml")
     top = sources.top_of(child) if sources is not None else None

@@ -109,10 +109,7 @@ class Loaded:
 
 
 def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> Resolved:
-    """Load a recipe by name or path; RecipeError lists every mistake with file, line and fix.
-
-    A recipe in a format of others is translated; what is set may be one of its own parameters.
-    """
+    """Load a recipe by name or path; RecipeError lists every mistake with file, line and fix."""
     loaded = look_into(library, wanted, settings)
     if not loaded.mistakes and not loaded.consents and loaded.resolved is not None:
         return loaded.resolved

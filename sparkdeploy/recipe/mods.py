@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.recipe.document import written_part
+from sparkdeploy.recipe.document import KeyPath, ValueOrigin, written_part
 from sparkdeploy.recipe.sources import SNAPSHOT
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
@@ -19,7 +19,6 @@ from sparkdeploy.stored_json import read_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkdeploy.recipe.document import KeyPath, ValueOrigin
     from sparkdeploy.recipe.schema import Recipe
 
 SCRIPT = "run.sh"

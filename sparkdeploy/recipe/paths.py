@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.recipe.document import Document, with_setting
+from sparkdeploy.recipe.document import Document, KeyPath, with_setting
 from sparkdeploy.yaml_text import in_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.schema import Recipe
 
 MODEL_PATH: KeyPath = ("model", "path")

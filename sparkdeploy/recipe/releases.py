@@ -214,10 +214,7 @@ def family_of(name: str, among: Iterable[Family] | None = None) -> Family | None
 
 
 def short_name(name: str) -> str:
-    """Return what a model is called, without its owner and the folders above it.
-
-    A snapshot in a cache of the hub's is called as its repository.
-    """
+    """Return what a model is called, without its owner and the folders above it."""
     *above, last = name.rstrip("/").split("/")
     if len(above) > 1 and above[-1] == "snapshots":
         return above[-2].rpartition("--")[2]

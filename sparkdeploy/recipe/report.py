@@ -8,19 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.load import Library, Resolved, load_engine
 from sparkdeploy.recipe.words import shortest_ends
-from sparkdeploy.terminal.style import Piece, Style, line_of
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Line, Piece, Style, line_of
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
     from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.load import Library, Resolved
     from sparkdeploy.recipe.schema import Recipe
-    from sparkdeploy.terminal.style import Line
-    from sparkdeploy.terminal.tables import Block, TextRow
 
 FIT_INKS = {"fits": Style.GOOD, "on": Style.GOOD, "no": Style.QUIET}
 """Of the first word of what a recipe's verdict is."""
@@ -130,10 +127,7 @@ def _broken_lines(rows: list[dict[str, Any]]) -> Iterator[Line]:
 
 
 def origin_lines(resolved: Resolved) -> Iterator[Block]:
-    """Yield `path: value  # where it was written` for every value of a resolved recipe.
-
-    Files are called by their names; in which folders they lie stands at the end.
-    """
+    """Yield `path: value  # where it was written` for every value; the folders stand at the end."""
     content = resolved.recipe.model_dump(by_alias=True)
     files = list({str(it.file) for it in resolved.origins.values() if it.line is not None})
     names = dict(zip(files, shortest_ends(files), strict=True))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from sparkdeploy.recipe.document import written_part
+from sparkdeploy.recipe.document import Document, KeyPath, written_part
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.words import closest, shown
 from sparkdeploy.yaml_text import in_line
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-    from sparkdeploy.recipe.document import Document, KeyPath
 
 T = TypeVar("T", bound=BaseModel)
 

@@ -17,9 +17,9 @@ from sparkdeploy.image.stages import BASE_SOURCES, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.library import library
-from sparkdeploy.recipe.load import load_engine
+from sparkdeploy.recipe.load import Library, Resolved, load_engine
 from sparkdeploy.recipe.releases import parse_version
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import Settings, resources
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.load import Library, Resolved
-    from sparkdeploy.settings import Settings
 
 
 def rehearsal_engine(resolved: Resolved, settings: Settings, *, nearest: bool) -> Engine:

@@ -231,10 +231,7 @@ def without_speculation(resolved: Resolved) -> Resolved:
 
 
 def port_of(resolved: Resolved, owned: Container[int | None] = ()) -> int:
-    """Return the port that was typed, or a free one: the recipe's own is for the model itself.
-
-    `owned` are those of deployments, which may not listen yet. Raises NodeError where none is free.
-    """
+    """Return the port that was typed, or a free one that no deployment owns."""
     origin = resolved.origins.get(("serve", "port"))
     if origin is not None and origin.line is None:
         return resolved.recipe.serve.port
@@ -284,10 +281,7 @@ def with_fp8_twin(resolved: Resolved, twin: Path) -> tuple[Resolved, Path]:
 
 
 def count_twin(resolved: Resolved, twin: Path, settings: Settings) -> None:
-    """Write the draft vocabulary of a twin, for a recipe with a draft head.
-
-    What its grammar says comes first, as it would in a list counted over its texts.
-    """
+    """Write the draft vocabulary of a twin, what its grammar says first."""
     recipe = resolved.recipe
     if recipe.checkpoint.draft_lm_head is None:
         return

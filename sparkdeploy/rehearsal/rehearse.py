@@ -24,14 +24,14 @@ from sparkdeploy.deploy.wait import start_title
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, UnhealthyError
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.plan.make import draft_plan
-from sparkdeploy.plan.topology import for_cluster
+from sparkdeploy.plan.steps import for_cluster
 from sparkdeploy.rehearsal import miniature, requests
 from sparkdeploy.rehearsal.engine import rehearsal_engine
 from sparkdeploy.rehearsal.requests import ANSWERED, Answer, Asked
 from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.facts import EngineFacts
-from sparkdeploy.server.metrics import read_metrics
+from sparkdeploy.server.metrics import Speculation, read_metrics
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Resolved
     from sparkdeploy.recipe.schema import Recipe
-    from sparkdeploy.server.metrics import Speculation
     from sparkdeploy.settings import Settings
 
 DEPLOYMENT = "rehearsal"

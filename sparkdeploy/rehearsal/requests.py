@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sparkdeploy import yaml_text
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import UnhealthyError
-from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.recipe.answers import CHAT, COMPLETIONS
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.stored_json import read_json
@@ -51,11 +51,7 @@ class Asked:
 
 
 def ask_sampled(model: ServedModel) -> Iterator[Asked]:
-    """Send each kind of sampling alone, and all that is answered again, eight at once.
-
-    A refusal is listed, anything else fails the rehearsal: UnhealthyError for a server that fails
-    or dies.
-    """
+    """Send each kind of sampling alone, and all that is answered again, eight at once."""
     answered: list[Mapping[str, Any]] = []
     for what, extra in SAMPLED.items():
         body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "ignore_eos": True, **extra}
@@ -119,11 +115,7 @@ class Answer:
 
 
 def reference_path(plan: Plan, asked: Mapping[str, object], state_dir: Path) -> Path:
-    """Return the file for these images, this conversion, these settings and what is asked of whom.
-
-    Speculation, MTP weights, the port and how many tokens a step may have are left out: they must
-    not change the text.
-    """
+    """Return the file of the text for what decides it: not speculation, MTP weights or the port."""
     recipe = plan.resolved.recipe
     inputs = {
         "image": plan.images[-1].stage.tag,

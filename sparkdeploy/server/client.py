@@ -58,11 +58,7 @@ class NoSuchRouteError(UnhealthyError):
 
 
 class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
-    """The OpenAI-style server at a base URL such as `http://127.0.0.1:8000`; a context manager.
-
-    Proxies of the environment are never used, and no redirect is followed: vLLM sends none. Every
-    failure is an UnhealthyError with the server's own message.
-    """
+    """The OpenAI-style server at a base URL, without proxies or redirects; a context manager."""
 
     def __init__(
         self,
@@ -73,12 +69,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         ca_file: Path | None = None,
         require_listener: Callable[[], None] | None = None,
     ) -> None:
-        """Ask for `model` (the served name); without one for the first that the server names.
-
-        `ca_file` has the certificates to trust; without one the system's are.
-        `require_listener` is called before a key or a prompt is sent, and raises UnhealthyError
-        where another program would get it.
-        """
+        """Ask for `model`, or the first; `require_listener` is called before a key or prompt."""
         self.base_url = base_url.rstrip("/")
         self.api_key = api_key
         self.ca_file = ca_file
@@ -161,11 +152,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     def streamed(
         self, path: str, body: Mapping[str, Any], *, read_timeout_s: float = ANSWER_TIMEOUT_S
     ) -> Iterator[Iterator[bytes]]:
-        """Post a request and yield the answer's bytes; leaving the block ends the answer.
-
-        The server stops work on an answer whose connection is closed. `read_timeout_s` is the
-        longest pause between two pieces.
-        """
+        """Post a request and yield the answer's bytes; leaving the block ends the answer."""
         response = self._call(
             path, timeout_s=read_timeout_s, body={**body, "model": self.name}, is_streamed=True
         )
@@ -177,7 +164,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     @property
     def name(self) -> str:
-        """Return the served name that requests are for; the first one named by the server."""
         if self._model is None:
             models = self._models()
             if not models:
@@ -256,7 +242,6 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
 
 def _silence() -> bytes:
-    """Return half a second of silence as a WAV file, for a model that writes what it hears."""
     written = io.BytesIO()
     with wave.open(written, "wb") as sound:
         sound.setparams((1, 2, SAMPLE_RATE_HZ, 0, "NONE", ""))

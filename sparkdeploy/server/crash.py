@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.node.container import EXIT_IDLE
-from sparkdeploy.server.log_lines import GUARD_MARK, LogLine, guard_report, lines_of, read_line
-from sparkdeploy.server.nccl import is_from_nccl, is_nccl_info
+from sparkdeploy.server.log_lines import (
+    GUARD_MARK,
+    LogLine,
+    guard_report,
+    is_from_nccl,
+    is_nccl_info,
+    lines_of,
+    read_line,
+)
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
@@ -86,11 +93,8 @@ def _exit_causes() -> Mapping[int | str | None, Cause]:
 
 
 def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
-    """Return why a container died, from its log's end and how it ended; never fails.
-
-    Docker's state goes before the log: whatever runs in the container can write any line. That the
-    guard ended it is known by its exit code alone.
-    """
+    """Return why a container died, from its log's end and how it ended; never fails."""
+    # Docker's state goes before the log: whatever runs in the container can write any line.
     by_code = _exit_causes().get(exit_code, Cause("unknown", "its log names no cause"))
     if exit_code in _GUARD_EXITS:
         reports = [it for it in guard_reports(log) if it.get("event") == by_code.name]
@@ -106,10 +110,7 @@ def root_cause(log: str, exit_code: int | None, *, oom_killed: bool) -> Cause:
 
 
 def guard_reports(log: str) -> list[dict[str, Any]]:
-    """Return the guard's lines, oldest first, without broken ones.
-
-    Any process of its container can write such a line: they explain, and decide nothing.
-    """
+    """Return the guard's lines, oldest first: any process can write one, so they decide nothing."""
     return [report for report in map(guard_report, lines_of(log)) if report]
 
 
@@ -120,10 +121,7 @@ def guard_events(log: str, exit_code: int | None) -> list[str]:
 
 
 def end_before_restart(log: str) -> tuple[str, int | None, Cause]:
-    """Return what vLLM wrote before the guard's last restart, its exit code and why it ended.
-
-    Without a restart that is how the log ends.
-    """
+    """Return what vLLM wrote before the guard's last restart, its exit code and the cause."""
     lines, exit_code = lines_of(log), None
     for index, text in reversed(list(enumerate(lines))):
         report = guard_report(text)
@@ -264,7 +262,6 @@ class Traceback:
         self._is_in_frames = True
 
     def add(self, line: LogLine) -> bool:
-        """Add a line of the same process; False when it is none of the traceback's."""
         if not self._is_in_frames:
             if line.level in _QUIET_LEVELS or len(self.lines) >= _MAX_TRACEBACK_LINES:
                 return False

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
-from sparkdeploy.server.log_lines import message_of
-from sparkdeploy.server.nccl import Transport, read_transport
+from sparkdeploy.server.log_lines import Transport, message_of, read_transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,11 +124,8 @@ class BackendCheck:
 
     @property
     def is_failure(self) -> bool:
-        """Say whether the deployment may not stay.
-
-        A line of vLLM's log may be worded otherwise tomorrow, and what serves is not stopped for
-        it. NCCL says itself that it goes over sockets, and its lines have stayed for years.
-        """
+        """Say whether the deployment may not stay."""
+        # vLLM's lines may be worded otherwise tomorrow; NCCL's have stayed for years.
         is_transport = self.planned.subject == "transport"
         return is_transport and self.match is Match.DIFFERS and not self.planned.warns_only
 
@@ -143,7 +139,6 @@ class BackendCheck:
 def compare_backends(
     planned: Iterable[PlannedBackend], facts: EngineFacts
 ) -> tuple[BackendCheck, ...]:
-    """Compare every planned choice with the log; a log that is silent fails nothing."""
     logged = {
         "attention": facts.attention_backend,
         "moe": facts.moe_backend,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.server.client import NoSuchRouteError
+from sparkdeploy.server.client import Completion, NoSuchRouteError, ServedModel
 from sparkdeploy.server.crash import (
     Cause,
     end_before_restart,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.server.client import Completion, ServedModel
     from sparkdeploy.server.facts import EngineFacts
 
 EARLY_S = 60.0
@@ -72,11 +71,9 @@ def wait_until_answering(  # noqa: PLR0913 - the clock, its sleep and the tracke
 ) -> Readiness:
     """Wait until the container runs, /health answers 200 and one request has been answered.
 
-    `deadline_s` counts from this call. `on_phase` is called after every poll with the tracker and
-    the seconds so far (the tracker's times count from this call too). Raises ContainerDiedError
-    as soon as the container has ended, with exit code, root cause and log tail, and
-    UnhealthyError at the deadline. The wait goes on while a guard restarts vLLM in place, unless
-    it died of the request that this call sent: the next one would kill it again.
+    All times count from this call. Raises ContainerDiedError as soon as it has ended, and
+    UnhealthyError at the deadline. A restart by the guard is waited for, unless vLLM died of the
+    request that this call sent.
     """
     tracker = tracker or PhaseTracker()
     started_s = clock()
@@ -194,10 +191,7 @@ def death(
 
 
 def restarts_of(host: DockerHost, fact: ContainerFact) -> tuple[int, Cause | None]:
-    """Return how often the guard started vLLM again in a container, and why the last time.
-
-    That is by its log's last lines; one that cannot be read has none.
-    """
+    """Return how often the guard restarted vLLM, by its log's last lines, and why the last time."""
     lines: deque[str] = deque(maxlen=EXAMINED_LINES)
     splitter = LineSplitter()
     try:

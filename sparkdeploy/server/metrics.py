@@ -49,7 +49,6 @@ class Speculation:
 
     @property
     def acceptance(self) -> float | None:
-        """Return accepted / drafted tokens; None before anything was drafted."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property
@@ -86,11 +85,7 @@ class Histogram:
         return Histogram(self.edges_s, tuple(max(now - then, 0.0) for now, then in pairs))
 
     def quantile(self, share: float) -> float | None:
-        """Return the duration that `share` (0 to 1) of all stay within; None where there are none.
-
-        Between two edges a straight line is drawn, as Prometheus' histogram_quantile does. For what
-        lies beyond the last finite edge it returns that edge: more is not known.
-        """
+        """Return the duration that `share` of all stay within, as histogram_quantile does."""
         if not self.count:
             return None
         rank, lower_s, below = share * self.count, 0.0, 0.0
@@ -153,10 +148,7 @@ def read_metrics(exposition: str) -> Metrics | None:
 
 
 def low_acceptance_warning(drafted: Speculation | None) -> str:
-    """Return what to say of a drafter that is hardly ever right; empty where that is not known.
-
-    It is known once LEAST_DRAFTS steps of requests have drafted; all of them are counted.
-    """
+    """Return what to say of a drafter that is hardly ever right; empty below LEAST_DRAFTS steps."""
     if drafted is None or drafted.drafts < LEAST_DRAFTS:
         return ""
     accepted = drafted.acceptance
@@ -170,10 +162,7 @@ def low_acceptance_warning(drafted: Speculation | None) -> str:
 
 
 class _Families:
-    """Labels and values by vLLM's own names; comments and broken lines are left out.
-
-    Prometheus' text has `_total` behind a counter's name, or not.
-    """
+    """Labels and values by vLLM's own names, without `_total`; broken lines are left out."""
 
     def __init__(self, exposition: str) -> None:
         self.by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import yaml_text
-from sparkdeploy.node.private_folder import write_private
+from sparkdeploy.atomic_files import write_private
 from sparkdeploy.server.facts import EngineFacts, read_facts
 from sparkdeploy.server.log_lines import LineSplitter, guard_report, message_of
 from sparkdeploy.stored_json import read_json
@@ -51,11 +51,7 @@ NOT_KNOWN = "not known here, for it was not started on this machine yet"
 
 @dataclass(slots=True)
 class PhaseTracker:
-    """Follows a start from raw log bytes, split anywhere; memory stays bounded.
-
-    `typical_s` says how long each phase usually takes here; `feed` takes the time of a clock that
-    only has to be the same one each time.
-    """
+    """Follows a start from raw log bytes, split anywhere; memory stays bounded."""
 
     typical_s: Mapping[str, float] = field(default_factory=lambda: SPARK_COLD_START_S)
     facts: EngineFacts = field(default_factory=EngineFacts, init=False)
@@ -146,7 +142,6 @@ def read_whole(log: Iterable[bytes]) -> PhaseTracker:
 
 
 def timing_key(image: str, recipe: str, node_count: int) -> str:
-    """Return the key under which the durations of such starts are remembered."""
     return f"{image} {recipe}" + (f" on {node_count} nodes" if node_count > 1 else "")
 
 
@@ -181,7 +176,6 @@ def start_s(plan: Plan, state_dir: Path) -> tuple[float | None, bool]:
 
 
 def load_durations(state_dir: Path, key: str) -> Mapping[str, float]:
-    """Return seconds a phase from the last start of this key; empty where none is known."""
     return _read_durations(_durations_file(state_dir, key))
 
 
@@ -203,10 +197,7 @@ def known_start_s(state_dir: Path, key: str) -> float | None:
 
 
 def estimated_start_s(share: float) -> float:
-    """Return what a first start takes with so many times the weights of the one that was reported.
-
-    Loading them alone grows.
-    """
+    """Return what a first start takes with `share` times the weights of the one reported."""
     return sum(it * share if name == "weights" else it for name, it in SPARK_COLD_START_S.items())
 
 

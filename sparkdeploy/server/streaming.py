@@ -62,10 +62,7 @@ class AnswerSoFar:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return the rate after the first token; None for fewer than two, or without their count.
-
-        An answer that was ended early has no count: the server sends it with its last event.
-        """
+        """Return the rate after the first token; None for fewer than two, or no count."""
         if self.first_s is None or self.last_s is None or (self.completion_tokens or 0) < 2:
             return None
         span_s = self.last_s - self.first_s
@@ -73,10 +70,7 @@ class AnswerSoFar:
 
 
 def answer_pieces(chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
-    """Read a stream of events; UnhealthyError for an error, an end too early, or for no stream.
-
-    Whatever the server ends its lines with, and wherever the chunks end.
-    """
+    """Read a stream of events; UnhealthyError for an error, an end too early, or for no stream."""
     is_stream = has_finished = False
     for _, data in event_data((0.0, chunk) for chunk in chunks):
         is_stream = True
@@ -95,10 +89,7 @@ def answer_pieces(chunks: Iterable[bytes]) -> Iterator[AnswerPiece]:
 
 
 def event_data(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """Yield when each event's line was complete, and its data; an event of OpenAI's is one line.
-
-    UnhealthyError for a line that no event has.
-    """
+    """Yield when each event's line was complete, and its data; an event of OpenAI's is one line."""
     rest, at_s = b"", 0.0
     for at_s, chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -110,7 +101,6 @@ def event_data(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, b
 
 
 def error_message(text: str) -> str:
-    """Return the message of an OpenAI-style error, or the text as it is."""
     try:
         content = json.loads(text)
     except ValueError:

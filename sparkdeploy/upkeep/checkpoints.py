@@ -80,10 +80,7 @@ def _is_of_hub(name: str, settings: Settings) -> bool:
 
 
 def verify(folder: Path, settings: Settings, *, deep: bool) -> Verified:
-    """Look at headers; `deep` reads all of a file whose hash a pin, the cache or a manifest states.
-
-    Raises CheckpointError for what is not sound, has changed or is gone.
-    """
+    """Look at headers; `deep` reads all of each file whose hash is stated anywhere."""
     is_shard = is_shard_folder(folder)
     pins = HubLock(settings.state_dir).pins().values()
     files = next((pin.files for pin in pins if pin.files and pin.commit == folder.name), ())
@@ -129,11 +126,7 @@ def unknown_hashes(name: str, folder: Path, found: Verified) -> SparkdeployError
 def write_standalone(
     request: Request, out: Path, settings: Settings, *, overwrite: bool
 ) -> Manifest:
-    """Write a recipe's model with FP8 shared experts as a checkpoint of its own.
-
-    Raises CheckpointError when the model is not here, the recipe names no FP8 source, or the
-    source does not hold what the model needs.
-    """
+    """Write a recipe's model with FP8 shared experts as a checkpoint of its own."""
     recipe = resolve(request, settings).recipe
     located = locate_model(recipe, settings)
     source, fact = located.source, located.fact
@@ -211,10 +204,7 @@ def _running_from(item: Stored, host: DockerHost) -> list[str]:
 def count_for(
     request: Request, texts: Sequence[Path], settings: Settings
 ) -> draft_vocabulary.DraftVocabulary:
-    """Count the tokens of a recipe's model in files and in the files of folders; keep the order.
-
-    Raises CheckpointError when the model is not here or when there is nothing to count.
-    """
+    """Count the tokens of a recipe's model in files and in the files of folders; keep the order."""
     recipe = resolve(request, settings).recipe
     source = locate_model(recipe, settings).source
     if source is None:

@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.deploy.lock import deploy_lock, users_of
 from sparkdeploy.errors import BuildError, NodeError
-from sparkdeploy.image.lock import ARCHITECTURES
-from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, stages_of
+from sparkdeploy.image.lock import ARCHITECTURES, Architecture
+from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, Stage, stages_of
 from sparkdeploy.node import facts
-from sparkdeploy.node.container import is_name
+from sparkdeploy.node.container import ImageFact, is_name
 from sparkdeploy.plan.folders import ENGINE_DIGITS, caches_of_engines, unused_caches
 from sparkdeploy.recipe.load import library, load_engine
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import Settings, resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sparkdeploy.image.lock import Architecture
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.settings import Settings
 
 KEPT_DAYS = 14
 ENDED_CHECK = "it looked into an image for a command that was killed"
@@ -54,10 +50,7 @@ class WantedImages:
 def clean(
     settings: Settings, host: DockerHost, *, agrees: Callable[[Sequence[Leftover]], bool]
 ) -> tuple[Leftover, ...]:
-    """Remove our leftovers once `agrees` has seen them; return what was removed.
-
-    Images that a running `up` has named stay. Raises NodeError naming a folder that cannot go.
-    """
+    """Remove our leftovers once `agrees` has seen them; images that a running `up` named stay."""
     agreed = find_leftovers(settings, host, now_s=time.time())
     if not agreed or not agrees(agreed):
         return ()
@@ -107,10 +100,7 @@ def _remove(item: Leftover, host: DockerHost) -> None:
 def old_images(
     images: Iterable[ImageFact], used: set[str], wanted: WantedImages
 ) -> tuple[ImageFact, ...]:
-    """Return images of stages that no container is of and this version would not use.
-
-    What a kept image stands on is kept; those that stand on others come first.
-    """
+    """Return stages' images that nothing needs; those that stand on others come first."""
     ours = [image for image in images if image.stage in UPPERMOST_FIRST]
     opaque = wanted.opaque_engines
     kept = [
@@ -128,10 +118,7 @@ def old_images(
 
 
 def wanted_by(settings: Settings, architecture: Architecture) -> WantedImages:
-    """Return what this version would build for any machine.
-
-    An engine that cannot be built for `architecture` is opaque.
-    """
+    """Return what this version would build; an engine that cannot be built is opaque."""
     known = library(settings)
     stages: list[Stage] = []
     opaque: set[str] = set()

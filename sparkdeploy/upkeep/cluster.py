@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
-from sparkdeploy.checks.finding import Verdict, node_finding
-from sparkdeploy.checks.survey import compare, measure, probe, survey
+from sparkdeploy.checks.report import Finding, Verdict, node_finding
+from sparkdeploy.checks.survey import Survey, compare, measure, probe, survey
+from sparkdeploy.deploy.expectation import check_all_reduce, probe_containers
 from sparkdeploy.deploy.nodes import needed_nodes
-from sparkdeploy.deploy.rdma_preflight import check_all_reduce, probe_containers
-from sparkdeploy.deploy.request import resolve
+from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import NodeError, SparkdeployError, UsageError
 from sparkdeploy.folders import schema_line
-from sparkdeploy.node.cluster import configured, open_nodes
+from sparkdeploy.node.cluster import ClusterConfig, configured, open_nodes
 from sparkdeploy.node.fabric import FabricFact, Interface, look_at_fabric, twin_key
-from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, output_or_none
-from sparkdeploy.node.node import Node, at_once
+from sparkdeploy.node.facts import QUERY_TIMEOUT_S, THIS_MACHINE, NodeFact, output_or_none
+from sparkdeploy.node.node import Node, Nodes, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.observe import observe
@@ -27,12 +27,6 @@ from sparkdeploy.terminal.console import console
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from sparkdeploy.checks.finding import Finding
-    from sparkdeploy.checks.survey import Survey
-    from sparkdeploy.deploy.request import Request
-    from sparkdeploy.node.cluster import ClusterConfig
-    from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.node.node import Nodes
     from sparkdeploy.settings import Settings
 
 SSH_PORT = 22
@@ -116,10 +110,7 @@ def addresses_of(subnet: str | None, hosts: Sequence[str]) -> list[str]:
 
 
 def discover(addresses: Sequence[str], user: str | None, settings: Settings) -> tuple[Host, ...]:
-    """Ask every address that listens for ssh; a host counts when ssh, Docker and GPU answer.
-
-    The machine the command runs on is asked without ssh.
-    """
+    """Ask every address that listens for ssh; a host counts when ssh, Docker and GPU answer."""
     here = look_at_fabric(THIS_MACHINE)
     mine = {item.partition("/")[0] for port in here.interfaces for item in port.addresses}
 

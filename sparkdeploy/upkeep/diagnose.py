@@ -23,14 +23,13 @@ from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.monitor.status import current_rows
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible, visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sparkdeploy.settings import Settings
 
 FILE_MODE = 0o600
 MAX_FILE_BYTES = 16 << 20
@@ -115,10 +114,7 @@ def _collect(
 
 
 def _named_folder(subject: str, settings: Settings) -> Path | None:
-    """Return the folder of evidence that is meant, not one that is called like a deployment.
-
-    A bug report is public, and a folder of the present directory may be anything.
-    """
+    """Return the folder of evidence that is meant, not one that is called like a deployment."""
     folder = Path(subject)
     kept = settings.crashes_dir / subject
     # What no file system takes for a path is no folder: too long, or with a NUL in it.

@@ -12,26 +12,23 @@ from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
 from sparkdeploy.image.emulation import PLATFORMS, platform_of, refuse_without_emulation
 from sparkdeploy.image.network import refuse_credentials, registry_reference
 from sparkdeploy.image.pins import ImageInspector
-from sparkdeploy.image.stages import stages_of
+from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.plan.images import choose_base_source, image_steps, stages_for
-from sparkdeploy.plan.steps import Action
+from sparkdeploy.plan.steps import Action, ImageStep
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.library import is_path
 from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe
 from sparkdeploy.recipe.words import closest, shown
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import Settings, resources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdeploy.image.lock import Architecture
-    from sparkdeploy.image.stages import Stage
     from sparkdeploy.node.container import ImageFact
     from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.plan.steps import ImageStep
     from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,10 +84,7 @@ def show_image(reference: str, settings: Settings) -> dict[str, Any]:
 
 
 def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """Remove images of ours, and nothing else; return their tags.
-
-    Raises NodeError, before anything is removed, when a deployment or another image needs one.
-    """
+    """Remove images of ours that nothing needs, and no others; return their tags."""
     with connect(settings) as host:
         own = [image for image in host.own_images() if image.tags]
         chosen = {find_own(own, reference).image_id for reference in references}
@@ -118,10 +115,7 @@ def _refuse_needed(going: list[ImageFact], staying: list[ImageFact], host: Docke
 
 
 def find_own(images: Iterable[ImageFact], reference: str) -> ImageFact:
-    """Return the image a user means: tag, start of its id or fingerprint, or an engine's newest.
-
-    Raises UsageError when there is none; Docker lists images newest first.
-    """
+    """Return the image of a tag, the start of an id or fingerprint, or an engine's newest."""
     tagged = [image for image in images if image.tags]
     start = reference.removeprefix("sha256:")
     is_start = len(start) >= SHORTEST_ABBREVIATION

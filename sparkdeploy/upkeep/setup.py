@@ -14,13 +14,13 @@ import requests
 from sparkdeploy import shell
 from sparkdeploy.bounded_http import BoundedSession
 from sparkdeploy.checks import docker, machine
-from sparkdeploy.checks.finding import Finding, Verdict, fail, not_seen, ok, warn
 from sparkdeploy.checks.host import CheckedHost, folder_findings, own_folders
+from sparkdeploy.checks.report import Finding, Verdict, fail, not_seen, ok, warn
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.base import missing_packages
 from sparkdeploy.node import facts
-from sparkdeploy.node.facts import THIS_MACHINE
+from sparkdeploy.node.facts import THIS_MACHINE, GpuReading
 from sparkdeploy.node.shared_files import ROOT_UID
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
@@ -28,7 +28,6 @@ from sparkdeploy.units import format_gib
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdeploy.node.facts import GpuReading
     from sparkdeploy.node.reports import EngineInfo
     from sparkdeploy.settings import Settings
 
@@ -72,11 +71,7 @@ class System:
 def set_up(
     settings: Settings, *, rehearsal: bool, agrees: Callable[[Sequence[Need]], bool]
 ) -> tuple[Need, ...]:
-    """Return what was found; as root, fix what can be once `agrees`, and look again.
-
-    Nothing is changed where something would stay in the way. Raises SparkdeployError when a
-    command fails, and NodeError when the engine does not start.
-    """
+    """Return what was found; as root, fix what can be once `agrees`, and look again."""
     needs = find_needs(settings, rehearsal=rehearsal)
     if os.geteuid() != ROOT_UID or not is_fixable(needs) or not agrees(needs):
         return needs

@@ -262,7 +262,7 @@ def third(program: Program, head: Machine, worker: Machine, stand_in: str) -> It
 
 
 CHECK = """
-from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.upkeep.cluster import check_all
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.settings import load_settings

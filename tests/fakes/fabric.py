@@ -15,7 +15,7 @@ from sparkdeploy.node.facts import GpuFact
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
-from sparkdeploy.plan.topology import make_topology
+from sparkdeploy.plan.steps import make_topology
 from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.plans import FOLDERS, SPARK, model_fact
 from tests.unit.conftest import REPOSITORY

@@ -30,7 +30,7 @@ from sparkdeploy.node.node import Node, Nodes, node_behind
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan, topology_for
 from sparkdeploy.plan.observed import Observed, ObservedNode
-from sparkdeploy.plan.topology import for_cluster
+from sparkdeploy.plan.steps import for_cluster
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
 from tests.fakes.adapters import told_inside

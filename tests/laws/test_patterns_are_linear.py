@@ -13,7 +13,7 @@ from sparkdeploy.chat import answer
 from sparkdeploy.checks.known import known, model_servers
 from sparkdeploy.cli import main
 from sparkdeploy.estimate import model
-from sparkdeploy.image import failures
+from sparkdeploy.image import build
 from sparkdeploy.recipe import arguments
 from sparkdeploy.recipe.releases import families
 from sparkdeploy.server import crash, phases
@@ -40,7 +40,7 @@ IN_DATA: dict[str, tuple[Callable[[], Iterable[str]], frozenset[str]]] = {
     "cli/main.py:_show_misuse": (lambda: main._MISUSES, frozenset({"sub"})),
     "chat/answer.py:follow": (lambda: (it[0] for it in answer._HINTS), SEARCH),
     "estimate/model.py:rules": (lambda: (it.pattern for it in model.rules().values()), SEARCH),
-    "image/failures.py:failed": (lambda: (it["pattern"] for it in failures.hints()), SEARCH),
+    "image/build.py:failed": (lambda: (it["pattern"] for it in build.hints()), SEARCH),
     "recipe/arguments.py:_value": (arguments.PATTERNS.values, WHOLE),
     "recipe/releases.py:family_of": (lambda: (it.repositories for it in families()), SEARCH),
     "server/crash.py:_by_signature": (

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.authoring.source import files, git
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, SparkdeployError, UsageError
-from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.recipe.library import library
-from sparkdeploy.recipe.load import look_into
+from sparkdeploy.recipe.load import Library, look_into
 from sparkdeploy.recipe.sources import (
     NAME,
     SNAPSHOT,
@@ -39,7 +39,6 @@ from sparkdeploy.terminal.safe_text import visible_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sparkdeploy.recipe.load import Library
     from sparkdeploy.settings import Settings
 
 PLACEHOLDER_COMMIT = "0" * 40
@@ -62,11 +61,7 @@ class SourceChange:
 
 
 def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> Snapshot:
-    """Take a source for the first time.
-
-    Raises UsageError for a name or an address that is none, NodeError where git cannot fetch it or
-    the disk cannot take it, and RecipeError for a source that holds no recipe.
-    """
+    """Take a source for the first time; RecipeError for one that holds no recipe."""
     if NAME.fullmatch(name) is None:
         raise UsageError(
             f"{shown(name)} is no name of a source", hint="use lower-case letters, digits, . _ -"
@@ -92,10 +87,7 @@ def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> S
 def update_source(
     name: str, agrees: Callable[[SourceChange], bool], settings: Settings
 ) -> SourceChange:
-    """Fetch a source anew and take it once its changes were agreed to.
-
-    Raises as `add_source` does.
-    """
+    """Fetch a source anew and take it once its changes were agreed to."""
     sources = Sources.below(settings.state_dir)
     sources.get(name)  # before a lock is made for a name that is none
     with changing(name, sources):
@@ -206,10 +198,7 @@ def _take(record: SourceRecord, into: Path) -> tuple[files.Taken, git.Fetched]:
 
 
 def _checked_folder(origin: str, ref: str | None) -> Path | None:
-    """Return the folder of this machine that is meant; None for an address that git may be given.
-
-    Raises UsageError for an origin or a ref that is none.
-    """
+    """Return the folder of this machine that is meant; None for an address for git."""
     git.check_ref(ref)
     if not (origin.startswith(("/", "./", "../", "~")) or origin in (".", "..")):
         git.check_origin(origin)
@@ -232,11 +221,7 @@ def _has_git(folder: Path) -> bool:
 def update_all(
     names: Sequence[str], agrees: Callable[[SourceChange], bool], settings: Settings
 ) -> tuple[list[SourceChange], SparkdeployError | None]:
-    """Update these sources, or all; return what became of them, and the first failure.
-
-    One that fails keeps no other from being taken. Raises as `update_source` does where it is the
-    only one that was named.
-    """
+    """Update these sources, or all; return what became of them, and the first failure."""
     changes: list[SourceChange] = []
     failures: list[SparkdeployError] = []
     for name in names or Sources.below(settings.state_dir).names():
@@ -278,10 +263,7 @@ def _consents(folder: Path, recipe_library: Library) -> Iterator[str]:
 
 @contextlib.contextmanager
 def changing(name: str, sources: Sources) -> Iterator[None]:
-    """Keep others from changing a source inside the block; NodeError where nothing can be written.
-
-    What killed processes have left is removed, or is what it was.
-    """
+    """Keep others from changing a source inside the block; remove what killed ones left."""
     place = sources.folder
     with disk_errors(place):
         make_private(place)

@@ -15,7 +15,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.authoring.source.git import Blob, Repository
 from sparkdeploy.errors import NoRecipeError, RecipeError
 from sparkdeploy.recipe import mods
-from sparkdeploy.recipe.load import look_into
+from sparkdeploy.recipe.load import Library, Loaded, look_into
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
 from sparkdeploy.recipe.sources import MAX_COUNT, RecipeRow, is_plain_path, stem
 from sparkdeploy.recipe.words import shortest_ends, shown
@@ -24,7 +24,6 @@ from sparkdeploy.stored_json import read_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from sparkdeploy.recipe.load import Library, Loaded
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
 TEMPLATE_SUFFIX = ".jinja"
@@ -47,10 +46,7 @@ class Taken:
 
 
 def take_commit(repository: Repository, commit: str, into: Path) -> Taken:
-    """Write what is wanted of a commit below a folder.
-
-    Raises RecipeError for more than the limits, and OSError where nothing can be written.
-    """
+    """Write what is wanted of a commit below a folder; RecipeError for more than the limits."""
     taken, wanted = _chosen(repository.blobs(commit))
     for blob, content in repository.contents(wanted):
         _write(into, blob, content)
@@ -74,10 +70,7 @@ def take_folder(folder: Path, into: Path) -> tuple[Taken, str]:
 
 
 def _chosen(found: Iterable[Blob]) -> tuple[Taken, list[Blob]]:
-    """Choose files by their names alone; what is left out although it looked wanted is counted.
-
-    Raises RecipeError for more than a source may have.
-    """
+    """Choose files by their names alone; count what is left out although it looked wanted."""
     taken, wanted, blobs = Taken(), [], {blob.path: blob for blob in found}
     mod_folders = {path.rpartition("/")[0] for path in blobs if path.endswith(f"/{mods.SCRIPT}")}
     for path, blob in blobs.items():

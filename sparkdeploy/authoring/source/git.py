@@ -121,10 +121,7 @@ class Repository:
     folder: Path
 
     def fetch(self, origin: str, ref: str | None) -> Fetched:
-        """Fetch a branch, a tag or a commit, without what went before it.
-
-        Raises NodeError where the origin does not answer, or has no such ref.
-        """
+        """Fetch a branch, a tag or a commit, without what went before it."""
         self._make("sha1", origin)
         done = self._fetch(origin, ref or "HEAD", "--depth=1")
         # Servers need not give away a commit by its hash, and know no abbreviation of one.
@@ -169,10 +166,7 @@ class Repository:
         return done.stdout.strip() if done.exit_code == 0 else ""
 
     def blobs(self, commit: str) -> Iterator[Blob]:
-        """Yield everything of a commit; names are as they are stored, and not yet to be trusted.
-
-        Raises RecipeError for more than a source may hold.
-        """
+        """Yield everything of a commit; names are as stored, and not yet to be trusted."""
         try:
             with self._output(
                 "ls-tree", "-r", "-l", "-z", commit, max_bytes=MAX_LIST_BYTES

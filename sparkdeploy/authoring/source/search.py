@@ -10,16 +10,13 @@ from sparkdeploy.authoring.source import files
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.load import Resolved, library, load_recipe
 from sparkdeploy.recipe.sources import RecipeRow, Sources
-from sparkdeploy.settings import load_settings
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.style import Piece, Style, line_of
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.tables import Fill, TextColumn, TextRow, TextTable, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
-
-    from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.tables import TextRow
 
 
 CONSENT_SIGN = "!"
@@ -54,10 +51,7 @@ def table_of(hits: Iterable[Hit], *, names_machines: bool) -> TextTable:
 
 
 def search(words: Sequence[str], nodes: int | None, settings: Settings) -> Iterator[Hit]:
-    """Yield the recipes that hold all words and can be served by that many nodes.
-
-    One's own and the shipped ones come first. What is refused is found by its file's name alone.
-    """
+    """Yield the recipes that hold all words and can be served by so many nodes, one's own first."""
     for row in files.own_rows(library(settings)):
         if row.holds(words) and _serves(row, nodes):
             yield Hit(row.name, row)
@@ -87,10 +81,7 @@ def _serves(row: RecipeRow, nodes: int | None) -> bool:
 
 
 def with_fits(hits: Iterable[Hit], hardware: str) -> Iterator[Hit]:
-    """Yield those that fit, and those of which nobody knows, which say so.
-
-    No hub is asked: a model is known by its files here, or by the shipped facts.
-    """
+    """Yield those that fit, and those of which nobody knows, which say so; no hub is asked."""
     # A search without it is there sooner.
     from sparkdeploy.authoring.fits import fitting_row  # noqa: PLC0415
     from sparkdeploy.authoring.outlook import ground_for  # noqa: PLC0415

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdeploy.atomic_files import make_private
 from sparkdeploy.bench.before import FILE, note_before, put_back, restored
 from sparkdeploy.bench.campaign.folder import (
     DONE,
@@ -31,7 +32,6 @@ from sparkdeploy.bench.run import ISO_8601
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
 from sparkdeploy.node.lock import lock_within
-from sparkdeploy.node.private_folder import make_private
 from sparkdeploy.node.shared_files import open_plain
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.terminal.console import console

@@ -22,7 +22,7 @@ from sparkdeploy.bench.quality.tool_calls import CaseResult, try_tools
 from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, run_store
 from sparkdeploy.bench.suites import SuiteName
 from sparkdeploy.bench.tables import sustained_text
-from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.doctor import examine
 from sparkdeploy.deploy.nodes import connect

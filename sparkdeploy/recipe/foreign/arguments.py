@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.arguments import CHECKPOINT_SAYS, KIND_OF_CHECKPOINT, OPTIMIZATION
-from sparkdeploy.recipe.document import ValueOrigin
+from sparkdeploy.recipe.document import KeyPath, ValueOrigin
 from sparkdeploy.recipe.fields import REPOSITORY_PATTERN, WORKSPACE_TEMPLATE
 from sparkdeploy.recipe.flags import Given, given_flags
-from sparkdeploy.recipe.foreign.source_recipe import flag_of_parameter, tables
+from sparkdeploy.recipe.foreign.source_recipe import SourceRecipe, flag_of_parameter, tables
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.foreign.command import ServeCommand
     from sparkdeploy.recipe.foreign.report import Translation
-    from sparkdeploy.recipe.foreign.source_recipe import SourceRecipe
 
 MAX_KEYS = 8
 """In one another; vLLM's own mappings have four."""
@@ -108,10 +106,7 @@ class SourceFlag:
 
 
 def put_arguments(source: SourceRecipe, command: ServeCommand, made: Translation) -> None:
-    """Set what vLLM's arguments say; of a flag that comes again the last counts, as for vLLM.
-
-    Raises RecipeError where no model is named, and for a folder of this machine that is no model's.
-    """
+    """Set what vLLM's arguments say; of a flag that comes again the last counts, as for vLLM."""
     given = list(given_flags(command.arguments))
     free = [item for item in given if not item.spelling.startswith("-")]
     words = [word for item in free for word in (item.spelling, *item.values)]
@@ -318,10 +313,7 @@ HANDLERS: Mapping[str, Callable[[SourceFlag], None]] = {
 
 
 def _put_model(source: SourceRecipe, words: Sequence[str], made: Translation) -> None:
-    """Set the model: what the command serves, or else what the recipe names.
-
-    `words` are those of the command that follow no flag, and `--model`'s.
-    """
+    """Set the model: what the command serves, by a word or `--model`, or what the recipe names."""
     named = source.text_of("model").strip()
     served = words[0] if words else named
     if not served:

@@ -11,7 +11,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.folders import schema_line
 from sparkdeploy.recipe.consent import CONSENT_OPTIONS
-from sparkdeploy.recipe.document import Document
+from sparkdeploy.recipe.document import Document, KeyPath, ValueOrigin
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import text_without_secrets
 from sparkdeploy.yaml_text import in_line
@@ -19,7 +19,6 @@ from sparkdeploy.yaml_text import in_line
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.recipe.document import KeyPath, ValueOrigin
 
 ORDER = ("schema", "name", "title", "engine", "image", "mods", "model", "checkpoint", "serve")
 COMMENT_COLUMN = 60

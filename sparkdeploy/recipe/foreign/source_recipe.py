@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import Mistakes, RecipeError
-from sparkdeploy.recipe.document import Document, ValueOrigin, written_part
+from sparkdeploy.recipe.document import Document, KeyPath, ValueOrigin, written_part
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import closest, shown
@@ -18,7 +18,6 @@ from sparkdeploy.recipe.words import closest, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sparkdeploy.recipe.document import KeyPath
 
 MAPPINGS = ("defaults", "env", "metadata", "variants", "executor_config", "runtime_config")
 """Keys whose value is a mapping, also within a variant."""
@@ -87,10 +86,7 @@ class SourceRecipe:
 def read_source_recipe(
     document: Document, file: Path, assignments: Sequence[str]
 ) -> tuple[SourceRecipe, list[str]]:
-    """Return the recipe and the assignments that are not for its parameters.
-
-    Raises RecipeError for values of another kind than the format has, all of them at once.
-    """
+    """Return the recipe and the assignments that are not for its parameters."""
     text = yaml_text.read_text(file).splitlines()
     source = SourceRecipe(file, document.content, document.origins, text)
     _refuse_other_kinds(source)

@@ -13,6 +13,7 @@ from sparkdeploy.recipe.foreign.arguments import put_arguments
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER, ServeCommand, fill_in, take_apart
 from sparkdeploy.recipe.foreign.report import Translation
 from sparkdeploy.recipe.foreign.source_recipe import (
+    SourceRecipe,
     as_text,
     flag_of_parameter,
     read_source_recipe,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.recipe.document import Document, ValueOrigin
-    from sparkdeploy.recipe.foreign.source_recipe import SourceRecipe
 
 MAX_TITLE = 200
 V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
@@ -53,11 +53,7 @@ TRANSLATED = frozenset(
 def translate(
     document: Document, file: Path, assignments: Sequence[str] = ()
 ) -> tuple[Translation, list[str]]:
-    """Return the recipe as ours, and the assignments that are not for its own parameters.
-
-    Raises RecipeError for another server than vLLM, for values of the wrong kind, for an image
-    that nothing is known of, and for a command that does not start vLLM.
-    """
+    """Return the recipe as ours, and the assignments that are not for its own parameters."""
     source, rest = read_source_recipe(document, file, assignments)
     runtime = source.text_of("runtime").strip().lower()
     if runtime not in tables()["our_runtimes"]:
@@ -187,10 +183,7 @@ def _asked_build(source: SourceRecipe, container: str) -> str | None:
 def _put_release(
     made: Translation, asked: str, origin: ValueOrigin, words: str, *, is_chosen: bool
 ) -> None:
-    """Choose the engine of ours with that very release; RecipeError names the image that has it.
-
-    Another release is never taken but by the user's own word.
-    """
+    """Choose the engine of ours with that very release; RecipeError names the image that has it."""
     is_release = RELEASE.fullmatch(asked) is not None
     built = f"vLLM {asked}" if is_release else f"vLLM at {shown(asked)}"
     engines = (name for name, it in releases().items() if it.vllm == asked)

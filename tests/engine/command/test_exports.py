@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from sparkdeploy.deploy.serving import ServedDeployment
-from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.compose_file import compose_text
 from sparkdeploy.export.neighbours import (
     grafana_export,
     litellm_export,
     open_webui_export,
     prometheus_export,
+    write_export,
 )
 from sparkdeploy.export.systemd_unit import Unit, quoted, unit_text
 from sparkdeploy.node.container import Mount, Ulimit

@@ -11,8 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 from sparkdeploy.deploy.serving import ServedDeployment
-from sparkdeploy.export.companions import write_export
-from sparkdeploy.export.neighbours import litellm_export
+from sparkdeploy.export.neighbours import litellm_export, write_export
 from sparkdeploy.recipe.answers import EMBEDDINGS
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port

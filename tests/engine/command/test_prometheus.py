@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.deploy.serving import ServedDeployment
-from sparkdeploy.export.companions import write_export
-from sparkdeploy.export.neighbours import prometheus_export
+from sparkdeploy.export.neighbours import prometheus_export, write_export
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port, until
 from tests.engine.neighbours import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkdeploy.node.cluster import ClusterConfig, ClusterNode, FabricPort
 from sparkdeploy.plan import launch
-from sparkdeploy.plan.topology import NodeRank, Topology, for_cluster, make_topology
+from sparkdeploy.plan.steps import NodeRank, Topology, for_cluster, make_topology
 from sparkdeploy.recipe.fallbacks import launched
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.authoring.new_text import KNOBS, changing_text
+from sparkdeploy.authoring.new_model import KNOBS, changing_text
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
 from tests.unit.conftest import REPOSITORY

@@ -24,7 +24,7 @@ from sparkdeploy.bench.campaign import steps as campaign_steps
 from sparkdeploy.bench.endpoint import Access, reach_url
 from sparkdeploy.bench.quality import capture, needle, tool_calls
 from sparkdeploy.bench.record import RecipeOrigin
-from sparkdeploy.checks.finding import fail, ok
+from sparkdeploy.checks.report import fail, ok
 from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.atomic_files import write_private
 from sparkdeploy.checkpoint import durable, safetensors
 from sparkdeploy.checkpoint.contents import model_sizes, read_config
 from sparkdeploy.checkpoint.conversion import Conversion
@@ -17,7 +18,6 @@ from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder
-from sparkdeploy.node.private_folder import write_private
 from tests.fakes.checkpoints import ignore, standalone
 from tests.fakes.disk import RecordedDisk, record_disk, without_exchange
 from tests.hub.double import Repo, hub_double

@@ -17,12 +17,18 @@ from sparkdeploy.checks.docker import (
     check_nvidia_runtime,
     check_rootless,
 )
-from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.containers import _host_options
-from sparkdeploy.node.docker_config import LOOPBACK, current_context, environment, other_context
 from sparkdeploy.node.facts import containerd_root
-from sparkdeploy.node.reports import keeps_gpu_for_ever, read_engine_info
+from sparkdeploy.node.reports import (
+    LOOPBACK,
+    current_context,
+    environment,
+    keeps_gpu_for_ever,
+    other_context,
+    read_engine_info,
+)
 from sparkdeploy.recipe.library import Library
 from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.plans import DOCKER, spec_of

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checks import docker, host, report
-from sparkdeploy.checks.finding import Finding, Verdict, fail, ok, warn
 from sparkdeploy.checks.host import READ_TIMEOUT_S, TimeLimitedMachine
+from sparkdeploy.checks.report import Finding, Verdict, fail, ok, warn
 from sparkdeploy.deploy import doctor as room
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.wait import Watch

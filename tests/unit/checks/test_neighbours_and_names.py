@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sparkdeploy import shell
-from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.host import CheckedHost, _own_name
 from sparkdeploy.checks.machine import check_driver_log, check_other_users, check_xids
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.facts import GpuProcess
 from sparkdeploy.shell import Completed

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.rdma import (
     RdmaFact,
     chosen_adapters,
@@ -20,13 +19,14 @@ from sparkdeploy.checks.rdma import (
     read_devinfo,
     read_rdma,
 )
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.image.inside import rdma
 from tests.fakes.adapters import DEVINFO, SOUND
 from tests.fakes.fabric import sparks
 from tests.verbs import build_stand_in
 
 if TYPE_CHECKING:
-    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.checks.report import Finding
 
 NODE = sparks(2).nodes[0]
 DEVICES = "rocep1s0f1=192.168.177.11,roceP2p1s0f1=192.168.178.11"

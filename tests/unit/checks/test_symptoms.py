@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.checks import machine
-from sparkdeploy.checks.finding import Verdict
 from sparkdeploy.checks.known import KnownBad, failing
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.node.container import NeighbourFact
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.node.symptoms import (
@@ -30,7 +30,7 @@ from tests.unit.checks.recorded import load
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.checks.report import Finding
 
 GIB = 2**30
 PAGE_BYTES = 4096

@@ -15,7 +15,7 @@ from sparkdeploy import __version__
 from sparkdeploy.cli.main import split_on
 from sparkdeploy.cli.on import target_of
 from sparkdeploy.errors import UsageError
-from sparkdeploy.node.remote_command import FACT, _assigned
+from sparkdeploy.node.ssh import FACT, _assigned
 from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from sparkdeploy.bench.files import KeptRun
 from sparkdeploy.bench.tables import comparison_lines, list_lines, run_lines
 from sparkdeploy.checkpoint.store import Stored
 from sparkdeploy.checks import report
-from sparkdeploy.checks.finding import fail, not_seen, ok, warn
+from sparkdeploy.checks.report import fail, not_seen, ok, warn
 from sparkdeploy.cli.checkpoint import _stored_table
 from sparkdeploy.cli.image import _image_table
 from sparkdeploy.terminal.console import Console

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.checks.survey import Survey
 from sparkdeploy.deploy import expectation
-from sparkdeploy.deploy.rdma_preflight import SUBJECT, check_all_reduce, probe_containers
+from sparkdeploy.deploy.expectation import SUBJECT, check_all_reduce, probe_containers
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
@@ -24,7 +24,7 @@ from tests.fakes.machines import Engine, Lab, build
 from tests.unit.server.log_files import recorded
 
 if TYPE_CHECKING:
-    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.checks.report import Finding
     from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.recipe.load import Library
 
@@ -56,7 +56,7 @@ def test_a_launch_that_nccl_could_not_begin_is_refused_and_the_old_one_serves(la
 @pytest.fixture(autouse=True)
 def any_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """The addresses of the fakes are none of this machine's."""
-    monkeypatch.setattr("sparkdeploy.deploy.rdma_preflight.free_port", lambda _address: 40000)
+    monkeypatch.setattr("sparkdeploy.deploy.expectation.free_port", lambda _address: 40000)
 
 
 def planned(lab: Lab) -> tuple[Finding, ...]:

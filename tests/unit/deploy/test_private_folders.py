@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.atomic_files import keep_private
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.cli import main as program
 from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.deploy.nodes import ClusterRecord
-from sparkdeploy.node.private_folder import keep_private
 from sparkdeploy.node.tree import Entry, Ledger
 from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.plan.container import Deployment
-from sparkdeploy.plan.topology import for_cluster
+from sparkdeploy.plan.steps import for_cluster
 from sparkdeploy.recipe.load import load_recipe
 from sparkdeploy.settings import load_settings
 from tests.fakes.machines import Lab, build

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.checks.finding import fail
+from sparkdeploy.checks.report import fail
 from sparkdeploy.deploy import up as deploy_up
 from sparkdeploy.deploy.up import Extent
 from sparkdeploy.errors import NodeError, UnhealthyError

@@ -12,7 +12,7 @@ import yaml
 
 from sparkdeploy.deploy import nodes
 from sparkdeploy.errors import UsageError
-from sparkdeploy.export import companions
+from sparkdeploy.export import neighbours
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.clients import ClientConnection
 from sparkdeploy.node.facts import own_name
@@ -42,7 +42,7 @@ def deployment(name: str, port: int = 8000, **more: str) -> ContainerFact:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeContainers:
     made = FakeContainers()
     reached_alone(monkeypatch, made)
-    for module in (nodes, companions):
+    for module in (nodes, neighbours):
         monkeypatch.setattr(module, "connect", lambda _settings: made)
     return made
 

@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 from sparkdeploy.errors import UsageError
-from sparkdeploy.export.companions import write_export
 from sparkdeploy.export.neighbours import (
     UNCHECKED_LISTENER,
     grafana_export,
     litellm_export,
     open_webui_export,
     prometheus_export,
+    write_export,
 )
 from sparkdeploy.recipe.answers import (
     CLASSES,

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.atomic_files import write_private
 from sparkdeploy.checks.survey import Survey
 from sparkdeploy.deploy.up import Extent, Outcome
 from sparkdeploy.errors import CheckpointError, ConsentNeededError, NodeError, RecipeError
-from sparkdeploy.gateway import plans, ready
+from sparkdeploy.gateway import deployments, plans
+from sparkdeploy.gateway.deployments import start_model, up_stack
 from sparkdeploy.gateway.plans import requests_of
-from sparkdeploy.gateway.ready import start_model, up_stack
 from sparkdeploy.gateway.report import fit_lines, problems, refuse, stack_lines
 from sparkdeploy.gateway.stack import load_stack
 from sparkdeploy.node.facts import GpuFact
-from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
 from tests.fakes.fabric import node_fact
@@ -267,9 +267,9 @@ class Recorder:
         self.asked: list[tuple[str, Extent]] = []
         self.stopped: list[str] = []
         self.running: set[str] = set()
-        monkeypatch.setattr(ready, "up", self.up)
-        monkeypatch.setattr(ready, "stop", self.stopped.append)
-        monkeypatch.setattr(ready, "running_models", lambda _plan, _settings: self.running)
+        monkeypatch.setattr(deployments, "up", self.up)
+        monkeypatch.setattr(deployments, "stop", self.stopped.append)
+        monkeypatch.setattr(deployments, "running_models", lambda _plan, _settings: self.running)
 
     def up(self, _resolved: Any, request: Any, _settings: Any, **how: Any) -> Outcome:
         self.asked.append((request.deployment.name, how["options"].extent))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.gateway.request_body import BadBodyError, read_body
+from sparkdeploy.gateway.access import BadBodyError, read_body
 
 JSON = "application/json"
 names = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -12,7 +12,7 @@ import pytest
 
 from sparkdeploy import labels, shell
 from sparkdeploy.checks import survey as checks
-from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.node import fabric
@@ -37,14 +37,14 @@ from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import make_plan
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.preflight import refuse_to_prepare
-from sparkdeploy.plan.topology import make_topology
+from sparkdeploy.plan.steps import make_topology
 from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.fabric import fabric_fact, interfaces_of, node_fact, sparks, two_node_plan
 from tests.fakes.plans import DOCKER, FOLDERS, model_fact
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from sparkdeploy.checks.finding import Finding
+    from sparkdeploy.checks.report import Finding
     from sparkdeploy.node.facts import NodeFact
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.load import Library

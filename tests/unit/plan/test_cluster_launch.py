@@ -18,7 +18,7 @@ from sparkdeploy.plan.container import (
     probe_spec,
     rank_spec,
 )
-from sparkdeploy.plan.topology import Topology, for_cluster, make_topology
+from sparkdeploy.plan.steps import Topology, for_cluster, make_topology
 from sparkdeploy.recipe import flags
 from sparkdeploy.recipe.load import Library, load_recipe
 from tests.fakes.fabric import adapters_of, interfaces_of, sparks

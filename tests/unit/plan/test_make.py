@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy import labels
-from sparkdeploy.checks.finding import Verdict
+from sparkdeploy.checks.report import Verdict
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import GpuFact, NodeFact
 from sparkdeploy.node.ports import PortOwner

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.contents import Described
 from sparkdeploy.checkpoint.repo_files import files_here
 from sparkdeploy.checkpoint.safetensors import write_file
-from sparkdeploy.checks.finding import Finding, Verdict
+from sparkdeploy.checks.report import Finding, Verdict
 from sparkdeploy.estimate.model import read_shipped_facts
 from sparkdeploy.estimate.model_findings import (
     UNIQUE_NAMES,

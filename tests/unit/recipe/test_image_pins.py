@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.atomic_files import write_private
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.pins import differences, keep
-from sparkdeploy.node.private_folder import write_private
 from sparkdeploy.recipe.arguments import release_of
 from sparkdeploy.recipe.image_pins import (
     ImageContents,

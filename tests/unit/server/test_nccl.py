@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdeploy.plan.launch import over
-from sparkdeploy.server.log_lines import lines_of
-from sparkdeploy.server.nccl import is_from_nccl, is_nccl_info, without_nccl_info
+from sparkdeploy.server.log_lines import is_from_nccl, is_nccl_info, lines_of, without_nccl_info
 from sparkdeploy.server.phases import read_whole
 from tests.unit.server.log_files import recorded
 

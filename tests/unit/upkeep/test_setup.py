@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkdeploy.checks.finding import Verdict, fail
+from sparkdeploy.checks.report import Verdict, fail
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import GpuFact, GpuReading
 from sparkdeploy.settings import load_settings
