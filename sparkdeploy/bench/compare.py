@@ -15,16 +15,17 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.bench.figures import figures_of, t_quantile
-from sparkdeploy.bench.record import LOAD_METRICS, METRICS, Estimate
+from sparkdeploy.bench.figures import COMPARED, t_quantile, value_of
+from sparkdeploy.bench.load.record import Asking
+from sparkdeploy.bench.record import CellKey, Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-    from sparkdeploy.bench.record import Cell, Run, SuiteResult
+    from sparkdeploy.bench.record import Run, SuiteResult
 
-CellKey = tuple[str, int, int | None, int, str]
-COMPARED = (*METRICS, *LOAD_METRICS)
+    Table = Sequence[Mapping[CellKey, float]]
+    """One figure of each run of a side, by cell."""
 
 
 class DifferenceVerdict(StrEnum):
@@ -103,6 +104,13 @@ class Side:
         alike = [suite for suite in named if suite.asking is wanted.asking]
         return next(iter(alike or named), None)
 
+    def suites_as(self, wanted: SuiteResult) -> Iterator[SuiteResult]:
+        """Yield from each run the suite of that name with the same prompts, asked that way."""
+        for run in self.runs:
+            found = run.suite(wanted.name, wanted.asking)
+            if found is not None and found.prompts == wanted.prompts:
+                yield found
+
 
 @dataclass(frozen=True, slots=True)
 class FigureDifference:
@@ -174,6 +182,21 @@ def _makers(run: Run) -> dict[str, Any]:
     return origin
 
 
+def asked_of(suite: SuiteResult) -> tuple[object, ...] | None:
+    """Return what two suites must have in common for all their figures to be compared.
+
+    None for a load without a rate: it was interrupted in its first.
+    """
+    if suite.asking is Asking.CLOSED_LOOP:
+        return suite.asking, suite.prompts
+    loads = suite.loads
+    if not loads:
+        return None
+    share = suite.sustained.wanted_share if suite.sustained is not None else None
+    limits = tuple(sorted(loads[0].limits_s.items()))
+    return suite.asking, suite.prompts, loads[0].arrivals, loads[0].ramp_s, limits, share
+
+
 def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunComparison:
     """Hold one side against the other; `known` are further sides of the same machine."""
     repeated = repeated_sides([base, other, *known], base)
@@ -193,7 +216,10 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
             if lost:
                 notes.append(f"{suite.name}: {len(lost)} cells are in one of the runs only")
             for metric in COMPARED:
-                tables = [_logarithms(it, suite, metric) for it in (base, other, *repeated)]
+                tables = [
+                    [figures_of(found, metric) for found in side.suites_as(suite)]
+                    for side in (base, other, *repeated)
+                ]
                 differences += _differences(suite, metric, tables)
                 overall += _overall(suite, metric, tables)
     return RunComparison(
@@ -216,15 +242,31 @@ def repeated_sides(sides: Iterable[Side], base: Side) -> list[Side]:
     return [side for side in several.values() if side.newest.origin.machine == machine]
 
 
+def figures_of(suite: SuiteResult, metric: str) -> dict[CellKey, float]:
+    """Return one figure of a suite by cell, where it has it."""
+    found = ((cell.key, value_of(cell, metric)) for cell in suite.cells)
+    return {key: value for key, value in found if value is not None}
+
+
+def logarithms(table: Table, keys: Set[CellKey]) -> list[float]:
+    """Return each run's mean of logarithms over these cells.
+
+    A run is one observation: its cells share whatever disturbed it. Runs lacking one are out.
+    """
+    whole = ([run[key] for key in keys if run.get(key, 0.0) > 0] for run in table)
+    return [
+        math.fsum(math.log(it) / len(keys) for it in run) for run in whole if len(run) == len(keys)
+    ]
+
+
 def _differences(
-    suite: SuiteResult, metric: str, tables: Sequence[Mapping[CellKey, list[float]]]
+    suite: SuiteResult, metric: str, tables: Sequence[Table]
 ) -> Iterator[FigureDifference]:
-    before, after, *repeated = tables
     for cell in suite.cells:
-        base, other = before.get(cell.key), after.get(cell.key)
+        base, other, *repeated = (logarithms(table, {cell.key}) for table in tables)
         if not base or not other:
             continue
-        spread = spread_of(table.get(cell.key, ()) for table in repeated)
+        spread = spread_of(repeated)
         yield FigureDifference(
             suite=suite.name,
             prompt=cell.prompt,
@@ -239,48 +281,20 @@ def _differences(
         )
 
 
-def _overall(
-    suite: SuiteResult, metric: str, tables: Sequence[Mapping[CellKey, list[float]]]
-) -> Iterator[Overall]:
+def _overall(suite: SuiteResult, metric: str, tables: Sequence[Table]) -> Iterator[Overall]:
     """Yield the figure over all cells, where there are several and some run a side has them all."""
-    keys = [cell.key for cell in suite.cells if all(table.get(cell.key) for table in tables[:2])]
-    before, after, *repeated = (_over_cells(table, keys) for table in tables)
-    if len(keys) > 1 and before and after:
+    keys = {
+        cell.key
+        for cell in suite.cells
+        if all(any(run.get(cell.key) for run in table) for table in tables[:2])
+    }
+    if len(keys) < 2:
+        return
+    base, other, *repeated = (logarithms(table, keys) for table in tables)
+    if base and other:
         spread = spread_of(repeated)
-        estimate = ratio_of(before, after, spread)
+        estimate = ratio_of(base, other, spread)
         yield Overall(suite.name, metric, len(keys), estimate, spread.deviation)
-
-
-def _logarithms(side: Side, suite: SuiteResult, metric: str) -> dict[CellKey, list[float]]:
-    """By cell: the logarithm of each run's mean over its rounds, for runs of these prompts."""
-    table: dict[CellKey, list[float]] = {}
-    for run in side.runs:
-        found = run.suite(suite.name, suite.asking)
-        if found is None or found.prompts != suite.prompts:
-            continue
-        for cell in found.cells:
-            mean = cell_mean(cell, metric)
-            if mean is not None and mean > 0:
-                table.setdefault(cell.key, []).append(math.log(mean))
-    return table
-
-
-def cell_mean(cell: Cell, metric: str) -> float | None:
-    """Return the mean over rounds; None where the cell has no such figure."""
-    if metric in LOAD_METRICS:
-        # Without an open loop, or without limits, there is none.
-        return getattr(cell.load, metric, None)
-    values = [figures[metric] for item in cell.rounds if metric in (figures := figures_of(item))]
-    # A damaged record may hold figures whose sum is beyond what a float holds.
-    return math.fsum(value / len(values) for value in values) if values else None
-
-
-def _over_cells(table: Mapping[CellKey, list[float]], keys: Sequence[CellKey]) -> list[float]:
-    """A run is one observation: its cells share whatever disturbed it. Runs lacking one are out."""
-    columns = [table.get(key, []) for key in keys]
-    if len({len(column) for column in columns}) != 1:
-        return []
-    return [statistics.fmean(values) for values in zip(*columns, strict=True)]
 
 
 def _changed(base: Run, other: Run) -> Iterator[str]:

@@ -6,12 +6,11 @@ import math
 import statistics
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparkdeploy.bench.answers import read_answer
 from sparkdeploy.bench.load.record import Quantiles
 from sparkdeploy.bench.record import (
-    METRICS,
     Cell,
     Latency,
     MachineWatch,
@@ -22,9 +21,10 @@ from sparkdeploy.bench.record import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from sparkdeploy.bench.answers import Exchange
+    from sparkdeploy.bench.load.record import LoadResult
     from sparkdeploy.bench.suites import Condition
 
 WARM_UP = 0
@@ -135,37 +135,72 @@ def cell_of(
 ) -> Cell:
     counting = {number: items for number, items in sorted(rounds.items()) if number != WARM_UP}
     results = tuple(round_result(number, items) for number, items in counting.items())
-    figures = [figures_of(result) for result in results]
-    values = {name: [item[name] for item in figures if name in item] for name in METRICS}
     return Cell(
         **asdict(condition),
         samples=tuple(item.sample for _, items in sorted(rounds.items()) for item in items),
         rounds=results,
         latency=latency(item for items in counting.values() for item in items),
-        statistics={name: it for name in METRICS if (it := summarise(values[name])) is not None},
+        statistics=summaries(results),
         server=server,
         machine=machine,
     )
 
 
-def figures_of(result: RoundResult) -> dict[str, float]:
-    waiting = result.latency
-    found = {
-        "end_to_end_tok_s": result.end_to_end_tok_s,
-        "decode_tok_s": result.decode_tok_s,
-        "stream_decode_tok_s": result.stream_decode_tok_s,
-        "ttft_p50_s": waiting.ttft_s.p50 if waiting.ttft_s else None,
-        "ttft_p95_s": waiting.ttft_s.p95 if waiting.ttft_s else None,
-        "tpot_p50_s": waiting.tpot_s.p50 if waiting.tpot_s else None,
-        "gap_p50_s": waiting.gap_s.p50 if waiting.gap_s else None,
-        "gap_p99_s": waiting.gap_s.p99 if waiting.gap_s else None,
-    }
-    return {name: value for name, value in found.items() if value is not None}
+class Figure(NamedTuple):
+    """A figure that runs are shown and compared by; a tool's figure has nothing that reads it."""
+
+    title: str
+    digits: int = 3
+    of_round: Callable[[RoundResult], float | None] | None = None
+    of_load: Callable[[LoadResult], float | None] | None = None
+
+
+def _waits(kind: str, quantile: str) -> Callable[[RoundResult], float | None]:
+    return lambda result: getattr(getattr(result.latency, kind), quantile, None)
+
+
+FIGURES = {
+    "end_to_end_tok_s": Figure("tok/s end to end", 2, lambda it: it.end_to_end_tok_s),
+    "decode_tok_s": Figure("tok/s decode only", 2, lambda it: it.decode_tok_s),
+    "stream_decode_tok_s": Figure("tok/s of each stream", 2, lambda it: it.stream_decode_tok_s),
+    "prefill_tok_s": Figure("tok/s of the prompt", 2),
+    "ttft_p50_s": Figure("s to first token", 3, _waits("ttft_s", "p50")),
+    "ttft_p95_s": Figure("s to first token, p95", 3, _waits("ttft_s", "p95")),
+    "ttft_mean_s": Figure("s to first token, mean"),
+    "tpot_p50_s": Figure("s per output token", 3, _waits("tpot_s", "p50")),
+    "gap_p50_s": Figure("s between arrivals", 3, _waits("gap_s", "p50")),
+    "gap_p99_s": Figure("s between arrivals, p99", 3, _waits("gap_s", "p99")),
+    "failed_requests": Figure("requests that failed", 0),
+    "completed_per_s": Figure("requests done a second", of_load=lambda it: it.completed_per_s),
+    "goodput_per_s": Figure(
+        "requests within the limits a second", of_load=lambda it: it.goodput_per_s
+    ),
+}
+COMPARED = tuple(name for name, figure in FIGURES.items() if figure.of_round or figure.of_load)
+
+
+def summaries(results: Sequence[RoundResult]) -> dict[str, Summary]:
+    """Return each figure of a round over all rounds; one that no round has is left out."""
+    found = {}
+    for name, figure in FIGURES.items():
+        read = figure.of_round or (lambda _: None)
+        values = [value for result in results if (value := read(result)) is not None]
+        if (summary := summarise(values)) is not None:
+            found[name] = summary
+    return found
+
+
+def value_of(cell: Cell, name: str) -> float | None:
+    """Return a figure of a cell: the mean over its rounds, or its load's."""
+    of_load = FIGURES[name].of_load
+    if of_load is not None:
+        return of_load(cell.load) if cell.load is not None else None
+    return cell.statistics[name].mean if name in cell.statistics else None
 
 
 def mean_of(cells: Iterable[Cell], metric: str) -> float:
     """Return the mean of the cells' means; 0 when none was measured."""
-    means = [cell.statistics[metric].mean for cell in cells if metric in cell.statistics]
+    means = [value for cell in cells if (value := value_of(cell, metric)) is not None]
     return statistics.fmean(means or (0.0,))
 
 

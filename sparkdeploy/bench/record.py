@@ -13,6 +13,8 @@ from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, Sustain
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
 SCHEMA_VERSION = 1
+CellKey = tuple[str, int, int | None, int, str]
+"""What makes cells of two runs comparable: prompt, streams, context, tokens, how it was asked."""
 
 
 class FailureKind(StrEnum):
@@ -208,7 +210,7 @@ class Cell:
     rounds: tuple[RoundResult, ...] = ()
     latency: Latency = Latency()
     statistics: Mapping[str, Summary] = field(default_factory=dict)
-    """Over rounds, by the name of a figure: those of METRICS that could be taken."""
+    """Over rounds, by the name of a figure: those that could be taken."""
     server: ServerDelta | None = None
     machine: MachineWatch | None = None
     load: LoadResult | None = None
@@ -219,8 +221,7 @@ class Cell:
         return sum(item.failures for item in self.rounds)
 
     @property
-    def key(self) -> tuple[str, int, int | None, int, str]:
-        """What makes cells of two runs comparable."""
+    def key(self) -> CellKey:
         return self.prompt, self.concurrency, self.context_tokens, self.max_tokens, self.asked
 
     @property
@@ -230,15 +231,6 @@ class Cell:
             return ""
         ramp = f" after {self.load.ramp_s:g} s" if self.load.ramp_s else ""
         return f"{self.load.rate_per_s:.4g}/s {self.load.arrivals}{ramp}"
-
-
-METRICS = (
-    *("end_to_end_tok_s", "decode_tok_s", "stream_decode_tok_s"),
-    *("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "gap_p50_s", "gap_p99_s"),
-)
-"""Figures that `Cell.statistics` may hold, each one value a round."""
-LOAD_METRICS = ("completed_per_s", "goodput_per_s")
-"""Figures of a cell's `load` that runs are compared by."""
 
 
 @dataclass(frozen=True, slots=True)

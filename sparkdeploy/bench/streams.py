@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.record import Failure, FailureKind
 from sparkdeploy.bench.wire import (
-    Ending,
+    LAST_CHUNK,
     exchange_of,
     has_ended,
     is_refused,
@@ -56,7 +56,7 @@ class _Receiver(asyncio.Protocol):
         self._request = request
         self._clock = clock
         self._loop_time = loop.time
-        self._ending = Ending()
+        self._tail = b""
         self._looked_at = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,10 +67,10 @@ class _Receiver(asyncio.Protocol):
         self.pieces.append(Arrival(self._clock(), data))
         self.heard_s = self._loop_time()
         self.left_bytes -= len(data)
-        if self.left_bytes < 0:
-            self._end()
         # Nothing is parsed here: it would delay the moments of streams that end with this one.
-        if self._ending.is_reached(data):
+        # Any end but the last chunk is that of the connection, or is found in a pause.
+        self._tail = (self._tail + data)[-len(LAST_CHUNK) :]
+        if self.left_bytes < 0 or self._tail == LAST_CHUNK:
             self._end()
 
     def look_in_a_pause(self) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.compare import verdict_of
-from sparkdeploy.bench.figures import mean_of
+from sparkdeploy.bench.figures import FIGURES, mean_of
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
@@ -33,9 +33,12 @@ _SHOWN = {
 }
 
 
-def title_of(kind: str, name: str) -> str:
-    """Return what people read for one of the `prompts` or `figures` of a record."""
-    return str(shipped("report/titles.yaml")[kind].get(name, name))
+def prompt_title(name: str) -> str:
+    return str(shipped("report/sections.yaml")["prompts"].get(name, name))
+
+
+def percent(share: float | None) -> str:
+    return figure(None if share is None else 100 * share)
 
 
 def figure(value: float | None, digits: int = 1) -> str:
@@ -90,7 +93,8 @@ def suite_lines(suite: SuiteResult) -> Iterator[Block]:
     for tool in suite.tools:
         yield f"  {tool.tool} {tool.version}"
         for name, value in tool.figures.items():
-            yield f"    {title_of('figures', name):<24}{value:>10.{_digits(name)}f}"
+            title, digits = _shown_as(name)
+            yield f"    {title:<24}{value:>10.{digits}f}"
     for note in suite.notes:
         yield f"  note: {note}"
     samples = (sample for cell in suite.cells for sample in cell.samples if sample.round)
@@ -104,7 +108,7 @@ def comparison_lines(comparison: RunComparison) -> Iterator[Block]:
     yield f"{comparison.other} against {comparison.base}"
     yield from _variation_lines(comparison)
     for suite, metric in ((suite, it) for suite, metrics in _SHOWN.items() for it in metrics):
-        digits = _digits(metric)
+        title, digits = _shown_as(metric)
         rows = [
             row_of(
                 _condition(item),
@@ -117,7 +121,7 @@ def comparison_lines(comparison: RunComparison) -> Iterator[Block]:
         ]
         if rows:
             yield ""
-            yield f"{suite}, {title_of('figures', metric)}"
+            yield f"{suite}, {title}"
         rows += (
             row_of(f"all {item.cells}", "", "", *_estimate(item.estimate))
             for item in comparison.overall
@@ -151,7 +155,7 @@ def _variation_lines(comparison: RunComparison) -> Iterator[str]:
 def _cell_table(suite: SuiteResult) -> Iterator[Block]:
     # A suite that only a later version knows has the same figures.
     metrics = _SHOWN.get(suite.name, _SHOWN["five"])
-    titles = (*(title_of("figures", name) for name in metrics), "accepted")
+    titles = (*(FIGURES[name].title for name in metrics), "accepted")
     rows = [row_of(*_cell_row(cell, metrics)) for cell in suite.cells]
     if suite.name == "five" and len(suite.cells) > 1:
         rows.append(row_of("mean of all", f"{mean_of(suite.cells, HEADLINE):.2f}", "", "", ""))
@@ -162,25 +166,30 @@ def _cell_table(suite: SuiteResult) -> Iterator[Block]:
 
 
 def _cell_row(cell: Cell, metrics: Sequence[str]) -> tuple[str, ...]:
-    values = (with_interval(cell.statistics.get(name), _digits(name)) for name in metrics)
+    values = (with_interval(cell.statistics.get(it), FIGURES[it].digits) for it in metrics)
     accepted = cell.server.acceptance_per_position if cell.server is not None else ()
     return (_condition(cell), *values, " ".join(f"{value:.0%}" for value in accepted) or "-")
 
 
-def machine_facts(cells: Iterable[Cell]) -> Iterator[tuple[str, str]]:
-    watches = [cell.machine for cell in cells if cell.machine]
+def machine_facts(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
     for name, attribute, unit in (
         ("SM clock", "sm_clock_mhz", "MHz"),
         ("temperature", "temperature_c", "°C"),
         ("power", "power_w", "W"),
     ):
-        spans = [span for watch in watches if (span := getattr(watch, attribute)) is not None]
+        spans = [span for it in cells if (span := getattr(it.machine, attribute, None)) is not None]
         if spans:
             low, high = min(span.low for span in spans), max(span.high for span in spans)
             yield name, f"{figure(low, 0)} to {figure(high, 0)} {unit}"
-    floors = [floor for watch in watches if (floor := watch.memory_floor_bytes)]
-    if floors:
-        yield "least free memory", f"{figure(min(floors) / 2**30)} GiB"
+    if (floor := free_gib(cells)) is not None:
+        yield "least free memory", f"{figure(floor)} GiB"
+
+
+def free_gib(cells: Iterable[Cell]) -> float | None:
+    """Return the least memory that was free while these were measured."""
+    floors = [it.machine.memory_floor_bytes for it in cells if it.machine]
+    known = [floor for floor in floors if floor]
+    return min(known) / 2**30 if known else None
 
 
 def origin_facts(origin: RunOrigin) -> Iterator[tuple[str, str]]:
@@ -213,10 +222,10 @@ def _estimate(ratio: Estimate) -> tuple[str, str, str]:
     return change((ratio.value or 1) - 1, 1), interval, str(verdict_of(ratio))
 
 
-def _digits(metric: str) -> int:
-    if metric == "failed_requests":
-        return 0
-    return 2 if metric.endswith("tok_s") else 3
+def _shown_as(name: str) -> tuple[str, int]:
+    """Return a figure's title and decimals; a later version's may be unknown here."""
+    known = FIGURES.get(name)
+    return (known.title, known.digits) if known is not None else (name, 3)
 
 
 def _condition(item: Cell | FigureDifference) -> str:

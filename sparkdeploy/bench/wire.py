@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 OK = 200
 _OK_STATUS = b" 200"
-_HEAD_END = b"\r\n\r\n"
-_LAST_CHUNK = b"\r\n0\r\n\r\n"
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+"""An event's data is JSON, which has no line break: only the last chunk looks like this."""
 _DONE_LINE = re.compile(rb"^data: ?\[DONE\]\s*$", re.MULTILINE)
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r", re.IGNORECASE)
-_LONGEST_HEAD_BYTES = 1 << 16
 _GZIP_OR_ZLIB = 47
 """zlib's window bits for either kind of head."""
 
@@ -62,37 +60,6 @@ class Response:
                 self.is_whole = True
             elif not isinstance(event, h11.InformationalResponse):
                 return
-
-
-@dataclass(slots=True)
-class Ending:
-    """Notices an answer's last byte at the price of a glance at each read.
-
-    That is the last chunk without trailers, or the length that the head gives. Any other end is
-    found when nothing comes for a while: trailers, or a last chunk that never comes.
-    """
-
-    _tail: bytes = b""
-    _head: bytes = b""
-    _received_bytes: int = 0
-    _whole_bytes: int | None = None
-    """Of head and body together, where the head has the body's length."""
-
-    def is_reached(self, data: bytes) -> bool:
-        self._tail = (self._tail + data)[-len(_LAST_CHUNK) :]
-        self._received_bytes += len(data)
-        if _HEAD_END not in self._head and len(self._head) < _LONGEST_HEAD_BYTES:
-            self._read_head(data)
-        # An event's data is JSON, which has no line break: only the last chunk looks like this.
-        is_last_chunk = self._tail == _LAST_CHUNK
-        return is_last_chunk or self._received_bytes >= (self._whole_bytes or float("inf"))
-
-    def _read_head(self, data: bytes) -> None:
-        self._head += data
-        head, end, _ = self._head.partition(_HEAD_END)
-        length = _LENGTH.search(head + b"\r") if end else None
-        if length is not None:
-            self._whole_bytes = len(head) + len(end) + int(length[1])
 
 
 def request_bytes(*, host: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:

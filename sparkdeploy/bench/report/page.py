@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.bench.figures import value_of
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.sections import (
@@ -13,11 +14,12 @@ from sparkdeploy.bench.report.sections import (
     concurrency_section,
     context_section,
     load_section,
+    source_of,
     speed_section,
 )
 from sparkdeploy.bench.report.shown import LOAD, NOTHING, ShownRun, with_names
 from sparkdeploy.bench.report.summary import cache_hits, summary_section
-from sparkdeploy.bench.tables import change, figure, machine_facts, origin_facts
+from sparkdeploy.bench.tables import change, figure, free_gib, machine_facts, origin_facts, percent
 from sparkdeploy.image.templates import render_page
 from sparkdeploy.recipe.document import read_document
 
@@ -52,6 +54,27 @@ SERIES: tuple[tuple[str, str], ...] = (
 begins again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What others reported, as recipes/facts/published.yaml has it."""
+
+    published: tuple[Mapping[str, Any], ...]
+    """Of one recipe: by prompt, with their mean, or one figure for all of a suite."""
+    others: tuple[Mapping[str, Any], ...]
+    """Other set-ups for the 122B on one Spark: what, tok_s, method and source."""
+
+
+def read_published(path: Path) -> Field:
+    """Read the table; it is ours, so its shape is not questioned."""
+    content = read_document(path).content
+    published = []
+    for entry in content["published"]:
+        prompts = entry.get("prompts", {})
+        mean = entry.get("mean") or sum(prompts.values()) / len(prompts)
+        published.append({**entry, "prompts": prompts, "mean": mean})
+    return Field(tuple(published), tuple(content["others"]))
+
+
 def report_page(
     runs: Sequence[Run],
     field: Field,
@@ -73,21 +96,35 @@ def report_page(
         for name, value in facts[0].items()
         if len(facts) > 1 and all(own.get(name) == value for own in facts)
     }
-    own_facts = [{name: own[name] for name in own if name not in shared} for own in facts]
+    judged = [(item.name, item.quality) for item in shown if item.quality]
+    reference = shown[:1] if len(shown) > 1 else ()
+    engines = (run.origin.engine for run in runs)
     return render_page(
         Path(__file__).parent,
         "report.html.j2",
         title=" and ".join(item.name for item in shown) if len(shown) < 3 else f"{len(shown)} runs",
         shared=shared,
-        runs=list(zip(shown, own_facts, strict=True)),
+        runs=[
+            (item, {name: own[name] for name in own if name not in shared})
+            for item, own in zip(shown, facts, strict=True)
+        ],
         summary=summary_section(shown, known),
-        **_beside_summary(shown),
+        judged=judged,
+        gates=dict.fromkeys(_limits(result.limits) for _, result in judged),
+        unmeasured=[it.name for it in shown if not it.quality and it not in reference],
+        cache_hits=[percent(cache_hits(item)) for item in shown],
+        cache_tokens=[figure(it.kv_cache_tokens if it else None, 0) for it in engines],
+        free_gib=[figure(free_gib(it for s in run.suites for it in s.cells)) for run in runs],
         figure=figure,
         sections=list(filter(None, _sections(shown, field))),
         texts=shipped("report/sections.yaml"),
         published=list(beside_published(shown, field)),
         others=field.others,
-        elsewhere=list(_not_on_a_spark(shown)),
+        elsewhere=[
+            item.name
+            for item in shown
+            if (machine := item.run.origin.machine) is None or SPARK not in machine.product
+        ],
         warnings=tuple(_warnings(shown)),
         made_at=made_at,
         version=version,
@@ -96,35 +133,13 @@ def report_page(
 
 
 def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section | None]:
-    yield speed_section(shown, field, "five")
-    yield speed_section(shown, field, "decode")
+    yield speed_section(shown, field.published, "five")
+    yield speed_section(shown, field.published, "decode")
     yield load_section(shown, Asking.OPEN_LOOP)
     yield load_section(shown, Asking.CONVERSATIONS)
     yield concurrency_section(shown)
     yield context_section(shown)
     yield acceptance_section(shown)
-
-
-def _not_on_a_spark(shown: Sequence[ShownRun]) -> Iterator[str]:
-    for item in shown:
-        machine = item.run.origin.machine
-        if machine is None or SPARK not in machine.product:
-            yield item.name
-
-
-def _beside_summary(shown: Sequence[ShownRun]) -> dict[str, object]:
-    """Return what the first table says of quality, cache and memory."""
-    measured = [item for item in shown if item.quality]
-    reference = shown[:1] if len(shown) > 1 else ()
-    hits, engines = map(cache_hits, shown), (item.run.origin.engine for item in shown)
-    return {
-        "judged": [(item.name, item.quality) for item in measured],
-        "gates": dict.fromkeys(_limits(item.quality.limits) for item in measured if item.quality),
-        "unmeasured": [it.name for it in shown if it not in (*measured, *reference)],
-        "cache_hits": [figure(100 * share if share is not None else None) for share in hits],
-        "cache_tokens": [figure(it.kv_cache_tokens if it else None, 0) for it in engines],
-        "free_gib": [figure(item.free_gib) for item in shown],
-    }
 
 
 def _limits(limits: Mapping[str, float]) -> str:
@@ -136,7 +151,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield from (("started", run.started_at), ("record", run.run_id))
     suites = (f"{it.name} ({it.rounds} round{'s'[: it.rounds != 1]})" for it in run.suites)
     yield "measured", ", ".join(suites)
-    yield from machine_facts(cell for suite in run.suites for cell in suite.cells)
+    yield from machine_facts([cell for suite in run.suites for cell in suite.cells])
 
 
 def _named(
@@ -182,67 +197,30 @@ def _ill(suite: SuiteResult) -> Iterator[str]:
         yield f"{failures} of {asked} requests of {suite.name} failed; they are in no figure."
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What somebody reported of one recipe: by prompt, or one figure for all of a suite."""
-
-    label: str
-    recipe: str
-    suite: str
-    figure: str
-    """Ours that it can stand beside: a name of `record.METRICS`."""
-    method: str
-    hardware: str
-    source: str
-    prompts: Mapping[str, float]
-    mean: float
-    """Of the prompts, unless only one figure was published."""
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    published: tuple[Published, ...]
-    others: tuple[Mapping[str, Any], ...]
-    """Other set-ups for the 122B on one Spark: what, tok_s, method and source."""
-
-
-def read_published(path: Path) -> Field:
-    """Read the table; it is ours, so its shape is not questioned."""
-    content = read_document(path).content
-    published = tuple(_published(**entry) for entry in content["published"])
-    return Field(published, tuple(content["others"]))
-
-
-def _published(prompts: Mapping[str, float] | None = None, **entry: Any) -> Published:  # noqa: ANN401 - YAML
-    prompts = prompts or {}
-    mean = entry.pop("mean", None) or sum(prompts.values()) / len(prompts)
-    return Published(**entry, prompts=prompts, mean=mean)
-
-
 def beside_published(
     runs: Sequence[ShownRun], field: Field
 ) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield what, here, published, difference and source for each figure of these recipes."""
     for shown in runs:
-        for item in (item for item in field.published if item.recipe == shown.recipe):
+        for item in (item for item in field.published if item["recipe"] == shown.recipe):
             here = _here(shown, item)
-            counted = FIGURES.get(item.figure, item.figure)
+            counted = FIGURES.get(item["figure"], item["figure"])
             yield (
-                f"{shown.name}: {item.recipe}, {counted} ({item.label})",
+                f"{shown.name}: {item['recipe']}, {counted} ({item['label']})",
                 figure(here),
-                figure(item.mean),
-                change(here / item.mean - 1) if here is not None else NOTHING,
-                f"{item.method}; {item.hardware}; {item.source}",
+                figure(item["mean"]),
+                change(here / item["mean"] - 1) if here is not None else NOTHING,
+                source_of(item),
             )
 
 
-def _here(shown: ShownRun, item: Published) -> float | None:
+def _here(shown: ShownRun, item: Mapping[str, Any]) -> float | None:
+    prompts = item["prompts"]
     means = [
-        cell.statistics[item.figure].mean
-        for cell in shown.cells(item.suite)
-        if cell.concurrency == 1
-        and item.figure in cell.statistics
-        and (not item.prompts or cell.prompt in item.prompts)
+        value
+        for cell in shown.cells(item["suite"])
+        if cell.concurrency == 1 and (not prompts or cell.prompt in prompts)
+        if (value := value_of(cell, item["figure"])) is not None
     ]
     # A class that is missing would make the mean one of something else.
-    return sum(means) / len(means) if means and len(means) >= len(item.prompts) else None
+    return sum(means) / len(means) if means and len(means) >= len(prompts) else None

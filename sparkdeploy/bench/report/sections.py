@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sparkdeploy.bench.figures import value_of
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.shown import (
@@ -21,72 +21,62 @@ from sparkdeploy.bench.report.shown import (
     in_thousands,
     with_names,
 )
-from sparkdeploy.bench.tables import figure, sustained_text, title_of, with_interval
+from sparkdeploy.bench.tables import figure, percent, prompt_title, sustained_text, with_interval
 from sparkdeploy.bench.watch import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.load.record import LoadResult, Quantiles, TurnResult
+    from sparkdeploy.bench.load.record import LoadResult, TurnResult
     from sparkdeploy.bench.record import Cell, ServerDelta, SuiteResult
-    from sparkdeploy.bench.report.page import Field, Published
-    from sparkdeploy.bench.report.shown import Groups, Row, ShownRun
+    from sparkdeploy.bench.report.shown import Groups, ShownRun
 
     CellsOfRuns = Sequence[tuple[ShownRun, Sequence[Cell]]]
 
 SPEEDS = {"five": "end_to_end_tok_s", "decode": "stream_decode_tok_s"}
 
 
-def speed_section(runs: Sequence[ShownRun], field: Field, suite: str) -> Section | None:
+def speed_section(
+    runs: Sequence[ShownRun], published: Sequence[Mapping[str, Any]], suite: str
+) -> Section | None:
     """Return the speed of one request by prompt class, and what others published of the recipes."""
     metric = SPEEDS[suite]
     by_run = [
-        {
-            cell.prompt: cell
-            for cell in shown.cells(suite)
-            if cell.concurrency == 1 and metric in cell.statistics
-        }
+        {it.prompt: it for it in shown.cells(suite) if it.concurrency == 1 and value_of(it, metric)}
         for shown in runs
     ]
-    prompts = dict.fromkeys(name for cells in by_run for name in cells)
-    if not prompts:
+    if not any(by_run):
         return None
-    recipes = {shown.recipe for shown in runs}
-    beside = [it for it in field.published if it.suite == suite and it.recipe in recipes]
-    measured = (cell.statistics[metric].mean for cells in by_run for cell in cells.values())
-    largest = max(*measured, *(value for item in beside for value in item.prompts.values()), 1e-9)
-    rows: list[Row] = []
-    for prompt in prompts:
-        pairs = zip(runs, (cells.get(prompt) for cells in by_run), strict=True)
-        rows.append(
-            (title_of("prompts", prompt), tuple(_bar(*it, metric, largest) for it in pairs))
-        )
-        others = (item for item in beside if prompt in item.prompts)
-        rows += (_published(runs, item, prompt, largest) for item in others)
+    recipes = [shown.recipe for shown in runs]
+    beside = [it for it in published if it["suite"] == suite and it["recipe"] in recipes]
+    measured = (value_of(cell, metric) or 0.0 for cells in by_run for cell in cells.values())
+    reported = (value for item in beside for value in item["prompts"].values())
+    largest = max((*measured, *reported))
+
+    def bar(cell: Cell) -> Bar:
+        summary = cell.statistics[metric]
+        return Bar(with_interval(summary), 100 * summary.mean / largest)
+
+    rows = []
+    for prompt in dict.fromkeys(name for cells in by_run for name in cells):
+        own = [{it: cells[it] for it in cells if it == prompt} for cells in by_run]
+        rows += across(own, prompt_title, bar)
+        for item in (item for item in beside if prompt in item["prompts"]):
+            value = item["prompts"][prompt]
+            other = Bar(figure(value), 100 * value / largest, is_published=True)
+            cells = (other if recipe == item["recipe"] else NOTHING for recipe in recipes)
+            title = f"{prompt_title(prompt)}, as published ({item['label']})"
+            rows.append((title, tuple(cells)))
     groups = (
         ("tok/s: mean ± 95 % interval", rows),
-        ("requests that failed", across(by_run, partial(title_of, "prompts"), _failed)),
+        (FAILED, across(by_run, prompt_title, _failed)),
     )
-    notes = (f"{it.label}: {it.method}; {it.hardware}; {it.source}." for it in beside if it.prompts)
+    notes = (f"{it['label']}: {source_of(it)}." for it in beside if it["prompts"])
     return Section(suite, "class", runs, groups, notes=tuple(dict.fromkeys(notes)))
 
 
-def _bar(shown: ShownRun, cell: Cell | None, metric: str, largest: float) -> Bar | str:
-    if cell is None:
-        return NOTHING
-    summary = cell.statistics[metric]
-    return Bar(with_interval(summary), 100 * summary.mean / largest, shown.series)
-
-
-def _published(runs: Sequence[ShownRun], item: Published, prompt: str, largest: float) -> Row:
-    value = item.prompts[prompt]
-    cells = (
-        Bar(figure(value), 100 * value / largest, shown.series, is_published=True)
-        if shown.recipe == item.recipe
-        else NOTHING
-        for shown in runs
-    )
-    return f"{title_of('prompts', prompt)}, as published ({item.label})", tuple(cells)
+def source_of(published: Mapping[str, Any]) -> str:
+    return "; ".join(published[name] for name in ("method", "hardware", "source"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,33 +91,31 @@ class Over:
     drawn: Sequence[tuple[str, str, Callable[[Cell], float | None]]]
     """Title, unit and value of each plot."""
 
+    def section(
+        self, cells_of_runs: CellsOfRuns, *, groups: Groups = (), notes: Iterable[str] = ()
+    ) -> Section | None:
+        """Return None where nothing can be drawn."""
+        plots = tuple(
+            Plot(title, self.x_title, unit, lines)
+            for title, unit, read in self.drawn
+            if (lines := tuple(self._lines(cells_of_runs, read)))
+        )
+        if not plots:
+            return None
+        shown = [(run, cells) for run, cells in cells_of_runs if cells]
+        by_run = [{self.x(cell): cell for cell in cells} for _, cells in shown]
+        rows = ((title, across(by_run, self.head, text)) for title, text in self.figures.items())
+        runs = [run for run, _ in shown]
+        return Section(self.name, self.x_title, runs, (*rows, *groups), plots, tuple(notes))
 
-def section_over(
-    over: Over, cells_of_runs: CellsOfRuns, *, groups: Groups = (), notes: Iterable[str] = ()
-) -> Section | None:
-    """Return None where nothing can be drawn."""
-    plots = tuple(
-        Plot(title, over.x_title, unit, lines)
-        for title, unit, read in over.drawn
-        if (lines := tuple(_lines(cells_of_runs, over.x, read)))
-    )
-    if not plots:
-        return None
-    shown = [(run, cells) for run, cells in cells_of_runs if cells]
-    by_run = [{over.x(cell): cell for cell in cells} for _, cells in shown]
-    rows = ((title, across(by_run, over.head, text)) for title, text in over.figures.items())
-    runs = [run for run, _ in shown]
-    return Section(over.name, over.x_title, runs, (*rows, *groups), plots, tuple(notes))
-
-
-def _lines(
-    cells_of_runs: CellsOfRuns, x: Callable[[Cell], float], read: Callable[[Cell], float | None]
-) -> Iterator[Line]:
-    for shown, cells in cells_of_runs:
-        values = ((x(cell), read(cell)) for cell in cells)
-        points = tuple((at, value) for at, value in values if value is not None and at > 0)
-        if points:
-            yield Line(shown.name, shown.series, points)
+    def _lines(
+        self, cells_of_runs: CellsOfRuns, read: Callable[[Cell], float | None]
+    ) -> Iterator[Line]:
+        for shown, cells in cells_of_runs:
+            values = ((self.x(cell), read(cell)) for cell in cells)
+            points = tuple((at, value) for at, value in values if value is not None and at > 0)
+            if points:
+                yield Line(shown.name, shown.series, points)
 
 
 def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
@@ -140,7 +128,7 @@ def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
         notes.append(f"The context is not the same in all runs: {words}.")
     suites = [(shown.name, shown.run.suite("sweep")) for shown in runs]
     notes += with_names((name, f"{it}.") for name, suite in suites if suite for it in suite.notes)
-    return section_over(CONCURRENCY, swept, notes=notes)
+    return CONCURRENCY.section(swept, notes=notes)
 
 
 def context_section(runs: Sequence[ShownRun]) -> Section | None:
@@ -149,7 +137,7 @@ def context_section(runs: Sequence[ShownRun]) -> Section | None:
         for shown in runs
     )
     cells = (sorted(own, key=_context) for own in alone)
-    return section_over(CONTEXT, list(zip(runs, cells, strict=True)))
+    return CONTEXT.section(list(zip(runs, cells, strict=True)))
 
 
 def _at_shortest_context(shown: ShownRun) -> list[Cell]:
@@ -165,52 +153,51 @@ def _context(cell: Cell) -> int:
 
 def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
     """Return how far a drafter's guesses reach: accepted drafts by position."""
-    drafting = [(shown, cells) for shown in runs if (cells := _drafting(shown))]
+    drafting = {shown.name: (shown, cells) for shown in runs if (cells := _drafting(shown))}
     if not drafting:
         return None
-    rows: dict[int, list[Bar | str]] = {}
-    for at, (shown, cells) in enumerate(drafting):
-        # Each cell is weighted by its steps.
-        summed = together(delta for _, delta in cells)
-        for position, share in enumerate(summed.acceptance_per_position if summed else (), 1):
-            row = rows.setdefault(position, [NOTHING] * len(drafting))
-            row[at] = Bar(figure(100 * share), 100 * share, shown.series)
-    by_run = [{_condition(cell): delta for cell, delta in cells} for _, cells in drafting]
-    taken: list[Row] = [(f"position {number}", tuple(cells)) for number, cells in rows.items()]
-    a_step = across(by_run, str, lambda delta: figure(delta.mean_acceptance_length, 2))
+    # Each cell is weighted by its steps.
+    summed = (together(cells.values()) for _, cells in drafting.values())
+    shares = [it.acceptance_per_position if it else () for it in summed]
+    positions = [dict(enumerate(own, 1)) for own in shares]
+    by_run = [cells for _, cells in drafting.values()]
     groups = (
-        ("% taken, over all prompts", taken),
-        ("tokens a step", a_step),
-        ("% of drafts taken", across(by_run, str, lambda delta: _percent(delta.acceptance))),
+        (
+            "% taken, over all prompts",
+            across(positions, "position {}".format, lambda it: Bar(figure(100 * it), 100 * it)),
+        ),
+        ("tokens a step", across(by_run, str, lambda it: figure(it.mean_acceptance_length, 2))),
+        ("% of drafts taken", across(by_run, str, lambda it: percent(it.acceptance))),
     )
-    return Section("acceptance", "condition", [shown for shown, _ in drafting], groups)
+    return Section("acceptance", "condition", [shown for shown, _ in drafting.values()], groups)
 
 
-def _percent(share: float | None) -> str:
-    return figure(100 * share) if share is not None else NOTHING
-
-
-def _drafting(shown: ShownRun) -> list[tuple[Cell, ServerDelta]]:
+def _drafting(shown: ShownRun) -> dict[str, ServerDelta]:
     """A sweep's prompts are made to fill a context; they count only where there are no others."""
     for cells in ((*shown.cells("five"), *shown.cells("decode")), shown.cells("sweep")):
-        if found := [(cell, cell.server) for cell in cells if cell.server and cell.server.drafts]:
+        if found := {_condition(it): it.server for it in cells if it.server and it.server.drafts}:
             return found
-    return []
+    return {}
 
 
 def _condition(cell: Cell) -> str:
-    name = title_of("prompts", cell.prompt)
     context = f", {cell.context_tokens:,} tokens" if cell.context_tokens else ""
     streams = f", {cell.concurrency} at once" if cell.concurrency > 1 else ""
-    return f"{name}{context}{streams}"
+    return f"{prompt_title(cell.prompt)}{context}{streams}"
 
 
-def waits(
-    found: Quantiles | None, factor: float, digits: int, names: Sequence[str] = ("p50", "p95")
-) -> str:
-    if found is None:
-        return NOTHING
-    return " / ".join(figure(getattr(found, name) * factor, digits) for name in names)
+def _waits(
+    kind: str, factor: float = 1.0, digits: int = 2, names: Sequence[str] = ("p50", "p95")
+) -> Callable[[Any], str]:
+    """Return what writes quantiles of a cell's or a turn's `kind` of waiting."""
+
+    def text(of: Cell | TurnResult) -> str:
+        found = getattr(getattr(of, "latency", of), kind)
+        if found is None:
+            return NOTHING
+        return " / ".join(figure(getattr(found, name) * factor, digits) for name in names)
+
+    return text
 
 
 def median_ttft_s(cell: Cell) -> float | None:
@@ -218,7 +205,7 @@ def median_ttft_s(cell: Cell) -> float | None:
 
 
 def _mean(metric: str) -> Callable[[Cell], float | None]:
-    return lambda cell: cell.statistics[metric].mean if metric in cell.statistics else None
+    return lambda cell: value_of(cell, metric)
 
 
 def _summary(metric: str) -> Callable[[Cell], str]:
@@ -242,25 +229,21 @@ def _failed(cell: Cell) -> str:
 
 TTFT = "time to first token, s: median / 95th percentile"
 FAILED = "requests that failed"
+DRAWN_TTFT = ("Time to first token", "s, median", median_ttft_s)
 CONCURRENCY = Over(
     name="concurrency",
     x_title="requests at once",
     x=lambda cell: cell.concurrency,
     head="{:g} at once".format,
     figures={
-        TTFT: lambda cell: waits(cell.latency.ttft_s, 1.0, 2),
-        "time per output token, ms: median / 95th percentile": lambda cell: waits(
-            cell.latency.tpot_s, 1000.0, 1
-        ),
+        TTFT: _waits("ttft_s"),
+        "time per output token, ms: median / 95th percentile": _waits("tpot_s", 1000.0, 1),
         "all together, tok/s: mean ± 95 % interval": _summary("decode_tok_s"),
         "each, tok/s: mean ± 95 % interval": _summary("stream_decode_tok_s"),
         FAILED: _failed,
         "KV cache in use at the most": _cache_peak,
     },
-    drawn=(
-        ("All requests together", "tok/s, decoding", _mean("decode_tok_s")),
-        ("Time to first token", "s, median", median_ttft_s),
-    ),
+    drawn=(("All requests together", "tok/s, decoding", _mean("decode_tok_s")), DRAWN_TTFT),
 )
 CONTEXT = Over(
     name="context",
@@ -269,14 +252,11 @@ CONTEXT = Over(
     head=in_thousands,
     figures={
         "decode, tok/s: mean ± 95 % interval": _summary("stream_decode_tok_s"),
-        TTFT: lambda cell: waits(cell.latency.ttft_s, 1.0, 2),
+        TTFT: _waits("ttft_s"),
         "prefill, tok/s": _prefill,
         FAILED: _failed,
     },
-    drawn=(
-        ("Decode speed", "tok/s", _mean("stream_decode_tok_s")),
-        ("Time to first token", "s, median", median_ttft_s),
-    ),
+    drawn=(("Decode speed", "tok/s", _mean("stream_decode_tok_s")), DRAWN_TTFT),
 )
 
 
@@ -285,10 +265,10 @@ def load_section(runs: Sequence[ShownRun], asking: Asking) -> Section | None:
     loaded = alike(runs, asking)
     limits_s = loaded[0][1].loads[0].limits_s if loaded else {}
     is_talk = asking is Asking.CONVERSATIONS
-    good = ("Requests done", "a second", _of_load(lambda it: it.completed_per_s))
+    good = ("Requests done", "a second", _mean("completed_per_s"))
     if limits_s:
         unit = f"requests a second within {Slo(limits_s)}"
-        good = ("Goodput", unit, _of_load(lambda it: it.goodput_per_s))
+        good = ("Goodput", unit, _mean("goodput_per_s"))
     over = Over(
         name="conversations" if is_talk else "load",
         x_title=f"{'conversations' if is_talk else 'requests'} a second, as they come",
@@ -296,18 +276,14 @@ def load_section(runs: Sequence[ShownRun], asking: Asking) -> Section | None:
         x=lambda cell: float(f"{cell.load.rate_per_s:.3g}") if cell.load else 0.0,
         head="{:g}/s".format,
         figures=LOAD_FIGURES,
-        drawn=(("Time to first token", "s, median", median_ttft_s), good),
+        drawn=(DRAWN_TTFT, good),
     )
     rated = [(shown, [cell for cell in suite.cells if cell.load]) for shown, suite in loaded]
     groups = tuple(_turn_groups([suite for _, suite in loaded])) if is_talk else ()
-    return section_over(over, rated, groups=groups, notes=_load_notes(runs, loaded, asking))
+    return over.section(rated, groups=groups, notes=_load_notes(runs, loaded, asking))
 
 
-def _of_load(read: Callable[[LoadResult], float | None]) -> Callable[[Cell], float | None]:
-    return lambda cell: read(cell.load) if cell.load is not None else None
-
-
-def _turn_groups(suites: Sequence[SuiteResult]) -> Iterator[tuple[str, list[Row]]]:
+def _turn_groups(suites: Sequence[SuiteResult]) -> Iterator[tuple[str, list[Any]]]:
     """Yield what each turn waits and finds in the prefix cache, at the highest common rate."""
     rate = common_rate(suites)
     loads = ([load for load in suite.loads if load.rate_per_s == rate] for suite in suites)
@@ -343,28 +319,26 @@ def _load_notes(
             )
 
 
-def _text(read: Callable[[LoadResult], str]) -> Callable[[Cell], str]:
+def _of_load(read: Callable[[LoadResult], str]) -> Callable[[Cell], str]:
     return lambda cell: read(cell.load) if cell.load is not None else NOTHING
 
 
 LOAD_FIGURES = {
-    TTFT: lambda cell: waits(cell.latency.ttft_s, 1.0, 2),
-    "longest gaps, ms: 99th percentile": lambda cell: waits(
-        cell.latency.gap_s, 1000.0, 0, ("p99",)
-    ),
-    "requests within the limits, and how many a second": _text(
+    TTFT: _waits("ttft_s"),
+    "longest gaps, ms: 99th percentile": _waits("gap_s", 1000.0, 0, ("p99",)),
+    "requests within the limits, and how many a second": _of_load(
         lambda it: (
             f"{it.held} of {it.requests}, {figure(it.goodput_per_s, 2)}" if it.limits_s else NOTHING
         )
     ),
-    "done a second, and their tok/s": _text(
+    "done a second, and their tok/s": _of_load(
         lambda it: f"{figure(it.completed_per_s, 2)}, {figure(it.completion_tok_s)}"
     ),
-    "at once at the most": _text(lambda it: str(it.most_in_flight)),
-    FAILED: _text(lambda it: str(it.failures) if it.failures else NOTHING),
+    "at once at the most": _of_load(lambda it: str(it.most_in_flight)),
+    FAILED: _of_load(lambda it: str(it.failures) if it.failures else NOTHING),
 }
 TURN_FIGURES: Mapping[str, Callable[[TurnResult], str]] = {
-    "time to first token, s, {}: median / 95th percentile": lambda turn: waits(turn.ttft_s, 1.0, 2),
+    "time to first token, s, {}: median / 95th percentile": _waits("ttft_s"),
     "prompt tokens, {}": lambda turn: figure(turn.prompt_tokens, 0),
     "of them in the prefix cache, %, {}": _cached,
 }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from sparkdeploy.bench.compare import asked_of
 from sparkdeploy.bench.load.record import Asking
 
 if TYPE_CHECKING:
@@ -45,13 +46,6 @@ class ShownRun:
         """The recipe's name; empty for a bare URL."""
         return self.run.origin.recipe.name if self.run.origin.recipe is not None else ""
 
-    @property
-    def free_gib(self) -> float | None:
-        """The least memory that was free while anything was measured."""
-        machines = (cell.machine for suite in self.run.suites for cell in suite.cells)
-        floors = [it.memory_floor_bytes for it in machines if it and it.memory_floor_bytes]
-        return min(floors) / 2**30 if floors else None
-
     def cells(self, suite: str) -> tuple[Cell, ...]:
         """Return the cells of a suite in a closed loop."""
         found = self.run.suite(suite, Asking.CLOSED_LOOP)
@@ -61,21 +55,6 @@ class ShownRun:
         """Return a load of this run, else the newest of its others: each is a record of its own."""
         found = (run.suite(LOAD, asking) for run in (self.run, *reversed(self.others)))
         return next((suite for suite in found if suite is not None), None)
-
-
-def asked_of(suite: SuiteResult) -> tuple[object, ...] | None:
-    """Return what two suites must have in common for their figures to be compared.
-
-    None for a load without a rate: it was interrupted in its first.
-    """
-    if suite.asking is Asking.CLOSED_LOOP:
-        return suite.asking, suite.prompts
-    loads = suite.loads
-    if not loads:
-        return None
-    share = suite.sustained.wanted_share if suite.sustained is not None else None
-    limits = tuple(sorted(loads[0].limits_s.items()))
-    return suite.asking, suite.prompts, loads[0].arrivals, loads[0].ramp_s, limits, share
 
 
 def alike(runs: Sequence[ShownRun], asking: Asking) -> list[tuple[ShownRun, SuiteResult]]:
@@ -96,7 +75,6 @@ class Bar(NamedTuple):
 
     text: str
     percent: float
-    series: int
     is_published: bool = False
 
 
@@ -130,19 +108,12 @@ class Plot:
         # Over decades equal differences are too small to see at one end of a linear axis.
         self.is_logarithmic = min(values) > 0 and max(values) >= 10 * min(values)
         self._ticks = _decades(values) if self.is_logarithmic else _round_steps(max(values))
-
-    @property
-    def y_marks(self) -> list[Mark]:
-        return [Mark(self._up(value), f"{value:g}") for value in self._ticks]
-
-    @property
-    def x_marks(self) -> list[Mark]:
-        marks: list[Mark] = []
+        self.y_marks = [Mark(self._up(value), f"{value:g}") for value in self._ticks]
+        self.x_marks: list[Mark] = []
         for x in self._xs:
             place = self._across(x)
-            if not marks or place - marks[-1].place >= LABEL_EVERY:
-                marks.append(Mark(place, in_thousands(x)))
-        return marks
+            if not self.x_marks or place - self.x_marks[-1].place >= LABEL_EVERY:
+                self.x_marks.append(Mark(place, in_thousands(x)))
 
     def marks(self, line: Line) -> list[tuple[float, float, str]]:
         """Return where each point is, from the left and from above, and what it says."""
@@ -210,13 +181,12 @@ class Section(NamedTuple):
 def across(
     by_run: Sequence[Mapping[Key, Value]],
     head: Callable[[Key], str],
-    text: Callable[[Value], str],
+    text: Callable[[Value], str | Bar],
 ) -> list[Row]:
     """Return a row for each condition that any run has, in the order in which they come."""
-    conditions = dict.fromkeys(key for cells in by_run for key in cells)
     rows = (
         (head(key), tuple(text(cells[key]) if key in cells else NOTHING for cells in by_run))
-        for key in conditions
+        for key in dict.fromkeys(key for cells in by_run for key in cells)
     )
     return [row for row in rows if set(row[1]) != {NOTHING}]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparkdeploy.bench.compare import (
     DifferenceVerdict,
     Side,
-    cell_mean,
+    asked_of,
+    figures_of,
+    logarithms,
     ratio_of,
     repeated_sides,
     spread_of,
@@ -17,25 +18,19 @@ from sparkdeploy.bench.compare import (
 )
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.report.shown import (
-    LOAD,
-    Section,
-    alike,
-    asked_of,
-    common_rate,
-    in_thousands,
-)
+from sparkdeploy.bench.report.shown import LOAD, Section, alike, common_rate, in_thousands
 from sparkdeploy.bench.tables import change, figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-    from sparkdeploy.bench.record import Cell, Estimate, Run, SuiteResult
+    from sparkdeploy.bench.record import Cell, CellKey, Estimate, SuiteResult
     from sparkdeploy.bench.report.shown import ShownRun
 
 AGENT = "agent"
 SUSTAINED = "sustained"
 """In place of a metric: the highest rate that held the limits."""
+SUSTAINED_KEY: CellKey = (SUSTAINED, 0, None, 0, "")
 
 
 class Decision(NamedTuple):
@@ -45,30 +40,22 @@ class Decision(NamedTuple):
     like: SuiteResult
     """A run's suite answers where it was asked as this one was."""
     metric: str
-    is_asked: Callable[[Cell], bool]
+    keys: Set[CellKey]
     digits: int = 1
     lower_is_better: bool = False
 
-    def values(self, side: Side) -> list[float]:
-        """Return each run's mean over the cells."""
-        return [statistics.fmean(found) for run in side.runs if (found := self._cells(run))]
+    def table(self, side: Side) -> list[Mapping[CellKey, float]]:
+        """Return the figures of each run that has all that is asked."""
+        asked = asked_of(self.like)
+        suites = (it for it in side.suites_as(self.like) if asked_of(it) == asked)
+        tables = (self._figures(suite) for suite in suites)
+        return [found for found in tables if found.keys() >= self.keys]
 
-    def logarithms(self, side: Side) -> list[float]:
-        """Return each run's mean of logarithms, of which `compare` makes a ratio, too."""
-        found = (cells for run in side.runs if (cells := self._cells(run)))
-        return [statistics.fmean(map(math.log, cells)) for cells in found if min(cells) > 0]
-
-    def _cells(self, run: Run) -> list[float]:
-        """Return the figure of each cell that is asked; none where one is missing."""
-        suite = run.suite(self.like.name, self.like.asking)
-        if suite is None or asked_of(suite) != asked_of(self.like):
-            return []
-        if self.metric == SUSTAINED and suite.sustained is not None:
-            # Nothing is the answer where no rate that was tried held the limits.
-            return [suite.sustained.rate_per_s or 0.0]
-        found = [cell_mean(cell, self.metric) for cell in suite.cells if self.is_asked(cell)]
-        values = [value for value in found if value is not None]
-        return values if len(values) == len(found) else []
+    def _figures(self, suite: SuiteResult) -> dict[CellKey, float]:
+        if self.metric != SUSTAINED:
+            return figures_of(suite, self.metric)
+        # Nothing is the answer where no rate that was tried held the limits.
+        return {SUSTAINED_KEY: suite.sustained.rate_per_s or 0.0} if suite.sustained else {}
 
 
 def summary_section(runs: Sequence[ShownRun], known: Sequence[Side]) -> Section | None:
@@ -91,11 +78,10 @@ def _decisions(runs: Sequence[ShownRun]) -> Iterator[Decision]:
     yield from _of_sweep(runs)
     yield from _of_load("Agents", runs, Asking.CONVERSATIONS)
     title = "Agents: an agent's turns, tok/s decoding"
-    yield from _closed(runs, "decode", title, "stream_decode_tok_s", _is_agent)
-
-
-def _is_agent(cell: Cell) -> bool:
-    return cell.prompt == AGENT and cell.concurrency == 1
+    yield from _closed(
+        *(runs, "decode", title, "stream_decode_tok_s"),
+        lambda it: it.prompt == AGENT and it.concurrency == 1,
+    )
 
 
 def _closed(
@@ -104,13 +90,15 @@ def _closed(
     title: str,
     metric: str,
     is_asked: Callable[[Cell], bool],
-    **more: Any,  # noqa: ANN401 - of a Decision
 ) -> Iterator[Decision]:
     """Yield what is asked of a closed loop's cells, as the first run was asked that has them."""
-    suites = (shown.run.suite(suite, Asking.CLOSED_LOOP) for shown in runs)
-    like = next((it for it in suites if it is not None and any(map(is_asked, it.cells))), None)
-    if like is not None:
-        yield Decision(title, like, metric, is_asked, **more)
+    for shown in runs:
+        keys = {cell.key for cell in shown.cells(suite) if is_asked(cell)}
+        like = shown.run.suite(suite, Asking.CLOSED_LOOP)
+        if like is not None and keys:
+            is_wait = metric.endswith("_s") and not metric.endswith("tok_s")
+            yield Decision(title, like, metric, keys, 1 + is_wait, lower_is_better=is_wait)
+            return
 
 
 def _of_sweep(runs: Sequence[ShownRun]) -> Iterator[Decision]:
@@ -133,7 +121,7 @@ def _of_sweep(runs: Sequence[ShownRun]) -> Iterator[Decision]:
     title = f"Long context: {where}, tok/s decoding"
     yield from _closed(runs, "sweep", title, "stream_decode_tok_s", at)
     title = f"Long context, wait: {where}, s to the first token"
-    yield from _closed(runs, "sweep", title, "ttft_p50_s", at, digits=2, lower_is_better=True)
+    yield from _closed(runs, "sweep", title, "ttft_p50_s", at)
 
 
 def _place(cell: Cell) -> tuple[int, int]:
@@ -150,32 +138,31 @@ def _of_load(title: str, runs: Sequence[ShownRun], asking: Asking) -> Iterator[D
     counted = "conversations" if asking is Asking.CONVERSATIONS else "requests"
     source = f"{counted} a second (bench load, {asking})"
     at = f"{title}: {rate or 0:.3g} {source}:"
-
-    def is_asked(cell: Cell) -> bool:
-        return cell.load is not None and cell.load.rate_per_s == rate
-
+    keys = {cell.key for cell in like.cells if cell.load and cell.load.rate_per_s == rate}
     if like.sustained is not None:
         share = f"{like.sustained.wanted_share:.0%} within {Slo(limits_s)}"
         words = f"{title}: highest rate with {share}, {source}"
-        yield Decision(words, like, SUSTAINED, is_asked, 2)
+        yield Decision(words, like, SUSTAINED, {SUSTAINED_KEY}, 2)
     elif rate is not None and limits_s:
         # Of conversations each turn is a request of its own.
         words = f"{at} requests within {Slo(limits_s)}, a second"
-        yield Decision(words, like, "goodput_per_s", is_asked, 2)
+        yield Decision(words, like, "goodput_per_s", keys, 2)
     elif rate is not None:
         words = f"{at} s to the first token, 95th percentile"
-        yield Decision(words, like, "ttft_p95_s", is_asked, 2, lower_is_better=True)
+        yield Decision(words, like, "ttft_p95_s", keys, 2, lower_is_better=True)
 
 
 def _answers(item: Decision, sides: Sequence[Side], repeated: Sequence[Side]) -> Iterator[str]:
-    base = item.logarithms(sides[0])
     groups = repeated if item.metric != SUSTAINED else ()
-    spread = spread_of(item.logarithms(side) for side in groups)
+    spread = spread_of(logarithms(item.table(side), item.keys) for side in groups)
+    base = logarithms(item.table(sides[0]), item.keys)
     for side in sides:
-        values, logarithms = item.values(side), item.logarithms(side)
-        text = figure(statistics.fmean(values) if values else None, item.digits)
-        if side is not sides[0] and base and logarithms:
-            found = ratio_of(base, logarithms, spread)
+        table = item.table(side)
+        means = [statistics.fmean(run[key] for key in item.keys) for run in table]
+        text = figure(statistics.fmean(means) if means else None, item.digits)
+        other = logarithms(table, item.keys)
+        if side is not sides[0] and base and other:
+            found = ratio_of(base, other, spread)
             text += f": {_changed(found)}, {_judged(found, item)}"
         yield text
 

@@ -16,7 +16,8 @@ from sparkdeploy.bench.compare import (
     spread_of,
     verdict_of,
 )
-from sparkdeploy.bench.record import Cell, RoundResult, Run, SuiteResult
+from sparkdeploy.bench.figures import summarise
+from sparkdeploy.bench.record import Cell, Run, SuiteResult
 from sparkdeploy.bench.tables import comparison_lines
 from tests.fakes.bench_runs import loaded_run, sample_run
 from tests.unit.plain import plain_lines
@@ -25,16 +26,9 @@ from tests.unit.plain import plain_lines
 def run_of(speeds: dict[str, list[float]], *, run_id: str = "a", prompts: str = "p") -> Run:
     """A run of suite five with these end-to-end speeds by prompt and round."""
     cells = tuple(
-        Cell(
-            name,
-            1,
-            64,
-            rounds=tuple(
-                RoundResult(number, 1.0, 1, 0, 9, 64, speed, None, None)
-                for number, speed in enumerate(values, 1)
-            ),
-        )
+        Cell(name, 1, 64, statistics={"end_to_end_tok_s": found})
         for name, values in speeds.items()
+        if (found := summarise(values)) is not None
     )
     suite = SuiteResult("five", prompts, 3, 1, cells=cells)
     return replace(sample_run(), run_id=run_id, suites=(suite,))
