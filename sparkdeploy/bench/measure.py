@@ -24,9 +24,10 @@ from sparkdeploy.bench.watch import difference, machine_watch, together
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.recipe.answers import Task
 from sparkdeploy.server.metrics import read_metrics
+from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from sparkdeploy.bench.answers import CountedAnswer
@@ -122,6 +123,20 @@ def is_gone(samples: Iterable[RequestSample]) -> bool:
     return all(item and item.kind is FailureKind.UNREACHABLE for item in failures)
 
 
+def completion(steps: Iterable[Iterable[RequestSample]]) -> tuple[bool, tuple[str, ...]]:
+    """Take each step of a suite, which asks some requests; return whether all were, else why not.
+
+    An interruption, or a server that is gone, ends a suite with what there is.
+    """
+    try:
+        for samples in steps:
+            if is_gone(samples):
+                return False, (GONE,)
+    except KeyboardInterrupt:
+        return False, (INTERRUPTED,)
+    return True, ()
+
+
 @dataclass(slots=True)
 class Measurement:
     suite: Suite
@@ -134,27 +149,9 @@ class Measurement:
     _collected: dict[Condition, Collected] = field(default_factory=dict)
     _began_s: float = field(default_factory=time.perf_counter)
 
-    def run(self, on_progress: Callable[[Turn, float | None, float | None], None]) -> SuiteResult:
-        """Take every turn; an interruption, or a server that is gone, ends with what there is.
-
-        `on_progress` hears of each turn, its tok/s and the seconds that are left.
-        """
-        turns = self.suite.turns
-        notes = self.suite.notes
-        is_complete = False
-        try:
-            for index, turn in enumerate(turns):
-                measured = self._take(turn)
-                if is_gone(item.sample for item in measured):
-                    notes = (*notes, GONE)
-                    break
-                speeds = [s for item in measured if (s := item.sample.decode_tok_s) is not None]
-                tok_s = sum(speeds) / len(speeds) if speeds else None
-                on_progress(turn, tok_s, self._forecast.remaining_s(turns[index + 1 :]))
-            else:
-                is_complete = True
-        except KeyboardInterrupt:
-            notes = (*notes, INTERRUPTED)
+    def run(self, say: Callable[[str], None]) -> SuiteResult:
+        """Take every turn and say how far it is; see `completion` for what ends it early."""
+        is_complete, why = completion(self._steps(say))
         return SuiteResult(
             name=self.suite.name,
             prompts=self.suite.prompts,
@@ -166,8 +163,23 @@ class Measurement:
                 for condition, kept in self._collected.items()
                 if kept.rounds.keys() - {WARM_UP}
             ),
-            notes=notes,
+            notes=(*self.suite.notes, *why),
         )
+
+    def _steps(self, say: Callable[[str], None]) -> Iterator[list[RequestSample]]:
+        turns = self.suite.turns
+        for index, turn in enumerate(turns):
+            samples = [item.sample for item in self._take(turn)]
+            yield samples
+            condition, where = turn.condition, turn.condition.prompt
+            if condition.context_tokens is not None:
+                where = f"{condition.concurrency} streams, context {condition.context_tokens}"
+            which = f"round {turn.round} of {self.suite.rounds}" if turn.round else "warm-up"
+            speeds = [it.decode_tok_s for it in samples if it.decode_tok_s is not None]
+            speed = f", {sum(speeds) / len(speeds):.1f} tok/s" if speeds else ""
+            left_s = self._forecast.remaining_s(turns[index + 1 :])
+            left = f", about {format_seconds(left_s)} left" if left_s is not None else ""
+            say(f"{where}, {which}{speed}{left}")
 
     def _take(self, turn: Turn) -> list[Measured]:
         prompts = self._prompts(turn.condition)

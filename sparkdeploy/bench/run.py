@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,14 +20,13 @@ from sparkdeploy.bench.files import (
     write_record,
     write_whole,
 )
-from sparkdeploy.bench.load.measure import take_load
-from sparkdeploy.bench.load.plan import LoadPlan
+from sparkdeploy.bench.load.measure import LoadMeasurement
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, outcome_of, usage_support
 from sparkdeploy.bench.quality.comparison import newest_of_each, read_result
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
 from sparkdeploy.bench.report.page import SERIES, read_published, report_page
 from sparkdeploy.bench.streams import Streams
-from sparkdeploy.bench.suites import Suite, SuiteName, fixed_suite, sweep_suite
+from sparkdeploy.bench.suites import SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.deploy.nodes import connect
@@ -36,16 +34,16 @@ from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, Usa
 from sparkdeploy.node.facts import THIS_MACHINE
 from sparkdeploy.settings import resources
 from sparkdeploy.terminal.console import console
-from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sparkdeploy.bench.endpoint import Endpoint
+    from sparkdeploy.bench.load.plan import LoadPlan
     from sparkdeploy.bench.quality.comparison import QualityResult
-    from sparkdeploy.bench.suites import Turn
     from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.step import Step
+
+    Taker = Callable[[MeasuredServer, BenchWatch], SuiteResult]
 
 T = TypeVar("T")
 GATED_SUITE = "five"
@@ -96,17 +94,12 @@ def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) 
     if path.exists():
         raise UsageError(f"{path} exists", hint="name another file with --save, or remove it")
     require_writable(path)
-    plans = [_planned(name, endpoint, wanted) for name in wanted.suites]
+    takers = [_taker(name, endpoint, wanted, settings) for name in wanted.suites]
     failure = lost = None
     with _server(endpoint) as (server, watch):
-        for plan in plans:
+        for take in takers:
             try:
-                if isinstance(plan, Suite):
-                    result = _take_suite(plan, server, watch)
-                elif isinstance(plan, LoadPlan):
-                    result = take_load(plan, server, watch)
-                else:
-                    result = _take_standard(plan, endpoint, settings)
+                result = take(server, watch)
             except SparkdeployError as error:
                 if not run.suites:
                     raise
@@ -286,11 +279,37 @@ def _without_damaged(found: T, damaged: Sequence[str]) -> T:
     return found
 
 
-def _take_suite(suite: Suite, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
+def _taker(name: SuiteName, endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Taker:
+    """Return what takes a suite of this server.
+
+    Refuse what cannot be asked of it before an hour is spent on other suites.
+    """
+    limit, rounds = endpoint.max_model_len, wanted.rounds
+    if wanted.load is not None:
+        plan = wanted.load
+        return lambda *there: _in_a_step(name, LoadMeasurement(plan, *there).run)
+    if name is SuiteName.STANDARD:
+        if endpoint.container_id is None:
+            raise UsageError(
+                "suite standard needs a deployment: the tools use its container and its tokenizer",
+                hint="leave --url out, or take another suite",
+            )
+        load = load_for(endpoint.base_url, endpoint.model, rounds=rounds, max_model_len=limit)
+        return lambda *_: _take_standard(load, endpoint, settings)
+    if name is SuiteName.SWEEP:
+        suite = sweep_suite(
+            rounds, concurrency=wanted.concurrency, context=wanted.context, max_model_len=limit
+        )
+    else:
+        suite = fixed_suite(name, rounds, wanted.prompts)
     for note in suite.notes:
         console.info(f"  {note}")
-    with console.step(f"suite {suite.name}") as step:
-        result = Measurement(suite, server, watch).run(functools.partial(_show, step, suite))
+    return lambda *there: _in_a_step(name, Measurement(suite, *there).run)
+
+
+def _in_a_step(name: str, run: Callable[[Callable[[str], None]], SuiteResult]) -> SuiteResult:
+    with console.step(f"suite {name}") as step:
+        result = run(step.say)
         step.outcome = outcome_of(result)
     return result
 
@@ -301,41 +320,6 @@ def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteR
         endpoint.require_listener()
     with connect(settings) as host:
         return measure_with_tools(host, load, endpoint.container_id or "", has_key=has_key)
-
-
-def _planned(name: SuiteName, endpoint: Endpoint, wanted: WantedRun) -> Suite | Load | LoadPlan:
-    """Refuse what cannot be asked of this server before an hour is spent on other suites."""
-    if wanted.load is not None:
-        return wanted.load
-    if name in {SuiteName.FIVE, SuiteName.DECODE}:
-        return fixed_suite(name, wanted.rounds, wanted.prompts)
-    limit = endpoint.max_model_len
-    if name is SuiteName.SWEEP:
-        return sweep_suite(
-            wanted.rounds,
-            concurrency=wanted.concurrency,
-            context=wanted.context,
-            max_model_len=limit,
-        )
-    if endpoint.container_id is None:
-        raise UsageError(
-            "suite standard needs a deployment: the tools use its container and its tokenizer",
-            hint="leave --url out, or take another suite",
-        )
-    return load_for(endpoint.base_url, endpoint.model, rounds=wanted.rounds, max_model_len=limit)
-
-
-def _show(
-    step: Step, suite: Suite, turn: Turn, tok_s: float | None, remaining_s: float | None
-) -> None:
-    condition, number = turn.condition, turn.round
-    where = condition.prompt
-    if condition.context_tokens is not None:
-        where = f"{condition.concurrency} streams, context {condition.context_tokens}"
-    which = f"round {number} of {suite.rounds}" if number else "warm-up"
-    speed = f", {tok_s:.1f} tok/s" if tok_s is not None else ""
-    left = f", about {format_seconds(remaining_s)} left" if remaining_s is not None else ""
-    step.say(f"{where}, {which}{speed}{left}")
 
 
 @contextlib.contextmanager

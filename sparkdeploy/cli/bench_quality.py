@@ -114,7 +114,7 @@ def needle(
 ) -> None:
     """Hide a sentence in long texts; does the model find it?"""
     from sparkdeploy.bench.endpoint import Access
-    from sparkdeploy.bench.quality.needle import needle_lines, search_needles
+    from sparkdeploy.bench.quality.probes import needle_lines, search_needles
     from sparkdeploy.bench.suites import parse_counts
 
     side, access = one_side(name, url, "bench needle"), Access(key_file, model, ca_file)
@@ -136,7 +136,7 @@ def tools(
 ) -> None:
     """See whether tool calls come out of the parser as calls."""
     from sparkdeploy.bench.endpoint import Access
-    from sparkdeploy.bench.quality.tool_calls import tool_lines, try_tools
+    from sparkdeploy.bench.quality.probes import tool_lines, try_tools
 
     results = try_tools(
         one_side(name, url, "bench tools"), current_settings(), Access(key_file, model, ca_file)

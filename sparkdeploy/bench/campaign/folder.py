@@ -5,7 +5,7 @@ versioned, and without secrets.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from sparkdeploy.bench.campaign.privacy import Private
 from sparkdeploy.bench.files import (
     adapter_of,
     checked,
-    json_text,
     read_content,
     read_versioned,
     write_private_json,
@@ -26,8 +25,7 @@ from sparkdeploy.bench.quality.comparison import (
     judged,
     served_by,
 )
-from sparkdeploy.bench.quality.needle import NeedleResult
-from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult
 from sparkdeploy.bench.record import MachineOrigin, Run
 
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
@@ -128,13 +126,13 @@ class Campaign:
 
     def begin(self, before: Before | None) -> None:
         """Write the plan, then what served before: from then on the campaign is not over."""
-        write_private_json(self.path / PLAN, self.plan, CampaignPlan, is_durable=True)
-        write_private_json(self.path / BEFORE, before, Before | None, is_durable=True)
+        self.write(PLAN, self.plan, CampaignPlan)
+        self.write(BEFORE, before, Before | None)
 
     @property
     def before(self) -> Before | None:
         """What served, None for nothing."""
-        found: Before | None = _read(self.path / BEFORE, Before | None)
+        found: Before | None = self.read(BEFORE, Before | None)
         return found
 
     @property
@@ -146,7 +144,7 @@ class Campaign:
         (self.path / BEFORE).unlink()
 
     def mark(self, name: str) -> None:
-        write_private_json(self.path / name, True, bool, is_durable=True)
+        self.write(name, True, bool)
 
     def is_marked(self, name: str) -> bool:
         return (self.path / name).exists()
@@ -168,28 +166,30 @@ class Campaign:
         yield from (step for step in self.steps() if self.ended(*step) is None)
 
     def ended(self, recipe: int, kind: StepKind) -> SharedStep | None:
-        path = self._ending(recipe, kind)
-        return _read(path, SharedStep) if path.exists() else None
+        found: SharedStep | None = self.read(_ending(recipe, kind), SharedStep)
+        return found
 
     def end(self, recipe: int, step: SharedStep) -> None:
-        """Write how a step ended, whole or not at all, also through a power cut."""
-        path = self._ending(recipe, StepKind(step.step))
-        write_private_json(path, step, SharedStep, is_durable=True)
+        self.write(_ending(recipe, step.step), step, SharedStep)
 
     def result(self, recipe: int, kind: StepKind) -> Path:
         """Return where a step leaves what it brought."""
-        return self.path / f"{recipe + 1:02}-{kind.value}.json"
+        return self.path / f"{recipe + 1:02}-{kind}.json"
 
-    def write_result(self, recipe: int, kind: StepKind, value: object, form: Any) -> None:  # noqa: ANN401 - a type
-        write_private_json(self.result(recipe, kind), value, form)
+    def read(self, name: str, form: Any) -> Any:  # noqa: ANN401 - `form`
+        """Return what a file holds, None where it is not there."""
+        path = self.path / name
+        if not path.exists():
+            return None
+        return checked(read_content(path, "file of a campaign"), form, path)
 
-    def read_result(self, recipe: int, kind: StepKind, form: Any) -> Any:  # noqa: ANN401 - `form`
-        """Return what a step brought, None where it brought nothing."""
-        path = self.result(recipe, kind)
-        return _read(path, form) if path.exists() else None
+    def write(self, name: str, value: object, form: Any) -> None:  # noqa: ANN401 - a type
+        """Write a file, whole or not at all, also through a power cut."""
+        write_private_json(self.path / name, value, form, is_durable=True)
 
-    def _ending(self, recipe: int, kind: StepKind) -> Path:
-        return self.path / f"{recipe + 1:02}-{kind.value}.ended.json"
+
+def _ending(recipe: int, step: str) -> str:
+    return f"{recipe + 1:02}-{step}.ended.json"
 
 
 def campaigns_below(state_dir: Path) -> Path:
@@ -202,10 +202,6 @@ def unfinished(state_dir: Path) -> Campaign | None:
         plan = read_versioned(path.with_name(PLAN), CampaignPlan, "campaign", PLAN_SCHEMA)
         return Campaign(path.parent, plan)
     return None
-
-
-def _read(path: Path, form: Any) -> Any:  # noqa: ANN401 - `form`
-    return checked(read_content(path, "file of a campaign"), form, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,19 +252,12 @@ def shareable(bundle: CampaignBundle, private: Private) -> CampaignBundle:
 
     BenchError when what is left is no bundle: a machine that is called like a figure.
     """
-    recipes = tuple(
-        replace(it, run=replace(it.run, origin=replace(it.run.origin, url="", deployment=None)))
-        if it.run is not None
-        else it
-        for it in bundle.recipes
-    )
-    content = adapter_of(CampaignBundle).dump_python(replace(bundle, recipes=recipes), mode="json")
+    content = adapter_of(CampaignBundle).dump_python(bundle, mode="json")
+    for recipe in content["recipes"]:
+        if recipe["run"] is not None:
+            recipe["run"]["origin"] |= {"url": "", "deployment": None}
     cleaned: CampaignBundle = checked(private.without(content), CampaignBundle, Path("the bundle"))
     return cleaned
-
-
-def bundle_text(bundle: CampaignBundle) -> str:
-    return json_text(bundle, CampaignBundle)
 
 
 def read_bundle(path: Path) -> CampaignBundle:

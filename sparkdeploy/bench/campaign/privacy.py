@@ -18,7 +18,7 @@ from sparkdeploy.recipe.paths import named_paths
 from sparkdeploy.secret_shapes import (
     REMOVED,
     SHORTEST_KNOWN,
-    names_a_secret,
+    environment_secrets,
     text_without_secrets,
 )
 from sparkdeploy.settings import LOGIN
@@ -110,19 +110,15 @@ def private_of(campaign: Campaign, settings: Settings) -> Private:
             continue  # It was readable when it was measured; its values are in no record.
         env |= resolved.recipe.serve.env
         folders |= {str(path) for _, path in named_paths(resolved.recipe)}
-    named = (value for name, value in os.environ.items() if _is_named_like_a_secret(name))
     unusual = (value for name, value in env.items() if not name.startswith(SETTINGS_OF))
-    long = (value for value in (*named, *unusual) if len(value) >= SHORTEST_KNOWN)
+    long = (value for value in unusual if len(value) >= SHORTEST_KNOWN)
+    known = {*known_secrets(settings.state_dir / "keys"), *environment_secrets(), *long}
     names = (name for name in _names(settings) if name and len(name) >= LEAST_NAME)
     return Private(
-        secrets=_longest_first({*known_secrets(settings.state_dir / "keys"), *long}),
+        secrets=_longest_first(known),
         names=_longest_first(set(names) - EVERYBODYS),
         folders=_longest_first(folders - {"/"}),
     )
-
-
-def _is_named_like_a_secret(name: str) -> bool:
-    return names_a_secret(name) or "proxy" in name.lower()
 
 
 def _longest_first(values: set[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import __version__
 from sparkdeploy.bench.campaign.folder import (
@@ -16,16 +16,14 @@ from sparkdeploy.bench.campaign.folder import (
     SharedRecipe,
     SharedStep,
     StepKind,
-    bundle_text,
     shareable,
 )
 from sparkdeploy.bench.campaign.privacy import private_of
 from sparkdeploy.bench.campaign.steps import merged
-from sparkdeploy.bench.files import write_whole
+from sparkdeploy.bench.files import json_text, write_whole
 from sparkdeploy.bench.quality.capture import read_capture
 from sparkdeploy.bench.quality.comparison import QualityFigures, compare, newest_of_each
-from sparkdeploy.bench.quality.needle import NeedleResult
-from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult
 from sparkdeploy.bench.report.page import read_published, report_page
 from sparkdeploy.bench.run import ISO_8601
 from sparkdeploy.errors import BenchError
@@ -47,7 +45,7 @@ def write_findings(
 ) -> None:
     """Write page and bundle, both without what is private."""
     bundle = shareable(bundle_of(campaign, put_back), private_of(campaign, settings))
-    write_whole(bundle_text(bundle), campaign.bundle)
+    write_whole(json_text(bundle, CampaignBundle), campaign.bundle)
     published = read_published(resources() / "recipes" / "facts" / "published.yaml")
     write_whole(campaign_page(bundle, published), campaign.report)
 
@@ -55,22 +53,7 @@ def write_findings(
 def bundle_of(campaign: Campaign, put_back: SharedStep | None = None) -> CampaignBundle:
     """Return all that the folder holds, still with what is private."""
     plan = campaign.plan
-    recipes = tuple(
-        SharedRecipe(
-            name=recipe.name,
-            title=recipe.title,
-            steps=tuple(
-                campaign.ended(index, kind) or SharedStep(kind.value, NOT_RUN)
-                for kind in recipe.kinds
-            ),
-            run=merged(campaign, index),
-            quality=_quality(campaign, index),
-            needles=campaign.read_result(index, StepKind.NEEDLE, tuple[NeedleResult, ...]) or (),
-            tools=campaign.read_result(index, StepKind.TOOLS, tuple[CaseResult, ...]) or (),
-            tuning=campaign.read_result(index, StepKind.TUNE, str) or "",
-        )
-        for index, recipe in enumerate(plan.recipes)
-    )
+    recipes = tuple(_recipe(campaign, index) for index in range(len(plan.recipes)))
     machines = (item.run.origin.machine for item in recipes if item.run is not None)
     ended_early = ["it was ended before its time"] if campaign.is_marked(STOPPED) else []
     return CampaignBundle(
@@ -82,6 +65,24 @@ def bundle_of(campaign: Campaign, put_back: SharedStep | None = None) -> Campaig
         machine=next(machines, None),
         recipes=recipes,
         notes=(*ended_early, *([f"at the end: {put_back.words}"] if put_back else [])),
+    )
+
+
+def _recipe(campaign: Campaign, index: int) -> SharedRecipe:
+    def found(kind: StepKind, form: object) -> Any:  # noqa: ANN401 - `form`
+        return campaign.read(campaign.result(index, kind).name, form)
+
+    recipe = campaign.plan.recipes[index]
+    steps = (campaign.ended(index, kind) or SharedStep(kind, NOT_RUN) for kind in recipe.kinds)
+    return SharedRecipe(
+        name=recipe.name,
+        title=recipe.title,
+        steps=tuple(steps),
+        run=merged(campaign, index),
+        quality=_quality(campaign, index),
+        needles=found(StepKind.NEEDLE, tuple[NeedleResult, ...]) or (),
+        tools=found(StepKind.TOOLS, tuple[CaseResult, ...]) or (),
+        tuning=found(StepKind.TUNE, str) or "",
     )
 
 

@@ -17,8 +17,7 @@ from sparkdeploy.bench.load.plan import (
     shipped_mix,
 )
 from sparkdeploy.bench.quality.capture import capture_of, write_capture
-from sparkdeploy.bench.quality.needle import NeedleResult, search_needles
-from sparkdeploy.bench.quality.tool_calls import CaseResult, try_tools
+from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult, search_needles, try_tools
 from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, run_store
 from sparkdeploy.bench.suites import SuiteName
 from sparkdeploy.bench.tables import sustained_text
@@ -132,6 +131,9 @@ class Steps:
         }
         return steps[kind](recipe)
 
+    def _write(self, recipe: int, kind: StepKind, value: object, form: object) -> None:
+        self.campaign.write(self.campaign.result(recipe, kind).name, value, form)
+
     def _request(self, recipe: int) -> Request:
         plan = self.campaign.plan
         return Request(plan.recipes[recipe].wanted, plan.assignments, Deployment(plan.deployment))
@@ -180,12 +182,12 @@ class Steps:
     def _needle(self, recipe: int) -> str:
         name, lengths = self.campaign.plan.deployment, self.extent.needle_tokens
         found = search_needles(name, lengths, self.settings, Access())
-        self.campaign.write_result(recipe, StepKind.NEEDLE, found, tuple[NeedleResult, ...])
+        self._write(recipe, StepKind.NEEDLE, found, tuple[NeedleResult, ...])
         return f"found {sum(item.is_found for item in found)} of {len(found)}"
 
     def _tools(self, recipe: int) -> str:
         results = try_tools(self.campaign.plan.deployment, self.settings, Access())
-        self.campaign.write_result(recipe, StepKind.TOOLS, results, tuple[CaseResult, ...])
+        self._write(recipe, StepKind.TOOLS, results, tuple[CaseResult, ...])
         return f"right {sum(not item.problem for item in results)} of {len(results)}"
 
     def _tune(self, recipe: int) -> str:
@@ -194,7 +196,7 @@ class Steps:
             with console.step("tuning the kernels") as step:
                 step.say("some minutes")
                 code, output = host.exec(fact.container_id, TUNING)
-        self.campaign.write_result(recipe, StepKind.TUNE, output[-MAX_TEXT:], str)
+        self._write(recipe, StepKind.TUNE, output[-MAX_TEXT:], str)
         lines = [line for line in output.splitlines() if line.strip()]
         last = lines[-1] if lines else ""
         if code != 0:

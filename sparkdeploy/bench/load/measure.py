@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import resource
 import time
 from dataclasses import dataclass, field, replace
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING
 from sparkdeploy.bench.figures import WARM_UP, latency, measure
 from sparkdeploy.bench.load.plan import salts
 from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
-from sparkdeploy.bench.measure import GONE, INTERRUPTED, Collected, is_gone, outcome_of
+from sparkdeploy.bench.measure import Collected, completion
 from sparkdeploy.bench.record import SuiteResult
 from sparkdeploy.bench.suites import Condition, SuiteName
 from sparkdeploy.bench.tables import sustained_text
 from sparkdeploy.errors import BenchError
-from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
 
 if TYPE_CHECKING:
@@ -27,35 +25,13 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.figures import Measured
     from sparkdeploy.bench.load.plan import LoadPlan, Schedule
     from sparkdeploy.bench.measure import MeasuredServer
-    from sparkdeploy.bench.record import Cell
+    from sparkdeploy.bench.record import Cell, RequestSample
     from sparkdeploy.bench.suites import Prompt
     from sparkdeploy.bench.watch import BenchWatch
-    from sparkdeploy.terminal.step import Step
 
 LATE_S = 0.02
 STEADY = 1
 MOST_FILES = 65536
-
-
-def take_load(plan: LoadPlan, server: MeasuredServer, watch: BenchWatch) -> SuiteResult:
-    _allow_connections()
-    with console.step("suite load") as step:
-        result = LoadMeasurement(plan, server, watch).run(functools.partial(_show, step, plan))
-        if result.sustained is not None:
-            step.say(sustained_text(result.sustained))
-        step.outcome = outcome_of(result)
-    return result
-
-
-def _show(step: Step, plan: LoadPlan, rate_per_s: float, cell: Cell | None) -> None:
-    load = cell.load if cell is not None else None
-    if load is None:
-        took = format_seconds(plan.arrivals.at(rate_per_s).moments_s[-1])
-        step.say(f"{rate_per_s:.4g} requests a second for {took}, and until all are answered")
-        return
-    held = f", {load.held} of {load.requests} held the limits" if plan.limits else ""
-    failed = f", {load.failures} failed" if load.failures else ""
-    step.say(f"{rate_per_s:.4g}/s: {load.completed_per_s:.3f}/s done{held}{failed}")
 
 
 def _allow_connections() -> None:
@@ -79,28 +55,18 @@ class LoadMeasurement:
     _cells: list[Cell] = field(default_factory=list)
     _began_s: float | None = None
 
-    def run(self, on_progress: Callable[[float, Cell | None], None]) -> SuiteResult:
-        """Take rate after rate; an interruption, or a server that is gone, ends with what there is.
+    def run(self, say: Callable[[str], None]) -> SuiteResult:
+        """Take rate after rate and say how far it is; see `completion` for what ends it early.
 
-        `on_progress` hears of each rate before it is asked, and of its cell when it was. Raises
-        BenchError when the server does not take the first chain, which counts nowhere.
+        Raises BenchError when the server does not take the first chain, which counts nowhere.
         """
+        _allow_connections()
         self._require_answer()
-        notes: list[str] = []
-        is_complete = False
-        try:
-            while (rate_per_s := self._next_rate()) is not None:
-                on_progress(rate_per_s, None)
-                self._cells.append(self._take(rate_per_s))
-                on_progress(rate_per_s, self._cells[-1])
-                if is_gone(self._cells[-1].samples):
-                    notes.append(GONE)
-                    break
-            else:
-                is_complete = True
-        except KeyboardInterrupt:
-            notes.append(INTERRUPTED)
+        is_complete, why = completion(self._steps(say))
         plan = self.plan
+        sustained = plan.search.found(self._tries()) if plan.search and self._cells else None
+        if sustained is not None:
+            say(sustained_text(sustained))
         return SuiteResult(
             name=SuiteName.LOAD,
             prompts=plan.hash,
@@ -108,11 +74,22 @@ class LoadMeasurement:
             warmups=0,
             is_complete=is_complete,
             cells=tuple(sorted(self._cells, key=lambda cell: cell.load.rate_per_s)),  # type: ignore[union-attr]  # each has one
-            notes=(*notes, *self._lateness()),
+            notes=(*why, *self._lateness()),
             asking=plan.texts.asking,
             body=plan.texts.body,
-            sustained=plan.search.found(self._tries()) if plan.search and self._cells else None,
+            sustained=sustained,
         )
+
+    def _steps(self, say: Callable[[str], None]) -> Iterator[Sequence[RequestSample]]:
+        while (rate_per_s := self._next_rate()) is not None:
+            took = format_seconds(self.plan.arrivals.at(rate_per_s).moments_s[-1])
+            say(f"{rate_per_s:.4g} requests a second for {took}, and until all are answered")
+            cell, load = self._take(rate_per_s)
+            self._cells.append(cell)
+            held = f", {load.held} of {load.requests} held the limits" if self.plan.limits else ""
+            failed = f", {load.failures} failed" if load.failures else ""
+            say(f"{rate_per_s:.4g}/s: {load.completed_per_s:.3f}/s done{held}{failed}")
+            yield cell.samples
 
     def _require_answer(self) -> None:
         (chain,) = self._chains(1)
@@ -133,7 +110,7 @@ class LoadMeasurement:
     def _tries(self) -> list[LoadResult]:
         return [cell.load for cell in self._cells if cell.load is not None]
 
-    def _take(self, rate_per_s: float) -> Cell:
+    def _take(self, rate_per_s: float) -> tuple[Cell, LoadResult]:
         plan, schedule = self.plan, self.plan.arrivals.at(rate_per_s)
         chains = self._chains(len(schedule.moments_s))
         before = self.server.counters()
@@ -150,7 +127,8 @@ class LoadMeasurement:
             kept.deltas += self.server.counted_since(before, measured)
         largest = max(prompt.max_tokens for prompt in plan.texts.prompts)
         cell = kept.cell(Condition(plan.texts.name, largest, concurrency=0))
-        return replace(cell, load=load_result(plan, rate_per_s, schedule, began_s, measured))
+        load = load_result(plan, rate_per_s, schedule, began_s, measured)
+        return replace(cell, load=load), load
 
     def _chains(self, count: int) -> list[tuple[Prompt, ...]]:
         self.salt_seed += 1

@@ -22,7 +22,7 @@ from sparkdeploy import labels
 from sparkdeploy.bench import before
 from sparkdeploy.bench.campaign import steps as campaign_steps
 from sparkdeploy.bench.endpoint import Access, reach_url
-from sparkdeploy.bench.quality import capture, needle, tool_calls
+from sparkdeploy.bench.quality import capture, probes
 from sparkdeploy.bench.record import RecipeOrigin
 from sparkdeploy.checks.report import fail, ok
 from sparkdeploy.deploy.request import resolve
@@ -120,7 +120,7 @@ def install() -> None:
         examine=lambda *_args, **_more: findings,
         reach_deployment=lambda _name, _settings: reached(url),
     )
-    for module in (capture, needle, tool_calls):
+    for module in (capture, probes):
         play(module, reach=lambda _name, _settings, _access: reached(url))
 
 

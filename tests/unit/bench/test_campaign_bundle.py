@@ -19,16 +19,14 @@ from sparkdeploy.bench.campaign.folder import (
     SharedRecipe,
     SharedStep,
     StepKind,
-    bundle_text,
     read_bundle,
     shareable,
 )
 from sparkdeploy.bench.campaign.privacy import Private, private_of
 from sparkdeploy.bench.campaign.report import campaign_page
-from sparkdeploy.bench.files import adapter_of
+from sparkdeploy.bench.files import adapter_of, json_text
 from sparkdeploy.bench.quality.comparison import QualityFigures
-from sparkdeploy.bench.quality.needle import NeedleResult
-from sparkdeploy.bench.quality.tool_calls import CaseResult
+from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult
 from sparkdeploy.bench.record import Estimate
 from sparkdeploy.bench.report.page import read_published
 from sparkdeploy.settings import load_settings
@@ -78,7 +76,7 @@ def planted_bundle() -> CampaignBundle:
 def test_nothing_that_was_planted_is_in_what_is_posted(name: str) -> None:
     shared = shareable(planted_bundle(), PRIVATE)
     assert PLANTED[name] in json.dumps(str(planted_bundle()))
-    for text in (bundle_text(shared), campaign_page(shared, PUBLISHED)):
+    for text in (json_text(shared, CampaignBundle), campaign_page(shared, PUBLISHED)):
         assert PLANTED[name] not in text
         assert HOME not in text
 
@@ -137,7 +135,7 @@ def test_what_this_machine_knows_is_taken_out(
 def test_a_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
     bundle = shareable(planted_bundle(), PRIVATE)
     path = tmp_path / "bundle.json"
-    path.write_text(bundle_text(bundle))
+    path.write_text(json_text(bundle, CampaignBundle))
     assert read_bundle(path) == bundle
 
 

@@ -62,7 +62,7 @@ def take(actions: Sequence[Action | Arrive]) -> SuiteResult:
     plan = LoadPlan(coming, Conversations(2), (0.25,))
     with arriving(actions, tried_first=2) as (_, streams), BenchWatch(None, None) as watch:
         server = MeasuredServer(streams, "qwen", UsageSupport.FULL)
-        return LoadMeasurement(plan, server, watch).run(lambda _rate, _cell: None)
+        return LoadMeasurement(plan, server, watch).run(lambda _text: None)
 
 
 # One conversation that counts nowhere; the load begins at 2.

@@ -44,7 +44,7 @@ def take(actions: Sequence[Action | Arrive], coming: Arrivals) -> SuiteResult:
     plan = LoadPlan(coming, TEXTS, (1.0,), limits=parse_limits("ttft=2s,tpot=500ms"))
     with arriving([*FIRST, *actions]) as (_, streams), BenchWatch(None, None) as watch:
         server = MeasuredServer(streams, "qwen", UsageSupport.FULL)
-        return LoadMeasurement(plan, server, watch).run(lambda _rate, _cell: None)
+        return LoadMeasurement(plan, server, watch).run(lambda _text: None)
 
 
 def test_nobody_waits_for_others_and_limits_hold_up_to_themselves() -> None:

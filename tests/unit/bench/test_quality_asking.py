@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from sparkdeploy.bench.quality import needle, tool_calls
+from sparkdeploy.bench.endpoint import Access
+from sparkdeploy.bench.files import shipped
+from sparkdeploy.bench.quality import probes
 from sparkdeploy.bench.quality.capture import first_texts, take_texts
 from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.settings import load_settings
 from tests.fakes.http_server import TableServer, serving
 
 pytestmark = pytest.mark.outside
@@ -163,8 +166,7 @@ def remembering(window_words: int) -> Answer:
 
 def test_a_needle_outside_the_memory_is_missed(serve: Serve) -> None:
     server = serve(remembering(window_words=700))
-    with ServedModel(server.url) as model:
-        found = list(needle.search(model, (1000, 4000)))
+    found = probes.search_needles(server.url, (1000, 4000), load_settings(), Access())
     assert [(item.length, item.depth, item.is_found) for item in found] == [
         (1000, 0.1, True),
         (1000, 0.5, True),
@@ -174,7 +176,7 @@ def test_a_needle_outside_the_memory_is_missed(serve: Serve) -> None:
         (4000, 0.9, True),
     ]
     assert all(0.85 * item.length < item.prompt_tokens <= item.length for item in found)
-    table = list(needle.needle_lines(found))
+    table = list(probes.needle_lines(found))
     assert table[:3] == [
         "  tokens      10%    50%    90%",
         "    1000        +      +      +",
@@ -185,7 +187,7 @@ def test_a_needle_outside_the_memory_is_missed(serve: Serve) -> None:
 
 @pytest.mark.parametrize("depth", [0.0, 0.3, 1.0])
 def test_a_haystack_has_its_needle_once_and_in_place(depth: float) -> None:
-    lines = needle.haystack(100, depth, 48213, seed=1).splitlines()
+    lines = probes.haystack(100, depth, 48213, seed=1).splitlines()
     assert [at for at, line in enumerate(lines) if "48213" in line] == [round(depth * 100)]
     assert len(set(lines)) == 101
 
@@ -219,6 +221,6 @@ MARKUP = "<tool_call>\n<function=get_tide>\n</function>\n</tool_call>"
     ],
 )
 def test_a_call_is_right_or_says_why_not(case: int, message: dict[str, Any], problem: str) -> None:
-    found = tool_calls.judge(tool_calls.cases()[case], message)
+    found = probes.judge(shipped(probes.CASES)["cases"][case], message)
     assert problem in found.problem
     assert bool(problem) == bool(found.problem)
