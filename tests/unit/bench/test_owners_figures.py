@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import jsonschema
 import pytest
 
-from sparkdeploy.bench.campaign.folder import CampaignBundle, SharedRecipe, bundle_text
+from sparkdeploy.bench.campaign.folder import CampaignBundle, SharedRecipe
+from sparkdeploy.bench.files import json_text
 from sparkdeploy.errors import BenchError
 from tests.fakes.bench_runs import sample_run
 from tests.unit.conftest import REPOSITORY
@@ -37,7 +38,7 @@ def bundle_of(*runs: Run) -> CampaignBundle:
 
 
 def table(folder: Path, bundle: CampaignBundle, name: str = "ada-2026-11-25") -> list[str]:
-    text = bundle_text(bundle)
+    text = json_text(bundle, CampaignBundle)
     jsonschema.validate(json.loads(text), SCHEMA)
     (folder / f"{name}.json").write_text(text)
     return [line for line in owners_figures.page(folder).splitlines() if line.startswith("|")][2:]
