@@ -25,19 +25,18 @@ from sparkdeploy.deploy.removal import Consent, require_consent, require_known
 from sparkdeploy.deploy.serving import answers, served_by
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.node.container import ContainerFact, ListedContainer, own_tags
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.node.ports import is_port_free, port_owner
 from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.server.health import ContainerDiedError, Readiness
-from sparkdeploy.server.phases import timing_key
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sparkdeploy.node.container import ContainerFact, ListedContainer
     from sparkdeploy.node.host import DockerHost
 
 
@@ -299,15 +298,9 @@ def _ranks_of(nodes: Nodes, head: ListedContainer) -> list[tuple[Node, ListedCon
 
 def _watch(launch: Launch, ranks: dict[Node, str]) -> Watch:
     """Return the wait for containers that run; it lasts as long as at their first start."""
-    host = launch.nodes.here.docker
-    fact = host.find_container(ranks[launch.nodes.here])
+    fact = launch.nodes.here.docker.find_container(ranks[launch.nodes.here])
     timeout_s = fact.startup_timeout_s if fact is not None else None
-    key = launch.command
-    if fact is not None:
-        # As `up` has remembered what such a start takes.
-        image = host.find_image(fact.image_id)
-        tag = next(iter(own_tags(image.tags)), fact.image_id) if image else fact.image_id
-        key = timing_key(tag, fact.labels.get(labels.RECIPE, ""), max(len(fact.nodes), 1))
+    key = fact.labels.get(labels.TIMING, launch.command) if fact is not None else launch.command
     console.expect(awaited_start(launch.deployment, key, launch.settings))
     deadline_s = timeout_s if timeout_s is not None else Limits().startup_timeout_s
     return Watch(launch, ranks, key, deadline_s)

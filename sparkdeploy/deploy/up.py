@@ -234,6 +234,7 @@ def _to_start(
         **mark,
         labels.FINGERPRINT: planned.spec.fingerprint(),
         labels.EXPECTATION: expectation_of(plan, planned).as_label(),
+        labels.TIMING: timing_key_of(plan),
         labels.USER: own_name(),
         labels.RECIPE_VALUES: json.dumps(values_to_show(plan.resolved.recipe)),
     }
