@@ -11,7 +11,7 @@ from sparkdeploy.errors import Mistakes, RecipeError, UsageError
 from sparkdeploy.recipe.foreign.report import Translation, recipe_text
 from sparkdeploy.recipe.foreign.translate import slug
 from sparkdeploy.recipe.library import library, of_source, recipe_folders
-from sparkdeploy.recipe.load import Library, look_into
+from sparkdeploy.recipe.load import Library, count_words, look_into
 from sparkdeploy.recipe.words import shown
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ def _refuse_without_consent(item: Imported) -> None:
     """A recipe in a folder of the user's own is the user's word: nobody is asked again."""
     if asked := (*item.consents, *item.mistakes):
         raise RecipeError(
-            f"{item.file} has {len(item.mistakes)} mistakes and asks for {len(item.consents)} "
-            "things that need your consent, and recipes of that folder are trusted",
+            f"{item.file} {count_words(item.mistakes, item.consents)}, and recipes of that folder "
+            "are trusted",
             detail=Mistakes("\n".join(asked)),
             hint="write it elsewhere with -o; --allow-unsafe takes what needs consent",
         )

@@ -20,7 +20,7 @@ INSTALL_RUNTIME = (
     "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
 )
 LOW_DISK_BYTES = 20 * 10**9
-"""Less than one engine's image and its build take (docs/engines.md)."""
+"""Less than one engine's image and its build take (docs/figures/engines.md)."""
 
 
 def check_engine(info: EngineInfo | None, failure: str, fix: str | None) -> Finding:

@@ -32,7 +32,7 @@ CONTEXT_TOKENS = 1024
 """Short answers in the middle: the benchmark of the published figures asks for 64 to 2048."""
 LEAST_BYTES = 100_000_000  # launches decide the speed of a smaller model
 MISS_SHARE = 0.16
-"""How far published figures lie from the estimates at most (docs/capacity.md has each)."""
+"""How far published figures lie from the estimates at most (docs/figures/estimates.md has each)."""
 MARLIN_CALL_S = 9.6e-6
 """One INT4 product of a shared expert in Marlin, beside its bytes (H200, vLLM 0.25.1, where bytes
 hardly count); on a GB10 nobody has measured it."""

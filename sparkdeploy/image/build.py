@@ -40,7 +40,7 @@ MAX_SUSPICIOUS = 10
 WRITTEN = (PurePosixPath("/opt/venv"), PurePosixPath("/opt/sparkdeploy"))
 """Where an image of others gets what makes it an engine of ours."""
 NEWEST_WITH_BUILDER = 29
-"""The newest one of which that is known (docs/engines.md)."""
+"""The newest one of which that is known (docs/figures/engines.md)."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _DOCKERFILE_STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
 _SUSPICIOUS = re.compile(r"command not found|No such file or directory|\bFAILED\b")

@@ -47,7 +47,7 @@ from sparkdeploy.recipe.validate import validated
 from sparkdeploy.recipe.words import closest, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence, Sized
 
     from sparkdeploy.recipe.foreign.report import Translation
 
@@ -239,22 +239,27 @@ def error_of(
     hint: str | None = None,
 ) -> RecipeError:
     """Return the error that lists mistakes and consents, each with its file and line."""
-    counted = []
-    if problems := list(dict.fromkeys(problems)):
-        counted.append(f"has {len(problems)} mistake{'s' * (len(problems) > 1)}")
-    if consents:
-        things = f"{len(consents)} things that need" if consents[1:] else "1 thing that needs"
-        counted.append(f"asks for {things} your consent")
+    problems = list(dict.fromkeys(problems))
     every = (*problems, *consents)
     lines = [_line(document, problem) for problem in every[:MAX_LISTED]]
     if len(every) > MAX_LISTED:
         lines.append(f"... and {len(every) - MAX_LISTED} more")
     kind = ConsentNeededError if consents and not problems else RecipeError
     return kind(
-        f"{what} {' and '.join(counted)}",
+        f"{what} {count_words(problems, consents)}",
         detail=Mistakes("\n".join(lines)),
         hint=hint if consents else None,
     )
+
+
+def count_words(mistakes: Sized, consents: Sized) -> str:
+    counted = []
+    if wrong := len(mistakes):
+        counted.append(f"has {wrong} mistake{'s' * (wrong > 1)}")
+    if asked := len(consents):
+        things = f"{asked} things that need" if asked > 1 else "1 thing that needs"
+        counted.append(f"asks for {things} your consent")
+    return " and ".join(counted)
 
 
 def _line(document: Document, problem: Mistake) -> str:

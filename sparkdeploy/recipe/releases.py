@@ -2,7 +2,7 @@
 
 A file per engine, recipes/engines/arguments/NAME.json, is what `image/inside/arguments.py` printed
 where that engine's vLLM can be imported. recipes/facts/families.yaml says which release a family of
-models needs, and which fails with it. docs/engines.md shows the rows of features.
+models needs, and which fails with it. docs/figures/engines.md shows the rows of features.
 """
 
 from __future__ import annotations

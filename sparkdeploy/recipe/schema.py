@@ -100,13 +100,13 @@ class Cluster(Strict):
 
 
 class Limits(Strict):
-    """What the guard and `up` hold a deployment to."""
+    """Limits that the guard and `up` enforce."""
 
     memory_floor_gib: Annotated[
         Decimal,
         Field(ge=0, le=512),
         about(
-            "The guard ends vLLM before the machine has less memory than that.",
+            "The guard ends vLLM when the machine has less memory available.",
             4,
             unit="GiB",
             consent="below 4 GiB the guard may come too late to save the machine",
@@ -121,8 +121,7 @@ class Limits(Strict):
         Decimal,
         Field(ge=0, allow_inf_nan=False),
         about(
-            "Requests that move nothing for so long are a hung engine, which the guard ends; 0: "
-            "never.",
+            "So long without progress while requests run, and the guard ends vLLM; 0: never.",
             300,
             unit="seconds",
         ),
@@ -139,10 +138,10 @@ class Limits(Strict):
     idle_stop_s: Annotated[
         Annotated[Decimal, Field(ge=10, allow_inf_nan=False)] | None,
         about(
-            "After so long without a request it stops itself, on one machine.",
+            "After so long without a request the deployment stops, on one machine.",
             1800,
             unit="seconds",
-            unset="it serves on",
+            unset="it does not stop",
         ),
     ] = None
 
@@ -152,10 +151,10 @@ Subject = Literal["attention", "moe", "linear", "kv_cache", "speculation", "grap
 
 
 class Backends(Strict):
-    """What the log must show after a start; another choice of vLLM's is a failure.
+    """What vLLM's log is compared with after a start; another choice of vLLM's is a warning.
 
-    `serve` names the attention back end, the KV cache's format and the drafter; these are held
-    against the log anyway. Here stands what has no flag, and what is only worth a warning.
+    Attention, the KV cache's format and drafts are compared as `serve` names them. Here stands
+    what has no flag of its own.
     """
 
     moe: Annotated[
@@ -174,11 +173,17 @@ class Backends(Strict):
     ] = None
     graphs: Annotated[
         OrBareOff[Literal["full", "piecewise", "off"] | None],
-        about("The least that is captured as CUDA graphs.", "piecewise", unset="not looked at"),
+        about(
+            "The least that must be captured as CUDA graphs.", "piecewise", unset="not looked at"
+        ),
     ] = None
     warn_only: Annotated[
         list[Subject],
-        about("Where another choice is told, and fails nothing.", ["moe"], unset="nowhere"),
+        about(
+            "`transport` lets NCCL use sockets, which stops a start otherwise.",
+            ["transport"],
+            unset="none",
+        ),
     ] = Field(default_factory=list)
 
 
@@ -186,29 +191,28 @@ TokensPerSecond = Annotated[Decimal, Field(gt=0, allow_inf_nan=False)]
 
 
 class Expect(Strict):
-    """What others reported for this recipe, and where: one of the two figures."""
+    """What others measured with this recipe: one of the two figures, and its source."""
 
     end_to_end_tok_s: Annotated[
         TokensPerSecond | None,
         about(
-            "Tokens of an answer a second with prefill and HTTP in it, as `bench` takes suite "
-            "five.",
+            "Tokens a second with prefill and HTTP in it, as in `bench --suite five`.",
             51.6,
             unit="tokens a second",
-            unset="not told",
+            unset="none",
         ),
     ] = None
     stream_decode_tok_s: Annotated[
         TokensPerSecond | None,
         about(
-            "Tokens a second of one stream once it runs; no floor for `bench --gate`.",
+            "Tokens a second of one stream, prefill left out; no floor for `bench --gate`.",
             59.0,
             unit="tokens a second",
-            unset="not told",
+            unset="none",
         ),
     ] = None
-    hardware: Annotated[Printable, about("On what it was measured.", "DGX Spark")]
-    engine: Annotated[Printable, about("With which vLLM.", "vLLM 0.19.1")]
+    hardware: Annotated[Printable, about("The machine.", "DGX Spark")]
+    engine: Annotated[Printable, about("The vLLM.", "vLLM 0.19.1")]
     source: Annotated[Printable, about("Who reported it.", "albond, v2")]
 
     @property
@@ -229,7 +233,7 @@ class Mod(Strict):
 
     folder: Annotated[
         Printable | None,
-        about("As its author names it.", "mods/fix-parser", unset="`run` is needed"),
+        about("The folder with its `run.sh`.", "mods/fix-parser", unset="`run` is needed"),
     ] = None
     run: Annotated[
         Text | None,
@@ -264,8 +268,7 @@ class Recipe(Strict):
     preview: Annotated[
         Printable | None,
         about(
-            "The fork or the unreleased build of vLLM that it needs; an engine of ours is no such "
-            "one.",
+            "The fork or unreleased build of vLLM that it needs.",
             "a fork of vLLM with GLM-5.3",
             unset="none",
         ),
@@ -290,8 +293,8 @@ class Recipe(Strict):
     image: Annotated[
         ImageReference | None,
         about(
-            "For an engine of kind `image`: which one, by digest, local id or tag. `up` asks once "
-            "what a tag is, and keeps to that.",
+            "For an engine of kind `image`: which one, by digest, local id or tag. `up` pins a "
+            "tag to its digest.",
             "vllm/vllm-openai:v0.33.0",
             unset="what the engine's file names",
             consent="an image is code of others, and vLLM's image is built upon it and run",

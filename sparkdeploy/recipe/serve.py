@@ -46,7 +46,7 @@ class Speculative(Strict):
             "How it drafts, by one of vLLM's own names.",
             "mtp",
             flag=f"{SPECULATIVE_CONFIG}, `method`",
-            unset="vLLM tells it from the drafter",
+            unset="vLLM reads it from the drafter",
             consent="this method names code, or writes files",
         ),
     ] = None
@@ -76,8 +76,7 @@ class Speculative(Strict):
     subfolder: Annotated[
         Annotated[str, Field(pattern=SUBFOLDER)] | None,
         about(
-            "The folder of `model` in which the drafter lies, such as one of the served model's "
-            "own repository.",
+            "The folder of `model` that holds the drafter.",
             "dflash",
             unset="the drafter is all of `model`",
         ),
@@ -132,13 +131,11 @@ class Serve(Strict):
             flag="--port",
         ),
     ] = 8000
-    attention_backend: Annotated[Word | None, about("What computes attention.", "FLASHINFER")] = (
-        None
-    )
+    attention_backend: Annotated[Word | None, about("The attention kernels.", "FLASHINFER")] = None
     speculative: Annotated[
         Speculative | None,
         about(
-            "What drafts, and how much; its keys stand below.",
+            "The drafter, and how many tokens it drafts; its keys stand below.",
             {"method": "mtp", "tokens": 2},
             flag=SPECULATIVE_CONFIG,
             unset="no drafts",
@@ -183,12 +180,12 @@ class Serve(Strict):
     ] = 0.85
     reasoning_parser: Annotated[
         Word | None,
-        about("What tells thoughts from the answer.", "qwen3", unset="thoughts stay in the text"),
+        about("The parser of reasoning.", "qwen3", unset="reasoning stays in the answer's text"),
     ] = None
     tool_call_parser: Annotated[
         Word | None,
         about(
-            "What reads calls of tools out of the text.",
+            "The parser of tool calls.",
             "qwen3_coder",
             unset="calls stay in the text",
         ),
@@ -268,7 +265,7 @@ class Serve(Strict):
     default_chat_template_kwargs: Annotated[
         dict[str, JsonValue] | None,
         about(
-            "What the chat template is told by itself.",
+            "Values that the chat template gets where a request names none.",
             {"enable_thinking": False},
             consent="the model's chat template and its tokenizer take this value",
         ),

@@ -2,7 +2,7 @@
 
     python -m tests.bench.field_recipes FOLDER [FOLDER ...]
 
-The tables of docs/field-recipes.md are made with it. Nothing is downloaded or started. Exit code 1
+docs/other-recipes.md names what it counted. Nothing is downloaded or started. Exit code 1
 when a word of a recipe is neither translated nor named in its report.
 """
 

@@ -1,6 +1,6 @@
 """Whole engines for a Spark's processor, built by the product where it is emulated.
 
-`./tests/run --arm` runs these alone; docs/engines.md has what they took.
+`./tests/run --arm` runs these alone; docs/figures/engines.md has what they took.
 """
 
 from __future__ import annotations

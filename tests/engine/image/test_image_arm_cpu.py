@@ -1,6 +1,6 @@
 """Rehearsals on the aarch64 CPU engine, built by the product and emulated as its containers are.
 
-`./tests/run --arm` runs these; docs/engines.md has what they took.
+`./tests/run --arm` runs these; docs/figures/engines.md has what they took.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""docs/models.md is made from the shipped recipes; this fails when it is stale.
+"""Tables of docs/models.md are made from the shipped recipes; this fails when they are stale.
 
-Write it anew: python -m pytest tests/unit/recipe/test_models_page.py --update-golden
+Write them anew: python -m pytest tests/unit/recipe/test_models_page.py --update-golden
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import pytest
 
 from sparkdeploy.authoring.fits import fitting_rows
 from sparkdeploy.authoring.outlook import ground_for
@@ -21,61 +24,15 @@ from tests.rehearsed import (
     OF_THE_122B,
 )
 from tests.unit.conftest import REPOSITORY
+from tests.unit.docs_blocks import block, with_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import pytest
-
     from sparkdeploy.recipe.schema import Recipe
 
 PAGE = REPOSITORY / "docs" / "models.md"
-HEAD = """\
-# The recipes we ship
-
-Made from the recipes themselves (tests/unit/recipe/test_models_page.py writes it).
-`sparkdeploy list` says which fit this machine, `sparkdeploy plan RECIPE --hardware spark` for how
-many requests and about how fast, `sparkdeploy show RECIPE` every value. *Fits* is the planner's
-word before any download ([capacity.md](capacity.md)): computed, and measured by nobody.
-
-**No figure here is ours: nothing of this ran on a Spark.** Settings come from where each recipe
-says, without its load format and its served name, and without `--trust-remote-code`, since vLLM has
-classes of its own for these models. A figure is told with who reported it; *decode* leaves prefill
-out, and is no floor for `bench --gate`.
-
-What others report of one stream on one Spark, in tokens a second, by October 2026:
-
-| model | vLLM | TensorFold |
-|---|---|---|
-| Qwen3.5-122B | 59.0 end to end, Entrpi, 2026-06 | - |
-| Qwen3.6-35B | 120.6 code, 100.6 chat, TensorFold's docs | 160.5 code, 133.3 prose, 2026-10-02 |
-| Qwen3.6-35B, 8K read | 94.8, NVIDIA, 2026-09-03 | - |
-| gpt-oss-120b | 33 to 40, releases; 58.8 to 68.9, forks | - |
-| Qwen3.8-Flash-Next | 61.5 code, MiaAI's fork, 2026-09-09 | 54.3 code, 49.3 chat, 2026-10-06 |
-| Qwen3.8-Flash-Next, agents | 48.8, dime-online's fork | - |
-| Nemotron 3.5 Lightning, 8K read | 95.4, NVIDIA, 2026-09-03 | - |
-
-`qwen3.6-35b-fast` is to close the gap of the 35B: 3.70 GB and 22.3 ms a step by our count, 153.5
-tok/s where drafts are accepted as reported (95 and 80 %, and an assumed 67 %; a dense 27B had 96,
-80 and 64 %, noonghunna/qwen36-27b-single-3090#4). To TensorFold's 160.5 1 ms a step is missing. 8.2
-of the 22.3 ms are launches, 190 us a layer: its kernels do more in one. It also reads shared
-experts in 4 bits, ends a chain of drafts that grows unlikely, and drafts text that repeats by
-copying.
-
-Recipes with `cuda-0.33` need that release or a newer one. It passed on Hopper, and is unknown on
-GB10 ([engines.md](engines.md#what-was-shown-of-each)).
-
-A *fork* is a build of vLLM that somebody else made, with kernels or flags that no release has.
-Where its author publishes an image, the recipe names it: it asks for no consent, because the recipe
-is ours; that image is somebody else's code all the same, and `up` pins it to its digest
-([engines.md](engines.md#images-of-others)). Where nobody publishes one, `needs` says how to get it.
-
-A model that has no recipe yet: `sparkdeploy new NAME --model ORG/NAME` writes a first one from the
-model's config.json and generation_config.json: its family, the parsers known for it, a context that
-fits, the least release, how it samples. Every line that is a guess has a comment that says so.
-`--from RECIPE` starts from the settings of another one; without `--model` it writes a recipe to
-edit, which changes nothing yet and has the usual values as comments.
-"""
+COLUMNS = 100
 
 
 def recipes() -> list[Recipe]:
@@ -84,80 +41,95 @@ def recipes() -> list[Recipe]:
     return sorted(found, key=lambda it: (model_name(it.model.known_as).lower(), it.name))
 
 
-def page() -> str:
-    found = recipes()
+def fits_block() -> str:
     rows = fitting_rows(ground_for("spark", load_settings()))
     verdicts = {str(row["recipe"]): row for row in rows}
-    return "\n".join([HEAD, *_table(found), *_sections(found, verdicts)]) + "\n"
+    lines = [
+        "| recipe | Sparks | requests at once | tok/s by plan | reported |",
+        "|---|---|---|---|---|",
+    ]
+    for it in recipes():
+        verdict, expect = verdicts[it.name], it.expect
+        reported = (
+            f"{expect.tok_s:g}{'' if expect.end_to_end_tok_s else ' decode'}" if expect else "-"
+        )
+        cells = (f"`{it.name}`", str(_nodes(it)), *_fit(verdict), reported)
+        lines.append(f"|{'|'.join(cells)}|")
+    return "\n".join([*lines, ""])
 
 
-def _table(found: list[Recipe]) -> Iterator[str]:
-    """For how many machines, and what it takes; one's own choice begins here."""
-    groups = (
-        ("one Spark", [it for it in found if _nodes(it) == 1 and not it.preview]),
-        ("two Sparks", [it for it in found if _nodes(it) == 2 and not it.preview]),
-        ("one Spark, and a fork", [it for it in found if _nodes(it) == 1 and it.preview]),
-        ("two Sparks, and a fork", [it for it in found if _nodes(it) == 2 and it.preview]),
-    )
-    yield "| for | recipes |"
-    yield "|---|---|"
-    yield from (
-        f"| {what} | {', '.join(f'`{it.name}`' for it in group)} |" for what, group in groups
-    )
-    assert sum(len(group) for _, group in groups) == len(found)
+def in_k(tokens: int) -> str:
+    return f"{tokens // 2**20}M" if tokens % 2**20 == 0 else f"{tokens // 1024}K"
 
 
 def _nodes(recipe: Recipe) -> int:
     return recipe.cluster.min_nodes or 1
 
 
-def _sections(found: list[Recipe], verdicts: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
-    for model, group in groupby(found, lambda it: model_name(it.model.known_as)):
-        yield f"\n## {model}\n"
-        for recipe in group:
-            yield f"- **`{recipe.name}`**: {recipe.title}."
-            rows = _rows(recipe, verdicts[recipe.name])
-            yield from (f"  - {name}: {said}" for name, said in rows if said)
+def _fit(verdict: Mapping[str, object]) -> tuple[str, str]:
+    """Return how many requests of which length are kept at once, and how fast one is."""
+    words = str(verdict["words"])
+    kept = re.search(r"([\d.]+) requests of ([\d,]+) tokens", words)
+    speed = re.search(r"(?:about|at most) (?:\d+ to )?\d+(?= tok/s for one)", words)
+    held = f"{kept[1]} of {in_k(int(kept[2].replace(',', '')))}" if kept else "not known"
+    return held, speed[0].removeprefix("about ") if speed else "not known"
 
 
-def _rows(recipe: Recipe, verdict: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
-    serve, expect = recipe.serve, recipe.expect
-    least = f", vLLM {recipe.least_vllm} or newer" if recipe.least_vllm else ""
-    yield "engine", f"{recipe.image or recipe.engine}{least}"
-    yield "weights", recipe.model.known_as
-    yield "drafter", serve.speculative and serve.speculative.model
-    yield "machines", _nodes(recipe)
-    yield "fits", _fit(verdict)
-    parsers = (serve.reasoning_parser, serve.tool_call_parser)
-    yield "parsers", ", ".join(dict.fromkeys(filter(None, parsers)))
-    yield "chat template", serve.chat_template and serve.chat_template.rpartition("/")[2]
-    yield "needs", recipe.preview
-    yield "settings from", recipe.source
-    if expect is not None:
-        machines = expect.hardware if expect.hardware.startswith("two ") else f"a {expect.hardware}"
-        figure = f"{expect.tok_s:g} tok/s {expect.figure} on {machines}"
-        yield "reported", f"{figure}, {expect.engine} ({expect.source})"
-    yield "rehearsed", _rehearsed(recipe.name)
+def recipes_block() -> str:
+    lines: list[str] = []
+    for model, group in groupby(recipes(), lambda it: model_name(it.model.known_as)):
+        lines += ["", f"**{model}**", ""]
+        weights = ""
+        for it in group:
+            new = it.model.known_as if it.model.known_as != weights else ""
+            weights = it.model.known_as
+            lines += _entry(f"`{it.name}`: {' '.join(_sentences(it, new))}")
+    return "\n".join([*lines[1:], ""])
 
 
-def _fit(verdict: Mapping[str, object]) -> str:
-    if "words" not in verdict:
-        return f"not known: {verdict['reason']}"
-    word = "yes" if verdict["fits"] == "fits" else "maybe"
-    return f"{word}, {verdict['words']}"
+def _entry(text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
-def _rehearsed(name: str) -> str:
-    if name in NOT_REHEARSED:
-        return f"no: {NOT_REHEARSED[name]}"
-    return "by a small configuration of its family" if name in BY_A_SMALL_ONE else "yes"
+def _sentences(recipe: Recipe, weights: str) -> Iterator[str]:
+    """Yield what it is, its weights where they are not those of the recipe above, and its needs."""
+    yield f"{recipe.title}."
+    if weights:
+        yield f"{weights}."
+    if recipe.engine != "cuda-0.25" and recipe.image is None:
+        yield f"{recipe.engine}."
+    if recipe.preview:
+        yield f"Needs {recipe.preview}."
 
 
-def test_the_page_is_what_the_recipes_say(pytestconfig: pytest.Config) -> None:
+def sources_block() -> str:
+    """Return the figures of others, those of one machine, vLLM and kind together."""
+    groups: dict[str, list[str]] = {}
+    for it in recipes():
+        if (expect := it.expect) is not None:
+            kind = f"{expect.hardware}, {expect.engine}, {expect.figure}"
+            groups.setdefault(kind, []).append(f"`{it.name}` {expect.tok_s:g} ({expect.source})")
+    lines = [line for kind in groups for line in _entry(f"{kind}: {'; '.join(groups[kind])}.")]
+    return "\n".join([*lines, ""])
+
+
+BLOCKS = {"fits": fits_block, "recipes": recipes_block, "figures": sources_block}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_page_is_what_the_recipes_say(name: str, pytestconfig: pytest.Config) -> None:
+    made = BLOCKS[name]()
     if pytestconfig.getoption("--update-golden"):
-        PAGE.write_text(page())
+        PAGE.write_text(with_block(PAGE.read_text(), name, made))
     stale = "docs/models.md is stale: python -m pytest tests/unit/recipe/test_models_page.py"
-    assert PAGE.read_text() == page(), f"{stale} --update-golden"
+    assert block(PAGE.read_text(), name) == made, f"{stale} --update-golden"
 
 
 def test_each_is_rehearsed_or_has_its_reason() -> None:

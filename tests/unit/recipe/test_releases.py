@@ -109,7 +109,7 @@ def test_an_image_is_named_by_content_or_by_a_tag(shipped: Library) -> None:
 
 
 def test_the_page_on_engines_shows_every_row_of_the_table() -> None:
-    page = (REPOSITORY / "docs" / "engines.md").read_text()
+    page = (REPOSITORY / "docs" / "figures" / "engines.md").read_text()
     rows = [f"| {feature.name} | {feature.since} | {feature.source} |" for feature in FEATURES]
     assert [row for row in rows if row not in page] == []
 
