@@ -42,7 +42,7 @@ STARTED = [
 
 
 def test_what_could_not_be_started_is_known_by_name() -> None:
-    """What docs/figures/estimates.md calls not shown: the first on neither, the others on an H100 alone."""
+    """docs/figures/estimates.md has them: the first on neither, the others on an H100 alone."""
     failed = [
         {name for name, it in known.items() if "error" in it} for known in (ON_A_CPU, ON_AN_H100)
     ]
