@@ -10,9 +10,9 @@ from sparkdeploy.bench.endpoint import Access, measure_hint, reach_deployment
 from sparkdeploy.bench.files import read_record, write_record
 from sparkdeploy.bench.load.plan import (
     Arrivals,
-    Conversations,
     LoadPlan,
     Search,
+    conversations,
     parse_limits,
     shipped_mix,
 )
@@ -75,7 +75,7 @@ WHOLE = Thoroughness(
         # A minute at each rate, with ten seconds of ramp before it.
         StepKind.LOAD: LoadPlan(Arrivals(), shipped_mix(), (), Search((), 0.95), LIMITS),
         StepKind.AGENTS: LoadPlan(
-            Arrivals(requests=8, ramp_s=0.0), Conversations(6), (0.05, 0.1), limits=LIMITS
+            Arrivals(requests=8, ramp_s=0.0), conversations(6), (0.05, 0.1), limits=LIMITS
         ),
     },
 )
@@ -90,7 +90,7 @@ QUICK = Thoroughness(
             Arrivals(requests=8, ramp_s=0.0), shipped_mix(), (4.0,), limits=LIMITS
         ),
         StepKind.AGENTS: LoadPlan(
-            Arrivals(requests=1, ramp_s=0.0), Conversations(2), (1.0,), limits=LIMITS
+            Arrivals(requests=1, ramp_s=0.0), conversations(2), (1.0,), limits=LIMITS
         ),
     },
 )

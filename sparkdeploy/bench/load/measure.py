@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.figures import WARM_UP, latency, measure
-from sparkdeploy.bench.load.plan import salts
 from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
 from sparkdeploy.bench.measure import Collected, completion
 from sparkdeploy.bench.record import SuiteResult
@@ -132,8 +131,7 @@ class LoadMeasurement:
 
     def _chains(self, count: int) -> list[tuple[Prompt, ...]]:
         self.salt_seed += 1
-        drawn = salts(count, seed=self.salt_seed)
-        return [self.plan.texts.chain(index, salt) for index, salt in enumerate(drawn)]
+        return self.plan.texts.chains(count, self.salt_seed)
 
     def _measured(
         self,

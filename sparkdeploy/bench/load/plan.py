@@ -18,15 +18,15 @@ from sparkdeploy.bench.suites import Prompt, asked, digest, filler
 from sparkdeploy.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sparkdeploy.bench.load.record import LoadResult
     from sparkdeploy.bench.record import RequestSample
 
-    Message = dict[str, Any]
-
 AUTO = "auto"
 MIX = "mix"
+TICKET = "Ticket {}. "
+"""How a conversation's task begins; without a number where what is asked is hashed."""
 _MIXED_SUITES = ("five", "decode")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0}
@@ -143,82 +143,78 @@ def span_text(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SinglePrompts:
-    """Requests that stand alone, the prompts in turn; `name` is what the record calls them."""
+class Texts:
+    """What is asked: requests that stand alone, the prompts in turn, or an agent's conversations.
+
+    No prefix cache may know what a request begins with; of conversations only the task begins
+    differently, for an agent's instructions and tools are always the same.
+    """
 
     name: str
     prompts: tuple[Prompt, ...]
-    asking = Asking.OPEN_LOOP
-    turns = 1
+    asking: Asking = Asking.OPEN_LOOP
     body: Mapping[str, Any] = field(default_factory=dict)
 
-    def chain(self, index: int, salt: str) -> tuple[Prompt, ...]:
-        """Return request number `index`; `salt` begins it, so that no prefix cache can help."""
-        prompt = self.prompts[index % len(self.prompts)]
-        first, *others = prompt.messages
-        content = f"Request {salt}.\n\n{first['content']}"
-        return (replace(prompt, messages=({**first, "content": content}, *others)),)
+    @property
+    def turns(self) -> int:
+        return 1 if self.asking is Asking.OPEN_LOOP else len(self.prompts)
+
+    def chains(self, count: int, seed: int) -> list[tuple[Prompt, ...]]:
+        """Return the requests of `count` arrivals, those of one sent one after the other."""
+        dice = random.Random(seed)  # noqa: S311 - a text, not a secret
+        return [self._chain(index, f"{dice.getrandbits(48):012x}") for index in range(count)]
+
+    def _chain(self, index: int, salt: str) -> tuple[Prompt, ...]:
+        if self.turns > 1:
+            return tuple(_salted(it, 1, TICKET.format(salt)) for it in self.prompts)
+        return (_salted(self.prompts[index % len(self.prompts)], 0, f"Request {salt}.\n\n"),)
 
 
-def shipped_mix() -> SinglePrompts:
+def _salted(prompt: Prompt, at: int, words: str) -> Prompt:
+    """Return the prompt with `words` before what one of its messages says."""
+    messages = [*prompt.messages]
+    unsalted = messages[at]["content"].removeprefix(TICKET.format(""))
+    messages[at] = {**messages[at], "content": words + unsalted}
+    return replace(prompt, messages=tuple(messages))
+
+
+def shipped_mix() -> Texts:
     """Return the prompts of `five` and `decode`."""
-    return SinglePrompts(MIX, tuple(prompt for suite in _MIXED_SUITES for prompt in asked(suite)))
+    return Texts(MIX, tuple(prompt for suite in _MIXED_SUITES for prompt in asked(suite)))
 
 
-@dataclass(frozen=True, slots=True)
-class Conversations:
-    """An agent's conversations of `turns` requests each: a context that grows by tool calls.
+def conversations(turns: int) -> Texts:
+    """Return an agent's conversation of so many requests: a context that grows by tool calls.
 
     What is fed back as the model's own words is ours, whatever it answered: so every server gets
-    the same prompts. Conversations share instructions and tools; of a conversation each turn
-    holds the one before whole. Their tasks begin differently.
+    the same prompts. No tool is called, so that recipes without a parser for calls are asked the
+    same.
     """
-
-    turns: int
-    asking = Asking.CONVERSATIONS
-    body: Mapping[str, Any] = field(default_factory=lambda: {"tool_choice": "none"})
-    """No tool is called, so that recipes without a parser for calls are asked the same."""
-
-    @property
-    def name(self) -> str:
-        return f"agent-{self.turns}-turns"
-
-    @property
-    def prompts(self) -> tuple[Prompt, ...]:
-        return self.chain(0, "")
-
-    def chain(self, index: int, salt: str) -> tuple[Prompt, ...]:  # noqa: ARG002 - all are alike
-        content = shipped("conversation.yaml")
-        tools = tuple({"type": "function", "function": tool} for tool in content["tools"])
-        messages: list[Message] = [
-            {"role": "system", "content": content["system"]},
-            {"role": "user", "content": f"Ticket {salt}. {content['task']}"},
+    content = shipped("conversation.yaml")
+    tools = tuple({"type": "function", "function": tool} for tool in content["tools"])
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": content["system"]},
+        {"role": "user", "content": TICKET.format("") + content["task"]},
+    ]
+    prompts = []
+    for turn in range(1, turns + 1):
+        prompts.append(Prompt(f"turn {turn}", tuple(messages), content["max_tokens"], tools))
+        step = content["steps"][(turn - 1) % len(content["steps"])]
+        function = {"name": step["tool"], "arguments": json.dumps(step["arguments"])}
+        call = {"id": f"call-{turn}", "type": "function", "function": function}
+        result = f"{step['result']}\n{filler(step['result_words'], seed=turn)}"
+        messages += [
+            {"role": "assistant", "content": step["says"], "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": result},
         ]
-        prompts = []
-        for turn in range(1, self.turns + 1):
-            name = f"turn {turn}"
-            prompts.append(Prompt(name, tuple(messages), content["max_tokens"], tools))
-            messages += _step(content["steps"], turn)
-        return tuple(prompts)
-
-
-def _step(steps: list[dict[str, Any]], turn: int) -> Iterator[Message]:
-    """Yield what the model is taken to have said and called in a turn, and what the call gave."""
-    step = steps[(turn - 1) % len(steps)]
-    call = {
-        "id": f"call-{turn}",
-        "type": "function",
-        "function": {"name": step["tool"], "arguments": json.dumps(step["arguments"])},
-    }
-    result = f"{step['result']}\n{filler(step['result_words'], seed=turn)}"
-    yield {"role": "assistant", "content": step["says"], "tool_calls": [call]}
-    yield {"role": "tool", "tool_call_id": call["id"], "content": result}
+    name, body = f"agent-{turns}-turns", {"tool_choice": "none"}
+    return Texts(name, tuple(prompts), Asking.CONVERSATIONS, body)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     arrivals: Arrivals
-    texts: SinglePrompts | Conversations
+    texts: Texts
     rates: tuple[float, ...]
     search: Search | None = None
     """Which rates; with None `rates` alone."""
@@ -245,7 +241,7 @@ def load_plan(
         )
     # One rate with limits is judged and not searched from.
     is_searched = limits is not None and len(rates) != 1
-    texts = Conversations(turns) if turns is not None else shipped_mix()
+    texts = conversations(turns) if turns is not None else shipped_mix()
     return LoadPlan(arrivals, texts, rates, Search(rates, share) if is_searched else None, limits)
 
 
@@ -263,11 +259,6 @@ def _rate(word: str) -> float:
             f"--rate: not a rate: {word!r}", hint="requests a second: 2, or 0.5,1,2, or auto"
         )
     return rate_per_s
-
-
-def salts(count: int, *, seed: int) -> Sequence[str]:
-    dice = random.Random(seed)  # noqa: S311 - a text, not a secret
-    return [f"{dice.getrandbits(48):012x}" for _ in range(count)]
 
 
 FIRST_PER_S = 1.0

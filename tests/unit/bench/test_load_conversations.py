@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.bench.load.measure import LoadMeasurement
-from sparkdeploy.bench.load.plan import Arrivals, Conversations, Law, LoadPlan
+from sparkdeploy.bench.load.plan import Arrivals, Law, LoadPlan, conversations
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.measure import MeasuredServer
 from sparkdeploy.bench.suites import UsageSupport
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def test_each_turn_begins_with_the_whole_one_before() -> None:
-    chain = Conversations(9).chain(0, "abc")
+    ((*chain,),) = conversations(9).chains(1, seed=1)
 
     for earlier, later in pairwise(chain):
         before, after = earlier.messages, later.messages
@@ -59,7 +59,7 @@ def answer(stream: int, came_s: float, prompt: int, cached: int) -> list[Action 
 
 def take(actions: Sequence[Action | Arrive]) -> SuiteResult:
     coming = Arrivals(Law.CONSTANT, requests=2, ramp_s=0.0)
-    plan = LoadPlan(coming, Conversations(2), (0.25,))
+    plan = LoadPlan(coming, conversations(2), (0.25,))
     with arriving(actions, tried_first=2) as (_, streams), BenchWatch(None, None) as watch:
         server = MeasuredServer(streams, "qwen", UsageSupport.FULL)
         return LoadMeasurement(plan, server, watch).run(lambda _text: None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.bench.load.measure import LoadMeasurement
-from sparkdeploy.bench.load.plan import Arrivals, Law, LoadPlan, SinglePrompts, parse_limits
+from sparkdeploy.bench.load.plan import Arrivals, Law, LoadPlan, Texts, parse_limits
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.measure import MeasuredServer
 from sparkdeploy.bench.record import FailureKind
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.outside
 
 BEGAN_S = 1.0
 """When the first request, which counts nowhere, was answered: the load begins then."""
-TEXTS = SinglePrompts("own", (Prompt("hello", ({"role": "user", "content": "Hello"},), 8),))
+TEXTS = Texts("own", (Prompt("hello", ({"role": "user", "content": "Hello"},), 8),))
 
 
 def answer(stream: int, came_s: float, waits: Sequence[float]) -> list[Action | Arrive]:
