@@ -290,6 +290,7 @@ def test_a_pair_is_measured_in_turns_and_compared(
     assert said == [sides[at] for at in (0, 1, 1, 0, 0, 1)]
     assert f"{sides[1]} against {sides[0]}" in done.stdout
     assert "3 runs against 3 runs" in done.stdout
+    assert "all runs of a side are of one start" in done.stderr
 
 
 def test_a_damaged_record_is_named_and_the_others_are_listed(
@@ -313,6 +314,7 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(
         (("--url", "ftp://x"), 2, "is no address"),
         (("--url", "http://127.0.0.1:9"), 7, "not reachable"),
         (("--suite", "six"), 2, "unknown suite 'six'"),
+        (("pair", "a", "b", "--suite", "five,load"), 2, "a load is taken alone"),
         (("--url", "http://127.0.0.1:9", "--key-file", "/no/file"), 2, "cannot be read"),
     ],
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,11 +14,15 @@ from sparkdeploy.bench.endpoint import Access
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.quality import probes
 from sparkdeploy.bench.quality.capture import first_texts, take_texts
-from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import load_settings
 from tests.fakes.http_server import TableServer, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.program import Done
 
 pytestmark = pytest.mark.outside
 
@@ -50,13 +53,6 @@ def serve() -> Iterator[Callable[[Answer], AskingServer]]:
 
 
 Serve = Callable[[Answer], AskingServer]
-
-
-def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def told(logprob: float, rank: int) -> dict[str, object]:
@@ -134,19 +130,14 @@ def test_a_server_that_tells_too_little_is_named(
 
 
 def test_quality_by_url_captures_and_compares(
-    serve: Serve,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    serve: Serve, tmp_path: Path, bench: Callable[..., Done]
 ) -> None:
-    server = serve(completion)
-    file = tmp_path_factory.mktemp("captures") / "one.json"
-    asked = ("quality", "--url", f"{server.url}/v1", "--texts", "3", "--tokens", "2")
-    assert run(*asked, "--save", str(file), monkeypatch=monkeypatch) == 0
-    assert f"wrote {file}" in capsys.readouterr().err
-    done = run("quality", str(file), *asked[1:], "--gate", monkeypatch=monkeypatch)
-    assert done == 0
-    assert "6 positions of 3 texts" in capsys.readouterr().out
+    server, file = serve(completion), tmp_path / "one.json"
+    asked = ("--url", f"{server.url}/v1", "--texts", "3", "--tokens", "2")
+    assert f"wrote {file}" in bench("quality", *asked, "--save", str(file)).stderr
+    done = bench("quality", str(file), *asked, "--gate")
+    assert done.returncode == 0
+    assert "6 positions of 3 texts" in done.stdout
 
 
 def remembering(window_words: int) -> Answer:

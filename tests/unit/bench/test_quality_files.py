@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.bench.quality.capture import Capture, read_capture, write_capture
-from sparkdeploy.cli.main import main
 from sparkdeploy.errors import BenchError
 from tests.unit.bench.captures import capture, logs, text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.unit.program import Done
 
 GOOD = capture(text((1, logs(t1=0.8, t2=0.2))), text((1, logs(t1=0.7, t2=0.3)), name="b"))
 BAD = capture(
     text((1, logs(t1=0.2, t2=0.8))), text((1, logs(t1=0.7, t2=0.3)), name="b"), label="two"
 )
-
-
-def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture
@@ -59,26 +53,20 @@ def test_what_is_no_capture_is_named(tmp_path: Path, content: str, said: str) ->
         read_capture(path)
 
 
-def test_the_gate_exits_eight(
-    files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gate_exits_eight(files: tuple[str, str], bench: Callable[..., Done]) -> None:
     good, bad = files
-    assert run("quality", good, good, "--gate", monkeypatch=monkeypatch) == 0
-    assert run("quality", good, bad, monkeypatch=monkeypatch) == 0
-    capsys.readouterr()
-    assert run("quality", good, bad, "--gate", "--json", monkeypatch=monkeypatch) == 8
-    said = capsys.readouterr()
-    assert json.loads(said.out)["gate"]["passed"] is False
+    assert bench("quality", good, good, "--gate").returncode == 0
+    assert bench("quality", good, bad).returncode == 0
+    done = bench("quality", good, bad, "--gate", "--json")
+    assert done.returncode == 8
+    assert json.loads(done.stdout)["gate"]["passed"] is False
     assert (
         "bad (two) is not close enough to good (one): top-1 agreement 50.00% is below 97.00%"
-        in said.err
+        in done.stderr
     )
     loose = ("--min-agreement", "0.5", "--max-kl", "9", "--max-perplexity-rise", "9")
-    assert run("quality", good, bad, "--gate", *loose, monkeypatch=monkeypatch) == 0
-    assert (
-        run("quality", good, bad, "--gate", *loose, "--max-drift", "0.1", monkeypatch=monkeypatch)
-        == 8
-    )
+    assert bench("quality", good, bad, "--gate", *loose).returncode == 0
+    assert bench("quality", good, bad, "--gate", *loose, "--max-drift", "0.1").returncode == 8
 
 
 @pytest.mark.parametrize(
@@ -91,13 +79,11 @@ def test_the_gate_exits_eight(
     ],
 )
 def test_a_command_line_without_sense(
-    arguments: tuple[str, ...],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], said: str, bench: Callable[..., Done]
 ) -> None:
-    assert run("quality", *arguments, monkeypatch=monkeypatch) == 2
-    assert said in capsys.readouterr().err
+    done = bench("quality", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
 
 
 def test_the_fingerprint_is_of_the_texts_alone() -> None:

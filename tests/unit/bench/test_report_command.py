@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.bench.files import write_record
-from sparkdeploy.cli.main import main
 from tests.fakes.bench_runs import sample_run
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
-def run(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["sparkdeploy", "bench", "report", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    from tests.unit.program import Done
 
 
 @pytest.fixture
-def kept() -> Path:
+def kept(tmp_path: Path) -> Path:
     """Two runs of v2 and one of baseline, where `bench` keeps them."""
-    folder = Path(os.environ["SPARKDEPLOY_STATE_DIR"]) / "bench"
+    folder = tmp_path / "state" / "bench"
     for moment, recipe in (("080000", "v2"), ("090000", "baseline"), ("100000", "v2")):
         run_id = f"20261121T{moment}Z-{recipe}"
         write_record(sample_run(recipe, run_id=run_id), folder / f"{run_id}.json")
@@ -31,14 +27,14 @@ def kept() -> Path:
 
 
 def test_the_newest_run_of_each_label_is_shown(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kept: Path, tmp_path: Path, bench: Callable[..., Done]
 ) -> None:
     page = tmp_path / "page.html"
     (kept / "broken.json").write_text("{")
-    assert run("-o", str(page), monkeypatch=monkeypatch) == 0
-    said = capsys.readouterr()
-    assert f"wrote {page}: 2 runs" in said.out
-    assert "broken.json is no record of a run" in said.err
+    done = bench("report", "-o", str(page))
+    assert done.returncode == 0
+    assert f"wrote {page}: 2 runs" in done.stdout
+    assert "broken.json is no record of a run" in done.stderr
     text = page.read_text()
     assert "20261121T100000Z-v2" in text
     assert "20261121T090000Z-baseline" in text
@@ -46,10 +42,9 @@ def test_the_newest_run_of_each_label_is_shown(
 
 
 def test_runs_are_named_by_id_label_or_file(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Path, tmp_path: Path, bench: Callable[..., Done]
 ) -> None:
     page = tmp_path / "page.html"
-    file = str(kept / "20261121T080000Z-v2.json")
-    asked = ("baseline", "20261121T100000Z-v2", file)
-    assert run(*asked, "-o", str(page), monkeypatch=monkeypatch) == 0
+    asked = ("baseline", "20261121T100000Z-v2", str(kept / "20261121T080000Z-v2.json"))
+    assert bench("report", *asked, "-o", str(page)).returncode == 0
     assert page.read_text().count('class="run series-') == 3
