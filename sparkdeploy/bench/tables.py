@@ -13,7 +13,7 @@ from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sparkdeploy.bench.compare import FigureDifference, RunComparison
     from sparkdeploy.bench.files import KeptRun
@@ -235,10 +235,19 @@ def _condition(item: Cell | FigureDifference) -> str:
     return f"{name} {item.asked}".rstrip()
 
 
-_HEAD = (
-    *("asked/s", "done/s", "good/s", "held", "TTFT p50", "p95", "gap p99", "e2e p95"),
-    *("tok/s", "at once", "failed"),
-)
+LOAD_COLUMNS: Mapping[str, Callable[[Cell, LoadResult], str]] = {
+    "asked/s": lambda _, load: f"{load.rate_per_s:.4g}",
+    "done/s": lambda _, load: figure(load.completed_per_s, 3),
+    "good/s": lambda _, load: figure(load.goodput_per_s, 3),
+    "held": lambda _, load: f"{load.held}/{load.requests}" if load.limits_s else "-",
+    "TTFT p50": lambda cell, _: _at(cell.latency.ttft_s, "p50"),
+    "p95": lambda cell, _: _at(cell.latency.ttft_s, "p95"),
+    "gap p99": lambda cell, _: _at(cell.latency.gap_s, "p99"),
+    "e2e p95": lambda cell, _: _at(cell.latency.end_to_end_s, "p95"),
+    "tok/s": lambda _, load: figure(load.completion_tok_s),
+    "at once": lambda _, load: str(load.most_in_flight),
+    "failed": lambda _, load: str(load.failures),
+}
 
 
 def load_lines(suite: SuiteResult) -> Iterator[Block]:
@@ -252,8 +261,9 @@ def load_lines(suite: SuiteResult) -> Iterator[Block]:
         yield f"  asked with {', '.join(f'{name} {value}' for name, value in suite.body.items())}"
     if first.limits_s:
         yield f"  good: {Slo(first.limits_s)}"
-    rows = (_load_row(cell, load) for cell in suite.cells if (load := cell.load))
-    yield _figures_table(_HEAD, rows)
+    cells = ((cell, cell.load) for cell in suite.cells if cell.load)
+    rows = ([text(*it) for text in LOAD_COLUMNS.values()] for it in cells)
+    yield _figures_table(tuple(LOAD_COLUMNS), rows)
     for cell in suite.cells:
         yield from _turn_lines(cell)
     if suite.sustained is not None:
@@ -271,23 +281,6 @@ def sustained_text(found: SustainedRate) -> str:
         else "no higher one was tried"
     )
     return f"highest rate with {wanted}: {found.rate_per_s:.4g}/s ({held}); {beyond}"
-
-
-def _load_row(cell: Cell, load: LoadResult) -> tuple[str, ...]:
-    waits = cell.latency
-    return (
-        f"{load.rate_per_s:.4g}",
-        figure(load.completed_per_s, 3),
-        figure(load.goodput_per_s, 3),
-        f"{load.held}/{load.requests}" if load.limits_s else "-",
-        _at(waits.ttft_s, "p50"),
-        _at(waits.ttft_s, "p95"),
-        _at(waits.gap_s, "p99"),
-        _at(waits.end_to_end_s, "p95"),
-        figure(load.completion_tok_s),
-        str(load.most_in_flight),
-        str(load.failures),
-    )
 
 
 def _turn_lines(cell: Cell) -> Iterator[Block]:

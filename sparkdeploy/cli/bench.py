@@ -98,10 +98,7 @@ def measure(
     side = one_side(name, url, "bench")
     if url is None:
         _refuse_misspelt(side)
-    if url is not None:
-        endpoint = there.reach_url(url, there.Access(key_file, model, ca_file))
-    else:
-        endpoint = there.reach_deployment(side, settings)
+    endpoint = there.reach(side, settings, there.Access(key_file, model, ca_file))
     held = stage.floor_of(endpoint.origin, floor) if is_gated else None
     finished = stage.measure_endpoint(endpoint, wanted, settings)
     print_finished(finished, as_json=as_json)
@@ -195,8 +192,7 @@ def pair(
 ) -> None:
     """Measure two servers in turns and compare them. A B B A and so on; every run is kept."""
     from sparkdeploy.bench.endpoint import Access
-    from sparkdeploy.bench.pair import ONE_START, measure_in_turns
-    from sparkdeploy.bench.run import WantedRun
+    from sparkdeploy.bench.run import ONE_START, WantedRun, measure_in_turns
     from sparkdeploy.bench.suites import parse_counts, parse_suites
     from sparkdeploy.bench.tables import comparison_lines
 

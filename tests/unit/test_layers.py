@@ -48,7 +48,7 @@ LAYERS = (
 DOORS = {
     "docker": {"sparkdeploy.node.connection", "sparkdeploy.node.containers"},
     "filelock": {"sparkdeploy.checkpoint.transfer", "sparkdeploy.node.lock"},
-    "h11": {"sparkdeploy.bench.wire"},
+    "h11": {"sparkdeploy.bench.streams"},
     "huggingface_hub": {
         "sparkdeploy.checkpoint.hub",
         "sparkdeploy.checkpoint.hub_client",

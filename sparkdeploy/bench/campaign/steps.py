@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparkdeploy.bench.campaign.folder import MAX_TEXT, SUITES, PlannedRecipe, StepKind
+from sparkdeploy.bench.campaign.folder import LOADS, MAX_TEXT, SUITES, PlannedRecipe, StepKind
 from sparkdeploy.bench.endpoint import Access, measure_hint, reach_deployment
-from sparkdeploy.bench.files import read_record, write_record
+from sparkdeploy.bench.files import read_record, shipped, write_record
 from sparkdeploy.bench.load.plan import (
     Arrivals,
     LoadPlan,
     Search,
+    Slo,
     conversations,
     parse_limits,
     shipped_mix,
@@ -46,54 +47,18 @@ AUTO_TOOLS = "--enable-auto-tool-choice"
 TUNING = (*PYTHON, "-m", "sparkdeploy_vllm.tune_head")
 
 
-LOAD_LIMITS = "ttft=2s,tpot=200ms"
-"""What somebody who waits for a chat bears: five tokens a second are as fast as people read."""
-LIMITS = parse_limits(LOAD_LIMITS)
+EXTENT = "campaign/extent.yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class Thoroughness:
-    """How much each step asks."""
-
-    rounds: int
-    prompts: int | None
-    """Of each suite the first so many; None for all."""
-    texts: int
-    tokens: int
-    """How far each text of quality is gone on with."""
-    needle_tokens: tuple[int, ...]
-    loads: Mapping[StepKind, LoadPlan]
-
-
-WHOLE = Thoroughness(
-    rounds=3,
-    prompts=None,
-    texts=12,
-    tokens=64,
-    needle_tokens=tuple(1024 * 4**power for power in range(5)),
-    loads={
-        # A minute at each rate, with ten seconds of ramp before it.
-        StepKind.LOAD: LoadPlan(Arrivals(), shipped_mix(), (), Search((), 0.95), LIMITS),
-        StepKind.AGENTS: LoadPlan(
-            Arrivals(requests=8, ramp_s=0.0), conversations(6), (0.05, 0.1), limits=LIMITS
-        ),
-    },
-)
-QUICK = Thoroughness(
-    rounds=1,
-    prompts=1,
-    texts=2,
-    tokens=16,
-    needle_tokens=(1024,),
-    loads={
-        StepKind.LOAD: LoadPlan(
-            Arrivals(requests=8, ramp_s=0.0), shipped_mix(), (4.0,), limits=LIMITS
-        ),
-        StepKind.AGENTS: LoadPlan(
-            Arrivals(requests=1, ramp_s=0.0), conversations(2), (1.0,), limits=LIMITS
-        ),
-    },
-)
+def load_of(asked: Mapping[str, Any]) -> LoadPlan:
+    texts = conversations(asked["turns"]) if "turns" in asked else shipped_mix()
+    return LoadPlan(
+        Arrivals(requests=asked["requests"], ramp_s=asked["ramp_s"]),
+        texts,
+        rates=tuple(asked["rates"]),
+        search=Search((), asked["share"]) if "share" in asked else None,
+        limits=parse_limits(shipped(EXTENT)["limits"]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +69,8 @@ class Steps:
     settings: Settings
 
     @property
-    def extent(self) -> Thoroughness:
-        return QUICK if self.campaign.plan.is_quick else WHOLE
+    def extent(self) -> Any:  # noqa: ANN401 - YAML content
+        return shipped(EXTENT)["quick" if self.campaign.plan.is_quick else "whole"]
 
     def serve(self, recipe: int) -> str:
         """Have the recipe serve; what runs already as it says stays."""
@@ -150,14 +115,14 @@ class Steps:
         endpoint = reach_deployment(self.campaign.plan.deployment, self.settings)
         path = self.campaign.result(recipe, kind)
         path.unlink(missing_ok=True)  # of a try that was broken off
-        plan = self.extent.loads.get(kind)
+        plan = load_of(self.extent[kind]) if kind in LOADS else None
         wanted = WantedRun(
             suites=(SuiteName.LOAD if plan is not None else SuiteName(kind.value),),
-            rounds=self.extent.rounds,
+            rounds=self.extent["rounds"],
             concurrency=(1,),
             context=(),
             save=str(path),
-            prompts=self.extent.prompts,
+            prompts=self.extent["prompts"],
             load=plan,
         )
         finished = measure_endpoint(endpoint, wanted, self.settings)
@@ -170,8 +135,8 @@ class Steps:
     def _quality(self, recipe: int) -> str:
         capture = capture_of(
             self.campaign.plan.deployment,
-            count=self.extent.texts,
-            tokens=self.extent.tokens,
+            count=self.extent["texts"],
+            tokens=self.extent["tokens"],
             settings=self.settings,
             access=Access(),
         )
@@ -180,7 +145,7 @@ class Steps:
         return f"captured {len(capture.texts)} texts"
 
     def _needle(self, recipe: int) -> str:
-        name, lengths = self.campaign.plan.deployment, self.extent.needle_tokens
+        name, lengths = self.campaign.plan.deployment, self.extent["needle_tokens"]
         found = search_needles(name, lengths, self.settings, Access())
         self._write(recipe, StepKind.NEEDLE, found, tuple[NeedleResult, ...])
         return f"found {sum(item.is_found for item in found)} of {len(found)}"
@@ -275,7 +240,7 @@ def found_in_words(run: Run) -> str:
         return sustained_text(last.sustained)
     if last.loads:
         held = (f"{it.held} of {it.requests} at {it.rate_per_s:g}/s" for it in last.loads)
-        return f"{', '.join(held)} held {LOAD_LIMITS}"
+        return f"{', '.join(held)} held {Slo(last.loads[0].limits_s)}"
     means = [(cell.prompt, cell.statistics.get("end_to_end_tok_s")) for cell in last.cells]
     words = ", ".join(f"{prompt} {mean.mean:.1f}" for prompt, mean in means if mean is not None)
     return f"{words} tok/s end to end" if words else "nothing was counted"

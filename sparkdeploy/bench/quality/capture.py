@@ -119,16 +119,12 @@ def first_texts(count: int | None = None) -> Mapping[str, str]:
 
 
 def take_texts(
-    model: ServedModel,
-    asked: Mapping[str, str],
-    *,
-    tokens: int,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    model: ServedModel, asked: Mapping[str, str], *, tokens: int, say: Callable[[str], None]
 ) -> tuple[TextCapture, ...]:
-    """`on_progress` hears of texts done and in all; UnhealthyError: no answer."""
-    texts: list[TextCapture] = []
-    for name, text in asked.items():
-        on_progress(len(texts), len(asked))
+    """Ask every text and say which; UnhealthyError when the server does not answer."""
+    texts = []
+    for number, (name, text) in enumerate(asked.items(), 1):
+        say(f"text {number} of {len(asked)}")
         texts.append(_ask(model, name, text, tokens))
     return tuple(texts)
 
@@ -143,12 +139,6 @@ def capture_of(
         return replace(saved, label=f"{Path(side).stem} ({saved.label})")
     found = reach(side, settings, access)
     with found.opened() as model, console.step(f"quality of {found.label}") as step:
-        texts = take_texts(
-            model,
-            first_texts(count),
-            tokens=tokens,
-            on_progress=lambda done, total: step.say(f"text {done + 1} of {total}"),
-        )
         return Capture(
             label=found.label,
             model=model.name,
@@ -156,7 +146,7 @@ def capture_of(
             sparkdeploy=__version__,
             top_count=TOP_COUNT,
             max_tokens=tokens,
-            texts=texts,
+            texts=take_texts(model, first_texts(count), tokens=tokens, say=step.say),
             served=served_of(found.origin.recipe, url=model.base_url, model=model.name),
         )
 

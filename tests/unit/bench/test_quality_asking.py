@@ -76,14 +76,9 @@ def completion(_body: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
     server = serve(completion)
-    seen: list[tuple[int, int]] = []
+    said: list[str] = []
     with ServedModel(server.url) as model:
-        taken = take_texts(
-            model,
-            first_texts(2),
-            tokens=2,
-            on_progress=lambda done, total: seen.append((done, total)),
-        )
+        taken = take_texts(model, first_texts(2), tokens=2, say=said.append)
     assert [text.name for text in taken] == list(first_texts(2))
     first = taken[0]
     assert first.token_ids == (6, 7)
@@ -99,7 +94,7 @@ def test_a_capture_holds_what_the_server_told(serve: Serve) -> None:
         "return_token_ids": True,
         "ignore_eos": True,
     }
-    assert seen == [(0, 2), (1, 2)]
+    assert said == ["text 1 of 2", "text 2 of 2"]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +117,7 @@ def test_a_server_that_tells_too_little_is_named(
 ) -> None:
     server = serve(lambda _body: {"choices": [choice]})
     with ServedModel(server.url) as model, pytest.raises(BenchError, match=said):
-        take_texts(
-            model,
-            first_texts(),
-            tokens=64,
-        )
+        take_texts(model, first_texts(), tokens=64, say=print)
 
 
 def test_quality_by_url_captures_and_compares(

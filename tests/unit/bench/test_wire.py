@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.record import FailureKind
-from sparkdeploy.bench.wire import exchange_of, read_response, request_bytes
+from sparkdeploy.bench.streams import exchange_of, read_response, request_bytes
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n7\r\n world!\r\n0\r\n\r\n"
