@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -39,7 +39,7 @@ from sparkdeploy.server.phases import PhaseTracker
 from sparkdeploy.server.trust import ca_file as trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from sparkdeploy.node.container import ContainerFact
     from sparkdeploy.node.facts import Machine
@@ -67,14 +67,11 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    base_url: str
-    api_key: str | None = field(repr=False)
-    model: str
-    max_model_len: int | None
-    container_id: str | None
+    server: ServedModel
+    """Asked already, and closed: `server.again()` is open."""
     origin: RunOrigin
-    ca_file: Path | None = None
-    require_listener: Callable[[], None] | None = None
+    max_model_len: int | None
+    container_id: str | None = None
 
     @property
     def label(self) -> str:
@@ -82,16 +79,6 @@ class Endpoint:
         recipe = self.origin.recipe.name if self.origin.recipe else "no recipe"
         deployment = self.origin.deployment
         return self.origin.url if deployment is None else f"{deployment} ({recipe})"
-
-    def opened(self) -> ServedModel:
-        """Return a client of its own; a session is for one thread."""
-        return ServedModel(
-            self.base_url,
-            self.api_key,
-            model=self.model,
-            ca_file=self.ca_file,
-            require_listener=self.require_listener,
-        )
 
 
 def measure_hint(task: Task, name: str = "NAME") -> str:
@@ -115,7 +102,7 @@ def reach_deployment(name: str, settings: Settings) -> Endpoint:
         with model_of(fact, settings) as model:
             require_answers(fact, model)
             origin = deployment_origin(host, fact, model)
-            return _endpoint(model, fact.container_id, origin)
+            return Endpoint(model, origin, model.max_model_len(), fact.container_id)
 
 
 def server_at(url: str, access: Access) -> ServedModel:
@@ -142,25 +129,12 @@ def server_at(url: str, access: Access) -> ServedModel:
 def reach_url(url: str, access: Access) -> Endpoint:
     """Return the server at an address; UnhealthyError when it does not answer."""
     with server_at(url, access) as model:
-        return _endpoint(model, None, endpoint_origin(model))
+        return Endpoint(model, endpoint_origin(model), model.max_model_len())
 
 
 def reach(side: str, settings: Settings, access: Access) -> Endpoint:
     """Return the server behind a deployment's name or an address."""
     return reach_url(side, access) if "://" in side else reach_deployment(side, settings)
-
-
-def _endpoint(model: ServedModel, container_id: str | None, origin: RunOrigin) -> Endpoint:
-    return Endpoint(
-        base_url=model.base_url,
-        api_key=model.api_key,
-        model=model.name,
-        max_model_len=model.max_model_len(),
-        container_id=container_id,
-        origin=origin,
-        ca_file=model.ca_file,
-        require_listener=model.require_listener,
-    )
 
 
 MAX_RECIPE_CHARACTERS = 1 << 20

@@ -234,15 +234,8 @@ class Measurement:
         return self._estimator.words_for(prompt_tokens)
 
     def _learn(self, prompts: Sequence[Prompt], measured: Sequence[Measured]) -> None:
-        counted = [item.sample for item in measured if item.is_counted]
-        if not counted:
-            return
-        self._forecast.learn(
-            prompt_tokens=sum(sample.prompt_tokens for sample in counted),
-            prompt_s=max(sample.ttft_s or 0.0 for sample in counted),
-            tokens=max(sample.completion_tokens for sample in counted),
-            decode_s=max(sample.duration_s - (sample.ttft_s or 0.0) for sample in counted),
-        )
+        if counted := [item.sample for item in measured if item.is_counted]:
+            self._forecast.learn(counted)
         for prompt, item in zip(prompts, measured, strict=True):
             if prompt.words and item.is_counted:
                 self._estimator.learn(prompt.words, item.sample.prompt_tokens)

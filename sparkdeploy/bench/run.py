@@ -130,7 +130,7 @@ def _written(run: Run, path: Path) -> BenchError | None:
 def _begun(endpoint: Endpoint, wanted: WantedRun, store: RunStore) -> Run:
     started = datetime.now(UTC)
     recipe = endpoint.origin.recipe
-    label = recipe.name if recipe is not None else endpoint.model
+    label = recipe.name if recipe is not None else endpoint.server.name
     if wanted.save and wanted.file is None:
         label = wanted.save
     moment = f"{started:{ISO_8601}}"
@@ -330,7 +330,8 @@ def _taker(name: SuiteName, endpoint: Endpoint, wanted: WantedRun, settings: Set
                 "suite standard needs a deployment: the tools use its container and its tokenizer",
                 hint="leave --url out, or take another suite",
             )
-        load = load_for(endpoint.base_url, endpoint.model, rounds=rounds, max_model_len=limit)
+        server = endpoint.server
+        load = load_for(server.base_url, server.name, rounds=rounds, max_model_len=limit)
         return lambda *_: _take_standard(load, endpoint, settings)
     if name is SuiteName.SWEEP:
         suite = sweep_suite(
@@ -351,9 +352,9 @@ def _in_a_step(name: str, run: Callable[[Callable[[str], None]], SuiteResult]) -
 
 
 def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:
-    has_key = endpoint.api_key is not None
-    if endpoint.require_listener is not None:
-        endpoint.require_listener()
+    has_key = endpoint.server.api_key is not None
+    if endpoint.server.require_listener is not None:
+        endpoint.server.require_listener()
     with connect(settings) as host:
         return measure_with_tools(host, load, endpoint.container_id or "", has_key=has_key)
 
@@ -361,22 +362,23 @@ def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteR
 @contextlib.contextmanager
 def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
     machine = THIS_MACHINE if endpoint.origin.machine is not None else None
+    there = endpoint.server
     with (
         Streams(
-            endpoint.base_url,
-            endpoint.api_key,
-            ca_file=endpoint.ca_file,
-            require_listener=endpoint.require_listener,
+            there.base_url,
+            there.api_key,
+            ca_file=there.ca_file,
+            require_listener=there.require_listener,
         ) as streams,
-        endpoint.opened() as model,
-        endpoint.opened() as watched,
+        there.again() as model,
+        there.again() as watched,
     ):
         has_metrics = False
         with contextlib.suppress(UnhealthyError):
             has_metrics = "vllm:" in model.exposition()
-        support = usage_support(streams, endpoint.model)
+        support = usage_support(streams, there.name)
         exposition = model.exposition if has_metrics else None
-        server = MeasuredServer(streams, endpoint.model, support, exposition)
+        server = MeasuredServer(streams, there.name, support, exposition)
         console.detail(f"each request asks the server to count: {support.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch

@@ -15,6 +15,8 @@ from sparkdeploy.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkdeploy.bench.record import RequestSample
+
 WARMUPS = 1
 SWEEP_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 SWEEP_CONTEXT = tuple(1024 * 2**power for power in range(9))
@@ -251,11 +253,15 @@ class Forecast:
     decode_s: float = 0.0
     decode_tokens: int = 0
 
-    def learn(self, *, prompt_tokens: int, prompt_s: float, tokens: int, decode_s: float) -> None:
-        self.prompt_tokens += prompt_tokens
-        self.prompt_s += prompt_s
-        self.decode_tokens += tokens
-        self.decode_s += decode_s
+    def learn(self, counted: Sequence[RequestSample]) -> None:
+        """Take the requests of one turn, which is over when the slowest is; there is one."""
+        waits_s = [sample.ttft_s or 0.0 for sample in counted]
+        self.prompt_tokens += sum(sample.prompt_tokens for sample in counted)
+        self.prompt_s += max(waits_s)
+        self.decode_tokens += max(sample.completion_tokens for sample in counted)
+        self.decode_s += max(
+            it.duration_s - wait_s for it, wait_s in zip(counted, waits_s, strict=True)
+        )
 
     def remaining_s(self, turns: Sequence[Turn]) -> float | None:
         if not self.prompt_tokens or not self.decode_tokens:

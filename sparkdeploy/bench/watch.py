@@ -83,12 +83,8 @@ def drafted_in(run: Run) -> Speculation | None:
     summed = together(cell.server for cell in cells if cell.server)
     if summed is None or summed.drafts is None:
         return None
-    return Speculation(
-        summed.drafts,
-        summed.draft_tokens or 0,
-        summed.accepted_tokens or 0,
-        summed.accepted_per_position,
-    )
+    drafted, accepted = summed.draft_tokens or 0, summed.accepted_tokens or 0
+    return Speculation(summed.drafts, drafted, accepted, summed.accepted_per_position)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

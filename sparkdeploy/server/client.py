@@ -85,6 +85,16 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     def __exit__(self, *_: object) -> None:
         self._session.close()
 
+    def again(self) -> ServedModel:
+        """Return another client of the same server; a session is for one thread."""
+        return ServedModel(
+            self.base_url,
+            self.api_key,
+            model=self.name,
+            ca_file=self.ca_file,
+            require_listener=self.require_listener,
+        )
+
     def is_healthy(self, *, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
         with contextlib.suppress(UnhealthyError):
             self._call(HEALTH_PATH, timeout_s=timeout_s)

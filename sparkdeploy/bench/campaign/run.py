@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from sparkdeploy.settings import Settings
 
 COMMAND = "sparkdeploy bench campaign"
+GO_ON = (
+    f"`{COMMAND} --resume` goes on with it, `{COMMAND} --stop` ends it and puts back what served "
+    "before"
+)
+SAY_YES = "say yes, or pass --yes"
 PUT_BACK = "putting back what served before"
 MAX_WORDS = 500
 """Characters of what a step says of itself."""
@@ -80,7 +85,8 @@ def run_campaign(
         campaign = unfinished(settings.state_dir)
         if campaign is not None:
             _require_same(wanted, campaign)
-            _ask_again(campaign, consent)
+            if campaign.is_marked(HAS_SERVED) and not consent(_ask_again(campaign.plan)):
+                raise SparkdeployError("the campaign was left as it is", hint=SAY_YES)
             if is_stopped:
                 campaign.mark(STOPPED)
         elif wanted is not None:
@@ -97,8 +103,7 @@ def _require_same(wanted: WantedCampaign | None, campaign: Campaign) -> None:
     names = " ".join(recipe.wanted for recipe in campaign.plan.recipes)
     raise UsageError(
         f"the campaign of {names}, begun {campaign.plan.started_at}, is not over",
-        hint=f"`{COMMAND} --resume` goes on with it, `{COMMAND} --stop` ends it and puts back what "
-        "served before",
+        hint=GO_ON,
     )
 
 
@@ -116,7 +121,8 @@ def _begin(wanted: WantedCampaign, settings: Settings, consent: Callable[[str], 
         assignments=wanted.assignments,
         is_quick=wanted.is_quick,
     )
-    _ask(plan, before, consent)
+    if not consent(_ask(plan, before)):
+        raise SparkdeployError("no campaign was begun", hint=SAY_YES)
     campaign = Campaign(campaigns_below(settings.state_dir) / f"{now:%Y%m%dT%H%M%SZ}", plan)
     if before is not None:
         # What cannot be put back is refused while somebody is there.
@@ -125,24 +131,20 @@ def _begin(wanted: WantedCampaign, settings: Settings, consent: Callable[[str], 
     return campaign
 
 
-def _ask(plan: CampaignPlan, before: Before | None, consent: Callable[[str], bool]) -> None:
+def _ask(plan: CampaignPlan, before: Before | None) -> str:
     names = ", ".join(recipe.name for recipe in plan.recipes)
     now = f"{plan.deployment} runs {before.wanted}; it" if before else "What served"
-    question = (
+    return (
         f"{names} will be served as {plan.deployment} one after the other, and models that are "
         f"not here downloaded. {now} is put back at the end. Go on?"
     )
-    if not consent(question):
-        raise SparkdeployError("no campaign was begun", hint="say yes, or pass --yes")
 
 
-def _ask_again(campaign: Campaign, consent: Callable[[str], bool]) -> None:
-    question = (
-        f"The campaign that began {campaign.plan.started_at} replaces whatever serves as "
-        f"{campaign.plan.deployment} now. Go on?"
+def _ask_again(plan: CampaignPlan) -> str:
+    return (
+        f"The campaign that began {plan.started_at} replaces whatever serves as "
+        f"{plan.deployment} now. Go on?"
     )
-    if campaign.is_marked(HAS_SERVED) and not consent(question):
-        raise SparkdeployError("the campaign was left as it is", hint="say yes, or pass --yes")
 
 
 @dataclass(slots=True)
@@ -251,10 +253,7 @@ def _go_on(campaign: Campaign, settings: Settings) -> None:
             run.measure()
         run.put_back()
     except KeyboardInterrupt:
-        console.warn(
-            f"the campaign stops at step {run.position()}; `{COMMAND} --resume` goes on "
-            f"with it, `{COMMAND} --stop` ends it and puts back what served before"
-        )
+        console.warn(f"the campaign stops at step {run.position()}; {GO_ON}")
         raise
 
 

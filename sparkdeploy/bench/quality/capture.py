@@ -138,7 +138,7 @@ def capture_of(
         saved = read_capture(Path(side))
         return replace(saved, label=f"{Path(side).stem} ({saved.label})")
     found = reach(side, settings, access)
-    with found.opened() as model, console.step(f"quality of {found.label}") as step:
+    with found.server.again() as model, console.step(f"quality of {found.label}") as step:
         return Capture(
             label=found.label,
             model=model.name,

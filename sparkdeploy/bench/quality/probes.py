@@ -74,7 +74,7 @@ def search_needles(
     fitting = sorted({min(length, found.max_model_len or length) for length in lengths})
     cases = [(length, depth) for length in fitting for depth in DEPTHS]
     results = []
-    with found.opened() as model, console.step(f"needles in {found.label}") as step:
+    with found.server.again() as model, console.step(f"needles in {found.label}") as step:
         fixed_tokens, tokens_a_line = _measure_prompts(model)
         for index, (length, depth) in enumerate(cases):
             step.say(f"{length} tokens, needle at {depth:.0%} ({index + 1} of {len(cases)})")
@@ -140,7 +140,7 @@ def needle_lines(found: Sequence[NeedleResult]) -> Iterator[str]:
 def try_tools(side: str, settings: Settings, access: Access) -> tuple[CaseResult, ...]:
     """Ask every case; UnhealthyError when the server refuses tools or does not answer."""
     found, asked, results = reach(side, settings, access), shipped(CASES), []
-    with found.opened() as model, console.step(f"tool calls of {found.label}") as step:
+    with found.server.again() as model, console.step(f"tool calls of {found.label}") as step:
         for number, case in enumerate(asked["cases"], 1):
             step.say(f"case {number} of {len(asked['cases'])}: {case['name']}")
             body = {

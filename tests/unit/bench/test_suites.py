@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench import suites
 from sparkdeploy.bench.figures import mean_of
+from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.bench.run import floor_of, require_gate, require_gated_suite
 from sparkdeploy.bench.suites import (
     SPARE_SHARE,
@@ -77,7 +78,8 @@ def test_the_forecast_scales_prompt_and_answer_apart() -> None:
     forecast = Forecast()
     assert forecast.remaining_s(suite.turns) is None
 
-    forecast.learn(prompt_tokens=1024, prompt_s=1.0, tokens=128, decode_s=4.0)
+    sample = RequestSample(1, 0, "x", 0.0, 5.0, 1024, completion_tokens=128, ttft_s=1.0)
+    forecast.learn([sample])
 
     assert forecast.remaining_s(suite.turns[-1:]) == pytest.approx(2.0 + 4.0)
 
