@@ -18,6 +18,7 @@ from sparkdeploy.atomic_files import make_private
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.recipe.answers import CHAT, COMPLETIONS
+from sparkdeploy.server.client import ServedModel
 from sparkdeploy.stored_json import read_json
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.schema import Recipe
-    from sparkdeploy.server.client import ServedModel
 
 MAX_TOKENS = 16
 AT_ONCE = 8
@@ -67,7 +67,8 @@ def _asked_at_once(model: ServedModel, bodies: Sequence[Mapping[str, Any]]) -> A
 
     def ask(body: Mapping[str, Any]) -> Asked:
         # Each over a connection of its own.
-        with model.again() as apart:
+        listener = model.require_listener
+        with ServedModel(model.base_url, model=model.name, require_listener=listener) as apart:
             return _asked(apart, what, COMPLETIONS, body)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -101,8 +102,8 @@ def _asked(model: ServedModel, what: str, path: str, body: Mapping[str, Any]) ->
 
 def _is_healthy(model: ServedModel) -> bool:
     """Ask over a new connection: vLLM 0.25.1 ends the one on which it refused a request."""
-    with model.again() as apart:
-        return apart.is_healthy()
+    with ServedModel(model.base_url) as again:
+        return again.is_healthy()
 
 
 @dataclass(frozen=True, slots=True)
