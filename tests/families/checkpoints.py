@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.checkpoint.expected_tensors import expected_tensors
+from sparkdeploy.checkpoint.safetensors import write_file
+from sparkdeploy.checkpoint.tiny_model.build import config_files
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.families import config
 
 if TYPE_CHECKING:
@@ -61,6 +66,32 @@ def write(folder: Path, tensors: Tensors, found: Mapping[str, Any]) -> Path:
         file.truncate(8 + len(text) + offset)
     (folder / "config.json").write_text(json.dumps(found), encoding="utf-8")
     return folder
+
+
+_SIGNS = bytes(0x3C if byte & 1 else 0xBC for byte in range(256))
+"""The upper half of a small BF16 number, of either sign."""
+
+
+def random_checkpoint(folder: Path, family: str) -> Path:
+    """Write a model of 16 bits with small random weights, and the twin's tokenizer."""
+    write_random(folder, "model.safetensors", plain(family), seed=family)
+    (folder / "config.json").write_text(json.dumps(config(family)))
+    for name, content in config_files(TinyShape()).items():
+        if name.startswith("tokenizer"):
+            (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def write_random(folder: Path, file: str, tensors: Tensors, seed: str) -> None:
+    """Write BF16 tensors of small random values, the same ones each time."""
+    folder.mkdir()
+    numbers, made = random.Random(seed), {}
+    for name, (dtype, shape) in tensors.items():
+        values = bytearray(2 * math.prod(shape))
+        values[0::2] = numbers.randbytes(len(values) // 2)
+        values[1::2] = numbers.randbytes(len(values) // 2).translate(_SIGNS)
+        made[name] = (dtype, shape, bytes(values))
+    write_file(folder / file, made)
 
 
 def _blocks(width: int, size: int) -> int:

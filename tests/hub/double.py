@@ -10,10 +10,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from tests.fakes.http_server import HttpServer, serving
 from tests.hub.quiet import QuietHandler
 
 if TYPE_CHECKING:
@@ -159,21 +160,13 @@ class HubDouble:
 def hub_double() -> Iterator[HubDouble]:
     """Serve an empty hub; the blobs are on another host name, as they are in the real one."""
     double = HubDouble()
-    servers = [_server(double, "hub"), _server(double, "blobs")]
-    double.endpoint = f"http://127.0.0.1:{servers[0].server_port}"
-    double.blobs = f"http://localhost:{servers[1].server_port}"
-    threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in servers]
-    for thread in threads:
-        thread.start()
-    try:
-        yield double
-    finally:
-        double.go_on.set()
-        for server in servers:
-            server.shutdown()
-            server.server_close()
-        for thread in threads:
-            thread.join()
+    hub, blobs = (_Server(double, name) for name in ("hub", "blobs"))
+    with serving(hub), serving(blobs):
+        double.endpoint, double.blobs = hub.url, f"http://localhost:{blobs.port}"
+        try:
+            yield double
+        finally:
+            double.go_on.set()
 
 
 def is_lfs(path: Path) -> bool:
@@ -204,20 +197,14 @@ def git_blob_sha1(path: Path) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def _server(double: HubDouble, name: str) -> ThreadingHTTPServer:
-    class Handler(_Handler):
-        pass
-
-    Handler.double = double
-    Handler.server_name = name
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    return server
+class _Server(HttpServer):
+    def __init__(self, double: HubDouble, name: str) -> None:
+        super().__init__(_Handler)
+        self.double, self.called = double, name
 
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
-    double: HubDouble
-    server_name: str
+    server: _Server
 
     def do_HEAD(self) -> None:
         """Answer without a body."""
@@ -230,14 +217,14 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         headers = self.headers
-        self.double.seen.append(
-            Seen(self.server_name, self.command, path, headers["Range"], headers["Authorization"])
+        self.server.double.seen.append(
+            Seen(self.server.called, self.command, path, headers["Range"], headers["Authorization"])
         )
-        fault = self.double.take_fault(path)
+        fault = self.server.double.take_fault(path)
         if fault is not None and fault.status is not None:
             extra = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
             self._send(fault.status, b"no", extra)
-        elif self.server_name == "blobs":
+        elif self.server.called == "blobs":
             self._blob(path, fault)
         elif tree := _TREE.fullmatch(path):
             self._tree(tree[1], tree[2])
@@ -251,7 +238,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             self._send(404, b"nothing here")
 
     def _repo(self, name: str, revision: str) -> tuple[Repo, str] | None:
-        repo = self.double.repos.get(name)
+        repo = self.server.double.repos.get(name)
         if repo is None:
             self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
             return None
@@ -298,13 +285,13 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
 
     def _send_json(self, content: object) -> None:
         body = json.dumps(content).encode()
-        self.double.count(len(body))
+        self.server.double.count(len(body))
         self._send(200, body, {"Content-Type": "application/json"})
 
     def _xet_token(self, name: str, revision: str) -> None:
         if self._repo(name, revision) is not None:
             said = {
-                "X-Xet-Cas-Url": self.double.blobs,
+                "X-Xet-Cas-Url": self.server.double.blobs,
                 "X-Xet-Access-Token": "of-the-xet-store",
                 "X-Xet-Token-Expiration": str(int(time.time()) + 3600),
             }
@@ -324,9 +311,9 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             digest = sha256_of(path)
             headers["X-Linked-Etag"] = f'"{digest}"'
             headers["X-Linked-Size"] = str(path.stat().st_size)
-            headers["Location"] = f"{self.double.blobs}/{name}/{commit}/{file}"
+            headers["Location"] = f"{self.server.double.blobs}/{name}/{commit}/{file}"
             if repo.is_xet:
-                route = f"{self.double.endpoint}/api/models/{name}/xet-read-token/{commit}"
+                route = f"{self.server.double.endpoint}/api/models/{name}/xet-read-token/{commit}"
                 headers |= {"X-Xet-Hash": xet_hash_of(path), "X-Xet-Refresh-Route": route}
             self._send(302, b"", _changed(headers, fault))
         else:
@@ -335,10 +322,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
 
     def _blob(self, path: str, fault: Fault | None) -> None:
         if xet := _XET.fullmatch(path):
-            self._send_file(self.double.by_xet_hash(xet[1]), {}, fault)
+            self._send_file(self.server.double.by_xet_hash(xet[1]), {}, fault)
             return
         organisation, name, commit, file = path.lstrip("/").split("/", 3)
-        repo = self.double.repos[f"{organisation}/{name}"]
+        repo = self.server.double.repos[f"{organisation}/{name}"]
         self._send_file(repo.commits[commit] / file, {"ETag": '"of-the-blob-store"'}, fault)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -371,7 +358,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def _send_body(self, path: Path, begin: int, end: int, fault: Fault | None) -> None:
         position, began_s = begin, time.monotonic()
         stop = end if fault is None or fault.keep_bytes is None else begin + fault.keep_bytes
-        sending = self.double.on_its_way()
+        sending = self.server.double.on_its_way()
         with path.open("rb") as file, contextlib.suppress(ConnectionError), sending:
             file.seek(begin)
             while position < min(end, stop):
@@ -385,20 +372,20 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
                     chunk[first:] = bytes(byte ^ 0x55 for byte in chunk[first:])
                 self._wait_for_rate(began_s, position + len(chunk) - begin)
                 self.wfile.write(chunk)
-                self.double.count(len(chunk))
-                self.double.wait_if_held()
+                self.server.double.count(len(chunk))
+                self.server.double.wait_if_held()
                 position += len(chunk)
-                if self.double.delay_s:
-                    time.sleep(self.double.delay_s)
+                if self.server.double.delay_s:
+                    time.sleep(self.server.double.delay_s)
         if position < end:
             if fault is not None:
-                self.double.go_on.wait(fault.stall_s)
+                self.server.double.go_on.wait(fault.stall_s)
             self.close_connection = True
 
     def _wait_for_rate(self, began_s: float, sent_bytes: int) -> None:
         """Called before a chunk leaves: after the last one nobody would see the wait."""
-        if self.double.bytes_per_s is not None:
-            due_s = began_s + sent_bytes / self.double.bytes_per_s
+        if self.server.double.bytes_per_s is not None:
+            due_s = began_s + sent_bytes / self.server.double.bytes_per_s
             time.sleep(max(0.0, due_s - time.monotonic()))
 
 

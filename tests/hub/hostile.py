@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 
+from tests.fakes.http_server import HttpServer, serving
 from tests.hub.quiet import QuietHandler
 
 if TYPE_CHECKING:
@@ -40,26 +40,17 @@ class HostileHub:
     sent_bytes: int = 0
 
 
+class _Server(HttpServer):
+    def __init__(self) -> None:
+        super().__init__(_Handler)
+        self.hub = HostileHub(self.url)
+
+
 @contextlib.contextmanager
 def hostile_hub() -> Iterator[HostileHub]:
     """Serve until the block ends."""
-    hub = HostileHub()
-
-    class Handler(_Handler):
-        pass
-
-    Handler.hub = hub
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(_Server()) as server:
+        yield server.hub
 
 
 @functools.lru_cache(maxsize=1)
@@ -68,11 +59,11 @@ def _spaces(size_bytes: int) -> bytes:
 
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
-    hub: HostileHub
+    server: _Server
 
     def do_HEAD(self) -> None:
         """Describe a file as the test says, without its body."""
-        hub = self.hub
+        hub = self.server.hub
         hub.authorizations.append(self.headers["Authorization"])
         if hub.raw_file is not None:
             self._send_raw(hub.raw_file())
@@ -87,7 +78,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer anything."""
-        hub = self.hub
+        hub = self.server.hub
         hub.authorizations.append(self.headers["Authorization"])
         is_listing = self.path.startswith("/api/")
         raw = hub.raw_listing if is_listing else hub.raw_file
@@ -115,10 +106,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             self.wfile.write(part)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status, self.hub.reason)
+        self.send_response(status, self.server.hub.reason)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         for begin in range(0, len(body), 1 << 16):
             self.wfile.write(body[begin : begin + (1 << 16)])
-            self.hub.sent_bytes += len(body[begin : begin + (1 << 16)])
+            self.server.hub.sent_bytes += len(body[begin : begin + (1 << 16)])

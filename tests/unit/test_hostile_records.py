@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -25,7 +24,8 @@ from sparkdeploy.server.phases import load_durations
 from sparkdeploy.stored_json import MAX_BYTES, MAX_VALUES
 from tests.examples import examples
 from tests.fakes.bench_runs import cell, sample_run
-from tests.fakes.hostile_text import HOSTILE, commands_in
+from tests.fakes.hostile_text import commands_in
+from tests.fakes.odd_json import Changes, changed, oddities
 from tests.unit.bench.captures import capture, logs, text
 
 if TYPE_CHECKING:
@@ -53,58 +53,6 @@ RECORD: dict[str, Any] = json.loads(record_text(SMALL))
 CAPTURE: dict[str, Any] = TypeAdapter(Capture).dump_python(
     capture(text((1, logs(t1=0.5, t2=0.4)), (2, logs(t2=0.9)))), mode="json"
 )
-# What a parser of JSON takes and nobody expects.
-NUMBERS: list[Any] = [
-    *(0, -1, 2**62, 2**63, 10**400, -(10**400), 9e18, 1e308, -1e308, 5e-324, -0.0),
-    *(float("nan"), float("inf"), float("-inf"), "nan", "-inf", "1", True),
-]
-TEXTS: list[Any] = [
-    *("", HOSTILE, "\ud800", "\0", "../../x", "/etc/passwd", "a\nerror: b", "x" * 5000, "<b>&"),
-]
-OTHERS: list[Any] = [None, [], [1], {}, {"a": None}, {"\ud800": 1}, {HOSTILE: "\ud800"}, [[[[]]]]]
-
-
-def places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in JSON where something else may stand."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    found = []
-    for key, item in items:
-        found.append((*place, key))
-        if isinstance(item, dict | list):
-            found += places(item, (*place, key))
-    return found
-
-
-def oddities(content: dict[str, Any]) -> st.SearchStrategy[list[tuple[tuple[Any, ...], Any]]]:
-    """Things to put in places; most are of the kind that stands there, or all would be refused."""
-    by_kind: dict[str, list[tuple[Any, ...]]] = {}
-    for place in places(content):
-        found = content
-        for key in place:
-            found = found[key]
-        kind = {str: "text", int: "number", float: "number"}.get(type(found), "other")
-        by_kind.setdefault(kind, []).append(place)
-    numbers = st.tuples(st.sampled_from(by_kind["number"]), st.sampled_from(NUMBERS))
-    texts = st.tuples(st.sampled_from(by_kind["text"]), st.sampled_from(TEXTS))
-    anything = st.sampled_from([*NUMBERS, *TEXTS, *OTHERS])
-    others = st.tuples(st.sampled_from(by_kind["other"]), st.sampled_from(OTHERS))
-    misfits = st.tuples(st.sampled_from(places(content)), anything)
-    return st.lists(st.one_of(numbers, numbers, texts, others, misfits), min_size=1, max_size=2)
-
-
-def changed(content: dict[str, Any], changes: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
-    """Another one with those things in those places; a place that has gone is passed over."""
-    made: dict[str, Any] = json.loads(json.dumps(content))
-    for place, value in changes:
-        around: Any = made
-        try:
-            for key in place[:-1]:
-                around = around[key]
-            # A copy: the next change may lie in it, or even put it into itself.
-            around[place[-1]] = copy.deepcopy(value)
-        except (KeyError, IndexError, TypeError):
-            continue
-    return made
 
 
 def files_in(folder: Path) -> set[str]:
@@ -136,7 +84,7 @@ COMMANDS = (
 def test_a_strangers_record_is_shown_or_named(
     run: Run,
     tmp_path: Path,
-    changes: list[tuple[tuple[Any, ...], Any]],
+    changes: Changes,
     command: tuple[str, ...],
 ) -> None:
     folder = tmp_path / "state" / "bench"
@@ -163,7 +111,7 @@ def test_a_strangers_record_is_shown_or_named(
 def test_a_strangers_capture_is_compared_or_named(
     run: Run,
     tmp_path: Path,
-    changes: list[tuple[tuple[Any, ...], Any]],
+    changes: Changes,
     more: tuple[str, ...],
 ) -> None:
     good, odd = tmp_path / "good.json", tmp_path / "odd.json"

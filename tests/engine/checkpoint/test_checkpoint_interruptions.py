@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).parents[3]
 COMMIT = "c" * 40
 SEED = 4
 POINTS = 12
+MANY_POINTS = 30
 
 
 @pytest.fixture
@@ -63,9 +64,9 @@ def interrupted(
     )
 
 
-def check_outcomes(report: Any) -> None:
+def check_outcomes(report: Any, points: int = POINTS) -> None:
     outcomes = report["outcomes"]
-    assert sum(outcomes.values()) == POINTS
+    assert sum(outcomes.values()) == points
     # Moments are guessed by the clock and may come too late on a machine that became faster.
     for kind in ("killed at a step", "disk full", "network cut"):
         assert any(name.startswith(f"{kind}, interrupted") for name in outcomes), kind
@@ -89,7 +90,7 @@ def test_a_build_may_be_killed_before_any_of_its_steps(double: HubDouble, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_same_holds_at_a_twentieth_of_the_real_size(double: HubDouble, tmp_path: Path) -> None:
-    check_outcomes(interrupted(double, TWENTIETH, tmp_path, POINTS))
+    check_outcomes(interrupted(double, TWENTIETH, tmp_path, MANY_POINTS), MANY_POINTS)
 
 
 def test_two_builders_at_once_make_one_checkpoint_and_fetch_it_once(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.checkpoint.tiny_model.build import config_files
-from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from tests.engine.conftest import free_port
 from tests.engine.program import Program
 from tests.engine.vllm.twin_user import unique_name
-from tests.families import config
-from tests.families.checkpoints import plain
+from tests.families.checkpoints import random_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,36 +23,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.runs("down", "up"),
 ]
-
-_SIGNS = bytes(0x3C if byte & 1 else 0xBC for byte in range(256))
-"""The upper half of a small BF16 number, of either sign."""
-
-
-def random_checkpoint(folder: Path, family: str) -> Path:
-    """Write a model of 16 bits with small random weights, and the twin's tokenizer."""
-    folder.mkdir()
-    numbers = random.Random(family)
-    header: dict[str, Any] = {}
-    data = bytearray()
-    for name, (dtype, shape) in plain(family).items():
-        count = 1
-        for width in shape:
-            count *= width
-        values = bytearray(2 * count)
-        values[0::2], values[1::2] = (
-            numbers.randbytes(count),
-            numbers.randbytes(count).translate(_SIGNS),
-        )
-        end = len(data) + len(values)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), end]}
-        data += values
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-    (folder / "config.json").write_text(json.dumps(config(family)))
-    for name, content in config_files(TinyShape()).items():
-        if name.startswith("tokenizer"):
-            (folder / name).write_text(json.dumps(content))
-    return folder
 
 
 @pytest.mark.parametrize(

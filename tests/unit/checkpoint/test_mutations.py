@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -30,12 +31,14 @@ from sparkdeploy.plan.models import locate_model
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
 from tests.fakes.checkpoints import facts_in, ignore, standalone
+from tests.fakes.odd_json import changed, oddities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
     from sparkdeploy.recipe.schema import Recipe
+    from tests.fakes.odd_json import Changes
 
 # Time is a matter of this process alone; each run of a property stops itself.
 pytestmark = pytest.mark.outside
@@ -145,101 +148,45 @@ def broken(base: Base) -> Iterator[Path]:
         yield folder
 
 
-HALF, ESCAPE = "\ud800", "\x1b[2J\n\u202e"
-scalars = st.sampled_from(
-    (
-        *(None, True, 0, -1, 1, 10**9, 2**63, 10**400, 1e308, float("nan"), float("inf")),
-        *("", "x", HALF, ESCAPE, "a" * 300, "../x", "config.json", "BF16"),
-    )
-)
-values: st.SearchStrategy[object] = scalars | st.sampled_from(
-    (
-        *(
-            [],
-            {},
-            [None],
-            [[]],
-            [10**9],
-            {"x": HALF},
-            {HALF: 1},
-            {ESCAPE: ESCAPE},
-            {"a" * 300: "b"},
-        ),
-        *(["full_attention"] * 3000, {str(key): key for key in range(3000)}),
-    )
-)
-deep = st.sampled_from((50, 500, 100_000)).map(lambda depth: "[" * depth + "]" * depth)
-
-
-@dataclass(frozen=True)
-class Change:
-    """One change of a JSON text: where, by numbers that are cut to what there is, and what."""
-
-    kind: str
-    steps: tuple[int, ...]
-    value: Any
-    nested: str
-
-
-changes = st.builds(
-    Change,
-    st.sampled_from(("value", "value", "drop", "extra", "twice", "deep", "whole")),
-    st.lists(st.integers(0, 200), min_size=1, max_size=4).map(tuple),
-    values,
-    deep,
-)
-MARK = "the place of a text"
-
-
-def changed(content: Any, change: Change) -> str:
-    """The JSON text after a change."""
-    if change.kind == "whole":
-        return json.dumps(change.value)
-    outer, key = content, None
-    for step in change.steps:
-        inner = outer if key is None else outer[key]
-        if not isinstance(inner, dict | list) or not inner:
-            break
-        outer, key = inner, list(inner)[step % len(inner)] if isinstance(inner, dict) else step
-        if isinstance(inner, list):
-            key = step % len(inner)
-    if change.kind == "drop":
-        del outer[key]
-    elif change.kind == "extra" and isinstance(outer, dict):
-        outer["x" * 100_000 + ESCAPE] = change.value
-    elif change.kind == "deep":
-        outer[key] = MARK
-    else:
-        outer[key] = change.value
-    text = json.dumps(content).replace(json.dumps(MARK), change.nested)
-    if change.kind == "twice" and isinstance(key, str):
-        text = f"{text[:-1]}, {json.dumps(key)}: {json.dumps(change.value)}}}"
-    return text
-
-
-def break_json(path: Path, change: Change) -> None:
-    content = path.read_bytes()
-    beginning, data = b"", b""
+def split(path: Path) -> tuple[Any, bytes]:
+    """The JSON of a file, and the data behind a header."""
+    content, data = path.read_bytes(), b""
     if path.suffix == ".safetensors":
         length = int.from_bytes(content[:8], "little")
         content, data = content[8 : 8 + length], content[8 + length :]
-    text = changed(json.loads(content), change).encode()
-    if path.suffix == ".safetensors":
-        beginning = len(text).to_bytes(8, "little")
+    return json.loads(content), data
+
+
+def put_together(path: Path, text: bytes, data: bytes) -> None:
+    length = len(text).to_bytes(8, "little") if path.suffix == ".safetensors" else b""
     path.unlink()
-    path.write_bytes(beginning + text + data)
+    path.write_bytes(length + text + data)
+
+
+@functools.cache
+def oddities_of(path: Path) -> st.SearchStrategy[Changes]:
+    return oddities(split(path)[0])
 
 
 @settings(max_examples=examples(50))
-@given(
-    name=st.sampled_from(JSON_FILES),
-    change=changes,
-    turn=st.integers(1, STANDALONE_EVERY),
-)
-def test_json_that_somebody_changed(base: Base, name: str, change: Change, turn: int) -> None:
+@given(name=st.sampled_from(JSON_FILES), data=st.data(), turn=st.integers(1, STANDALONE_EVERY))
+def test_json_that_somebody_changed(base: Base, name: str, data: st.DataObject, turn: int) -> None:
+    changes = data.draw(oddities_of(base.folder / name))
     with broken(base) as folder:
-        break_json(folder / name, change)
+        content, rest = split(folder / name)
+        put_together(folder / name, json.dumps(changed(content, changes)).encode(), rest)
         check_everything(base, folder, is_standalone=turn == STANDALONE_EVERY)
+
+
+WHOLE = (
+    *("[" * 100_000, "[" * 500 + "]" * 500, "null", "[]", '{"a": 1, "a": 2}', '{"\\ud800": 1}'),
+    '{"' + "x" * 100_000 + '\\u001b[2J": {}}',
+)
+
+
+def _whole(path: Path, at: int) -> None:
+    text = WHOLE[at % len(WHOLE)].encode()
+    put_together(path, text, b"")
 
 
 def _in_its_place(make: Callable[[Path], object]) -> Callable[[Path, int], None]:
@@ -277,7 +224,7 @@ PLACED: tuple[Callable[[Path], object], ...] = (
     lambda path: path.symlink_to("/dev/zero"),
     lambda path: path.with_name(f"more\x1b-{path.name}").write_bytes(b"{}"),
 )
-BREAKS = (*map(_in_its_place, PLACED), _cut, _flip)
+BREAKS = (*map(_in_its_place, PLACED), _cut, _flip, _whole)
 BROKEN = [(name, broke) for name in (*JSON_FILES, "chat_template.jinja") for broke in BREAKS]
 # The others are hashed to their end, which takes as long as it takes.
 BROKEN += [(name, _in_its_place(_large)) for name in JSON_FILES if name not in HASHED_ONLY]
