@@ -1,13 +1,16 @@
-"""A finished folder takes its name while the old one has it: there is no moment without either."""
+"""Folders that take one another's place, and the lock of a build."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from sparkdeploy.checkpoint import durable
+from sparkdeploy.checkpoint.durable import only_one
+from sparkdeploy.errors import CheckpointError
 
 
 @pytest.mark.parametrize("can_exchange", [True, False])
@@ -45,3 +48,24 @@ def test_a_written_file_may_be_read_by_all_whatever_the_umask_is(tmp_path: Path)
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_second_builder_is_told_and_gives_up_when_its_patience_ends(tmp_path: Path) -> None:
+    said: list[str] = []
+    with (
+        only_one(tmp_path / "lock", "a shard"),
+        pytest.raises(CheckpointError, match="a shard"),
+        only_one(tmp_path / "lock", "a shard", patience_s=0.0, on_wait=said.append),
+    ):
+        raise AssertionError("two builders at once")
+    assert said == ["waiting for another process that does the same: a shard"]
+
+
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "it's a folder" / ("x" * 300)
+    with (
+        pytest.raises(CheckpointError, match="cannot be opened") as caught,
+        only_one(path, "a shard"),
+    ):
+        raise AssertionError("a lock without a file")
+    assert shlex.split(str(caught.value.hint).partition(": ")[2]) == ["ls", "-l", str(path)]

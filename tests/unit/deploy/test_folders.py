@@ -1,4 +1,4 @@
-"""Folders and keys that are given to the container's user."""
+"""Folders that deployments need: made once, for their user alone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ import stat
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import pytest
+
+from sparkdeploy.atomic_files import keep_private
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
+from sparkdeploy.cli import main as program
+from sparkdeploy.deploy.lock import deploy_lock
+from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.prepare import prepare_folders
+from sparkdeploy.node.tree import Entry, Ledger
 from sparkdeploy.plan.container import HostFolders
+from sparkdeploy.server.phases import save_durations
+from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    import pytest
+    from sparkdeploy.settings import Settings
 
 
 def asked(cache: Path, user: str, *, is_public: bool = False) -> SimpleNamespace:
@@ -52,3 +63,51 @@ def test_a_key_is_made_once_and_nobody_else_may_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert made[0] == made[1] == key.read_text()
     assert len(made[0].strip()) >= 32
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def change_something(settings: Settings) -> None:
+    with deploy_lock(settings, "down main"):
+        pass
+
+
+def note_hashes(settings: Settings) -> None:
+    entry = Entry("f", 0, "1", "")
+    Ledger(settings.state_dir, "n").remember({settings.data_dir: (entry, "0")})
+
+
+WRITERS: dict[str, Callable[[Settings], object]] = {
+    "a change": change_something,
+    "a pin": lambda settings: HubLock(settings.state_dir).set(
+        "a/b", "main", RevisionPin("0" * 40, "")
+    ),
+    "a start": lambda settings: save_durations(settings.state_dir, "x", {"load": 1.0}),
+    "a cluster": lambda settings: ClusterRecord.below(settings.state_dir).note("m", ("a", "b")),
+    "hashes": note_hashes,
+    "a bug": lambda _settings: program._write_crash_log(),
+}
+
+
+@pytest.mark.parametrize("writer", sorted(WRITERS))
+def test_whoever_makes_the_state_folder_makes_it_for_its_user_alone(writer: str) -> None:
+    settings = load_settings()
+    before = os.umask(0o022)
+    try:
+        WRITERS[writer](settings)
+    finally:
+        os.umask(before)
+    assert mode(settings.state_dir) == 0o700
+    assert not settings.cache_dir.exists() or mode(settings.cache_dir) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_another_users_folder_keeps_its_mode(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    folder.chmod(0o755)
+    os.chown(folder, 61234, 61234)
+    keep_private(folder)
+    assert mode(folder) == 0o755

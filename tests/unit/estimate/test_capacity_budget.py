@@ -1,24 +1,24 @@
-"""Memory budgets: against what the field saw, warnings, and laws."""
+"""Memory budgets: against what the field saw, warnings, laws, and one screen for each recipe."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdeploy.authoring.outlook import ground_for, outlook_for
+from sparkdeploy.authoring.summary import summary_lines
 from sparkdeploy.estimate.hardware import Hardware, read_hardware
-from sparkdeploy.estimate.memory import (
-    Budget,
-    budget_warnings,
-    loaded_weights,
-    make_budget,
-)
+from sparkdeploy.estimate.memory import Budget, budget_warnings, loaded_weights, make_budget
 from sparkdeploy.estimate.model import WeightKind, read_shipped_facts
 from sparkdeploy.estimate.report import memory_as_dict, memory_lines
 from sparkdeploy.estimate.verdict import verdict_of
 from sparkdeploy.recipe.load import Library, Resolved, load_recipe
+from sparkdeploy.settings import load_settings
+from sparkdeploy.terminal.console import console
 from tests.unit.conftest import REPOSITORY
 from tests.unit.plain import plain_lines
 
@@ -156,3 +156,24 @@ def test_no_budget_is_negative_and_longer_requests_never_fit_more_often(
     assert made.available_bytes >= 0
     assert concurrency == sorted(concurrency, reverse=True)
     assert all(row.concurrency >= 0 and row.tokens >= 0 for row in made.rows())
+
+
+def test_every_recipe_is_planned_on_one_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = load_settings()
+    ground = ground_for("spark", settings)
+    for name, resolved in ground.loaded.items():
+        assert isinstance(resolved, Resolved)
+        outlook = outlook_for(name, (), hardware="spark")
+        console.answer_blocks(summary_lines(outlook, settings))
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 40, name
+        # A fix can be typed as it stands, and is not broken.
+        assert max(len(line) for line in lines if not line.startswith("      fix: ")) <= 80, name
+        judged = r"(fits|does not fit|may fit|would not start) on (2 x )?NVIDIA DGX Spark"
+        assert re.match(judged, lines[0]), name
+        assert (" 2 x " in lines[0]) == (resolved.recipe.cluster.least_nodes > 1), name
+        assert sum(line.startswith("start: ") for line in lines) == 1, name
+        assert resolved.recipe.preview is None or resolved.recipe.preview.split()[0] in str(lines)

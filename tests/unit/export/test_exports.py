@@ -15,10 +15,11 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sparkdeploy.deploy import request
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import compose_text
-from sparkdeploy.export.deployment import export_socket, export_systemd
+from sparkdeploy.export.deployment import export_compose, export_socket, export_systemd
 from sparkdeploy.export.systemd_unit import (
     MAX_STARTS,
     PROXY,
@@ -34,6 +35,7 @@ from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.server.phases import save_durations
 from sparkdeploy.settings import load_settings
 from tests.examples import examples
+from tests.fakes.machines import build
 from tests.fakes.plans import spec_of
 from tests.unit.conftest import REPOSITORY
 from tests.unit.export.systemd_reader import command_of, plain_of, settings_of, words_of
@@ -42,6 +44,7 @@ from tests.unit.golden import assert_golden
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
 
 V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
 # What an argument of a process can be: anything but NUL.
@@ -346,3 +349,26 @@ def test_no_variable_stands_in_a_unit_where_everybody_reads_it(
     assert "mode 0600" in (caught.value.hint or "")
     told = export(Request("v2", ("serve={max_num_seqs: 1}",)), load_settings(), {})
     assert "serve={max_num_seqs: 1}" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (
+            "serve.env={A: hush, NCCL_DEBUG: WARN, B: x}",
+            "warning: the file has the values of A and NCCL_DEBUG and B: keep it at mode 0600\n",
+        ),
+        ("limits.stall_s=99", ""),
+    ],
+)
+def test_who_gets_a_file_with_values_is_told_to_keep_it(
+    monkeypatch: pytest.MonkeyPatch,
+    shipped: Library,
+    capsys: pytest.CaptureFixture[str],
+    typed: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(request, "draft_plan", build(monkeypatch, shipped, 1).draft)
+    text = export_compose(Request("v2", (typed, "allow_unsafe=true")), load_settings())
+    assert ("hush" in text) == bool(said)
+    assert capsys.readouterr().err == said

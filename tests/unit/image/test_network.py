@@ -1,15 +1,25 @@
-"""What travels with a build so that it reaches the world."""
+"""What a build gets of the network, and with which logins."""
 
+from __future__ import annotations
+
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import docker.auth
 import pytest
+import requests
 
-from sparkdeploy.errors import RecipeError
+from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image import network
+from sparkdeploy.image.network import login_of
 from sparkdeploy.image.stages import Stage, stages_of
+from sparkdeploy.node.connection import refuse_unreadable_logins, translated
 from sparkdeploy.settings import BuildNetwork, load_settings, resources
 
-from .conftest import LoadEngine, MakeSettings
+if TYPE_CHECKING:
+    from .conftest import LoadEngine, MakeSettings
+
 
 TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 
@@ -141,3 +151,53 @@ def test_a_value_with_shell_characters_stays_one_value(
 )
 def test_an_image_is_looked_for_at_the_configured_registry(image: str, expected: str) -> None:
     assert network.registry_reference(image, "registry.test") == expected
+
+
+@pytest.fixture
+def logins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    return tmp_path / "config.json"
+
+
+@pytest.mark.parametrize(
+    "entry", [{"auth": "?"}, {"auth": "b3ds"}, {"auth": "/w=="}, {"auth": None}, "owl"]
+)
+def test_a_login_that_is_none_is_named(logins: Path, entry: Any) -> None:
+    logins.write_text(json.dumps({"auths": {"lab.example": entry, "other": {}}}))
+    with pytest.raises(NodeError) as caught:
+        refuse_unreadable_logins()
+    assert f"the login for lab.example could not be read from {logins}: it" in caught.value.message
+    assert "docker login lab.example" in (caught.value.hint or "")
+
+
+@pytest.mark.filterwarnings("ignore:docker-credential")
+@pytest.mark.parametrize("helper", ["missing", "exits"])
+def test_a_helper_that_fails_is_named(
+    logins: Path, monkeypatch: pytest.MonkeyPatch, helper: str
+) -> None:
+    program = logins.with_name("docker-credential-exits")
+    program.write_text("#!/bin/sh\necho locked\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(logins.parent), prepend=":")
+    store = {"credsStore": helper}
+    with pytest.raises(NodeError) as caught, translated("pull lab.example/x"):
+        docker.auth.load_config(config_dict=dict(store)).resolve_authconfig("lab.example")
+    said = caught.value.message
+    assert said.startswith(f"pull lab.example/x: its login could not be read from {logins}: ")
+    assert ("locked" if helper == "exits" else "docker-credential-missing not installed") in said
+
+
+@pytest.fixture(autouse=True)
+def netrc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A login for every host, which the HTTP library sends by itself."""
+    path = tmp_path / "netrc"
+    path.write_text("machine index.test login n password n\ndefault login n password n\n")
+    monkeypatch.setenv("NETRC", str(path))
+
+
+@pytest.mark.parametrize("index", ["https://index.test/s", "https://a:b@index.test/s"])
+def test_an_index_gets_its_own_login_and_nothing_of_netrc(index: str) -> None:
+    url = "https://index.test/s/idna/"
+    with requests.Session() as session:
+        asked = session.prepare_request(requests.Request("GET", url, auth=login_of(index)))
+    assert asked.headers.get("Authorization") == ("Basic YTpi" if "@" in index else None)

@@ -1,4 +1,4 @@
-"""Folders in recipes are meant as seen from the file that names them."""
+"""What a path in a recipe is meant from, and where it leads in a container."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.deploy.request import Request, resolve
+from sparkdeploy.errors import ConsentNeededError
 from sparkdeploy.recipe.load import Library, load_recipe
+from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 FP8 = "checkpoint.fp8_dense"
 
@@ -67,3 +71,28 @@ def test_what_is_typed_is_meant_as_seen_from_here(
 def test_a_home_folder_is_found_later(shipped: Library, tmp_path: Path, written: str) -> None:
     recipe = write(tmp_path / "mine.yaml", f"extends: v2\nmodel: {{path: '{written}'}}\n")
     assert load_recipe(own(shipped, tmp_path), recipe).recipe.model.path == written
+
+
+HEAD = "schema: 1\nname: their\ntitle: t\nextends: v2\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "serve: {chat_template: linked/id_rsa}",
+        "model: {path: linked}",
+        "checkpoint: {fp8_dense: {mode: prebuilt, source: ./linked}}",
+        "serve: {lora: [{name: x, path: linked}]}",
+    ],
+)
+def test_a_path_is_shown_by_where_it_leads(tmp_path: Path, body: str) -> None:
+    secrets = tmp_path / "home" / ".ssh"
+    secrets.mkdir(parents=True)
+    (secrets / "id_rsa").write_text("secret")
+    (tmp_path / "linked").symlink_to(secrets)
+    path = tmp_path / "their.yaml"
+    path.write_text(f"{HEAD}{body}\n")
+    with pytest.raises(ConsentNeededError) as needed:
+        resolve(Request(str(path)), load_settings())
+    assert f"{secrets}" in str(needed.value.detail)
+    resolve(Request(str(path), ("allow_unsafe=true",)), load_settings())

@@ -1,18 +1,29 @@
-"""A crash folder holds what explains the crash, and no secret wherever it stood."""
+"""What is kept of a crash: no secret, everything else, and not for ever."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sparkdeploy.deploy.evidence import ROOT_CAUSE, save_evidence
-from sparkdeploy.secret_shapes import REMOVED
+from sparkdeploy.deploy import evidence
+from sparkdeploy.deploy.evidence import (
+    ROOT_CAUSE,
+    known_secrets,
+    record_without_secrets,
+    save_evidence,
+    value_without_secrets,
+)
+from sparkdeploy.secret_shapes import REMOVED, text_without_secrets
 from tests.fakes.containers import Crashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
 
 KEY = "Pl4nted-k3y_of-main"
 TOKEN = "hf_abcdefghijklmnopqrst"
@@ -75,3 +86,59 @@ def test_what_is_no_secret_is_all_there(tmp_path: Path) -> None:
     assert "ERROR got this there" in (folder / ROOT_CAUSE).read_text()
     assert "COLOUR=red" in (folder / "inspect.json").read_text()
     assert {path.name for path in folder.iterdir()} >= {"guard.json", "versions.json"}
+
+
+PLANTED = "Pl4nted-s3cret_value"
+
+
+def test_a_deployments_key_is_known_by_its_value(tmp_path: Path) -> None:
+    (tmp_path / "main").write_text(f"{PLANTED}\n")
+    (tmp_path / "short").write_text("a\n")
+
+    known = known_secrets(tmp_path)
+
+    assert known == (PLANTED,)
+    assert known_secrets(tmp_path / "missing") == ()
+    assert text_without_secrets(f"a {PLANTED} b", known) == "a (removed) b"
+
+
+def test_variables_of_a_container_are_emptied_by_name() -> None:
+    record = {"Config": {"Env": ["HF_TOKEN=abc", "VLLM_API_KEY=def", "HOME=/cache", "BARE"]}}
+
+    kept = record_without_secrets(record)
+
+    assert kept["Config"]["Env"] == [
+        "HF_TOKEN=(removed)",
+        "VLLM_API_KEY=(removed)",
+        "HOME=/cache",
+        "BARE",
+    ]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+        ),
+        max_leaves=10,
+    )
+)
+def test_a_known_secret_is_nowhere_in_any_value(value: object) -> None:
+    hidden = {"plan": [value, f"x{PLANTED}y", {"token": PLANTED}]}
+
+    assert PLANTED not in repr(value_without_secrets(hidden, (PLANTED,)))
+
+
+def test_the_newest_folders_of_evidence_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "write_evidence", lambda *_, **__: None)
+    folders = []
+    for age_s in range(evidence.KEPT_CRASHES + 3, 0, -1):
+        folder = evidence.save_evidence(cast("Any", None), "c", tmp_path, deployment="main")
+        os.utime(folder, (1e9 - age_s, 1e9 - age_s))
+        folders.append(folder)
+    newest = evidence.save_evidence(cast("Any", None), "c", tmp_path, deployment="main")
+    assert sorted(tmp_path.iterdir()) == sorted([*folders[-evidence.KEPT_CRASHES + 1 :], newest])
+    assert evidence.newest_crash(tmp_path, "main") == newest

@@ -20,7 +20,6 @@ from tests.unit.recipe.foreign.samples import V1, V2, WITH_WORDS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.program import Run
 
 SHELF = Library((REPOSITORY / "recipes",))
 SAMPLES = (V1, V2, WITH_WORDS)
@@ -121,13 +120,3 @@ def test_a_hostile_recipe_gets_nothing_without_consent(tmp_path: Path, text: str
     assert "evil" not in told
     assert "hf_secret" not in told
     assert "LD_PRELOAD" not in told
-
-
-def test_a_token_that_somebody_left_is_in_no_report(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "theirs.yaml"
-    secret = "hf_aVeryOwnSecret"
-    text = V1.replace("--async-scheduling", f"--api-key {secret} --hf-token={secret}")
-    path.write_text(text.replace('"${HF_TOKEN}"', secret))
-    done = run("recipe", "import", str(path), "--allow-unsafe")
-    assert done.returncode == 0
-    assert secret not in done.stdout + done.stderr

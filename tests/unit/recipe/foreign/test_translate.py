@@ -319,22 +319,3 @@ def test_what_is_wrong_is_a_mistake_and_no_bug(
 ) -> None:
     with pytest.raises(RecipeError):
         theirs(text, setting)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "defaults: {api_key: sk-aVeryOwnSecret, hf_token: hf_aVeryOwnSecret}",
-        "env: {OPENAI_API_KEY: aVeryOwnSecret}",
-        "pre_exec: ['hf auth login --token hf_aVeryOwnSecret']",
-        "command: 'vllm serve a/b --api-ke aVeryOwnSecret'",
-        "command: 'curl -H \"Authorization: Bearer aVeryOwnSecret\" x && vllm serve a/b'",
-    ],
-)
-def test_a_secret_that_somebody_left_is_in_no_note(
-    theirs: Callable[..., Resolved], words: str
-) -> None:
-    resolved = theirs(f"model: a/b\ncontainer: vllm-node\n{words}\n", "mods=[]")
-    assert resolved.translation is not None
-    notes = (*resolved.translation.translated, *resolved.translation.dropped)
-    assert "aVeryOwnSecret" not in repr(notes)
