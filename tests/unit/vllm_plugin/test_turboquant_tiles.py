@@ -69,9 +69,9 @@ def test_shared_memory_is_queries_and_the_ring() -> None:
     """256 dimensions in 4 bits: a slot is 128 + 2 bytes of a key and 128 + 4 of a value."""
     slot = slot_format(FOUR_BITS, 256)
     assert slot.slot_bytes == 262
-    # 2 KV heads x 8 pairs of rows x (256 FP16 of each row + a distance), and what FP16 left over.
-    assert query_bytes(slot, 2, ROWS) == 2 * (2 * 8 * (2 * 256 * 2 + 16)) == 33_280
-    assert shared_bytes(AttentionTile(32, 8, 2), slot, 2, ROWS) == 33_280 + 2 * 32 * 8 * 262
+    # 2 KV heads x 8 pairs of rows x (256 FP16 of each row + a distance).
+    assert query_bytes(slot, 2, ROWS) == 2 * 8 * (2 * 256 * 2 + 16) == 16_640
+    assert shared_bytes(AttentionTile(32, 8, 2), slot, 2, ROWS) == 16_640 + 2 * 32 * 8 * 262
 
 
 def python_of(formula: str) -> str:

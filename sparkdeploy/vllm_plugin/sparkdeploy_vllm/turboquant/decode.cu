@@ -35,8 +35,7 @@ constexpr int PAIRS = HELD_ROWS < 8 ? HELD_ROWS : 8;
 // Rows g and g + 8 lie together, as a tensor core's operand wants them; 16 bytes more keep two such
 // pairs on different banks.
 constexpr int QUERY_PAIR = HEAD_DIM * 4 + 16;
-constexpr int QUERY_REST = KV_HEADS * PAIRS * QUERY_PAIR;
-constexpr int QUERY_BYTES = 2 * QUERY_REST;
+constexpr int QUERY_BYTES = KV_HEADS * PAIRS * QUERY_PAIR;
 constexpr int WORDS = HEAD_DIM / 8;  // of eight codes each
 constexpr int GROUPS = HEAD_DIM / 64;  // of 64 dimensions: what a row of a tile's columns spans
 constexpr int STEPS = WORDS / 4;  // words of a lane: lane t of four has words t STEPS and on
@@ -46,6 +45,7 @@ constexpr float QUERY_SCALE = 16384.f;
 constexpr float WEIGHT_SCALE = 32768.f;
 constexpr float VALUE_SCALE = 16777216.f;  // 2^24: a code in an FP16's lowest bits is that small
 constexpr float LEAST_SCALE = 5.9604645e-08f;  // 2^-24, FP16's least
+constexpr float LEAST_NORMAL = 6.1035156e-05f;  // 2^-14: below it FP16 has fewer bits
 #define MINUS_INFINITY __int_as_float(0xff800000)
 #define INLINE __device__ __forceinline__
 
@@ -232,8 +232,8 @@ INLINE float sum_of_squares(const u32 (&pair)[4]) {
   return sum;
 }
 
-// Scores of 16 rows and a chunk, and the squares of what the keys are. With two tiles the rests of
-// the queries have sums of their own: four chains of products instead of two.
+// Scores of 16 rows and a chunk, and the squares of what the keys are. With two tiles the halves of
+// each step have sums of their own: four chains of products instead of two.
 constexpr int CHAINS = TILES == 2 ? 2 : 1;
 INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots,
                           float (&score)[CHAINS][TILES][4], float (&squares)[TILES]) {
@@ -242,24 +242,20 @@ INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots
   for (int j = 0; j < STEPS; j++) {
     const uint4 a = *(const uint4*)(operand + 128 * j);
     const uint4 b = *(const uint4*)(operand + 128 * j + 16);
-    const uint4 c = *(const uint4*)(operand + QUERY_REST + 128 * j);
-    const uint4 d = *(const uint4*)(operand + QUERY_REST + 128 * j + 16);
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       u32 key[4];
       key_pairs(table, slots + (tile * 8 + g) * TOKEN, t * STEPS + j, key);
       if (ROTATED) squares[tile] += sum_of_squares(key);
       multiply(score[0][tile], a, key[0], key[1]);
-      multiply(score[CHAINS - 1][tile], c, key[0], key[1]);
-      multiply(score[0][tile], b, key[2], key[3]);
-      multiply(score[CHAINS - 1][tile], d, key[2], key[3]);
+      multiply(score[CHAINS - 1][tile], b, key[2], key[3]);
     }
   }
 }
 
 // Adds 16 tokens' weighted values to the result: column g of a tile is word 8 j + g, one tile for
 // each of its eight codes.
-INLINE void multiply_values(const u8* values, uint4 weights, uint4 rests,
+INLINE void multiply_values(const u8* values, uint4 weights,
                             float (&result)[HEAD_DIM / 8][4]) {
   const int g = threadIdx.x % 32 / 4;
 #pragma unroll
@@ -273,8 +269,6 @@ INLINE void multiply_values(const u8* values, uint4 weights, uint4 rests,
     value_pairs(word[2], word[3], second);
 #pragma unroll
     for (int i = 0; i < 8; i++) multiply(result[j * 8 + i], weights, first[i], second[i]);
-#pragma unroll
-    for (int i = 0; i < 8; i++) multiply(result[j * 8 + i], rests, first[i], second[i]);
   }
 }
 
@@ -356,29 +350,23 @@ INLINE void prepare_rows(const u16 (&bits)[2][PER_LANE], float (&x)[2][PER_LANE]
         }
 }
 
-// Two rows that a tensor core wants side by side, each as two FP16 numbers, to shared memory.
+// Two rows that a tensor core wants side by side, to shared memory.
 INLINE void store_pair(const float (&x)[PER_LANE], const float (&y)[PER_LANE], u8* target) {
   const int lane = threadIdx.x % 32;
-  u32 high[PER_LANE], rest[PER_LANE];
+  u32 both[PER_LANE];
 #pragma unroll
   for (int i = 0; i < PER_LANE; i += 2) {
-    high[i] = two_halves(x[i], x[i + 1]);
-    high[i + 1] = two_halves(y[i], y[i + 1]);
-    rest[i] = two_halves(x[i] - low_half(high[i]), x[i + 1] - high_half(high[i]));
-    rest[i + 1] = two_halves(y[i] - low_half(high[i + 1]), y[i + 1] - high_half(high[i + 1]));
+    both[i] = two_halves(x[i], x[i + 1]);
+    both[i + 1] = two_halves(y[i], y[i + 1]);
   }
   const int word = lane * PER_LANE / 8;
   u8* at = target + (word % STEPS * 4 + word / STEPS) * 32 + lane * PER_LANE % 8 * 4;
   if (PER_LANE == 2) {
-    *(uint2*)at = make_uint2(high[0], high[1]);
-    *(uint2*)(at + QUERY_REST) = make_uint2(rest[0], rest[1]);
+    *(uint2*)at = make_uint2(both[0], both[1]);
   } else {
 #pragma unroll
-    for (int i = 0; i < PER_LANE; i += 4) {
-      *(uint4*)(at + 4 * i) = make_uint4(high[i], high[i + 1], high[i + 2], high[i + 3]);
-      *(uint4*)(at + QUERY_REST + 4 * i) =
-          make_uint4(rest[i], rest[i + 1], rest[i + 2], rest[i + 3]);
-    }
+    for (int i = 0; i < PER_LANE; i += 4)
+      *(uint4*)(at + 4 * i) = make_uint4(both[i], both[i + 1], both[i + 2], both[i + 3]);
   }
 }
 
@@ -505,7 +493,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
         }
       }
       const bool is_edge = chunk + CHUNK > least_seen;
-      float value_scale[2 * TILES], value_zero[2 * TILES];
+      float value_scale[2 * TILES], value_zero[2 * TILES], inverse[2 * TILES];
       float higher[2] = {most[0], most[1]};
 #pragma unroll
       for (int i = 0; i < 2 * TILES; i++) {
@@ -517,6 +505,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
         const float key = ROTATED ? __shfl_sync(~0u, key_factor[i / 2], (2 * t + i % 2) * 4) : 1.f;
         // The largest weight times scale becomes one, so that FP16 holds them whatever the scale.
         const float magnitude = log2_of(fmaxf(value_scale[i], LEAST_SCALE));
+        inverse[i] = exp2_of(-magnitude) / WEIGHT_SCALE;
 #pragma unroll
         for (int row = 0; row < 2; row++) {
           float& s = scores[0][i / 2][row * 2 + i % 2];
@@ -547,25 +536,28 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
         }
 #pragma unroll
       for (int step = 0; step < TILES / 2; step++) {
-        u32 weight[4], rest[4];
+        u32 weight[4];
 #pragma unroll
         for (int part = 0; part < 4; part++) {
           const int tile = step * 2 + part / 2, row = part % 2;
-          float scaled[2];
+          float one[2];
+#pragma unroll
+          for (int i = 0; i < 2; i++)
+            one[i] = exp2_of(scores[0][tile][row * 2 + i] - base[row]);
+          weight[part] = two_halves(one[0] * (value_scale[tile * 2] * WEIGHT_SCALE),
+                                    one[1] * (value_scale[tile * 2 + 1] * WEIGHT_SCALE));
+          // What the products weigh by, rounded, is what is counted as well: over many equal
+          // weights one rounding would not average out.
 #pragma unroll
           for (int i = 0; i < 2; i++) {
-            const float one = exp2_of(scores[0][tile][row * 2 + i] - base[row]);
-            total[row] += one;
-            shift[row] += one * value_zero[tile * 2 + i];
-            scaled[i] = one * (value_scale[tile * 2 + i] * WEIGHT_SCALE);
+            const float rounded = i ? high_half(weight[part]) : low_half(weight[part]);
+            if (rounded >= LEAST_NORMAL) one[i] = rounded * inverse[tile * 2 + i];
+            total[row] += one[i];
+            shift[row] += one[i] * value_zero[tile * 2 + i];
           }
-          weight[part] = two_halves(scaled[0], scaled[1]);
-          rest[part] =
-              two_halves(scaled[0] - low_half(weight[part]), scaled[1] - high_half(weight[part]));
         }
         multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE,
-                        make_uint4(weight[0], weight[1], weight[2], weight[3]),
-                        make_uint4(rest[0], rest[1], rest[2], rest[3]), result);
+                        make_uint4(weight[0], weight[1], weight[2], weight[3]), result);
       }
     }
     __syncwarp();

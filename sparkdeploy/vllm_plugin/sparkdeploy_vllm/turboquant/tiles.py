@@ -47,8 +47,8 @@ GB10 = ShippedTiles(
     "derived from the card's sizes, not measured",
     shared_bytes=99 * 1024,
 )
-"""99 KB of shared memory, and bulk copies as Hopper has. Four warps hold three stages of a 122B's
-pages; what is on its way then (33 KB or more for each of 48 multiprocessors) covers the memory's
+"""99 KB of shared memory, and bulk copies as Hopper has. Four warps hold four stages of a 122B's
+pages; what is on its way then (50 KB or more for each of 48 multiprocessors) covers the memory's
 latency (273 GB/s x 1 us, assumed, is 6 KB for each). No one has timed them on a GB10:
 `python -m sparkdeploy_vllm.tune_head` does."""
 
@@ -59,7 +59,7 @@ SHIPPED = {9: HOPPER, 12: GB10}
 def query_bytes(slot: SlotFormat, kv_heads: int, rows: int) -> int:
     """Shared memory of the queries: two rows of a tensor core lie together, 16 bytes apart."""
     pairs = min(8, rows)
-    return -(-kv_heads * pairs * 2 * (slot.head_dim * 4 + 16) // 128) * 128
+    return -(-kv_heads * pairs * (slot.head_dim * 4 + 16) // 128) * 128
 
 
 def shared_bytes(tile: AttentionTile, slot: SlotFormat, kv_heads: int, rows: int) -> int:
