@@ -13,7 +13,7 @@ KINDS = (
     ("FP8 linear", re.compile(r"blockwise|fp8|float_e4m3|per_token_group_quant", re.I)),
     ("INT4 experts", re.compile(r"marlin_moe", re.I)),
     ("INT4 dense", re.compile(r"marlin|machete", re.I)),
-    ("routing", re.compile(r"moe|topk", re.I)),
+    ("routing", re.compile(r"^_route$|moe|topk|expert", re.I)),
     ("attention", re.compile(r"flash|fmha|attention|_tq_|stage2|reshape_and_cache", re.I)),
     ("linear attention", re.compile(r"delta|gdn|conv1d|chunk_|fused_sigmoid|gated", re.I)),
     ("BF16 matrices", re.compile(r"nvjet|gemm|gemv|cublas|splitk|cutlass", re.I)),

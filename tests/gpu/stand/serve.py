@@ -1,8 +1,9 @@
 """Start several real vLLM servers on one GPU at once, ask each the same, write down everything.
 
-`serve.py SPECS.json OUT_DIR`: a spec has a name, a model folder, flags, whether the plugin is on
-PYTHONPATH, and extra environment. Servers start together, since a start is nearly all compiling;
-the asking and the timing happen one server at a time while the others are idle.
+`serve.py SPECS.json OUT_DIR [NAME ...]` (all without a name): a spec has a name, a model folder,
+flags, whether the plugin is on PYTHONPATH, and extra environment. Servers start together, since a
+start is nearly all compiling; the asking and the timing happen one server at a time while the
+others are idle.
 """
 
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -237,11 +239,27 @@ class Server:
         known = set(self.traces.rglob("*"))
         before = self.counters().get("drafts", 0.0)
         self._post("start_profile")
-        self.ask(PROMPTS[3], tokens=tokens, logprobs=False)
+        context = self.spec.get("traced_context")
+        self.ask(_long_prompt(context) if context else PROMPTS[3], tokens=tokens, logprobs=False)
         drafts = self.counters().get("drafts", 0.0) - before
         self._post("stop_profile")
         fresh = [path for path in self.traces.rglob("*.json*") if path not in known]
         return max(map(profiling.kernels, fresh), key=lambda seen: seen[0].total()), drafts
+
+    def prompt_step(self, length: int) -> dict:
+        """Seconds to the first token of a long prompt, and what they are spent on, by kernel."""
+        started = time.perf_counter()
+        self.ask(_long_prompt(length), tokens=1, logprobs=False)
+        first_token_s = time.perf_counter() - started
+        known = set(self.traces.rglob("*"))
+        self._post("start_profile")
+        self.ask(_long_prompt(length), tokens=1, logprobs=False)
+        self._post("stop_profile")
+        fresh = [path for path in self.traces.rglob("*.json*") if path not in known]
+        spent = max((profiling.kernels(it)[0] for it in fresh), key=Counter.total)
+        most = {name[:140]: round(us / 1e3, 1) for name, us in spent.most_common(14)}
+        return {"first_token_s": round(first_token_s, 2), "gpu_ms": round(spent.total() / 1e3, 1),
+                "kernels_ms": most}  # fmt: skip
 
     def _post(self, path: str) -> None:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", b"")
@@ -309,9 +327,7 @@ def _quantiles(sizes: list[float]) -> dict[str, float]:
 
 def main() -> int:
     """Run the specs; RESULT.json in the output folder, a summary on stdout."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    defaults = {"tokens": plan.get("tokens"), "prompts": plan.get("prompts")}
-    plan["servers"] = [{**defaults, **spec} for spec in plan["servers"]]
+    plan = _plan(Path(sys.argv[1]), sys.argv[3:])
     out = Path(sys.argv[2])
     out.mkdir(parents=True, exist_ok=True)
     logs = Path("/tmp/logs")
@@ -362,6 +378,13 @@ def main() -> int:
         sys.stdout.write(f"{pair}: {json.dumps(found)}\n")
     (out / "done").touch()
     return 0
+
+
+def _plan(path: Path, names: list[str]) -> dict:
+    plan = json.loads(path.read_text())
+    defaults = {"tokens": plan.get("tokens"), "prompts": plan.get("prompts")}
+    wanted = [it for it in plan["servers"] if not names or it["name"] in names]
+    return {**plan, "servers": [{**defaults, **spec} for spec in wanted]}
 
 
 def _write_result(out: Path, servers: list[Server], pairs: dict[str, dict]) -> None:
@@ -417,6 +440,8 @@ def _probe(server: Server, plan: dict, texts: dict[str, list[dict]]) -> None:
         server.seen["sampling"] = sampling.seen(f"http://127.0.0.1:{server.port}")
     for context in server.spec.get("contexts", []):
         server.seen[f"context {context}"] = server.context_steps(context)
+    if length := server.spec.get("traced_prompt"):
+        server.seen[f"prompt of {length}"] = server.prompt_step(length)
     if server.spec.get("timing"):
         server.seen["decode"] = {f"at once {n}": server.step_ms(n) for n in (1, 4)}
         _note_gpu_step(server)

@@ -69,9 +69,9 @@ V2_DRAFT = replace(V2, draft_rows=DRAFT_ROWS, draft_origin=DRAFT.origin)
 V3 = replace(V2_DRAFT, mtp_weights="int4-fp8")
 TREATMENTS = {
     "hybrid": replace(V2, lm_head="bf16"),
-    "hybrid-fused": replace(V2, lm_head="bf16", fp8_kernel="fused"),
+    "hybrid-fused": replace(V2, lm_head="bf16", fp8_kernel="fused", routing="fused"),
     "v2": V2,
-    "v2-fused": replace(V2, fp8_kernel="fused"),
+    "v2-fused": replace(V2, fp8_kernel="fused", routing="fused"),
     "v2-draft": V2_DRAFT,
     "v3": V3,
     "v3-fast": replace(V3, fp8_mode="off", shared_experts="int4", lm_head="int4"),

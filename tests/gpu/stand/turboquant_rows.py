@@ -1,0 +1,81 @@
+"""Decode attention for one to three rows of a 122B's layer: ours beside FlashAttention's on BF16.
+
+`PYTHONPATH=PLUGIN:SITE python3 turboquant_rows.py`: microseconds in a CUDA graph by context; layers
+have caches of their own, more than the card's L2 holds. One JSON line a context. PLUGIN may be an
+older one.
+"""
+
+import json
+
+import torch
+from sparkdeploy_vllm.turboquant import proof
+from sparkdeploy_vllm.turboquant.decode import AttentionLayer
+from sparkdeploy_vllm.turboquant.format import slot_format
+from torch import Tensor
+
+LAYER = AttentionLayer(slot_format("turboquant_4bit_nc", 256), 32, 2, 256**-0.5)
+CUDA = torch.device("cuda")
+CONTEXTS, ROWS, LAYERS, REPEATS = (8_192, 65_536, 100_000, 131_072), (1, 2, 3), 4, 20
+PAGE = 16
+
+
+def graph_us(one) -> float:  # noqa: ANN001
+    one()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        one()
+    times = []
+    for _ in range(REPEATS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1000 * begin.elapsed_time(end))
+    return round(sorted(times)[REPEATS // 2] / LAYERS, 1)
+
+
+def ours_us(context: int, rows: int) -> float:
+    questions = [
+        proof.draw(LAYER, (context,), PAGE, torch.bfloat16, rows, CUDA) for _ in range(LAYERS)
+    ]
+    tile = LAYER.shipped_tile(torch.cuda.get_device_capability(), rows)
+    into = proof.scratch(LAYER, questions[0], 0.0)
+    out = torch.empty_like(questions[0].query)
+    return graph_us(lambda: [proof.attend(LAYER, tile, it, out, into) for it in questions])
+
+
+def flash_us(context: int, rows: int) -> float:
+    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
+
+    pages = -(-context // PAGE)
+    caches = [
+        torch.randn((2, pages, PAGE, 2, 256), device=CUDA, dtype=torch.bfloat16)
+        for _ in range(LAYERS)
+    ]
+    query = torch.randn((rows, 32, 256), device=CUDA, dtype=torch.bfloat16)
+    out = torch.empty_like(query)
+    starts = torch.tensor([0, rows], device=CUDA, dtype=torch.int32)
+    lengths = torch.tensor([context], device=CUDA, dtype=torch.int32)
+    table = torch.randperm(pages, device=CUDA).int()[None]
+    version = get_flash_attn_version(head_size=256)
+
+    def attend(cache: Tensor) -> None:
+        flash_attn_varlen_func(
+            q=query, k=cache[0], v=cache[1], out=out, cu_seqlens_q=starts, max_seqlen_q=rows,
+            seqused_k=lengths, max_seqlen_k=context, softmax_scale=LAYER.scale, causal=True,
+            block_table=table, fa_version=version,
+        )  # fmt: skip
+
+    return graph_us(lambda: [attend(cache) for cache in caches])
+
+
+for context in CONTEXTS:
+    found: dict[str, object] = {"context": context}
+    for rows in ROWS:
+        found[f"{rows}_rows"] = {
+            "ours_us": ours_us(context, rows),
+            "bf16_us": flash_us(context, rows),
+        }
+    print(json.dumps(found), flush=True)
