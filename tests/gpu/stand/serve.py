@@ -442,9 +442,10 @@ def _probe(server: Server, plan: dict, texts: dict[str, list[dict]]) -> None:
         server.seen[f"context {context}"] = server.context_steps(context)
     if length := server.spec.get("traced_prompt"):
         server.seen[f"prompt of {length}"] = server.prompt_step(length)
-    if server.spec.get("timing"):
-        server.seen["decode"] = {f"at once {n}": server.step_ms(n) for n in (1, 4)}
+    if timing := server.spec.get("timing"):
         _note_gpu_step(server)
+        if timing != "gpu":
+            server.seen["decode"] = {f"at once {n}": server.step_ms(n) for n in (1, 4)}
     server.seen["sample"] = texts[f"{name}/1"][0]["text"]
 
 

@@ -94,8 +94,6 @@ class SparkHybridConfig(QuantizationConfig):
             base = base_class(rest, conversion.model_type)
         made = config_class(base).from_base(rest)
         made.conversion = conversion
-        if conversion.routing == "fused" and not current_platform.is_cpu():
-            fuse_routing()
         made.fp8_keys = frozenset(map(layer_key, conversion.fp8_modules))
         made.ledger = ConversionLedger(
             expected_fp8_modules=conversion.expected_fp8_layers,
@@ -144,6 +142,9 @@ class SparkHybridConfig(QuantizationConfig):
         What is made once the books are closed, or is called so, is a draft model's, which has books
         of its own, and whose short-lived head must not be counted.
         """
+        # An engine's process gets this object from another one, without `from_config`.
+        if self.conversion.routing == "fused" and not current_platform.is_cpu():
+            fuse_routing()
         is_draft = self.ledger.closed or "mtp" in prefix.split(".")
         if is_draft:
             self.ledger.close_for_draft()

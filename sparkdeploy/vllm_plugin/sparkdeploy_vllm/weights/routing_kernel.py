@@ -54,9 +54,10 @@ def _route(  # noqa: ANN202, PLR0913, PLR0917
     is_logit = (row < rows)[:, None] & (expert < EXPERTS)[None, :]
     at = logits + row[:, None] * EXPERTS + expert[None, :]
     seen = tl.load(at, mask=is_logit, other=-float("inf")).to(tl.float32)
+    # Rows that pad a CUDA graph may hold anything; their experts must exist and differ. Behind the
+    # exponential a compiler takes NaN for impossible.
+    seen = tl.where(seen > -3e38, tl.where(seen < 3e38, seen, 3e38), -3e38)
     shares = tl.exp(seen - tl.max(seen, 1)[:, None])
-    # Rows that pad a CUDA graph may hold anything; their experts must exist and differ.
-    shares = tl.where(shares >= 0.0, shares, 0.0)
     total = tl.sum(shares, 1)
     left = tl.where((expert < EXPERTS)[None, :], shares, -2.0)
     chosen = tl.full((8, CHOICES), COLUMNS, tl.int32)
@@ -68,10 +69,9 @@ def _route(  # noqa: ANN202, PLR0913, PLR0917
         is_nth = (choice == nth)[None, :]
         chosen = tl.where(is_nth, best[:, None], chosen)
         taken = tl.where(is_nth, value[:, None], taken)
-    taken = taken / tl.where(total > 0, total, 1.0)[:, None]
+    taken = taken / total[:, None]
     if RENORMALIZE:
-        whole = tl.sum(taken, 1)
-        taken = taken / tl.where(whole > 0, whole, 1.0)[:, None]
+        taken = taken / tl.sum(taken, 1)[:, None]
     is_pair = (row < rows)[:, None] & (choice < TOP)[None, :]
     place = row[:, None] * TOP + choice[None, :]
     tl.store(weights + place, taken, mask=is_pair)

@@ -3,16 +3,18 @@
 The kernel itself needs a GPU (tests/gpu/stand/routing.py); here plain torch stands for it.
 """
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-from check_vllm_hooks import _vllm_log
+from check_vllm_hooks import _config, _vllm_log
 from sparkdeploy_vllm import announce
-from sparkdeploy_vllm.weights import routing
+from sparkdeploy_vllm.weights import hybrid_config, routing
 from torch import Tensor
+from torch.nn import Module
 from vllm.model_executor.layers.fused_moe.experts import marlin_moe
 from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 
@@ -134,3 +136,16 @@ def check_a_cpu_keeps_vllm_s() -> None:
     logits = torch.randn((3, EXPERTS))
     assert FusedTopKRouter._compute_routing is PLAIN
     assert not routing.fits(_router(), logits, None)
+
+
+def check_an_engine_installs_it_whose_configuration_comes_from_another_process() -> None:
+    for way, times in (("fused", 1), ("vllm", 0)):
+        config = pickle.loads(pickle.dumps(_config(lm_head="bf16", routing=way)))
+        with (
+            mock.patch.object(hybrid_config, "fuse_routing") as fuse,
+            mock.patch.object(
+                hybrid_config, "current_platform", mock.Mock(**{"is_cpu.return_value": False})
+            ),
+        ):
+            config.get_quant_method(Module(), "model.layers.0.mlp.gate")
+        assert fuse.call_count == times, way
