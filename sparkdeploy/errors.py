@@ -52,6 +52,11 @@ class UsageError(SparkdeployError):
 class RecipeError(SparkdeployError):
     exit_code = 3  # a recipe, an engine or the user's configuration is invalid
 
+    @property
+    def in_one_line(self) -> str:
+        """The message and the first mistake."""
+        return ": ".join((self.message, *(self.detail or "").splitlines()[:1]))
+
 
 class UnknownRecipeError(RecipeError):
     """No recipe has the name that was typed."""

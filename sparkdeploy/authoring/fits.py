@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 
 
 TITLES = ("claims", "share", "least share")
+BROKEN = "broken"
 
 
 def fitting_rows(ground: Ground) -> list[dict[str, object]]:
-    """Return every recipe's verdict on a machine; a model that nobody knows is one too."""
-    loaded = ground.loaded.values()
-    return [fitting_row(ground, item) for item in loaded if isinstance(item, Resolved)]
+    """Return every recipe's verdict on a machine, a broken one's too."""
+    return [
+        fitting_row(ground, item)
+        if isinstance(item, Resolved)
+        else {"recipe": name, "fits": BROKEN, "machines": 1, "reason": item.in_one_line}
+        for name, item in ground.loaded.items()
+    ]
 
 
 def fitting_row(ground: Ground, resolved: Resolved) -> dict[str, object]:
@@ -50,7 +55,7 @@ def fit_words(rows: Iterable[Mapping[str, object]]) -> dict[str, str]:
 
 
 def _fit_word(row: Mapping[str, object]) -> str:
-    words = {Fits.YES.value: "fits", Fits.NO.value: "no"}
+    words = {Fits.YES.value: "fits", Fits.NO.value: "no", BROKEN: BROKEN}
     word = words.get(str(row["fits"]), "?")
     return f"on {row['machines']}" if word == "fits" and row["machines"] != 1 else word
 

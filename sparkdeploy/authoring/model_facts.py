@@ -17,7 +17,6 @@ from sparkdeploy.checkpoint.contents import (
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import model
 from sparkdeploy.recipe.weights import Drafter
-from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,8 +112,5 @@ def drafter_of(
         return None
     try:
         return facts_of(drafter, settings, shipped, when_missing)
-    except CheckpointError as error:
-        # Among many recipes it would be said of each.
-        if when_missing is not WhenMissing.NOBODY:
-            console.info(f"{drafter.source} is not counted: {error.message}")
-        return None
+    except CheckpointError:
+        return None  # a plan says why

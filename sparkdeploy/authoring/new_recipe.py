@@ -24,12 +24,10 @@ from sparkdeploy.authoring.new_model import (
     engine_for,
     misfits,
 )
-from sparkdeploy.authoring.outlook import Ground, ground_for
+from sparkdeploy.authoring.outlook import Ground, ground_for, here_or_spark
 from sparkdeploy.checkpoint.published import PublishedConfig, published_config, refuse_gguf_alone
 from sparkdeploy.errors import Mistakes, NodeError, RecipeError, SparkdeployError, UsageError
-from sparkdeploy.estimate.hardware import HERE
 from sparkdeploy.estimate.verdict import Fits, FitVerdict
-from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.answers import Task
 from sparkdeploy.recipe.fields import NAME_PATTERN
 from sparkdeploy.recipe.library import is_path
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 
     from sparkdeploy.recipe.releases import Family
 
-SPARK = "spark"
 NOWHERE = "-"
 """A destination: the recipe is printed, and no file written."""
 SHORTEST_CONTEXT = 8_192
@@ -257,8 +254,7 @@ def _fitted(
     draft: DraftRecipe, published: PublishedConfig, settings: Settings
 ) -> tuple[DraftRecipe, str]:
     """Choose how many machines and which context; the longest that one request has room for."""
-    has_gpu = bool(node_facts.read_gpus().gpus)
-    ground = ground_for(HERE if has_gpu else SPARK, settings)
+    ground = ground_for(here_or_spark(), settings)
     own = NewModel(draft.model, published).own_context()
     words, nodes = "", 1
     while nodes <= MOST_NODES:

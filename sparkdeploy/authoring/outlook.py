@@ -32,6 +32,7 @@ from sparkdeploy.estimate.verdict import (
 )
 from sparkdeploy.node import facts as node_facts
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
+from sparkdeploy.recipe.library import default_recipe
 from sparkdeploy.recipe.load import Library, Resolved, library, load_all, load_recipe, look_into
 from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.style import Piece, Style
@@ -176,8 +177,9 @@ def outlook_for(
     sizes that no nodes of one GPU serve.
     """
     ground = ground_for(hardware, load_settings())
-    wanted = recipe or ground.settings.default_recipe
-    resolved = load_recipe(ground.recipe_library, wanted, changes := tuple(assignments or ()))
+    wanted = recipe or default_recipe(ground.settings)
+    changes = tuple(assignments or ())
+    resolved = load_recipe(ground.recipe_library, wanted, changes, unasked=True)
     if changes:
         plain = look_into(ground.recipe_library, wanted).resolved
         as_is = without_others_report(resolved.recipe, plain.recipe if plain else None)
@@ -223,6 +225,11 @@ class Ground:
         budget = memory.make_budget(resolved, facts, self.reached.hardware)
         whole = Outlook(resolved, facts, facts, budget, self.acceptance, self.reached)
         return _of_one_node(whole) if cluster else whole
+
+
+def here_or_spark() -> str:
+    """Return the machine that is judged where none is named: one without a GPU serves little."""
+    return HERE if node_facts.read_gpus().gpus else "spark"
 
 
 def copy_bandwidth(clock: Callable[[], float] = time.perf_counter) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,15 @@ def import_recipes(
     found = tuple(_read(known, file, assignments) for file in _files(source))
     if destination is None:
         return found
-    places = _places(found, source if source.is_dir() else source.parent, destination)
+    if destination.suffix in SUFFIXES and not destination.is_dir():
+        if source.is_dir():
+            raise UsageError(
+                f"-o {destination} is one file, and {source} a folder",
+                hint=f"name a folder: -o {shlex.quote(str(destination.with_suffix('')))}",
+            )
+        places = {it.file: destination for it in found if it.translation is not None}
+    else:
+        places = _places(found, source if source.is_dir() else source.parent, destination)
     try:
         # Before anything is written.
         for item in found:

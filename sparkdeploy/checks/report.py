@@ -120,6 +120,8 @@ EXPLAINED = {
     "exchange": "folders in which another user could change files",
 }
 """Names of checks that say nothing to whoever meets them first."""
+TO_LOOK_AT = (Verdict.WARN, Verdict.FAIL)
+"""What stands last, where a terminal has stopped."""
 
 
 def legend(signs: Iterable[str]) -> str:
@@ -149,14 +151,18 @@ def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def lines(findings: Sequence[Finding]) -> Iterator[Block]:
-    """Yield one row a check, by group, the fix beneath where one is needed, and a summary."""
+    """Yield one row a check, by group, then what to look at with its fix, and a summary."""
     rows: list[TextRow | Line] = []
     group = ""
-    for item in _in_order(findings):
+    ordered = _in_order(findings)
+    for item in (it for it in ordered if it.verdict not in TO_LOOK_AT):
         if item.group != group:
             group = item.group
             rows.append(line_of(Piece(group, Style.STRONG)))
-        rows.append(_row(item))
+        rows.append(_row(item, item.check.partition(".")[2]))
+    if found := [it for verdict in TO_LOOK_AT for it in ordered if it.verdict is verdict]:
+        rows.append(line_of(Piece("to look at", Style.STRONG)))
+        rows += (_row(it, it.check) for it in found)
     yield TextTable((TextColumn(), TextColumn("", Fill.WORDS)), tuple(rows), indent=2)
     yield legend(SIGNS[item.verdict] for item in findings)
     names = {item.check.rpartition(".")[2] for item in findings}
@@ -176,8 +182,7 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[Line | str]:
             yield f"      fix: {item.fix}"
 
 
-def _row(item: Finding) -> TextRow:
-    name = item.check.partition(".")[2]
+def _row(item: Finding, name: str) -> TextRow:
     seen = Piece(item.seen, Style.BAD if item.verdict is Verdict.FAIL else Style.PLAIN)
     fix = [f"      fix: {item.fix}"] if item.fix else []
     return row_of(line_of(signed(SIGNS[item.verdict]), f" {name}"), seen, beneath=fix)

@@ -259,8 +259,9 @@ def campaign(
 
 def _from_anywhere(recipes: list[str] | None, settings: Settings) -> tuple[str, ...]:
     from sparkdeploy.deploy.request import from_anywhere
+    from sparkdeploy.recipe.library import default_recipe
 
-    wanted = recipes or [BASELINE, settings.default_recipe]
+    wanted = recipes or [BASELINE, default_recipe(settings)]
     return tuple(dict.fromkeys(from_anywhere(recipe, settings) for recipe in wanted))
 
 

@@ -142,7 +142,7 @@ def switch(
 def _show_plan(request: Request, settings: Settings, *, as_json: bool) -> None:
     from sparkdeploy.deploy.request import plan_for
 
-    plan = plan_for(request, settings)
+    plan = plan_for(request, settings, unasked=True)
     print_plan(plan, settings, as_json=as_json)
     require_none(plan.problems)
 

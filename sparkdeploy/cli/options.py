@@ -216,9 +216,10 @@ def requested(
     """Return what the options ask for; raise UsageError for a name Docker would not take."""
     from sparkdeploy.deploy.request import Request
     from sparkdeploy.plan.container import Deployment
+    from sparkdeploy.recipe.library import default_recipe
 
     require_name(name)
-    wanted = recipe or settings.default_recipe
+    wanted = recipe or default_recipe(settings)
     return Request(wanted, tuple(assignments or ()), Deployment(name, public), cluster)
 
 

@@ -110,7 +110,9 @@ def import_recipe(
     ],
     destination: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Write recipes of ours into it."),
+        typer.Option(
+            "--output", "-o", metavar="DIR|FILE.yaml", help="Write recipes of ours there."
+        ),
     ] = None,
     assignments: options.SetOption = None,
     unsafe: options.UnsafeOption = False,

@@ -38,25 +38,36 @@ HeadersOption = Annotated[
 
 def list_recipes(
     fits: options.FitsOption = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", "-a", help="All recipes, with their whole titles, and engines.")
+    ] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """List the recipes by model, and the engines. With --fits, how fast on another machine."""
+    """List the recipes that fit. With --fits, how fast on another machine.
+
+    A machine without a GPU lists what fits a Spark.
+    """
     from sparkdeploy.authoring.fits import fit_words, fitting_lines, fitting_rows
-    from sparkdeploy.authoring.outlook import ground_for
+    from sparkdeploy.authoring.outlook import ground_for, here_or_spark
     from sparkdeploy.estimate.hardware import HERE
     from sparkdeploy.recipe import report
 
-    ground = ground_for(fits or HERE, options.current_settings())
+    judged = fits or (HERE if as_json else here_or_spark())
+    ground = ground_for(judged, options.current_settings())
     rows, known = fitting_rows(ground), ground.recipe_library
     if fits is not None:
         answer(fitting_lines(rows, fits), rows, as_json=as_json)
         return
     words, default = fit_words(rows), ground.settings.default_recipe
-    recipes = list(report.recipe_rows(ground.loaded, known.replaced()))
+    recipes = list(report.recipe_rows(ground.loaded, known))
     engines = list(report.engine_rows(known))
     fitting = [{**row, "fits_here": words.get(row["name"], "?")} for row in recipes]
     content = {"default": default, "recipes": fitting, "engines": engines}
-    answer(report.list_lines(recipes, engines, words, default), content, as_json=as_json)
+    where = "here" if judged == HERE else f"on {ground.reached.hardware.title}; no GPU is here"
+    lines = report.short_lines(recipes, words, default, where)
+    if show_all:
+        lines = report.list_lines(recipes, engines, words, default, where)
+    answer(lines, content, as_json=as_json)
 
 
 def fits(
@@ -210,7 +221,7 @@ def plan_recipe(
     request = options.requested(
         recipe, assignments, settings, name=name, public=public, cluster=cluster
     )
-    plan = plan_for(request, settings)
+    plan = plan_for(request, settings, unasked=not check)
     if show in {"args", "container"}:
         plan = with_expected_paths(plan, settings)
     print_plan(plan, settings, show, as_json=as_json)

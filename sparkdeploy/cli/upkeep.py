@@ -14,12 +14,14 @@ from sparkdeploy.cli import options
 from sparkdeploy.cli.options import answer
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
+from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sparkdeploy.terminal.tables import TextRow
     from sparkdeploy.upkeep.clean import Leftover
 
 
@@ -50,15 +52,33 @@ def setup(
 
 def config(as_json: options.JsonOption = False) -> None:
     """Show every setting, its value and where it comes from."""
+    from sparkdeploy.recipe.library import wrong_settings
     from sparkdeploy.settings import describe
 
-    rows = describe(options.current_settings())
-    columns = (TextColumn("setting"), TextColumn("value", Fill.WORDS), TextColumn("from"))
+    settings = options.current_settings()
+    rows, wrong = describe(settings), wrong_settings(settings)
+    # By default first, what somebody set after it, what is wrong last.
+    plain = ("default", "shipped")
+    marks = {
+        name: "x" if name in wrong else " " if source.startswith(plain) else "*"
+        for name, _, source in rows
+    }
+    ordered = sorted(rows, key=lambda it: " *x".index(marks[it[0]]))
     table = TextTable(
-        columns, tuple(row_of(name, value or "-", source) for name, value, source in rows)
+        (TextColumn(), TextColumn("", Fill.WORDS)),
+        tuple(_setting(marks[row[0]], *row, wrong.get(row[0], "")) for row in ordered),
     )
+    set_here = sum(mark != " " for mark in marks.values())
+    count = f"{len(rows)} settings, {set_here} not by default (*), {len(wrong)} wrong (x)"
     content = {name: {"value": value, "source": source} for name, value, source in rows}
-    answer([table], content, as_json=as_json)
+    answer([table, count], content, as_json=as_json)
+
+
+def _setting(mark: str, name: str, value: str, source: str, wrong: str) -> TextRow:
+    ink = Style.BAD if wrong else Style.STRONG if mark == "*" else Style.PLAIN
+    origin = "" if mark == " " else f"  ({source})"
+    text = line_of(value or "-", Piece(origin, Style.QUIET), f": {wrong}" if wrong else "")
+    return row_of(Piece(f"{mark} {name}", ink), text)
 
 
 def clean(

@@ -128,9 +128,11 @@ def up_words(request: Request) -> list[str]:
     return words
 
 
-def plan_for(request: Request, settings: Settings) -> Plan:
-    """Observe and decide; Docker, a GPU and a network may all be absent."""
-    resolved = resolve(request, settings)
+def plan_for(request: Request, settings: Settings, *, unasked: bool = False) -> Plan:
+    """Observe and decide; Docker, a GPU and a network may all be absent. `unasked`: to show it."""
+    shelf = library(settings)
+    resolved = load_recipe(shelf, request.recipe, request.assignments, unasked=unasked)
+    resolved = for_cluster(resolved) if request.cluster else resolved
     needed = needed_nodes(resolved, settings) if request.cluster else None
     opened = this_node(settings) if needed is None else open_nodes(settings, needed)
     with opened as nodes:

@@ -21,13 +21,20 @@ _HEALTH_PROGRAM = (
 )
 
 
-def compose_text(spec: ContainerSpec, *, prepare: str) -> str:
-    """Return the Compose file; `prepare` makes what it mounts. UsageError for no Unicode."""
+_NOT_WHOLE = "# NOT COMPLETE: what stands in <...> is known after that command; export it again.\n"
+
+
+def compose_text(spec: ContainerSpec, *, prepare: str, is_whole: bool = True) -> str:
+    """Return the Compose file; `prepare` makes what it mounts. UsageError for no Unicode.
+
+    Without `is_whole` it says that something in it is not known before.
+    """
     content = services_text({"vllm": _service(spec)})
     comment = prepare.encode("unicode_escape").decode()
     return (
         f"# {spec.name}: written by `sparkdeploy export compose`.\n"
         f"# Image, checkpoint and folders are made by: {comment}\n"
+        f"{'' if is_whole else _NOT_WHOLE}"
         "# The memory guard is the container's first process and restarts vLLM by itself.\n"
         f"{content}"
     )

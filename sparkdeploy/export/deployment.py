@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdeploy import labels
 from sparkdeploy.deploy.request import (
     PORT,
     Request,
@@ -18,8 +19,9 @@ from sparkdeploy.deploy.request import (
     resolve,
     sets_variables,
     up_words,
+    with_expected_paths,
 )
-from sparkdeploy.errors import BuildError, CheckpointError, UsageError
+from sparkdeploy.errors import CheckpointError, UsageError
 from sparkdeploy.export.compose_file import Export, ExportedFile, compose_text
 from sparkdeploy.export.systemd_unit import (
     BETWEEN_STARTS_S,
@@ -33,8 +35,8 @@ from sparkdeploy.export.systemd_unit import (
     unit_name,
     unit_text,
 )
-from sparkdeploy.plan.images import unresolved_tag
 from sparkdeploy.plan.launch import bound_host
+from sparkdeploy.plan.report import UNKNOWN_FINGERPRINT, fingerprinted
 from sparkdeploy.recipe.paths import with_whole_path
 from sparkdeploy.server.phases import expected_start
 from sparkdeploy.shell import AS_MODULE
@@ -178,21 +180,22 @@ def export_socket(request: Request, settings: Settings, env: Mapping[str, str]) 
 
 
 def export_compose(request: Request, settings: Settings) -> str:
-    """Return the Compose file of `up`'s container; CheckpointError while the model is not here."""
-    plan = plan_for(request, settings)
-    prepare = _prepare(request)
+    """Return the Compose file of `up`'s container; `<...>` stands for what is not known before.
+
+    Raises CheckpointError where a container cannot be described at all.
+    """
+    plan = with_expected_paths(plan_for(request, settings), settings)
     if plan.head.spec is None:
-        raise CheckpointError(
-            "the model is not here yet, so the container's user and mounts are unknown",
-            hint=prepare,
-        )
-    if tag := unresolved_tag([step.stage for step in plan.images]):
-        raise BuildError(f"nobody has asked yet what the image {tag} is", hint=prepare)
+        raise CheckpointError("the container cannot be described yet", hint=_prepare(request))
+    spec = fingerprinted(plan, plan.head.spec)
+    is_whole = spec.labels[labels.FINGERPRINT] != UNKNOWN_FINGERPRINT
+    if not is_whole:
+        console.warn(f"the file is not complete: export it again after {_prepare(request)}")
     if own := list(plan.resolved.recipe.serve.env):
         # The container's environment is part of its description: Compose takes it from the file.
         console.warn(f"the file has the values of {' and '.join(own)}: keep it at mode 0600")
     anywhere = replace(request, recipe=from_anywhere(request.recipe, settings))
-    return compose_text(plan.head.spec.with_fingerprint(), prepare=_prepare(anywhere))
+    return compose_text(spec, prepare=_prepare(anywhere), is_whole=is_whole)
 
 
 def _prepare(request: Request) -> str:

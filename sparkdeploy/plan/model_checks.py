@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint.source import fetch_command
-from sparkdeploy.checks.report import Finding, fail_early, ok
+from sparkdeploy.checks.report import Finding, fail_early, ok, warn
 from sparkdeploy.estimate.model_findings import (
     NEEDS_NO_FILES,
     attention_findings,
@@ -67,6 +67,20 @@ def architecture(plan: Plan) -> Iterator[Finding]:
             "set engine to a newer one (`sparkdeploy list` shows them), or insist with "
             "--allow-known-bad",
         )
+
+
+def companions_are_known(plan: Plan) -> Iterator[Finding]:
+    """Name a drafter or an adapter of which nobody knows more than its name."""
+    for weights, fact in _models(plan):
+        is_companion = weights is not plan.resolved.recipe.model
+        if is_companion and isinstance(fact, MissingModel) and fact.size_bytes is None:
+            source = shown(weights.source)
+            why = fact.unknown.removeprefix(f"{fact.repo}: ").rstrip(".") or "it is not here"
+            yield warn(
+                "model.companions",
+                f"{source}, beside the model, is not counted in memory and download: {why}",
+                fetch_command(weights.source, weights.revision),
+            )
 
 
 def room_on_disk(plan: Plan) -> Iterator[Finding]:
@@ -198,6 +212,7 @@ def _exchange(folder: Path, use: str, found: Exchangeable | None) -> Iterator[Fi
 
 CHECKS = (
     architecture,
+    companions_are_known,
     room_on_disk,
     has_weights,
     files_are_readable,

@@ -41,6 +41,15 @@ def remote_code(plan: Plan) -> Iterator[Finding]:
 
 def consent(plan: Plan) -> Iterator[Finding]:
     check, resolved = "recipe.unsafe", plan.resolved
+    if resolved.pending:
+        for it in resolved.pending[:MAX_LISTED]:
+            seen = f"`up` asks for your consent to {shown('.'.join(map(str, it.path)))}"
+            yield Finding(check, Verdict.WARN, f"{seen}: {it.message}")
+        if (left := len(resolved.pending) - MAX_LISTED) > 0:
+            show = f"sparkdeploy show {resolved.called} --allow-unsafe"
+            fix = f"`{show}` prints all and runs nothing"
+            yield warn(check, f"`up` asks for your consent to {left} more things", fix)
+        return
     if not resolved.recipe.allow_unsafe and not resolved.allowed:
         yield ok(check, "no setting of a foreign recipe loads code or moves files")
         return

@@ -78,11 +78,12 @@ def arguments_text(plan: Plan) -> str:
 
 
 def container_text(plan: Plan) -> str:
-    return _by_node(plan, lambda spec: docker_run(_fingerprinted(plan, spec)))
+    return _by_node(plan, lambda spec: docker_run(fingerprinted(plan, spec)))
 
 
-def _fingerprinted(plan: Plan, spec: ContainerSpec) -> ContainerSpec:
-    if not plan.observed.missing:
+def fingerprinted(plan: Plan, spec: ContainerSpec) -> ContainerSpec:
+    """Return the container with its hash; of one that is not wholly known, with a placeholder."""
+    if not plan.observed.missing and unresolved_tag([it.stage for it in plan.images]) is None:
         return spec.with_fingerprint()
     # A hash of placeholders would look like that of the container that will be.
     return replace(spec, labels={**spec.labels, labels.FINGERPRINT: UNKNOWN_FINGERPRINT})

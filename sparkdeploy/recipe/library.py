@@ -61,11 +61,9 @@ class Library:
     def recipe_files(self) -> dict[str, Path]:
         return self._files("*.yaml")
 
-    def replaced(self) -> frozenset[str]:
-        """Return names in the last folder, the shipped one, that another folder's recipe has."""
-        *own, shipped = self.folders
-        names = {path.stem for folder in own for path in folder.glob("*.yaml")}
-        return frozenset(path.stem for path in shipped.glob("*.yaml") if path.stem in names)
+    def own_names(self) -> frozenset[str]:
+        """Return the names of recipes that lie in another folder than the last, the shipped one."""
+        return frozenset(it.stem for folder in self.folders[:-1] for it in folder.glob("*.yaml"))
 
     def engine_files(self) -> dict[str, Path]:
         return self._files("engines/*.yaml")
@@ -106,6 +104,30 @@ def locate(library: Library, wanted: str) -> Path:
             return path
         raise UsageError(f"there is no recipe file {visible_line(wanted)}", hint=_no_source(wanted))
     return known_file(library.recipe_files(), wanted, "recipe")
+
+
+def default_recipe(settings: Settings) -> str:
+    """Return what counts where no recipe is named; RecipeError says where a wrong one is set."""
+    try:
+        locate(library(settings), settings.default_recipe)
+    except (RecipeError, UsageError) as error:
+        where = f"default_recipe in {settings.sources['default_recipe']}"
+        raise RecipeError(f"{where}: {error.message}", hint=error.hint) from error
+    return settings.default_recipe
+
+
+def wrong_settings(settings: Settings) -> dict[str, str]:
+    """Return what is wrong with settings that name a recipe, an engine or a file, by name."""
+    wrong, engines = {}, library(settings).engine_files()
+    try:
+        default_recipe(settings)
+    except RecipeError as error:
+        wrong["default_recipe"] = error.message.partition(": ")[2]
+    if settings.rehearsal_engine and settings.rehearsal_engine not in engines:
+        wrong["rehearsal_engine"] = f"there is no such engine; {closest('', engines)}"
+    if (bundle := settings.build.ca_bundle) is not None and not bundle.is_file():
+        wrong["ca_bundle"] = "there is no such file"
+    return wrong
 
 
 def is_path(wanted: str) -> bool:

@@ -82,6 +82,8 @@ class Resolved:
     image: str | None = None
     """Of an engine of kind `image`: what the recipe or the engine's file calls it."""
     allowed: tuple[Mistake, ...] = ()
+    pending: tuple[Mistake, ...] = ()
+    """What needs a consent that nobody has given yet."""
 
     @property
     def called(self) -> str:
@@ -108,10 +110,16 @@ class Loaded:
         return [_line(self.document, item) for item in dict.fromkeys(found)]
 
 
-def load_recipe(library: Library, wanted: str, settings: Iterable[str] = ()) -> Resolved:
-    """Load a recipe by name or path; RecipeError lists every mistake with file, line and fix."""
+def load_recipe(
+    library: Library, wanted: str, settings: Iterable[str] = (), *, unasked: bool = False
+) -> Resolved:
+    """Load a recipe by name or path; RecipeError lists every mistake with file, line and fix.
+
+    With `unasked`, for who runs and writes nothing of it, what needs consent is no mistake.
+    """
     loaded = look_into(library, wanted, settings)
-    if not loaded.mistakes and not loaded.consents and loaded.resolved is not None:
+    is_allowed = unasked or not loaded.consents
+    if not loaded.mistakes and is_allowed and loaded.resolved is not None:
         return loaded.resolved
     what, hint = f"recipe {wanted}", consent_hint(wanted, loaded.consents)
     error = error_of(what, loaded.document, list(loaded.mistakes), loaded.consents, hint=hint)
@@ -167,9 +175,9 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
     lines = tuple(_line(document, warning) for warning in warnings)
     resolved = None
     if engine is not None:
-        allowed = needed if is_allowed else ()
+        asked_for = (needed, ()) if is_allowed else ((), needed)
         resolved = Resolved(
-            recipe, engine, document.origins, lines, translation, wanted, mods, image, allowed
+            recipe, engine, document.origins, lines, translation, wanted, mods, image, *asked_for
         )
     consents = () if is_allowed else needed
     return Loaded(document, (*mistakes,), translation, recipe, resolved, consents, lines, record)
@@ -263,7 +271,9 @@ def count_words(mistakes: Sized, consents: Sized) -> str:
 
 
 def _line(document: Document, problem: Mistake) -> str:
-    path = written_part(problem.path, document.origins)
+    path, name = written_part(problem.path, document.origins), ".".join(map(str, problem.path))
     where = f"{document.origins[path]}: " if path else ""
+    # What was typed is called as it was typed, once.
+    place = where if where == f"--set {name}: " else f"{where}{name}: "
     fix = f"; {problem.fix}" if problem.fix else ""
-    return f"{where}{'.'.join(map(str, problem.path))}: {problem.message}{fix}"
+    return f"{place}{problem.message}{fix}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +16,19 @@ from sparkdeploy.terminal.style import Line, Piece, Style, line_of
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from sparkdeploy.recipe.document import KeyPath
     from sparkdeploy.recipe.schema import Recipe
 
-FIT_INKS = {"fits": Style.GOOD, "on": Style.GOOD, "no": Style.QUIET}
+FIT_INKS = {"fits": Style.GOOD, "on": Style.GOOD, "no": Style.QUIET, "broken": Style.BAD}
 """Of the first word of what a recipe's verdict is."""
 LEFT_OUT = "(left out)"
 BESIDE_DRAFTS = "it drafts: vLLM refuses requests with min_p or logit_bias (HTTP 400)"
 """`SamplingParams._validate_spec_decode`, the same in 0.25.1 and 0.32.0."""
+SHORT_TITLE = 43
+"""Beside the longest name and a figure it leaves a line of eighty columns whole."""
+LEFT = {"no": "do not fit", "?": "may fit"}
 ANY_RELEASE = "any"
 """Of an engine that stands for every image."""
 _FORMAT = re.compile(
@@ -34,12 +39,14 @@ _FORMAT = re.compile(
 
 
 def recipe_rows(
-    loaded: Mapping[str, Resolved | RecipeError], replaced: Container[str]
+    loaded: Mapping[str, Resolved | RecipeError], library: Library
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each recipe; `replaced` are the names that take a shipped one's place."""
+    """Yield a row for each recipe."""
+    own, shipped = library.own_names(), replace(library, folders=library.folders[-1:])
+    replaced = own & shipped.recipe_files().keys()
     for name, found in loaded.items():
         if isinstance(found, RecipeError):
-            yield {"name": name, "error": found.message}
+            yield {"name": name, "error": found.in_one_line}
             continue
         recipe, expect = found.recipe, found.recipe.expect
         yield {
@@ -53,6 +60,7 @@ def recipe_rows(
             "reported_tok_s": expect.tok_s if expect else None,
             "reported_figure": expect.figure if expect else None,
             "source": expect.source if expect else recipe.source,
+            "is_own": name in own,
             "replaces_shipped": name in replaced,
         }
 
@@ -68,7 +76,7 @@ def engine_rows(library: Library) -> Iterator[dict[str, Any]]:
         try:
             engine = load_engine(library, name)
         except RecipeError as error:
-            yield {"name": name, "error": error.message}
+            yield {"name": name, "error": error.in_one_line}
             continue
         values = engine.model_dump(include={"name", "title", "kind", "vllm"})
         # Until an image is named its release is only what flags are held against.
@@ -76,16 +84,41 @@ def engine_rows(library: Library) -> Iterator[dict[str, Any]]:
         yield {**values, "vllm": ANY_RELEASE} if is_any else values
 
 
+def short_lines(
+    recipes: list[dict[str, Any]], fits: Mapping[str, str], default: str, where: str
+) -> Iterator[Block]:
+    """Yield a line for each recipe that fits, and for one's own, by model; the rest is counted."""
+    yield f"recipes that fit {where} (* is the default; tok/s are others', ~ without prefill)"
+    readable = sorted(
+        (row for row in recipes if "error" not in row),
+        key=lambda row: (row["model"].lower(), row["name"]),
+    )
+    rows, left = [], Counter[str]()
+    for row in readable:
+        name, word = row["name"], fits.get(row["name"], "?")
+        if word == "fits" or row["is_own"] or name == default:
+            marks = f"{'yours: ' * row['is_own']}{'' if word == 'fits' else f'({word}) '}"
+            title = textwrap.shorten(f"{marks}{row['title']}", SHORT_TITLE, placeholder=" ...")
+            rows.append(row_of(_marked(name, default), _figure(row), title))
+        else:
+            left[word] += 1
+    yield TextTable((TextColumn(), TextColumn("", Fill.FIGURE), TextColumn()), tuple(rows), 2)
+    yield from _broken_lines(recipes)
+    words = (f"{count} {LEFT.get(word, 'need several')}" for word, count in left.items())
+    yield f"further: {', '.join((*words, 'engines'))}; `sparkdeploy list --all` has them"
+
+
 def list_lines(
     recipes: list[dict[str, Any]],
     engines: list[dict[str, Any]],
     fits: Mapping[str, str],
     default: str,
+    where: str = "here",
 ) -> Iterator[Block]:
-    """Yield recipes by model, then engines; `fits` says of each recipe whether it fits here."""
+    """Yield recipes by model, then engines; `fits` says of each recipe whether it fits."""
     yield (
-        "recipes (* is the default; fits: on this machine, on 2: on two like it, ? is not known; "
-        "tok/s are others', ~ without prefill; `list --fits spark` for a Spark)"
+        f"recipes (* is the default; fits: {where}, on 2: on two like it, ? is not known; "
+        "tok/s are others', ~ without prefill)"
     )
     rows: list[TextRow | Line] = []
     by_model: dict[str, list[dict[str, Any]]] = {}
@@ -109,21 +142,26 @@ def list_lines(
     yield from _broken_lines(engines)
 
 
-def _recipe_row(row: Mapping[str, Any], fits: str, default: str) -> TextRow:
-    is_default = row["name"] == default
-    mark = f"{'*' if is_default else ' '} {row['name']}"
-    name = Piece(mark, Style.STRONG if is_default else Style.PLAIN)
-    verdict = Piece(fits, FIT_INKS.get(fits.split(maxsplit=1)[0], Style.CAUTION))
+def _marked(name: str, default: str) -> Piece:
+    mark, ink = ("*", Style.STRONG) if name == default else (" ", Style.PLAIN)
+    return Piece(f"{mark} {name}", ink)
+
+
+def _figure(row: Mapping[str, Any]) -> str:
     sign = "~" if row["reported_figure"] == "decode" else ""
-    figure = f"{sign}{row['reported_tok_s']:g}" if row["reported_tok_s"] else "-"
+    return f"{sign}{row['reported_tok_s']:g}" if row["reported_tok_s"] else "-"
+
+
+def _recipe_row(row: Mapping[str, Any], fits: str, default: str) -> TextRow:
+    verdict = Piece(fits, FIT_INKS.get(fits.split(maxsplit=1)[0], Style.CAUTION))
     title = f"{row['title']}{' (needs a fork: `plan` names it)' if row['preview'] else ''}"
     title += " (yours, instead of the shipped one)" if row["replaces_shipped"] else ""
-    return row_of(name, verdict, figure, title)
+    return row_of(_marked(row["name"], default), verdict, _figure(row), title)
 
 
 def _broken_lines(rows: list[dict[str, Any]]) -> Iterator[Line]:
     for row in (row for row in rows if "error" in row):
-        yield line_of("  ", Piece(f"broken: {row['name']}: {row['error']}", Style.BAD))
+        yield line_of("  ", Piece(f"broken: {row['error']}", Style.BAD))
 
 
 def origin_lines(resolved: Resolved) -> Iterator[Block]:

@@ -131,7 +131,7 @@ COMMANDS = {
     "source": ("recipe source add theirs .", 0),
     "image": ("image ls", 4),
     "checkpoint": ("checkpoint ls", 0),
-    "plan": ("plan ./their.yaml", 3),
+    "plan": ("plan ./their.yaml", 4),
     "on": ("plan --on spark ./their.yaml", 3),
     "on with nothing of theirs": ("status --on spark", 4),
     "diagnose": ("diagnose ../home/crash -o report.tar.gz", 0),

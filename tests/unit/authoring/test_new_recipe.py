@@ -155,7 +155,7 @@ def test_a_recipe_of_ones_own_that_hides_a_shipped_one_is_marked(run: Run) -> No
     own.mkdir(parents=True)
     (own / "v2.yaml").write_text("schema: 1\nname: v2\ntitle: My own\nextends: mtp-2\n")
     (own / "mine.yaml").write_text("schema: 1\nname: mine\ntitle: Other\nextends: v2\n")
-    marked = [line for line in run("list").stdout.splitlines() if "(yours" in line]
+    marked = [line for line in run("list", "--all").stdout.splitlines() if "(yours" in line]
     assert [line.partition("My own")[2] for line in marked] == [
         " (yours, instead of the shipped one)"
     ]

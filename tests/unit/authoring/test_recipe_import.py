@@ -46,6 +46,16 @@ def test_one_file_is_printed_as_ours(run: Run, theirs: Path, tmp_path: Path) -> 
     assert f"# line {line}: --max-model-len 64K" in done.stdout
 
 
+def test_a_name_of_a_file_is_that_file(run: Run, theirs: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "mine.yaml"
+    done = run("recipe", "import", str(theirs / "parrot.yaml"), "-o", str(target))
+    assert done.returncode == 0
+    assert "name: parrot" in target.read_text()
+    whole = run("recipe", "import", str(theirs), "-o", str(target))
+    assert whole.returncode == 2
+    assert f"-o {target.with_suffix('')}" in whole.stderr
+
+
 def test_a_folder_is_written_file_by_file(run: Run, theirs: Path, tmp_path: Path) -> None:
     target = tmp_path / "ours"
     done = run("recipe", "import", str(theirs.parent), "-o", str(target))

@@ -29,7 +29,7 @@ def test_list_names_recipes_and_engines(run: Run) -> None:
     assert releases["cpu-0.32"] == "0.32.0"
     # It stands for every image, whatever that holds.
     assert releases["image"] == "any"
-    assert re.search(r"^ +image +any +An image of others", run("list").stdout, re.MULTILINE)
+    assert re.search(r"^ +image +any +An image of others", run("list", "--all").stdout, re.M)
 
 
 def test_list_says_what_a_recipe_needs_that_no_release_has(run: Run) -> None:
@@ -40,7 +40,44 @@ def test_list_says_what_a_recipe_needs_that_no_release_has(run: Run) -> None:
         assert row["source"] or not (row["reported_tok_s"] or row["preview"]), name
     (forked,) = (row for name, row in rows.items() if name == "glm-5.3-flash")
     assert forked["preview"]
-    assert "needs a fork" in run("list").stdout
+    assert "needs a fork" in run("list", "--all").stdout
+
+
+def test_a_list_is_one_screen_of_what_fits_a_spark_where_no_gpu_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = tmp_path / "config" / "recipes"
+    recipes.mkdir(parents=True)
+    (recipes / "odd.yaml").write_text(
+        "schema: 1\nname: odd\ntitle: t\nextends: v2\nserve: {max_model_len: many}\n"
+    )
+    (recipes / "huge.yaml").write_text(
+        "schema: 1\nname: huge\ntitle: too large\nextends: v2\n"
+        "serve: {gpu_memory_utilization: 0.3}\n"
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    said = run("list").stdout
+    whole = " ".join(said.split())
+    assert "recipes that fit on NVIDIA DGX Spark" in said
+    assert len(said.splitlines()) <= 44  # six of them the two of one's own
+    assert re.search(r"^  \* v2 +51  Hybrid INT4", said, re.MULTILINE)
+    assert "huge" in said
+    assert "yours: (no) too large" in said
+    assert "minimax-m2.7" not in said
+    broken = "broken: recipe odd has 1 mistake: "
+    assert broken in whole
+    fits = " ".join(run("list", "--fits", "spark").stdout.split())
+    assert "serve.max_model_len: 'many' is wrong" in fits
+    assert broken in " ".join(run("list", "--all").stdout.split())
+    (tmp_path / "config" / "config.yaml").write_text("default_recipe: v22\n")
+    for words in (("plan",), ("plan", "--hardware", "spark"), ("up",)):
+        refused = run(*words)
+        assert refused.returncode == 3
+        assert f"default_recipe in {tmp_path}/config/config.yaml: there is no" in refused.stderr
+    settings = " ".join(run("config").stdout.split())
+    there = f"x default_recipe v22 ({tmp_path}/config/config.yaml): there is no recipe v22 21"
+    assert f"{there} settings, " in settings
+    assert settings.endswith("1 wrong (x)")
 
 
 def test_fits_alone_means_this_machine(run: Run) -> None:
@@ -76,7 +113,7 @@ def test_plan_check_exits_nine_when_there_is_work(
     run: Run, shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = plan(shipped, observed())
-    monkeypatch.setattr("sparkdeploy.deploy.request.plan_for", lambda *_: made)
+    monkeypatch.setattr("sparkdeploy.deploy.request.plan_for", lambda *_, **_more: made)
     done = run("plan", "v2", "--check")
     assert (done.returncode, "run `sparkdeploy up v2`" in done.stderr) == (9, True)
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.unit.program import Run
+
 
 V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
 # What an argument of a process can be: anything but NUL.
@@ -372,3 +374,14 @@ def test_who_gets_a_file_with_values_is_told_to_keep_it(
     text = export_compose(Request("v2", (typed, "allow_unsafe=true")), load_settings())
     assert ("hush" in text) == bool(said)
     assert capsys.readouterr().err == said
+
+
+def test_what_is_not_here_yet_is_exported_with_what_is_not_known(
+    run: Run, no_docker: None, tmp_path: Path
+) -> None:
+    done = run("export", "compose", "v2", "-o", str(tmp_path))
+    assert done.returncode == 0
+    assert "the file is not complete" in done.stderr
+    text = (tmp_path / "compose.yaml").read_text()
+    assert "# NOT COMPLETE: what stands in <...>" in text
+    assert "<fingerprint>" in text

@@ -444,3 +444,12 @@ def test_a_drafter_in_the_image_names_the_mod_that_makes_it(tmp_path: Path, plan
     assert "is a folder of the image that mod mods/make makes" in said
     assert "--set serve.speculative.subfolder=FOLDER" in said
     assert "no mod of the recipe makes it" in plan_of(folder, drafting)
+
+
+def test_a_drafter_that_nobody_knows_is_one_line_of_each_plan(tmp_path: Path, plan_of: Any) -> None:
+    folder = write_model(tmp_path / "model", {"model.safetensors": ["a"]})
+    drafting = "serve.speculative={method: eagle3, model: lab/nobody, tokens: 2}"
+    said = plan_of(folder, drafting, code=0)
+    seen = "! lab/nobody, beside the model, is not counted in memory and download: "
+    assert said.count(seen) == 2
+    assert said.count("fix: sparkdeploy checkpoint pull lab/nobody") == 2

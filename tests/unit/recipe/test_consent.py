@@ -27,6 +27,8 @@ from tests.unit.conftest import REPOSITORY
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.unit.program import Run
+
 SHELF = Library((REPOSITORY / "recipes",))
 V2 = load_recipe(SHELF, "v2")
 
@@ -273,3 +275,18 @@ def test_no_value_of_an_engine_adds_an_instruction_to_a_dockerfile(field: str, v
     except ValidationError:
         return
     assert instructions(engine) == instructions(ENGINE)
+
+
+def test_a_plan_names_what_up_will_ask_about_and_asks_nothing(tmp_path: Path, run: Run) -> None:
+    body = "mods: [{run: touch /tmp/x}]\nserve: {env: {" + ", ".join(f"A{n}: b" for n in range(9))
+    recipe = str(from_elsewhere(tmp_path, body + "}}"))
+    for words in ((), ("--hardware", "spark")):
+        said = run("plan", recipe, *words).stdout
+        assert "`up` asks for your consent to mods.0: touch /tmp/x: a mod runs as root" in said
+        assert "`up` asks for your consent to 2 more things" in said
+    assert "touch /tmp/x" in run("plan", recipe, "--show", "mods").stdout
+    for line in ("plan {} --check", "up {}", "export compose {}"):
+        refused = run(*line.format(recipe).split())
+        assert refused.returncode == 3
+        assert "10 things that need your consent" in refused.stderr
+    assert not (load_settings().state_dir / "consents").exists()

@@ -156,9 +156,9 @@ def test_a_broken_recipe_of_the_user_does_not_hide_the_others(
 ) -> None:
     write(tmp_path, "mine", "schema: 1\n")
     both = Library((tmp_path, *shipped.folders))
-    rows = list(recipe_rows(load_all(both), both.replaced()))
+    rows = list(recipe_rows(load_all(both), both))
     text = "\n".join(plain_lines(list_lines(rows, [], {"v2": "fits"}, "v2")))
-    assert "broken: mine:" in text
+    assert "broken: recipe mine has 4 mistakes: " in text
     assert re.search(r"^  \* v2 +fits +51 ", text, re.MULTILINE)
     assert "v2 " in text
 
