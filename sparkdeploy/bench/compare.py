@@ -259,26 +259,28 @@ def logarithms(table: Table, keys: Set[CellKey]) -> list[float]:
     ]
 
 
+def _ratio(
+    tables: Sequence[Table], keys: Set[CellKey]
+) -> tuple[float, float, Estimate, float | None] | None:
+    """Return both sides' mean over some cells, their ratio, and how much runs of the same differ.
+
+    None where no run of a side has all these cells.
+    """
+    base, other, *repeated = (logarithms(table, keys) for table in tables)
+    if not base or not other:
+        return None
+    spread = spread_of(repeated)
+    before, after = (statistics.fmean(map(math.exp, side)) for side in (base, other))
+    return before, after, ratio_of(base, other, spread), spread.deviation
+
+
 def _differences(
     suite: SuiteResult, metric: str, tables: Sequence[Table]
 ) -> Iterator[FigureDifference]:
     for cell in suite.cells:
-        base, other, *repeated = (logarithms(table, {cell.key}) for table in tables)
-        if not base or not other:
-            continue
-        spread = spread_of(repeated)
-        yield FigureDifference(
-            suite=suite.name,
-            prompt=cell.prompt,
-            concurrency=cell.concurrency,
-            context_tokens=cell.context_tokens,
-            metric=metric,
-            base=statistics.fmean(map(math.exp, base)),
-            other=statistics.fmean(map(math.exp, other)),
-            estimate=ratio_of(base, other, spread),
-            deviation=spread.deviation,
-            asked=cell.asked,
-        )
+        where = (suite.name, cell.prompt, cell.concurrency, cell.context_tokens, metric)
+        if found := _ratio(tables, {cell.key}):
+            yield FigureDifference(*where, *found, asked=cell.asked)
 
 
 def _overall(suite: SuiteResult, metric: str, tables: Sequence[Table]) -> Iterator[Overall]:
@@ -288,13 +290,8 @@ def _overall(suite: SuiteResult, metric: str, tables: Sequence[Table]) -> Iterat
         for cell in suite.cells
         if all(any(run.get(cell.key) for run in table) for table in tables[:2])
     }
-    if len(keys) < 2:
-        return
-    base, other, *repeated = (logarithms(table, keys) for table in tables)
-    if base and other:
-        spread = spread_of(repeated)
-        estimate = ratio_of(base, other, spread)
-        yield Overall(suite.name, metric, len(keys), estimate, spread.deviation)
+    if len(keys) > 1 and (found := _ratio(tables, keys)):
+        yield Overall(suite.name, metric, len(keys), *found[2:])
 
 
 def _changed(base: Run, other: Run) -> Iterator[str]:

@@ -138,6 +138,7 @@ def reach(side: str, settings: Settings, access: Access) -> Endpoint:
 
 
 MAX_RECIPE_CHARACTERS = 1 << 20
+PYTHON = platform.python_version()
 _FLAGS = re.compile(r"non-default args: (?P<flags>\{.*\})")
 
 
@@ -147,7 +148,7 @@ def endpoint_origin(model: ServedModel) -> RunOrigin:
     return RunOrigin(
         url=text_without_secrets(model.base_url),
         model=model.name,
-        client=_client_origin("here" if is_here else "over the network"),
+        client=ClientOrigin(__version__, PYTHON, "here" if is_here else "over the network"),
         engine=EngineOrigin(version=version) if version else None,
         machine=machine_origin(THIS_MACHINE) if is_here else None,
     )
@@ -158,7 +159,7 @@ def deployment_origin(host: DockerHost, fact: ContainerFact, model: ServedModel)
     return RunOrigin(
         url=text_without_secrets(model.base_url),
         model=fact.labels.get(labels.SERVED_NAME, ""),
-        client=_client_origin("here"),
+        client=ClientOrigin(__version__, PYTHON, "here"),
         deployment=fact.deployment,
         recipe=recipe_origin(fact),
         images=image_origins(host, fact, record),
@@ -256,10 +257,6 @@ def machine_origin(machine: Machine, *, docker: str | None = None) -> MachineOri
         driver=gpu.driver_version if gpu else None,
         docker=docker,
     )
-
-
-def _client_origin(where: str) -> ClientOrigin:
-    return ClientOrigin(__version__, platform.python_version(), where)
 
 
 def _versions(proof: dict[str, Any]) -> dict[str, str]:

@@ -244,7 +244,7 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
     """
     store = run_store(settings)
     kept = kept_runs(settings)
-    newest = _shown_of_each(_whole_ones(kept))
+    newest = _shown_of_each(kept)
     # As many as there are colours.
     runs = list(newest.values())[-len(SERIES) :]
     if names:
@@ -276,23 +276,16 @@ def compare_sides(names: Sequence[str], settings: Settings) -> list[RunCompariso
 
 
 def _shown_of_each(kept: Sequence[KeptRun]) -> dict[str, Run]:
-    """Return the run that each label means on a page."""
-    shown: dict[str, Run] = {}
+    """Return the run that each label means on a page: its newest whole one, else its newest."""
+    by_label: dict[str, list[KeptRun]] = {}
     for item in kept:
-        before = shown.get(item.run.label)
-        if before is None or not _is_load(item.run) or _is_load(before):
-            shown[item.run.label] = item.run
+        by_label.setdefault(item.run.label, []).append(item)
+    shown = {}
+    for label, items in by_label.items():
+        runs = [item.run for item in items if item.is_whole] or [item.run for item in items]
+        more = [run for run in runs if any(suite.name != SuiteName.LOAD for suite in run.suites)]
+        shown[label] = (more or runs)[-1]
     return shown
-
-
-def _is_load(run: Run) -> bool:
-    return all(suite.name == SuiteName.LOAD for suite in run.suites)
-
-
-def _whole_ones(kept: Sequence[KeptRun]) -> list[KeptRun]:
-    """Return the runs that were finished, or all of a label of which none was."""
-    finished = {item.run.label for item in kept if item.is_whole}
-    return [item for item in kept if item.is_whole or item.run.label not in finished]
 
 
 def kept_runs(settings: Settings) -> tuple[KeptRun, ...]:

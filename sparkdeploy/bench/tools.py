@@ -13,7 +13,7 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.bench.files import shipped
@@ -74,40 +74,27 @@ def tool_options(tool: str, load: Load, **places: str) -> tuple[str, ...]:
     return tuple(word.format(**values) for word in shipped("tools.yaml")[tool]["options"].split())
 
 
-def read_vllm_bench(text: str, *, version: str, command: Sequence[str]) -> ToolResult:
-    report = _object(text, VLLM_BENCH)
-    if not report.get("completed"):
-        raise BenchError(f"{VLLM_BENCH}: no request succeeded")
-    return ToolResult(VLLM_BENCH, version, tuple(command), _figures(VLLM_BENCH, report), report)
-
-
-def read_llama_benchy(text: str, *, command: Sequence[str]) -> ToolResult:
-    report = _object(text, LLAMA_BENCHY)
+def read_report(tool: str, text: str, *, command: Sequence[str], version: str = "") -> ToolResult:
+    """Return a tool's report with our names for its figures; BenchError for one without."""
+    try:
+        report = json.loads(text)
+    except ValueError:
+        report = None
+    if not isinstance(report, dict):
+        raise BenchError(f"{tool} wrote no readable report")
+    # llama-benchy has its own under the test, with their spread.
     test = (report.get("benchmarks") or [{}])[0]
     means = {key: item.get("mean") for key, item in test.items() if isinstance(item, dict)}
-    figures = _figures(LLAMA_BENCHY, means)
-    if "decode_tok_s" not in figures:
-        raise BenchError(f"{LLAMA_BENCHY}: no request succeeded")
-    version = str(report.get("version", ""))
-    return ToolResult(LLAMA_BENCHY, version, tuple(command), figures, report)
-
-
-def _figures(tool: str, told: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(told[key]) * scale
+    found = {**report, **means}
+    figures = {
+        name: float(found[key]) * scale
         for name, (key, scale) in shipped("tools.yaml")[tool]["figures"].items()
-        if told.get(key) is not None
+        if found.get(key) is not None
     }
-
-
-def _object(text: str, tool: str) -> Mapping[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise BenchError(f"{tool} wrote no readable report: {error}") from error
-    if not isinstance(content, dict):
-        raise BenchError(f"{tool} wrote no readable report")
-    return content
+    if not report.get("completed", True) or not any(it.endswith("tok_s") for it in figures):
+        raise BenchError(f"{tool}: no request succeeded")
+    version = version or str(report.get("version", ""))
+    return ToolResult(tool, version, tuple(command), figures, report)
 
 
 def measure_with_tools(
@@ -155,9 +142,8 @@ def _vllm_bench(host: DockerHost, container_id: str, load: Load, has_key: bool) 
         raise BenchError(f"it ended with exit code {code}: {_last_line(output)}")
     _, report = host.exec(container_id, ["sh", "-c", _FETCH, "sh", result])
     _, version = host.exec(container_id, ["vllm", "--version"])
-    return read_vllm_bench(
-        report, version=_last_line(version), command=("vllm", "bench", "serve", *options)
-    )
+    command = ("vllm", "bench", "serve", *options)
+    return read_report(VLLM_BENCH, report, version=_last_line(version), command=command)
 
 
 def _llama_benchy(host: DockerHost, container_id: str, load: Load, has_key: bool) -> ToolResult:
@@ -182,7 +168,7 @@ def _llama_benchy(host: DockerHost, container_id: str, load: Load, has_key: bool
             words = _last_line(done.stderr) or _last_line(done.stdout)
             raise BenchError(f"it ended with exit code {done.exit_code}: {words}")
         report = (folder / "report.json").read_text(encoding="utf-8")
-    return read_llama_benchy(report, command=(LLAMA_BENCHY, *options))
+    return read_report(LLAMA_BENCHY, report, command=(LLAMA_BENCHY, *options))
 
 
 def _program() -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from sparkdeploy.bench.record import Run
-    from sparkdeploy.bench.run import Finished
+    from sparkdeploy.bench.run import Finished, WantedRun
 
 MEASURE = "run"
 
@@ -82,15 +82,8 @@ def measure(
     """Measure a deployment (or --url) and keep the record."""
     from sparkdeploy.bench import endpoint as there
     from sparkdeploy.bench import run as stage
-    from sparkdeploy.bench.suites import parse_counts, parse_suites
 
-    wanted = stage.WantedRun(
-        suites=parse_suites(suite or ["five"]),
-        rounds=rounds,
-        concurrency=parse_counts(concurrency, "--concurrency"),
-        context=parse_counts(context, "--context"),
-        save=save,
-    )
+    wanted = _wanted(suite, rounds, concurrency, context, save)
     settings = current_settings()
     is_gated = gate or floor is not None
     if is_gated:
@@ -104,6 +97,21 @@ def measure(
     print_finished(finished, as_json=as_json)
     if held is not None:
         stage.require_gate(finished.run, *held)
+
+
+def _wanted(
+    suite: list[str] | None, rounds: int, concurrency: str, context: str, save: str | None = None
+) -> WantedRun:
+    from sparkdeploy.bench.run import WantedRun
+    from sparkdeploy.bench.suites import parse_counts, parse_suites
+
+    return WantedRun(
+        suites=parse_suites(suite or ["five"]),
+        rounds=rounds,
+        concurrency=parse_counts(concurrency, "--concurrency"),
+        context=parse_counts(context, "--context"),
+        save=save,
+    )
 
 
 def _refuse_misspelt(name: str) -> None:
@@ -192,16 +200,10 @@ def pair(
 ) -> None:
     """Measure two servers in turns and compare them. A B B A and so on; every run is kept."""
     from sparkdeploy.bench.endpoint import Access
-    from sparkdeploy.bench.run import ONE_START, WantedRun, measure_in_turns
-    from sparkdeploy.bench.suites import parse_counts, parse_suites
+    from sparkdeploy.bench.run import ONE_START, measure_in_turns
     from sparkdeploy.bench.tables import comparison_lines
 
-    wanted = WantedRun(
-        suites=parse_suites(suite or ["five"]),
-        rounds=rounds,
-        concurrency=parse_counts(concurrency, "--concurrency"),
-        context=parse_counts(context, "--context"),
-    )
+    wanted = _wanted(suite, rounds, concurrency, context)
     access = Access(key_file, model, ca_file)
     found = measure_in_turns(sides, wanted, runs, current_settings(), access)
     answer(comparison_lines(found), asdict(found), as_json=as_json)

@@ -26,7 +26,7 @@ import requests
 from sparkdeploy.bench.answers import Arrival, Exchange
 from sparkdeploy.bench.figures import measure
 from sparkdeploy.bench.suites import filler
-from sparkdeploy.bench.tools import LLAMA_BENCHY, Load, read_llama_benchy, tool_options
+from sparkdeploy.bench.tools import LLAMA_BENCHY, Load, read_report, tool_options
 
 
 class Proxy(ThreadingHTTPServer):
@@ -110,7 +110,7 @@ def main() -> None:
             subprocess.run(
                 [options.llama_benchy, *arguments], check=True, env=environment, stdout=2
             )
-        theirs = read_llama_benchy((folder / "report.json").read_text(), command=())
+        theirs = read_report(LLAMA_BENCHY, (folder / "report.json").read_text(), command=())
     last = proxy.exchanges[-options.runs :]
     samples = [measure(item, prompt="x", number=1, stream=0, began_s=0.0).sample for item in last]
     ours = statistics.fmean(item.decode_tok_s or 0.0 for item in samples)

@@ -17,8 +17,8 @@ from sparkdeploy.bench.report.sections import (
     source_of,
     speed_section,
 )
-from sparkdeploy.bench.report.shown import LOAD, NOTHING, ShownRun, with_names
-from sparkdeploy.bench.report.summary import cache_hits, summary_section
+from sparkdeploy.bench.report.shown import LOAD, ShownRun, with_names
+from sparkdeploy.bench.report.summary import cache_hits, summary_of
 from sparkdeploy.bench.tables import change, figure, free_gib, machine_facts, origin_facts, percent
 from sparkdeploy.image.templates import render_page
 from sparkdeploy.recipe.document import read_document
@@ -108,7 +108,7 @@ def report_page(
             (item, {name: own[name] for name in own if name not in shared})
             for item, own in zip(shown, facts, strict=True)
         ],
-        summary=summary_section(shown, known),
+        summary=summary_of(shown, known),
         judged=judged,
         gates=dict.fromkeys(_limits(result.limits) for _, result in judged),
         unmeasured=[it.name for it in shown if not it.quality and it not in reference],
@@ -118,7 +118,15 @@ def report_page(
         figure=figure,
         sections=list(filter(None, _sections(shown, field))),
         texts=shipped("report/sections.yaml"),
-        published=list(beside_published(shown, field)),
+        published=[
+            (it.name, item, _here(it, item))
+            for it in shown
+            for item in field.published
+            if item["recipe"] == it.recipe
+        ],
+        counted=FIGURES,
+        change=change,
+        source_of=source_of,
         others=field.others,
         elsewhere=[
             item.name
@@ -195,23 +203,6 @@ def _ill(suite: SuiteResult) -> Iterator[str]:
     if failures:
         asked = sum(r.requests for cell in suite.cells for r in cell.rounds)
         yield f"{failures} of {asked} requests of {suite.name} failed; they are in no figure."
-
-
-def beside_published(
-    runs: Sequence[ShownRun], field: Field
-) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield what, here, published, difference and source for each figure of these recipes."""
-    for shown in runs:
-        for item in (item for item in field.published if item["recipe"] == shown.recipe):
-            here = _here(shown, item)
-            counted = FIGURES.get(item["figure"], item["figure"])
-            yield (
-                f"{shown.name}: {item['recipe']}, {counted} ({item['label']})",
-                figure(here),
-                figure(item["mean"]),
-                change(here / item["mean"] - 1) if here is not None else NOTHING,
-                source_of(item),
-            )
 
 
 def _here(shown: ShownRun, item: Mapping[str, Any]) -> float | None:

@@ -58,7 +58,18 @@ class Decision(NamedTuple):
         return {SUSTAINED_KEY: suite.sustained.rate_per_s or 0.0} if suite.sustained else {}
 
 
-def summary_section(runs: Sequence[ShownRun], known: Sequence[Side]) -> Section | None:
+class FirstTable(NamedTuple):
+    """What the first table says, and by which runs."""
+
+    section: Section
+    sides: Sequence[Side]
+    repeated: Sequence[str]
+    """Labels whose runs say how much runs of the same differ."""
+    has_load: bool
+    has_sustained: bool
+
+
+def summary_of(runs: Sequence[ShownRun], known: Sequence[Side]) -> FirstTable | None:
     """Return None when no run has a figure that answers anything; `known` judges differences."""
     decisions = tuple(_decisions(runs))
     if not decisions:
@@ -67,8 +78,13 @@ def summary_section(runs: Sequence[ShownRun], known: Sequence[Side]) -> Section 
     sides = [Side(shown.name, (*shown.others, shown.run)) for shown in runs]
     repeated = repeated_sides([*sides, *known], sides[0])
     rows = [(item.title, tuple(_answers(item, sides, repeated))) for item in decisions]
-    notes = (*_notes(sides, repeated), *_load_notes(decisions))
-    return Section("summary", "decision", runs, (("", rows),), notes=notes)
+    return FirstTable(
+        Section("summary", "decision", runs, (("", rows),)),
+        sides,
+        tuple(dict.fromkeys(side.label for side in repeated)),
+        any(item.like.name == LOAD for item in decisions),
+        any(item.metric == SUSTAINED for item in decisions),
+    )
 
 
 def _decisions(runs: Sequence[ShownRun]) -> Iterator[Decision]:
@@ -183,28 +199,6 @@ def _judged(ratio: Estimate, item: Decision) -> str:
             return "slower" if is_higher == item.lower_is_better else "faster"
 
 
-def _notes(sides: Sequence[Side], repeated: Sequence[Side]) -> Iterator[str]:
-    yield f"Runs of each: {', '.join(f'{side.label} {len(side.runs)}' for side in sides)}."
-    if len(sides) > 1 and repeated:
-        names = ", ".join(dict.fromkeys(side.label for side in repeated))
-        yield f"How much runs of the same differ is seen in the runs of {names}."
-    elif len(sides) > 1:
-        yield (
-            "How much two runs of the same differ is not known on this machine, so no difference "
-            "is judged: three to five runs under each label are a comparison."
-        )
-
-
-def _load_notes(asked: Sequence[Decision]) -> Iterator[str]:
-    if any(item.like.name == LOAD for item in asked):
-        yield (
-            "Rows that name bench load are of an open loop: requests do not wait for one another. "
-            "All others are of a closed loop, and their figures do not compare with those."
-        )
-    if any(item.metric == SUSTAINED for item in asked):
-        yield "A highest rate lies between two that were tried, so no difference is judged."
-
-
 def cache_hits(shown: ShownRun) -> float | None:
     """Return the share of conversations' prompt tokens in the prefix cache, at all rates.
 
@@ -212,16 +206,18 @@ def cache_hits(shown: ShownRun) -> float | None:
     clients are, too.
     """
     suite = shown.load(Asking.CONVERSATIONS)
-    turns = [turn for load in (suite.loads if suite else ()) for turn in load.turns]
+    if suite is None:
+        return None
     counts: list[tuple[float, float]] = [
         (answered * turn.cached_tokens, answered * turn.prompt_tokens)
-        for turn in turns
+        for load in suite.loads
+        for turn in load.turns
         if (answered := turn.requests - turn.failures)
         and turn.cached_tokens is not None
         and turn.prompt_tokens is not None
     ]
-    if suite is not None and not counts:
+    if not counts:
         servers = (cell.server for cell in suite.cells if cell.server is not None)
         counts = [(it.prefix_hits or 0, it.prefix_queries or 0) for it in servers]
-    hits, asked = sum(hits for hits, _ in counts), sum(asked for _, asked in counts)
+    hits, asked = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     return hits / asked if asked else None

@@ -15,8 +15,7 @@ from sparkdeploy.bench.tools import (
     Load,
     load_for,
     measure_with_tools,
-    read_llama_benchy,
-    read_vllm_bench,
+    read_report,
     tool_options,
 )
 from sparkdeploy.errors import BenchError
@@ -85,7 +84,8 @@ def test_the_load_fits_the_model() -> None:
 
 
 def test_vllms_report_is_folded_in_with_our_names() -> None:
-    found = read_vllm_bench(json.dumps(VLLM_REPORT), version="0.32.0", command=("vllm",))
+    text = json.dumps(VLLM_REPORT)
+    found = read_report(VLLM_BENCH, text, version="0.32.0", command=("vllm",))
 
     assert found.figures["end_to_end_tok_s"] == pytest.approx(256 / 11.11649610600034)
     assert found.figures["ttft_p50_s"] == pytest.approx(0.134988, abs=1e-6)
@@ -97,7 +97,7 @@ def test_vllms_report_is_folded_in_with_our_names() -> None:
 def test_llama_benchys_report_is_folded_in_with_our_names() -> None:
     text = benchy(tg_throughput=54.4, tg_req_throughput=54.4, pp_throughput=1800, e2e_ttft=1100)
 
-    found = read_llama_benchy(text, command=("llama-benchy",))
+    found = read_report(LLAMA_BENCHY, text, command=("llama-benchy",))
 
     assert found.version == "0.4.0"
     assert found.figures == {
@@ -110,10 +110,9 @@ def test_llama_benchys_report_is_folded_in_with_our_names() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"benchmarks": []}', benchy(), '{"completed": 0}'])
 def test_a_report_without_figures_is_an_error(text: str) -> None:
-    with pytest.raises(BenchError):
-        read_llama_benchy(text, command=())
-    with pytest.raises(BenchError):
-        read_vllm_bench(text, version="", command=())
+    for tool in (LLAMA_BENCHY, VLLM_BENCH):
+        with pytest.raises(BenchError):
+            read_report(tool, text, command=())
 
 
 @dataclass
