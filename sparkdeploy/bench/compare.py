@@ -13,7 +13,7 @@ import math
 import statistics
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkdeploy.bench.figures import COMPARED, t_quantile, value_of
 from sparkdeploy.bench.load.record import Asking
@@ -35,18 +35,12 @@ class DifferenceVerdict(StrEnum):
     UNKNOWN = "not known: one run a side"
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """The variation between runs of the same, pooled over groups."""
 
-    squares: float
-    """Sum of squared deviations of logarithms from their group's mean."""
+    deviation: float | None
+    """The standard deviation of a run's logarithm: 0.01 is one per cent. None if unknown."""
     degrees: int
-
-    @property
-    def deviation(self) -> float | None:
-        """The standard deviation of a run's logarithm: 0.01 is one per cent. None if unknown."""
-        return math.sqrt(self.squares / self.degrees) if self.degrees else None
 
 
 def verdict_of(ratio: Estimate) -> DifferenceVerdict:
@@ -65,7 +59,7 @@ def spread_of(groups: Iterable[Sequence[float]]) -> Spread:
             mean = statistics.fmean(group)
             squares += math.fsum((value - mean) ** 2 for value in group)
             degrees += len(group) - 1
-    return Spread(squares, degrees)
+    return Spread(math.sqrt(squares / degrees) if degrees else None, degrees)
 
 
 def ratio_of(base: Sequence[float], other: Sequence[float], spread: Spread) -> Estimate:

@@ -25,7 +25,7 @@ from sparkdeploy.bench.load.measure import LoadMeasurement
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, outcome_of, usage_support
 from sparkdeploy.bench.quality.comparison import newest_of_each, read_result
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
-from sparkdeploy.bench.report.page import SERIES, read_published, report_page
+from sparkdeploy.bench.report.page import MOST_RUNS, read_published, report_page
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import SuiteName, fixed_suite, sweep_suite
 from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
@@ -245,8 +245,7 @@ def write_report(names: Sequence[str], output: Path, settings: Settings) -> int:
     store = run_store(settings)
     kept = kept_runs(settings)
     newest = _shown_of_each(kept)
-    # As many as there are colours.
-    runs = list(newest.values())[-len(SERIES) :]
+    runs = list(newest.values())[-MOST_RUNS:]
     if names:
         runs = [newest.get(name) or store.find(name).run for name in names]
     if not runs:

@@ -32,26 +32,9 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.report.shown import Section
 
 SPARK = "DGX Spark"
-FIGURES = {"end_to_end_tok_s": "end to end", "stream_decode_tok_s": "decode only"}
-_LIMITS = {
-    "min_top1_agreement": "top-1 agreement at least {:.1%}",
-    "max_mean_kl_nats": "mean KL at most {:g} nats",
-    "max_perplexity_rise": "perplexity up by at most {:.1%}",
-    "max_drift_nats": "drift at most {:g} nats",
-}
-SERIES: tuple[tuple[str, str], ...] = (
-    ("#0072b2", "#4aa3df"),
-    ("#d55e00", "#f08a3c"),
-    ("#009e73", "#22c197"),
-    ("#b8609a", "#dd94c0"),
-    ("#3a3a3a", "#e4e4e4"),
-    ("#a07000", "#e6b020"),
-    ("#4d8fbb", "#8fd0f5"),
-    ("#7d6b00", "#f0e442"),
-)
-"""Of each run on light and on dark ground, apart for every kind of colour vision (Okabe and Ito,
-"Color Universal Design", 2008), each with 3:1 against its ground (WCAG 2.1, 1.4.11). A ninth run
-begins again."""
+TEXTS = "report/sections.yaml"
+MOST_RUNS = len(shipped(TEXTS)["series"])
+"""As many as there are colours that can be told apart; a further one begins again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +100,13 @@ def report_page(
         free_gib=[figure(free_gib(it for s in run.suites for it in s.cells)) for run in runs],
         figure=figure,
         sections=list(filter(None, _sections(shown, field))),
-        texts=shipped("report/sections.yaml"),
+        texts=shipped(TEXTS),
         published=[
             (it.name, item, _here(it, item))
             for it in shown
             for item in field.published
             if item["recipe"] == it.recipe
         ],
-        counted=FIGURES,
         change=change,
         source_of=source_of,
         others=field.others,
@@ -136,7 +118,6 @@ def report_page(
         warnings=tuple(_warnings(shown)),
         made_at=made_at,
         version=version,
-        series=SERIES,
     )
 
 
@@ -151,7 +132,8 @@ def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section | Non
 
 
 def _limits(limits: Mapping[str, float]) -> str:
-    return ", ".join(_LIMITS[name].format(limits[name]) for name in _LIMITS if name in limits)
+    texts = shipped(TEXTS)["limits"]
+    return ", ".join(texts[name].format(limits[name]) for name in texts if name in limits)
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -169,7 +151,7 @@ def _named(
     for index, (run, result) in enumerate(zip(runs, quality, strict=True)):
         label = labels[index]
         number = f" ({labels[: index + 1].count(label)})" if labels.count(label) > 1 else ""
-        yield ShownRun(run, label + number, index % len(SERIES), _others(run, runs, known), result)
+        yield ShownRun(run, label + number, index % MOST_RUNS, _others(run, runs, known), result)
 
 
 def _others(run: Run, shown: Sequence[Run], known: Sequence[Side]) -> tuple[Run, ...]:
