@@ -101,12 +101,7 @@ def report_page(
         figure=figure,
         sections=list(filter(None, _sections(shown, field))),
         texts=shipped(TEXTS),
-        published=[
-            (it.name, item, _here(it, item))
-            for it in shown
-            for item in field.published
-            if item["recipe"] == it.recipe
-        ],
+        published=list(_beside_published(shown, field)),
         change=change,
         source_of=source_of,
         others=field.others,
@@ -185,6 +180,15 @@ def _ill(suite: SuiteResult) -> Iterator[str]:
     if failures:
         asked = sum(r.requests for cell in suite.cells for r in cell.rounds)
         yield f"{failures} of {asked} requests of {suite.name} failed; they are in no figure."
+
+
+def _beside_published(
+    runs: Sequence[ShownRun], field: Field
+) -> Iterator[tuple[str, Mapping[str, Any], float | None]]:
+    """Yield the run, what somebody reported of its recipe, and our figure of the same."""
+    for shown in runs:
+        found = (item for item in field.published if item["recipe"] == shown.recipe)
+        yield from ((shown.name, item, _here(shown, item)) for item in found)
 
 
 def _here(shown: ShownRun, item: Mapping[str, Any]) -> float | None:
