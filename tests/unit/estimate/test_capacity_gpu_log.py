@@ -81,3 +81,40 @@ def test_a_cache_that_vllm_measured_itself_is_met_within_the_log_s_rounding(
     gib: float, tokens: int
 ) -> None:
     assert logged(WIDE, "auto", 2, gib, 4096) == pytest.approx(tokens, rel=5e-4)
+
+
+def full_size(hidden_layers: int, value_heads: int, hidden: int, heads: int) -> Architecture:
+    """Sizes of the models of tests/gpu/stand/full_size.py; a GPU's cache depends on these."""
+    text = {
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": hidden_layers,
+        "full_attention_interval": 4,
+        "hidden_size": hidden,
+        "vocab_size": 248_320,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1,
+        "max_position_embeddings": 262_144,
+    }
+    return architecture_of({"text_config": text})
+
+
+LARGE, MIDDLE = full_size(48, 64, 3072, 32), full_size(40, 32, 2048, 16)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "drafts", "gib", "tokens"),
+    [(LARGE, 2, 1.5, 10_426), (MIDDLE, 2, 1, 13_863), (MIDDLE, 3, 1, 11_264)],
+    ids=["122B", "35B", "35B, three drafts"],
+)
+def test_full_size_models_have_the_tokens_that_vllm_logged(
+    architecture: Architecture, drafts: int, gib: float, tokens: int
+) -> None:
+    assert logged(architecture, "auto", drafts, gib, 4096) == tokens

@@ -54,6 +54,29 @@ def install() -> None:
 
     FusedTopKRouter._compute_routing = compute
     marlin_moe.moe_align_block_size = aligned
+    if hasattr(marlin_moe, "marlin_make_workspace_new"):
+        marlin_moe.marlin_make_workspace_new = kept_workspace(marlin_moe.marlin_make_workspace_new)
+
+
+def kept_workspace(make: Any) -> Any:
+    """One workspace a card: Marlin leaves its locks at zero, and need not have them filled again.
+
+    vLLM 0.25 makes one for each layer and step; 0.32 keeps it, too, under another name.
+    """
+    kept: dict[tuple[Any, ...], Tensor] = {}
+
+    @wraps(make)
+    def workspace(device: torch.device, *blocks: int) -> Tensor:
+        place = (device, *blocks)
+        if place in kept:
+            return kept[place]
+        made: Tensor = make(*place)
+        # What is made while a CUDA graph is captured is that graph's.
+        if not torch.cuda.is_current_stream_capturing():
+            kept[place] = made
+        return made
+
+    return workspace
 
 
 def fits(router: Any, logits: Tensor, indices_type: Any) -> bool:

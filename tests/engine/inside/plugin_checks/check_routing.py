@@ -149,3 +149,17 @@ def check_an_engine_installs_it_whose_configuration_comes_from_another_process()
         ):
             config.get_quant_method(Module(), "model.layers.0.mlp.gate")
         assert fuse.call_count == times, way
+
+
+def check_marlin_s_workspace_is_made_once_but_not_within_a_graph() -> None:
+    made = mock.Mock(side_effect=lambda *_: torch.zeros(4), __name__="make")
+    workspace, device = routing.kept_workspace(made), torch.device("cpu")
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing") as capturing:
+        capturing.return_value = True
+        assert workspace(device, 4) is not workspace(device, 4)
+        capturing.return_value = False
+        kept = workspace(device, 4)
+        assert workspace(device, 2) is not kept
+        capturing.return_value = True
+        assert workspace(device, 4) is kept
+    assert made.call_count == 4
