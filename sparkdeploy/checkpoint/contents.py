@@ -133,12 +133,8 @@ def read_tensors(
 def describe(folder: Path, names: Collection[str]) -> Described:
     """Read a model's small files; an adapter has no config.json."""
     config = read_config(folder) if (folder / CONFIG_FILE).is_file() else {}
-    return Described(config, read_generation(folder), frozenset(names), _indexed_files(folder))
-
-
-def _indexed_files(folder: Path) -> frozenset[str]:
-    """Return the files that a folder's index lists; none without one."""
-    return frozenset((read_index(folder) or {}).get("weight_map", {}).values())
+    indexed = (read_index(folder) or {}).get("weight_map", {}).values()
+    return Described(config, read_generation(folder), frozenset(names), frozenset(indexed))
 
 
 def repeated_tensors(

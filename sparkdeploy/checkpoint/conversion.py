@@ -228,9 +228,9 @@ def _head_of(source: CheckpointSource, tensors: Mapping[str, Located]) -> Locate
     return found
 
 
-def check_untouched(source: CheckpointSource) -> None:
+def check_untouched(source: CheckpointSource, config: Mapping[str, Any]) -> None:
     """Refuse a finished hybrid as plain INT4: an engine would take its FP8 without the scales."""
-    if HYBRID_NOTE in contents.read_config(source.files_dir):
+    if HYBRID_NOTE in config:
         raise _fp8_already(source)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sparkdeploy.checkpoint import durable, fp8, pull, safetensors
 from sparkdeploy.checkpoint.contents import Located, ModelSizes, model_sizes, read_config, summary
@@ -95,12 +96,12 @@ def fetch_fp8(
         return fetch_shard(ranges, order, folder, step.progress)
 
 
-def fp8_bytes(checkpoint: Checkpoint, source: CheckpointSource, settings: Settings) -> int:
-    """Bytes of FP8 tensors to download for a model; 0 when they are here."""
+def fp8_bytes(checkpoint: Checkpoint, config: Mapping[str, Any], settings: Settings) -> int:
+    """Return the bytes of FP8 tensors to download for a model; 0 when they are here."""
     origin = fp8_origin(checkpoint, settings)
     if not origin:
         return 0
-    sizes = model_sizes(read_config(source.files_dir))
+    sizes = model_sizes(config)
     folder = shard_folder(shard_store(settings), Order(sizes, origin))
     return fp8.expected_bytes(sizes) if read_shard(folder) is None else 0
 

@@ -80,12 +80,13 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
             missing = missing_model(model.source, model.revision, settings, wanted, recipe.serve)
             return LocatedModel(missing)
         conversion = conversion_for(source, recipe, settings)
-        if conversion.is_none:
-            check_untouched(source)
         fact = _model_fact(source, None if conversion.is_none else conversion, settings)
+        folder = source.files_dir
+        config = fact.described.config or contents.read_config(folder)
+        if conversion.is_none:
+            check_untouched(source, config)
         if (recipe.serve.load_format or "").lower() in UNIQUE_NAMES:
             fact = with_repeated(fact, source)
-        config, folder = contents.read_config(source.files_dir), source.files_dir
         has_template = contents.may_chat(folder, config)
         known = replace(
             fact,
@@ -93,8 +94,8 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
             answers=planned_answers(
                 recipe.serve, config, names_in(folder), has_template=has_template
             ),
-            fp8_bytes=fp8_bytes(recipe.checkpoint, source, settings),
-            dense_bytes=dense_bytes(source) if conversion.fp8_layers == "all" else {},
+            fp8_bytes=fp8_bytes(recipe.checkpoint, config, settings),
+            dense_bytes=dense_bytes(folder, config) if conversion.fp8_layers == "all" else {},
             has_draft_vocabulary=bool(conversion.draft_origin) or not conversion.draft_rows,
             unfit=unfit_for(config, conversion),
         )
@@ -110,11 +111,11 @@ def with_repeated(fact: ModelFact, source: CheckpointSource) -> ModelFact:
     return replace(fact, described=replace(fact.described, repeated=repeated))
 
 
-def dense_bytes(source: CheckpointSource) -> dict[str, int]:
+def dense_bytes(folder: Path, config: Mapping[str, Any]) -> dict[str, int]:
     """Return the bytes of the layers at 16 bits that can become FP8, by their names' last parts."""
-    tensors = (located.info for located in contents.read_tensors(source.files_dir).values())
+    tensors = (located.info for located in contents.read_tensors(folder).values())
     found: Counter[str] = Counter()
-    for name, info in dense_layers(contents.read_config(source.files_dir), tensors).items():
+    for name, info in dense_layers(config, tensors).items():
         found[name.rpartition(".")[2]] += info.size_bytes
     return dict(found)
 
