@@ -1,13 +1,8 @@
 """What a field of a file means, beside the field; pages and editors read it."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
-
-if TYPE_CHECKING:
-    from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 UNIT, FLAG, UNSET, CONSENT = "x-unit", "x-vllm", "x-unset", "x-consent"
 """Keys of a JSON schema, of ours alone."""

@@ -4,20 +4,15 @@ A file is made under a random name that nothing has, without following links, an
 with the target's name is replaced, and what it leads to stays as it is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from typing import BinaryIO
 
 PRIVATE_FILE_MODE = 0o600
 SHARED_FILE_MODE = 0o644

@@ -1,22 +1,18 @@
 """The only connections of requests: each answer has a size, and a clock for the whole of it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from http.client import HTTPResponse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError, ReadTimeoutError
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
 
 MAX_ANSWER_BYTES = 64 << 20
 """Far beyond any answer of vLLM: a list of metrics is about 100 KiB."""

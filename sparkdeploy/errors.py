@@ -1,12 +1,7 @@
 """Every error a user can see, with its exit code."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path
 
 
 class Mistakes(str):

@@ -1,13 +1,9 @@
 """Where things lie as far as the environment alone tells: nothing here takes time to import."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Literal
 
 CONFIG_FILE = "config.yaml"
 SchemaKind = Literal["recipe", "engine", "config", "stack"]

@@ -3,14 +3,9 @@
 Every run in a pattern has a bound or ends its pattern, so that the time is linear in the text.
 """
 
-from __future__ import annotations
-
 import os
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 REMOVED = "(removed)"
 SHORTEST_KNOWN = 8

@@ -1,7 +1,5 @@
 """Folders, the user's configuration file and the environment, read once into one value."""
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import difflib
@@ -10,9 +8,10 @@ import os
 import re
 import shlex
 import socket
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import platformdirs
 from pydantic import ConfigDict, ValidationError, create_model
@@ -20,9 +19,6 @@ from pydantic import ConfigDict, ValidationError, create_model
 from sparkdeploy import folders, yaml_text
 from sparkdeploy.about import about
 from sparkdeploy.errors import Mistakes, RecipeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 LOGIN = re.compile(r"//[^/@\s]+@")

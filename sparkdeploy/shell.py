@@ -1,7 +1,5 @@
 """The only place that starts other programs."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import os
@@ -15,15 +13,13 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self, cast
+from typing import IO, Self, cast
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 END_TIMEOUT_S = 5.0
 MAX_OUTPUT_BYTES = 64 << 20

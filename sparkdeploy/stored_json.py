@@ -1,17 +1,13 @@
 """JSON files that somebody else may have written, read within limits."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from io import BufferedReader
-    from pathlib import Path
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
 
 MAX_BYTES = 16 << 20
 """A record of every suite is a tenth of it; one letter beyond U+FFFF makes a text four times it."""

@@ -3,14 +3,12 @@
 `python -P -m sparkdeploy.uninstall` shows what there is and asks; `--yes` asks nothing.
 """
 
-from __future__ import annotations
-
 import errno
 import shlex
 import shutil
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.deployments import (
     deployments_in,
@@ -22,15 +20,10 @@ from sparkdeploy.deploy.lock import deploy_lock
 from sparkdeploy.deploy.nodes import ClusterRecord, connect, connect_nodes
 from sparkdeploy.deploy.removal import remove_deployment
 from sparkdeploy.errors import NodeError, SparkdeployError
-from sparkdeploy.settings import load_settings
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.upkeep.clean import Leftover
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.settings import Settings
 
 INSTALLED = "venv"
 """Where install.sh puts the program that runs this; its `--uninstall` removes it."""

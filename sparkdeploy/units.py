@@ -1,7 +1,5 @@
 """Sizes, durations and times as a person and as a program read them."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime, timedelta
 

@@ -5,21 +5,17 @@ process in the library's own C code. So the events of a text are counted first, 
 memory, and only what stays within the limits is composed.
 """
 
-from __future__ import annotations
-
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.stored_json import read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32

@@ -1,10 +1,8 @@
 """Which recipes fit a machine: each alone (`list`, `recipe search --fits`), or several (`fits`)."""
 
-from __future__ import annotations
-
 import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.model_facts import WhenMissing
 from sparkdeploy.authoring.outlook import VERDICT_INKS, Ground, ground_for
@@ -17,10 +15,6 @@ from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.style import Piece, Style
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 from sparkdeploy.units import format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 TITLES = ("claims", "share", "least share")
 BROKEN = "broken"

@@ -1,23 +1,25 @@
 """What is known of a model that `new` writes a recipe for: the first engine that serves it, and
 what it cannot have of another recipe's conversion."""
 
-from __future__ import annotations
-
 import itertools
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from sparkdeploy.about import UNIT
 from sparkdeploy.checkpoint.conversion import Conversion
+from sparkdeploy.checkpoint.published import PublishedConfig
 from sparkdeploy.estimate.limits import context_of
 from sparkdeploy.folders import schema_line
 from sparkdeploy.plan.models import conversion_of, unfit_for
 from sparkdeploy.recipe.answers import Answers, Task, planned_answers
 from sparkdeploy.recipe.arguments import release_of
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.recipe.releases import (
     Family,
@@ -27,21 +29,11 @@ from sparkdeploy.recipe.releases import (
     parse_version,
     short_name,
 )
+from sparkdeploy.recipe.schema import Recipe, Weights
 from sparkdeploy.recipe.serve import Serve
 from sparkdeploy.recipe.words import shown
+from sparkdeploy.settings import Settings
 from sparkdeploy.yaml_text import in_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from typing import Any
-
-    from pydantic.fields import FieldInfo
-
-    from sparkdeploy.checkpoint.published import PublishedConfig
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.schema import Recipe, Weights
-    from sparkdeploy.settings import Settings
-
 
 USUAL, NEWEST, COMPILED = "cuda-0.25", "cuda-0.33", "cuda-0.19"
 """In the order in which they are tried."""

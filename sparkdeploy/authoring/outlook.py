@@ -1,15 +1,14 @@
 """Gather what an estimate needs: facts of the model, a machine, and every recipe to compare."""
 
-from __future__ import annotations
-
 import statistics
 import time
 import timeit
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
 
 from sparkdeploy.authoring.model_facts import WhenMissing, drafter_of, facts_of
 from sparkdeploy.checks.report import Finding, said
+from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate import memory, model, report
 from sparkdeploy.estimate.hardware import (
     HERE,
@@ -31,18 +30,13 @@ from sparkdeploy.estimate.verdict import (
     without_others_report,
 )
 from sparkdeploy.node import facts as node_facts
+from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.library import default_recipe
 from sparkdeploy.recipe.load import Library, Resolved, library, load_all, load_recipe, look_into
 from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.style import Piece, Style
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from sparkdeploy.errors import RecipeError
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.terminal.tables import Block
+from sparkdeploy.terminal.tables import Block
 
 COPIED_BYTES = 128 * 2**20
 COPIES = 3

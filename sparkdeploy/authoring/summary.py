@@ -1,23 +1,18 @@
 """`plan --hardware` on one screen: whether it fits, how fast, how long it takes, what it sets."""
 
-from __future__ import annotations
+from collections.abc import Iterator
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from sparkdeploy.authoring.outlook import Outlook
 from sparkdeploy.checks.report import finding_lines
 from sparkdeploy.estimate.report import memory_table
 from sparkdeploy.plan.report import fork_lines
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.server.phases import start_words
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.style import line_of
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_bytes, format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.authoring.outlook import Outlook
-    from sparkdeploy.recipe.schema import Recipe
-    from sparkdeploy.settings import Settings
 
 WITHOUT_EFFECT = {
     *("schema", "name", "title", "source", "preview", "extends", "expect", "notes"),

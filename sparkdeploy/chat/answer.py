@@ -1,11 +1,10 @@
 """One answer: asked for, shown as it comes, and what it took."""
 
-from __future__ import annotations
-
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
 from sparkdeploy.deploy.nodes import connect, resolve_name
@@ -15,14 +14,10 @@ from sparkdeploy.export.clients import curl_line
 from sparkdeploy.recipe.answers import CHAT
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
 from sparkdeploy.server.streaming import AnswerPiece, AnswerSoFar, answer_pieces
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import beneath
 from sparkdeploy.terminal.style import draws_on
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkdeploy.settings import Settings
 
 NO_THOUGHTS = {"enable_thinking": False, "thinking": False}
 """What chat templates call it; one that knows neither takes no notice."""

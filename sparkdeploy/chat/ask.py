@@ -1,21 +1,16 @@
 """`ask`: one question, one answer."""
 
-from __future__ import annotations
-
 import base64
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.chat.answer import AnswerPrinter, Partner, follow, remark, took
 from sparkdeploy.deploy.nodes import is_deployment
 from sparkdeploy.errors import UsageError
 from sparkdeploy.stored_json import read_bytes
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 MAX_PICTURE_BYTES = 32 << 20
 _KINDS = (

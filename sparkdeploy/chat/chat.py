@@ -1,22 +1,16 @@
 """`chat`: a conversation at a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from sparkdeploy.chat.answer import AnswerPrinter, AnswerRefusedError, Partner, follow, remark, took
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.server.streaming import AnswerSoFar
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-    from sparkdeploy.server.streaming import AnswerSoFar
 
 MARK = "/"
 HELP = """\

@@ -1,19 +1,12 @@
 """The Docker Engine and sparkdeploy's containers."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from sparkdeploy.checks.report import Finding, fail, not_seen, ok, warn
 from sparkdeploy.node.container import KEPT_MARK, REPLACED_SUFFIX, ContainerFact, ListedContainer
-from sparkdeploy.node.reports import DEFAULT_ADDRESS
+from sparkdeploy.node.reports import DEFAULT_ADDRESS, EngineInfo
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.node.reports import EngineInfo
 
 INSTALL_RUNTIME = (
     "sudo apt-get install nvidia-container-toolkit && "

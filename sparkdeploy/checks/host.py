@@ -3,16 +3,15 @@
 A new check is one function here, and its name in CHECKS.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkdeploy.checks.known import known
 from sparkdeploy.checks.report import Finding, fail, not_seen, ok, warn
@@ -20,12 +19,8 @@ from sparkdeploy.node.facts import Machine, output_or_none, read_or_none
 from sparkdeploy.node.lock import made_anew
 from sparkdeploy.node.node import at_once
 from sparkdeploy.node.shared_files import ROOT_UID, user_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.settings import Settings
-    from sparkdeploy.shell import Completed
+from sparkdeploy.settings import Settings
+from sparkdeploy.shell import Completed
 
 READ_TIMEOUT_S = 2.0
 UNITS = "/etc/systemd/system"

@@ -1,22 +1,16 @@
 """The RDMA adapters that an engine's container sees, compared with config.yaml."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from sparkdeploy.checks.report import Finding, Verdict, node_finding
 from sparkdeploy.image.stages import RDMA_PACKAGES
+from sparkdeploy.node.cluster import ClusterNode, FabricPort
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from sparkdeploy.node.cluster import ClusterNode, FabricPort
 
 ACTIVE, ETHERNET, ROCE_V2 = "PORT_ACTIVE", "Ethernet", "RoCE v2"
 FULL_MTU_BYTES = 4096

@@ -1,17 +1,13 @@
 """Findings as printed lines and as JSON values."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sparkdeploy.errors import Mistakes, NodeError
 from sparkdeploy.terminal.style import Line, Piece, Style, line_of
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 
 class Verdict(Enum):

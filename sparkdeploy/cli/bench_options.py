@@ -1,7 +1,5 @@
 """What names a server on the command line of `bench`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

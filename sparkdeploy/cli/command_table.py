@@ -1,7 +1,5 @@
 """The commands: where each is, so that it is loaded when it is named, and what it is for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The program: one table of commands, each loaded when it is named, and every exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -10,9 +8,10 @@ import shlex
 import sys
 import tempfile
 import traceback
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -29,9 +28,6 @@ from sparkdeploy.errors import (
 )
 from sparkdeploy.terminal.console import console, drop_answer
 from sparkdeploy.terminal.safe_text import nothing_raw, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 # Typer has no public name for what all its errors about a command line are.
 _ERRORS = typer.BadParameter.__mro__

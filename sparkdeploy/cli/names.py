@@ -4,18 +4,14 @@ They are listed when they are asked for, so none is out of date. What cannot be 
 answer in time, has no names: somebody is in the middle of a line.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import folders, labels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 ENGINE_TIMEOUT_S = 0.3
 """The Docker Engine takes some milliseconds; a shell waits for all of it."""

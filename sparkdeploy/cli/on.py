@@ -4,14 +4,12 @@ A recipe that is named by its file goes there by ssh's standard input, with what
 chat template and its mods. Every other name and path is that machine's.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.image.context import ContextFile, write_tar
@@ -27,10 +25,6 @@ from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.settings import ON_VARIABLE, Settings
 from sparkdeploy.stored_json import read_unlinked
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 CONSENT = "--allow-unsafe"
 LOCAL_PATHS = re.compile(r"-o(?!-)|(--output|--image)(?==|$)")

@@ -1,13 +1,13 @@
 """What `up` prints when it is done."""
 
-from __future__ import annotations
-
 import os
 import shlex
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.cli.options import answer
+from sparkdeploy.deploy.lifecycle import Started
 from sparkdeploy.deploy.request import Request, up_words
 from sparkdeploy.deploy.up import Extent, Outcome
 from sparkdeploy.export.clients import curl_line
@@ -16,11 +16,6 @@ from sparkdeploy.server.facts import compare_backends
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.deploy.lifecycle import Started
 
 
 def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json: bool) -> None:

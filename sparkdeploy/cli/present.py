@@ -1,7 +1,5 @@
 """`stop`, `start`, `restart`, `connect`, `ask` and `chat`: a deployment that is there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

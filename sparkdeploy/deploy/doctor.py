@@ -1,14 +1,13 @@
 """`doctor`: look at the machine a recipe is for, all at once and for three seconds at most."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from sparkdeploy.checks import docker, report
@@ -30,23 +29,19 @@ from sparkdeploy.errors import RecipeError, SparkdeployError
 from sparkdeploy.node.cluster import configured
 from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact, ListedContainer
 from sparkdeploy.node.facts import THIS_MACHINE, Machine, spelled
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.node import Nodes, node_behind
 from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import decide
 from sparkdeploy.plan.observe import observe
+from sparkdeploy.plan.observed import Observed
 from sparkdeploy.plan.preflight import doctor_findings
 from sparkdeploy.plan.recipe_checks import recipe_findings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.plan.observed import Observed
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
+from sparkdeploy.plan.steps import Plan
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.settings import Settings
 
 CONNECTION_DEADLINE_S = 1.5
 """How long the Docker Engine may take to say hello."""

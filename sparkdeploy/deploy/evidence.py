@@ -3,8 +3,6 @@
 Secrets are known by the name beside them, by their shape, and by value where it is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -12,12 +10,15 @@ import platform
 import re
 import shutil
 import sys
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy import __version__, atomic_files
 from sparkdeploy.atomic_files import make_private
 from sparkdeploy.node.container import is_name
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.secret_shapes import (
     REMOVED,
     SHORTEST_KNOWN,
@@ -28,12 +29,6 @@ from sparkdeploy.secret_shapes import (
 from sparkdeploy.server.crash import guard_reports, root_cause
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.terminal.safe_text import visible, visible_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
 
 KEPT_CRASHES = 20
 ROOT_CAUSE = "00-root-cause.txt"

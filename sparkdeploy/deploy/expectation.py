@@ -1,15 +1,15 @@
 """What a start is checked against: kept on the container, which outlives its plan."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
 import shlex
-from collections.abc import Mapping  # noqa: TC003 - read from a label
+from collections.abc import (
+    Iterator,
+    Mapping,
+)
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from pydantic import TypeAdapter
@@ -19,9 +19,9 @@ from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checks.rdma import chosen_adapters, rdma_checks, read_rdma
 from sparkdeploy.checks.report import Finding, Verdict, node_finding
 from sparkdeploy.errors import CheckpointError, NodeError, UnhealthyError
-from sparkdeploy.estimate.memory import MemoryClaim  # noqa: TC001 - read from a label
+from sparkdeploy.estimate.memory import MemoryClaim
 from sparkdeploy.image.inside import all_reduce, rdma
-from sparkdeploy.node.container import NAME_START, ContainerSpec
+from sparkdeploy.node.container import NAME_START, ContainerFact, ContainerSpec, ListedContainer
 from sparkdeploy.node.host import DockerRefusedError
 from sparkdeploy.node.node import Node, Nodes, at_once, named
 from sparkdeploy.node.ports import free_port
@@ -34,17 +34,12 @@ from sparkdeploy.plan.launch import (
 )
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.preflight import refuse_to_start
+from sparkdeploy.plan.steps import NodePlan, Plan
 from sparkdeploy.server.crash import root_cause
 from sparkdeploy.server.facts import BackendCheck, EngineFacts, Match, compare_backends
 from sparkdeploy.server.phases import read_whole
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ContainerFact, ListedContainer
-    from sparkdeploy.plan.steps import NodePlan, Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
 """`stop`, `start`, `restart` and `rollback`: what is done with a deployment that is there."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
@@ -25,6 +23,8 @@ from sparkdeploy.deploy.removal import Consent, require_consent, require_known
 from sparkdeploy.deploy.serving import answers, served_by
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.container import ContainerFact, ListedContainer
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.node.ports import is_port_free, port_owner
@@ -32,12 +32,6 @@ from sparkdeploy.recipe.schema import Limits
 from sparkdeploy.server.health import ContainerDiedError, Readiness
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.container import ContainerFact, ListedContainer
-    from sparkdeploy.node.host import DockerHost
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,15 @@ mods, and the files of the weights. What tops the engine, the plugin or the guar
 node.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
 import shlex
 import stat
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.checkpoint.draft_vocabulary import ensure_vocabulary
@@ -25,7 +24,10 @@ from sparkdeploy.errors import CheckpointError, NodeError
 from sparkdeploy.image.build import build_stage, find_built
 from sparkdeploy.image.compilation import refuse_start
 from sparkdeploy.image.pins import pull_below
+from sparkdeploy.image.stages import Stage
+from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import free_bytes_on
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.node import Node, Nodes, at_once, named
 from sparkdeploy.node.tree import Entry, Ledger, hashes, list_tree
 from sparkdeploy.plan.folders import write_template
@@ -33,18 +35,10 @@ from sparkdeploy.plan.models import conversion_for, locate_model
 from sparkdeploy.plan.observe import SyncTree, mapping_to, sync_trees
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import Action, Plan
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep, Step
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.settings import Settings
 
 KEY_BYTES = 32
 BUILD_WAIT_S = 2 * 3600.0

@@ -1,9 +1,8 @@
 """Finishing or reverting what a command that died left half done."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from sparkdeploy.deploy.deployments import (
     Inspected,
@@ -13,21 +12,17 @@ from sparkdeploy.deploy.deployments import (
     nodes_with,
 )
 from sparkdeploy.deploy.expectation import verify_rank
+from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.preflight import owner_of
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sparkdeploy.deploy.launch import Launch
-    from sparkdeploy.node.container import ContainerFact
 
 ALONE = "alone"
 """In the place of a launch: the head serves by itself."""

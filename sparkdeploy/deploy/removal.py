@@ -3,8 +3,6 @@
 Apart from the other verbs, of which it loads nothing: it starts and watches no server.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

@@ -13,11 +13,11 @@ The node's lock is kept while containers change, and not while the new one is wa
 and `rollback` may end a start. Whoever waited then finds its container gone and says so.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from sparkdeploy.deploy.deployments import (
     Listed,
@@ -30,15 +30,10 @@ from sparkdeploy.deploy.evidence import save_evidence
 from sparkdeploy.deploy.lock import defer_signals
 from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.node import Node
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.node import Node
 
 
 class TakenAwayError(UnhealthyError):

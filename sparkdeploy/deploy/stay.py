@@ -1,15 +1,14 @@
 """`up --stay`: what systemd runs, so that it knows when a deployment serves and when it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.nodes import connect_nodes
@@ -29,10 +28,6 @@ from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
 from sparkdeploy.settings import load_settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
 
 NOTIFY = "NOTIFY_SOCKET"
 BOOT_S = 600.0

@@ -1,12 +1,9 @@
 """`up`: apply a plan on its nodes, wait for the answer, and put everything back when none comes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from sparkdeploy import labels
@@ -21,22 +18,20 @@ from sparkdeploy.deploy.request import Request, as_label, bring_models, with_kno
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
+from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.node.facts import is_another, own_name
+from sparkdeploy.node.node import Nodes
 from sparkdeploy.plan.make import decide, decide_again, draft_plan
 from sparkdeploy.plan.preflight import refuse_to_prepare, refuse_to_start
 from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, NodePlan, Plan, awaited_preparation
 from sparkdeploy.recipe.answers import TEXT, Answers
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.report import values_to_show
+from sparkdeploy.server.health import Readiness
 from sparkdeploy.server.phases import expected_start, start_words, timing_key_of
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.container import ContainerFact, ContainerSpec
-    from sparkdeploy.node.node import Nodes
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.server.health import Readiness
-    from sparkdeploy.settings import Settings
 
 Confirm = Callable[[str], bool]
 _STEPS = {

@@ -1,25 +1,27 @@
 """A start that is waited for: its progress, and its ranks, which live and die together."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.expectation import verify_rank
+from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.serving import model_of
 from sparkdeploy.errors import NodeError, SparkdeployError, UnhealthyError
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.lock import watching
 from sparkdeploy.node.node import Node, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.steps import Plan, plan_as_dict
 from sparkdeploy.recipe.answers import TEXT, Answers
+from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.crash import HUNG_RANK, Cause
 from sparkdeploy.server.health import (
     ALIVE,
@@ -38,17 +40,10 @@ from sparkdeploy.server.phases import (
     load_durations,
     save_durations,
 )
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep, Step
 from sparkdeploy.units import format_gib, format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkdeploy.deploy.launch import Launch
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.server.client import ServedModel
-    from sparkdeploy.settings import Settings
 
 SAMPLE_EVERY_S = 1.0
 SAMPLE_OTHERS_EVERY_S = 5.0

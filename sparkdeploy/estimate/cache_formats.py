@@ -1,7 +1,5 @@
 """The bytes of one token in a KV cache, by the cache's format."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from sparkdeploy.checkpoint.layers import Attention, Latent, Mixer

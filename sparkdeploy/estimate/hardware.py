@@ -1,20 +1,13 @@
 """Machines a recipe may run on: memory, bandwidth, and how long a decode step takes on them."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.errors import UsageError
+from sparkdeploy.node.facts import Architecture, GpuFact
 from sparkdeploy.recipe.document import read_document
 from sparkdeploy.settings import resources
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from sparkdeploy.node.facts import Architecture, GpuFact
-
 
 HERE = "here"
 

@@ -5,10 +5,9 @@ v1/kv_cache_interface.py and platforms/interface.py `_align_hybrid_block_size`);
 against logs of real vLLMs.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkdeploy.checkpoint.layers import STATE_BYTES, Architecture, Latent, Layer, Mixer, Recurrent
 from sparkdeploy.errors import RecipeError
@@ -16,12 +15,8 @@ from sparkdeploy.estimate.cache_formats import token_bytes
 from sparkdeploy.estimate.model import ModelFacts, drafting_layers
 from sparkdeploy.recipe.answers import planned_answers
 from sparkdeploy.recipe.flags import switch_of, value_of
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.releases import parse_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkdeploy.recipe.load import Resolved
 
 CUDA_BLOCK_TOKENS = 16
 """A block is a multiple of this many tokens with FlashAttention, FlashInfer and TurboQuant."""

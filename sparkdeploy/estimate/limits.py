@@ -6,23 +6,18 @@ as arguments and left out of the sum; the plugin stops an engine that hands them
 once it loads.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sparkdeploy.checkpoint.architecture import TEXT_PARTS, config_sizes
 from sparkdeploy.checkpoint.layers import Architecture, Attention, Latent
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.releases import parse_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.schema import Serve
+from sparkdeploy.recipe.schema import Serve
 
 FORMAT_FIX: Final = "--set serve.kv_cache_dtype=auto, or fp8"
 CONTEXT_FIX: Final = (

@@ -1,11 +1,11 @@
 """The memory of a deployment: weights, reserves, what is left for KV cache and machine."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparkdeploy.checkpoint.layers import Architecture, Attention
+from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.estimate.kv_cache import (
     LARGE_BATCH_TOKENS,
     SMALL_BATCH_TOKENS,
@@ -13,16 +13,11 @@ from sparkdeploy.estimate.kv_cache import (
     layout_of,
 )
 from sparkdeploy.estimate.model import ModelFacts, WeightKind, dense_share_of
+from sparkdeploy.node.facts import NodeFact
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import switch_of, value_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.estimate.hardware import Hardware
-    from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Checkpoint, Recipe, Serve
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.recipe.schema import Checkpoint, Recipe, Serve
 
 GIB = 2**30
 CPU_SERVER_BYTES = 3 * GIB

@@ -6,16 +6,15 @@ parallel rank. Embeddings and LM head are counted whole: vLLM divides their rows
 parallel, but one stage may hold both, so the share is never too small.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint.architecture import (
@@ -30,11 +29,7 @@ from sparkdeploy.checkpoint.layers import Architecture, Attention, Latent, Layer
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.document import read_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from sparkdeploy.recipe.schema import Recipe
+from sparkdeploy.recipe.schema import Recipe
 
 
 class WeightKind(StrEnum):
@@ -95,7 +90,7 @@ class ModelFacts:
     """Its small files, or what of its config.json is shipped."""
     dense_share: Mapping[WeightKind, float] | None = None
     """What of a kind's bytes is dense layers at 16 bits; None: see `dense_share_of`."""
-    drafter: ModelFacts | None = None
+    drafter: "ModelFacts | None" = None
     """The model that drafts for it, where a recipe names one and it is known."""
     tensor_ranks: int = 1
     """Ranks that divide each layer; the bytes are those of one."""

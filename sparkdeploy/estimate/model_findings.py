@@ -5,12 +5,11 @@ The rules are those of vLLM 0.25.1 and 0.32.0: config/model.py (`verify_with_par
 layers/mamba/ and model_loader/default_loader.py.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sparkdeploy.checkpoint.architecture import config_sizes
 from sparkdeploy.checkpoint.contents import Described, summary
@@ -22,18 +21,14 @@ from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import limits
 from sparkdeploy.estimate.model import known_layers
 from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.image_pins import is_unknown
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.mods import maker_of
 from sparkdeploy.recipe.releases import parse_version
+from sparkdeploy.recipe.schema import Weights
+from sparkdeploy.recipe.serve import Serve
 from sparkdeploy.recipe.words import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Weights
-    from sparkdeploy.recipe.serve import Serve
 
 SIZES: Final = range(1, 17)
 """Tensor parallel sizes among which those that work are looked for."""

@@ -1,10 +1,11 @@
 """An estimate in words and tables: the memory of a deployment, and the bytes of a decode step."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sparkdeploy.checkpoint.layers import Architecture
+from sparkdeploy.estimate.kv_cache import CacheLayout
 from sparkdeploy.estimate.memory import GIB, Budget, budget_warnings
 from sparkdeploy.estimate.model import ModelFacts, WeightKind
 from sparkdeploy.estimate.speed import (
@@ -16,18 +17,12 @@ from sparkdeploy.estimate.speed import (
     decode_step,
     launches_line,
 )
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.recipe.schema import Checkpoint, Cluster
 from sparkdeploy.recipe.weights import Fp8Dense
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkdeploy.checkpoint.layers import Architecture
-    from sparkdeploy.estimate.kv_cache import CacheLayout
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Checkpoint, Cluster
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (1024, 4096, 16384, 32768, 65536, 131_072, 262_144)

@@ -5,28 +5,23 @@ figures that others published of a machine, or scaled to records of it; every es
 a recipe's layers, its bytes, and the acceptance of its drafts.
 """
 
-from __future__ import annotations
-
 import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from sparkdeploy.checkpoint.layers import Architecture, Attention, Latent, Mixer, Recurrent
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.estimate.cache_formats import token_bytes
+from sparkdeploy.estimate.hardware import Hardware, MeasuredSpeed
 from sparkdeploy.estimate.kv_cache import state_element_bytes
 from sparkdeploy.estimate.memory import converted_weights
 from sparkdeploy.estimate.model import ModelFacts, WeightKind, drafting_layers
 from sparkdeploy.recipe.document import read_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkdeploy.estimate.hardware import Hardware, MeasuredSpeed
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Recipe, Speculative
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.recipe.schema import Recipe, Speculative
 
 CONTEXT_TOKENS = 1024
 """Short answers in the middle: the benchmark of the published figures asks for 64 to 2048."""

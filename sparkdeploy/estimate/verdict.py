@@ -1,23 +1,17 @@
 """Whether a recipe fits a machine, how many requests and about how fast; and several together."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.estimate.memory import CPU_SERVER_BYTES, Budget
+from sparkdeploy.estimate.model import ModelFacts
 from sparkdeploy.estimate.speed import MISS_SHARE
 from sparkdeploy.recipe.answers import planned_answers
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.units import format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkdeploy.estimate.hardware import Hardware
-    from sparkdeploy.estimate.model import ModelFacts
-    from sparkdeploy.recipe.schema import Recipe
 
 
 class Fits(Enum):

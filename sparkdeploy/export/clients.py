@@ -1,24 +1,20 @@
 """A client's own settings for a deployment. A key is named by its file and is in none of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.deploy.nodes import resolve_name
+from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.neighbours import served_deployments
 from sparkdeploy.recipe.answers import Task
-
-if TYPE_CHECKING:
-    from sparkdeploy.deploy.serving import ServedDeployment
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings
 
 LOOPBACK = "127.0.0.1"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")

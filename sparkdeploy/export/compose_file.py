@@ -1,17 +1,12 @@
 """Compose files: of a deployment's own container, and of what runs beside deployments."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import labels, yaml_text
 from sparkdeploy.errors import UsageError
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, ContainerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 HEALTH_EVERY_S = 30
 HEALTH_TIMEOUT_S = 10

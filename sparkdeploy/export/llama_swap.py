@@ -4,25 +4,20 @@ Each model is `up --stay` on its own port, which lasts as long as the server, an
 together becomes its matrix, and what a start costs its eviction costs and its time-out.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.deploy.request import up_words
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.compose_file import WRITTEN_BY, Export, ExportedFile
 from sparkdeploy.export.deployment import folder_variables, refuse_variables
+from sparkdeploy.gateway.plans import PlannedModel, StackPlan
+from sparkdeploy.settings import Settings
 from sparkdeploy.shell import AS_MODULE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.gateway.plans import PlannedModel, StackPlan
-    from sparkdeploy.settings import Settings
 
 CONFIG = "config.yaml"
 MACRO = "${"

@@ -1,12 +1,11 @@
 """LiteLLM, Open WebUI, Prometheus and Grafana beside deployments: settings and Compose files."""
 
-from __future__ import annotations
-
 import os
 import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import atomic_files, yaml_text
 from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
@@ -17,13 +16,8 @@ from sparkdeploy.export.compose_file import WRITTEN_BY, Export, ExportedFile, se
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.recipe.answers import Task
+from sparkdeploy.settings import Hosts, Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sparkdeploy.settings import Hosts, Settings
-
 
 SERVICES = Path(__file__).with_name("neighbours.yaml")
 KEYS = "/run/keys"

@@ -7,16 +7,11 @@ sparkdeploy-NAME-proxy.service    takes what comes there to the server, once tha
 sparkdeploy-NAME.service          the deployment, on a port of its own
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 PROXY = "/usr/lib/systemd/systemd-socket-proxyd"
 PORT_DISTANCE = 10_000

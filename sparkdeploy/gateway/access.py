@@ -1,8 +1,6 @@
 """Who may ask: client keys, names of this machine, and the pages of browsers; errors as clients
 of OpenAI and of Anthropic read them."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress
@@ -12,26 +10,21 @@ import re
 import shlex
 import socket
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email import message_from_bytes
 from email.message import Message
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.gateway.stack import Stack
 from sparkdeploy.stored_json import open_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from sparkdeploy.gateway.stack import Stack
-
 
 MAX_KEYS_BYTES = 1 << 16
 SHORTEST_KEY = 16

@@ -1,35 +1,29 @@
 """`sparkdeploy gateway`: the routes of a stack's one address, its figures and its page."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.gateway.access import ClientAccess, error_response, read_keys
+from sparkdeploy.gateway.fit import StackFit
 from sparkdeploy.gateway.proxy import MODEL_ROUTES, Proxy
 from sparkdeploy.gateway.scheduler import ModelPhase, ModelState
+from sparkdeploy.gateway.stack import Stack
 from sparkdeploy.gateway.turns import Deployments, Turns
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from starlette.requests import Request as HttpRequest
-
-    from sparkdeploy.gateway.fit import StackFit
-    from sparkdeploy.gateway.stack import Stack
 
 PAGE = {
     "/": ("page.html", "text/html"),

@@ -3,12 +3,10 @@
 All of it blocks, and runs in threads beside the server.
 """
 
-from __future__ import annotations
-
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy import lifecycle
 from sparkdeploy.deploy.deployments import (
@@ -32,24 +30,18 @@ from sparkdeploy.deploy.up import Confirm, Extent, Outcome, UpOptions, up
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.gateway.plans import PlannedModel, StackPlan, naming
 from sparkdeploy.gateway.scheduler import Sighting
+from sparkdeploy.gateway.stack import StackModel
 from sparkdeploy.monitor.snapshot import MetricsHistory, TimedMetrics, server_figures
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import parse_meminfo
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.node import Node
 from sparkdeploy.node.ports import Listener, listener_of, listening_sockets
+from sparkdeploy.recipe.answers import Answers
 from sparkdeploy.server.health import death
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkdeploy.gateway.plans import StackPlan
-    from sparkdeploy.gateway.stack import StackModel
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.answers import Answers
-    from sparkdeploy.settings import Settings
-
 
 MEMORY_RETURNS_S = 30.0
 RETRY_S = 3.0

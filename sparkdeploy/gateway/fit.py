@@ -1,16 +1,11 @@
 """What of a stack fits into memory together, and what has to go for another model: pure."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations, islice
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-
-    from sparkdeploy.gateway.stack import Keep
+from sparkdeploy.gateway.stack import Keep
 
 MOST_TRIED = 12
 """Of so many models that may go, every set is tried: some 4,000."""

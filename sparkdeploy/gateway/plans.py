@@ -1,40 +1,34 @@
 """What each model of a stack needs: its request, and its plan as if the others did not run."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.survey import Survey, survey
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import NAMES, PORT, Request, resolve
 from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError
+from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.gateway.fit import ModelFit, StackFit
+from sparkdeploy.gateway.stack import Stack, StackModel
 from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
+from sparkdeploy.node.container import ListedContainer
+from sparkdeploy.node.facts import NodeFact
+from sparkdeploy.node.node import Nodes
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.memory import promised_bytes
 from sparkdeploy.plan.observe import observe
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.on_hardware import plan_on
+from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.consent import asked, consent_hint, digest
 from sparkdeploy.recipe.document import Document, ValueOrigin
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import Resolved, error_of
 from sparkdeploy.server.phases import start_s
+from sparkdeploy.settings import Settings
 from sparkdeploy.yaml_text import in_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence, Set
-
-    from sparkdeploy.estimate.hardware import Hardware
-    from sparkdeploy.gateway.stack import Stack, StackModel
-    from sparkdeploy.node.container import ListedContainer
-    from sparkdeploy.node.facts import NodeFact
-    from sparkdeploy.node.node import Nodes
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.settings import Settings
 
 LAST_PORT = 65_535
 

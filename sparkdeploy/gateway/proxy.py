@@ -1,17 +1,17 @@
 """Passes a request on to the server of its model, and the answer back as it comes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import math
 import time
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
 from sparkdeploy.gateway.access import (
     BadBodyError,
@@ -20,17 +20,11 @@ from sparkdeploy.gateway.access import (
     error_response,
     read_body,
 )
+from sparkdeploy.gateway.deployments import Upstream
+from sparkdeploy.gateway.stack import Alias, Stack, StackModel
 from sparkdeploy.gateway.turns import NotServedError, RequestTurn, Turns
 from sparkdeploy.node.ports import listening_sockets
 from sparkdeploy.recipe.answers import ROUTES
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
-
-    from starlette.types import Receive, Scope, Send
-
-    from sparkdeploy.gateway.deployments import Upstream
-    from sparkdeploy.gateway.stack import Alias, Stack, StackModel
 
 MODEL_ROUTES = (
     *(path for paths in ROUTES.values() for path in paths),

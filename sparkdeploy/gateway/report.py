@@ -1,10 +1,9 @@
 """A stack's plan in words: what fits together, what excludes each other, what each start costs."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.checks.report import (
     SIGNS,
@@ -19,16 +18,12 @@ from sparkdeploy.checks.report import (
     said,
     warn,
 )
+from sparkdeploy.gateway.fit import ModelFit, StackFit
+from sparkdeploy.gateway.plans import PlannedModel, StackPlan
 from sparkdeploy.plan.steps import Action
 from sparkdeploy.terminal.style import Piece, Style
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 from sparkdeploy.units import format_bytes, format_gib, in_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkdeploy.gateway.fit import ModelFit, StackFit
-    from sparkdeploy.gateway.plans import PlannedModel, StackPlan
 
 MOST_SETS = 20
 """That are printed; JSON has ten times as many."""

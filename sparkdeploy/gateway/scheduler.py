@@ -3,19 +3,14 @@
 It does nothing itself and reads no clock: it is given events with their time and returns orders.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from sparkdeploy.gateway.fit import StackFit
-    from sparkdeploy.gateway.stack import StackModel
+from sparkdeploy.gateway.fit import StackFit
+from sparkdeploy.gateway.stack import StackModel
 
 DRAIN_LIMIT_S = 300.0
 """How long running requests of a model may hold up the start of another one."""

@@ -1,14 +1,13 @@
 """The stack file: several models behind one address, in YAML."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
@@ -32,12 +31,8 @@ from sparkdeploy.recipe.load import error_of
 from sparkdeploy.recipe.paths import with_whole_path
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.validate import validated
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.safe_text import visible_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkdeploy.settings import Settings
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8800

@@ -1,28 +1,23 @@
 """The scheduler at work: requests that wait for their turn, and threads that start and stop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from sparkdeploy.errors import SparkdeployError
+from sparkdeploy.gateway.deployments import StackLook, Upstream
+from sparkdeploy.gateway.fit import StackFit
 from sparkdeploy.gateway.scheduler import Act, Instruction, ModelPhase, Scheduler
+from sparkdeploy.gateway.stack import Stack, StackModel
+from sparkdeploy.recipe.answers import Answers
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-
-    from sparkdeploy.gateway.deployments import StackLook, Upstream
-    from sparkdeploy.gateway.fit import StackFit
-    from sparkdeploy.gateway.stack import Stack, StackModel
-    from sparkdeploy.recipe.answers import Answers
 
 LOOK_EVERY_S = 2.0
 WATCHED_S = 10.0

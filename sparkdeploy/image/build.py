@@ -1,14 +1,12 @@
 """Builds one image stage, or finds that it is there already."""
 
-from __future__ import annotations
-
 import collections
 import json
 import re
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from sparkdeploy import labels, yaml_text
 from sparkdeploy.atomic_files import make_private
@@ -19,19 +17,13 @@ from sparkdeploy.image.compilation import compile_wheel, refuse_start
 from sparkdeploy.image.context import ContextFile, write_tar
 from sparkdeploy.image.proof import prove_stage
 from sparkdeploy.image.stages import LEFTOVER_LABEL, Stage
+from sparkdeploy.node.container import ImageFact
 from sparkdeploy.node.facts import spelled
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.reports import BuildEvent
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.reports import BuildEvent
-    from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.step import Step
-
+from sparkdeploy.terminal.step import Step
 
 TAIL_LINES = 30
 MAX_LETTERS = 500

@@ -1,13 +1,10 @@
 """vLLM's wheel, compiled once in a container; kept, so that the same inputs compile nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files, labels
 from sparkdeploy.atomic_files import make_private
@@ -17,13 +14,11 @@ from sparkdeploy.image.context import CHUNK_BYTES
 from sparkdeploy.image.stages import Stage, fingerprint
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import ContainerSpec, Mount
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.recipe.engine import SourceBuild
+from sparkdeploy.settings import Settings
+from sparkdeploy.terminal.step import Step
 from sparkdeploy.units import format_bytes, format_gib
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.engine import SourceBuild
-    from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.step import Step
 
 GB, GIB = 10**9, 2**30
 MEMORY_PER_COMPILER_GIB = 4

@@ -1,16 +1,12 @@
 """The files that travel to the Docker Engine with a build, as a tar that is always the same."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+from pathlib import Path
+from typing import IO
 
 CHUNK_BYTES = 2**20
 

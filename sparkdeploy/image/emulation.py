@@ -1,17 +1,11 @@
 """Whether this machine runs programs of another processor, which building for it takes."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkdeploy.image.lock import Architecture
+from sparkdeploy.image.lock import Architecture
 
 REGISTERED = Path("/proc/sys/fs/binfmt_misc")
 PLATFORMS: Mapping[str, Architecture] = {"linux/arm64": "aarch64", "linux/amd64": "x86_64"}

@@ -1,26 +1,20 @@
 """What a mod puts into an image: its author's files, read within limits. Runs nothing of them."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os
 import re
 import shlex
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN, SCRIPT, FoundMod
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 EXECUTABLE, PLAIN = 0o755, 0o644
 

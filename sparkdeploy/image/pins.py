@@ -4,20 +4,24 @@ A tag is asked for once. What was found is kept in the state folder (recipe/imag
 somebody has looked into it, and a plan reads it there.
 """
 
-from __future__ import annotations
-
 import errno
 import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.atomic_files import write_private
 from sparkdeploy.errors import BuildError, NodeError
 from sparkdeploy.image import proof
 from sparkdeploy.image.build import build_stage, find_built
+from sparkdeploy.image.lock import Architecture
 from sparkdeploy.image.network import registry_reference
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.facts import spelled
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.node.reports import BuildEvent
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.image_pins import (
     ImageContents,
     ImageLock,
@@ -26,19 +30,9 @@ from sparkdeploy.recipe.image_pins import (
     contents_adapter,
     pins_adapter,
 )
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from sparkdeploy.image.lock import Architecture
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.node.reports import BuildEvent
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.step import Step
+from sparkdeploy.terminal.step import Step
 
 MAX_NAMED = 8
 

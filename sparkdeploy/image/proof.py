@@ -1,27 +1,22 @@
 """Looks into what was built: versions and kernels, the plugin's fit, what a mod changed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.inside import apply_mod, arguments, prove, rdma
 from sparkdeploy.image.stages import RDMA_PACKAGES, SPARK_CAPABILITY, Stage
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.recipe.image_pins import ImageContents
 from sparkdeploy.recipe.releases import Release
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
-
-    from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.host import DockerHost
 
 PYTHON = "/opt/venv/bin/python"
 PROOF_TIMEOUT_S = 600

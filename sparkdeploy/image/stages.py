@@ -1,13 +1,12 @@
 """What an engine's image stages are made of, and the fingerprint of each. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import sparkdeploy
 from sparkdeploy import labels
@@ -15,13 +14,9 @@ from sparkdeploy.errors import BuildError
 from sparkdeploy.image import lock, templates
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.mods import ModFiles, placed
+from sparkdeploy.recipe.engine import Base, Engine, SourceBuild
 from sparkdeploy.recipe.image_name import ANY_IMAGE, WAYS, is_tag
 from sparkdeploy.secret_shapes import text_without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from sparkdeploy.recipe.engine import Base, Engine, SourceBuild
 
 BaseSource = Literal["registry", "debian"]
 BASE_SOURCES: tuple[BaseSource, ...] = ("registry", "debian")

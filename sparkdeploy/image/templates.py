@@ -1,17 +1,12 @@
 """Renders templates: Dockerfiles, and pages; the only importer of Jinja."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import jinja2
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.terminal.safe_text import visible
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def render(folder: Path, template: str, **values: object) -> str:

@@ -1,12 +1,11 @@
 """The nodes of a cluster as the user writes them down: `cluster:` in config.yaml."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -19,10 +18,6 @@ from sparkdeploy.node.node import Node, Nodes, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.recipe.fields import Port, Strict
 from sparkdeploy.settings import Settings, mistakes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 MASTER_PORT = 29501
 RAY_PORT = 6379
@@ -125,7 +120,7 @@ class ClusterConfig(Strict):
         return tuple(node.name for node in self.nodes)
 
     @model_validator(mode="after")
-    def _distinct(self) -> ClusterConfig:
+    def _distinct(self) -> "ClusterConfig":
         for what, values in (
             ("name", [node.name for node in self.nodes]),
             ("fabric address", [port.ip for node in self.nodes for port in node.fabric]),

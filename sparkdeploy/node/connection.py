@@ -1,13 +1,12 @@
 """A connection to a Docker Engine, and what its failures mean to us."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shlex
 import socket
 import warnings
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from typing import Self
 
 import docker
 import docker.auth
@@ -17,12 +16,7 @@ import urllib3.exceptions
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import reports
-from sparkdeploy.node.reports import DEFAULT_ADDRESS, config_folder, other_context
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.node.reports import EngineInfo
+from sparkdeploy.node.reports import DEFAULT_ADDRESS, EngineInfo, config_folder, other_context
 
 CALL_TIMEOUT_S = 60
 START_HINT = "start it: `sudo systemctl start docker`, or `sudo dockerd &` without systemd"

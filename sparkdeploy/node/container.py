@@ -1,19 +1,15 @@
 """A container as it should be (spec) and as it is (fact), and whether it is one of ours."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sparkdeploy import labels
 from sparkdeploy.errors import UsageError
 from sparkdeploy.recipe.fields import NAME_PATTERN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 NAME_START = "sparkdeploy-"
 TAG_START = "sparkdeploy/"
@@ -66,7 +62,7 @@ class ContainerSpec:
     stop_timeout_s: int = 30
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    def with_fingerprint(self) -> ContainerSpec:
+    def with_fingerprint(self) -> "ContainerSpec":
         """Return the spec with its own fingerprint on it: that is how a plan knows it again."""
         return replace(self, labels={**self.labels, labels.FINGERPRINT: self.fingerprint()})
 

@@ -1,11 +1,10 @@
 """The containers of a Docker Engine: made, watched and, when ours, removed."""
 
-from __future__ import annotations
-
 import struct
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from docker.errors import APIError, DockerException
 from docker.types import DeviceRequest, LogConfig
@@ -32,10 +31,6 @@ from sparkdeploy.node.container import (
     NeighbourFact,
 )
 from sparkdeploy.node.reports import EngineInfo, environment, last_end_s, read_listed_container
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 FIRST_STOP_S = 1
 REMOVAL_TIMEOUT_S = 30.0

@@ -1,8 +1,6 @@
 """A node's place among the others: what one script, run there once, tells of it, and questions that
 take two nodes (does a full-size packet get across, and a connection?)."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import json
@@ -10,17 +8,13 @@ import re
 import shlex
 import socket
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.node import Node, at_once
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.shell import Completed
+from sparkdeploy.shell import Completed
 
 SCRIPT = Path(__file__).with_name("fabric.sh").read_text(encoding="utf-8")
 IP_AND_ICMP_BYTES = 28

@@ -1,26 +1,21 @@
 """What a machine is and what is free on it; its GPUs as `nvidia-smi` tells of them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
 import shlex
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.fabric import FabricFact
 from sparkdeploy.node.node import Node
 from sparkdeploy.node.reports import CONTAINERD_ROOT, EngineInfo
 from sparkdeploy.node.shared_files import user_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkdeploy.node.fabric import FabricFact
-    from sparkdeploy.shell import Completed
+from sparkdeploy.shell import Completed
 
 Architecture = Literal["x86_64", "aarch64"]
 _SPELLINGS: Mapping[str, Architecture] = {

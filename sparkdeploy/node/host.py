@@ -1,11 +1,10 @@
 """A Docker Engine as the rest of the house sees it; images are found, built and carried here."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import IO
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
@@ -13,12 +12,7 @@ from sparkdeploy.node import reports
 from sparkdeploy.node.connection import DockerRefusedError, NotInDockerError, translated
 from sparkdeploy.node.container import ImageFact, own_tags
 from sparkdeploy.node.containers import Containers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import IO
-
-    from sparkdeploy.node.reports import BuildEvent, RegistryImage
+from sparkdeploy.node.reports import BuildEvent, RegistryImage
 
 __all__ = ["DockerHost", "DockerRefusedError"]
 _EMPTY_TAR = bytes(1024)

@@ -3,8 +3,6 @@
 The lock of another node is held over its connection by a small program that runs there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -12,10 +10,11 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import lock_descriptor
 
@@ -33,10 +32,6 @@ from sparkdeploy.node.shared_files import (
 from sparkdeploy.settings import SHARED_LOCK_DIR
 from sparkdeploy.terminal.safe_text import visible_line
 from sparkdeploy.units import local_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 POLL_S = 0.2
 KERNEL_LOCKS = Path("/proc/locks")

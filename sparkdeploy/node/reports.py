@@ -1,21 +1,16 @@
 """What Docker's JSON says, as our own facts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.node.container import ContainerFact, ImageFact, ListedContainer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 CDI_GPUS = "nvidia.com/gpu=all"
 _SYSTEM_CONTAINERD = "/run/containerd/containerd.sock"
@@ -39,7 +34,7 @@ class EngineInfo:
     """By which a container gets the GPUs where there is no nvidia runtime, of /etc/cdi."""
     is_rootless: bool = False
     cgroup_driver: str = ""
-    other_context: Context | None = None
+    other_context: "Context | None" = None
     """Whom Docker's own command asks, where that is another engine."""
 
 

@@ -4,8 +4,6 @@ Other nodes run this text for a lock of theirs (lock.py). They have Python and n
 so nothing but the standard library is imported here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -13,11 +11,8 @@ import pwd
 import shlex
 import stat
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path
 
 ATTEMPTS = 10
 SHARED_FILE_MODE = 0o666

@@ -1,7 +1,5 @@
 """One ssh connection to one node: commands, its Docker Engine's socket, and rsync's way there."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import gzip
@@ -10,18 +8,14 @@ import re
 import secrets
 import shlex
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from sparkdeploy import __version__, shell
 from sparkdeploy.errors import NodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkdeploy.shell import Completed
-
+from sparkdeploy.shell import Completed
 
 CONNECT_TIMEOUT_S = 5
 ALIVE_EVERY_S = 3

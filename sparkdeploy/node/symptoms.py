@@ -1,18 +1,12 @@
 """What tells of a machine that gets slowly worse: one look of about a second, and its reading."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.node.facts import Machine, output_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 SCRIPT = Path(__file__).with_name("symptoms.sh").read_text(encoding="utf-8")
 TIMEOUT_S = 2.0

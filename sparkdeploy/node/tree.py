@@ -1,22 +1,16 @@
 """The files of a folder on any node: what they are, and their hashes, asked only once."""
 
-from __future__ import annotations
-
 import json
 import posixpath
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.atomic_files import write_private
 from sparkdeploy.errors import NodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from sparkdeploy.node.node import Node
+from sparkdeploy.node.node import Node
 
 HASH_TIMEOUT_S = 3600.0
 """72 GB at 0.5 GB/s take three minutes; a disk that is slower than that is still not stuck."""

@@ -3,29 +3,24 @@
 recipes/facts/known_bad.yaml has the rows; CONDITIONS says how each of their conditions is told.
 """
 
-from __future__ import annotations
-
 import functools
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from sparkdeploy import yaml_text
+from sparkdeploy.checkpoint.layers import Architecture
 from sparkdeploy.recipe.arguments import packages_of
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.fields import Strict, VllmRelease
 from sparkdeploy.recipe.flags import given_flags, value_of
 from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.releases import family_of, parse_version
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.settings import resources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from sparkdeploy.checkpoint.layers import Architecture
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.schema import Recipe
 
 CACHES_UNASKED = (0, 26, 0)
 """From here on vLLM may cache prefixes of models with states unasked: 0.32 does, 0.25.1 not."""
@@ -47,7 +42,7 @@ class KnownFailure(Strict):
     """A flag with its value, which a recipe that does not name it is started with."""
     source: str
 
-    def holds(self, case: RecipeOnEngine) -> bool:
+    def holds(self, case: "RecipeOnEngine") -> bool:
         release = parse_version(case.engine.vllm)
         is_in = parse_version(self.from_) <= release
         is_in = is_in and (self.to is None or release <= parse_version(self.to))

@@ -1,15 +1,16 @@
 """From a recipe to the plan for the nodes that are to serve it: observe, and decide."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkdeploy.checkpoint.repo_files import files_here
 from sparkdeploy.checks.survey import Survey, probe
 from sparkdeploy.estimate.memory import MemoryClaim, memory_claim
 from sparkdeploy.estimate.model import share_of_weights
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.node.container import ContainerFact, ContainerSpec, ListedContainer
+from sparkdeploy.node.node import Nodes
 from sparkdeploy.plan.container import KERNEL_LOG, Deployment, HostFolders, rank_spec
 from sparkdeploy.plan.folders import cache_folder, read_template, refuse_nesting
 from sparkdeploy.plan.images import image_steps, is_built, stages_for, unresolved_tag
@@ -27,15 +28,9 @@ from sparkdeploy.plan.steps import (
     alone,
     make_topology,
 )
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.settings import Settings
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.node import Nodes
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
 
 OVERLAY_WRITE_BYTES = 16 * 10**6
 """An overlay is links, one config and one index; the 122B's index is the largest of them."""

@@ -1,9 +1,7 @@
 """Whether a node has the memory for what it serves: the one place that judges it."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Set
 
 from sparkdeploy.checks.machine import check_page_cache
 from sparkdeploy.checks.report import Finding, fail, not_seen, ok, warn
@@ -11,15 +9,11 @@ from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.estimate.memory import MemoryClaim, make_budget
 from sparkdeploy.estimate.model import ModelFacts, WeightKind
 from sparkdeploy.estimate.verdict import Fits, verdict_of
+from sparkdeploy.node.container import ListedContainer
 from sparkdeploy.plan.observed import ModelFact, ObservedNode
 from sparkdeploy.plan.steps import BUDGET_CHECK, Action, NodePlan, Plan
 from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.units import format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Set
-
-    from sparkdeploy.node.container import ListedContainer
 
 MOST_MACHINES = 8
 """No message advises more: what the design is for."""

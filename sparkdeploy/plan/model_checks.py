@@ -3,16 +3,16 @@
 Each check yields what is wrong, and what is well where the doctor shows that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import grp
 import os
 import pwd
 import shlex
 import stat
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.checkpoint.source import fetch_command
 from sparkdeploy.checks.report import Finding, fail_early, ok, warn
@@ -24,19 +24,13 @@ from sparkdeploy.estimate.model_findings import (
 from sparkdeploy.node.shared_files import user_name
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact
+from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.paths import FP8_SOURCE, named_paths
 from sparkdeploy.recipe.releases import first_release, parse_version
+from sparkdeploy.recipe.schema import Weights
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Set as AbstractSet
-    from pathlib import Path
-
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.schema import Weights
 
 
 def _models(plan: Plan) -> Iterator[tuple[Weights, ModelFact | MissingModel]]:
@@ -201,7 +195,7 @@ def exchange(plan: Plan) -> Iterator[Finding]:
             yield from _exchange(mod.folder, "a mod would be built in from", found)
 
 
-def _exchange(folder: Path, use: str, found: Exchangeable | None) -> Iterator[Finding]:
+def _exchange(folder: Path, use: str, found: "Exchangeable | None") -> Iterator[Finding]:
     if found is not None:
         yield fail_early(
             "folders.exchange",

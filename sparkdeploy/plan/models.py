@@ -1,12 +1,11 @@
 """What a plan knows of a model and of its companions, on this machine or not."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.checkpoint import contents
 from sparkdeploy.checkpoint import overlay as overlays
@@ -17,26 +16,22 @@ from sparkdeploy.checkpoint.dense_layers import dense_layers
 from sparkdeploy.checkpoint.draft_vocabulary import draft_origin
 from sparkdeploy.checkpoint.fp8_shard import fp8_bytes, fp8_origin
 from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
+from sparkdeploy.checkpoint.layers import Architecture
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.published import ask_in_time, names_in, shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
+from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate.model import embedding_bytes, known_layers
 from sparkdeploy.estimate.model_findings import UNIQUE_NAMES
 from sparkdeploy.plan.container import container_user
 from sparkdeploy.plan.observed import MissingModel, ModelFact, OverlayFact
 from sparkdeploy.recipe.answers import TEXT, planned_answers
+from sparkdeploy.recipe.schema import Recipe, Weights
+from sparkdeploy.recipe.serve import Serve
 from sparkdeploy.recipe.weights import Drafter
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkdeploy.checkpoint.layers import Architecture
-    from sparkdeploy.checkpoint.source import CheckpointSource
-    from sparkdeploy.recipe.schema import Recipe, Weights
-    from sparkdeploy.recipe.serve import Serve
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

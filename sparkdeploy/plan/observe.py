@@ -4,17 +4,18 @@ What is below the head's home is below the other node's user's home there; all e
 path everywhere.
 """
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.survey import Survey, compare, survey
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import ports
+from sparkdeploy.node.container import ListedContainer
+from sparkdeploy.node.fabric import FabricFact
 from sparkdeploy.node.node import Node, Nodes, at_once, named
+from sparkdeploy.node.ports import PortOwner
 from sparkdeploy.node.tree import list_tree
 from sparkdeploy.plan.container import (
     Deployment,
@@ -32,16 +33,9 @@ from sparkdeploy.plan.models import (
     locate_model,
 )
 from sparkdeploy.plan.observed import MissingModel, ModelFact, Observed, ObservedNode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkdeploy.node.container import ListedContainer
-    from sparkdeploy.node.fabric import FabricFact
-    from sparkdeploy.node.ports import PortOwner
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Recipe
-    from sparkdeploy.settings import Settings
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.recipe.schema import Recipe
+from sparkdeploy.settings import Settings
 
 
 def observe(

@@ -1,25 +1,19 @@
 """Plans for machines that are only named: what `up` would do there, where nothing runs yet."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sparkdeploy.estimate.hardware import HERE, Hardware
 from sparkdeploy.node.facts import GpuFact, NodeFact
+from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.images import choose_base_source
 from sparkdeploy.plan.make import decide
 from sparkdeploy.plan.models import locate_companion, locate_model
 from sparkdeploy.plan.observed import Observed, ObservedNode
-from sparkdeploy.plan.steps import NodeRank, Topology, alone, for_cluster
+from sparkdeploy.plan.steps import NodeRank, Plan, Topology, alone, for_cluster
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
-
-if TYPE_CHECKING:
-    from sparkdeploy.plan.container import Deployment
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.settings import Settings
 
 OF_THIS_MACHINE = frozenset({"folders", "docker", "ports", "deployments", "network"})
 """Groups of checks that say nothing of another machine."""

@@ -4,10 +4,8 @@ A new check is one function here, in recipe_checks.py or in model_checks.py, and
 list there. It yields what is wrong, and what is well where that is worth a line of the doctor.
 """
 
-from __future__ import annotations
-
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.docker import (
     check_context,
@@ -33,6 +31,7 @@ from sparkdeploy.checks.report import (
     warn,
 )
 from sparkdeploy.image.stages import RDMA_PACKAGES
+from sparkdeploy.node.container import ListedContainer
 from sparkdeploy.plan import model_checks, recipe_checks
 from sparkdeploy.plan.container import container_name, has_adapters, wants_rdma
 from sparkdeploy.plan.launch import (
@@ -47,11 +46,6 @@ from sparkdeploy.plan.memory import memory
 from sparkdeploy.plan.observed import ModelFact, ObservedNode
 from sparkdeploy.plan.steps import Action, NodePlan, Plan
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
-
-    from sparkdeploy.node.container import ListedContainer
 
 LOAD_FACTOR = 2
 

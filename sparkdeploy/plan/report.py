@@ -1,16 +1,15 @@
 """A plan in words, one line a step."""
 
-from __future__ import annotations
-
 import csv
 import io
 import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.checks.report import Verdict, finding_lines, legend, not_seen, signed
 from sparkdeploy.estimate.report import treated_lines
+from sparkdeploy.image.mods import ModFiles
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, ContainerSpec, Mount
 from sparkdeploy.plan.images import mods_of, unresolved_tag
 from sparkdeploy.plan.observed import ModelFact
@@ -18,6 +17,7 @@ from sparkdeploy.plan.steps import BUDGET_CHECK, Action, Needs, NodePlan, Plan
 from sparkdeploy.recipe import fallbacks
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import InspectedEngine
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.mods import SCRIPT
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.terminal.safe_text import visible_line
@@ -32,12 +32,6 @@ from sparkdeploy.terminal.tables import (
     row_of,
 )
 from sparkdeploy.units import format_bytes, format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkdeploy.image.mods import ModFiles
-    from sparkdeploy.recipe.load import Resolved
 
 MOD_LINES = 40
 _NEXT = " \\\n  "

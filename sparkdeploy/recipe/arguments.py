@@ -4,14 +4,15 @@ A flag that the release has not, a choice that is none, a value of another type,
 parser that nobody registered: vLLM says each of them after the download, and stops.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 
 from sparkdeploy.recipe import flags
+from sparkdeploy.recipe.document import KeyPath
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import Given, given_flags
 from sparkdeploy.recipe.image_pins import InspectedEngine, is_unknown
 from sparkdeploy.recipe.releases import (
@@ -24,16 +25,9 @@ from sparkdeploy.recipe.releases import (
     releases,
 )
 from sparkdeploy.recipe.rules import Mistake, drafting_of
+from sparkdeploy.recipe.schema import Recipe, Serve, Speculative
 from sparkdeploy.recipe.words import nearest, shown
 from sparkdeploy.settings import resources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.schema import Recipe, Serve, Speculative
 
 NAMES = {
     "--attention-backend": "attention_backends",

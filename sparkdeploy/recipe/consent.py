@@ -6,17 +6,17 @@ choice, read files that it was not given, open ports. What was typed (`--set`), 
 stands wholly in the user's own recipes folder, are the user's words and need none.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os
 import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from sparkdeploy import yaml_text
 from sparkdeploy.about import CONSENT
@@ -29,12 +29,6 @@ from sparkdeploy.recipe.schema import Limits, Mod, Recipe, Speculative
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
 from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from pydantic.fields import FieldInfo
-
 
 CONSENT_OPTIONS = {"allow_known_bad": "--allow-known-bad", "allow_unsafe": "--allow-unsafe"}
 """Fields that only an option of the command line sets: no file from elsewhere speaks for you."""

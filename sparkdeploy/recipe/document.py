@@ -1,16 +1,12 @@
 """YAML documents that remember on which line each value stands."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 KeyPath = yaml_text.KeyPath
 FIXED_KEYS = frozenset({"schema", "extends", "name"})

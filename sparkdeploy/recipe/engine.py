@@ -1,7 +1,5 @@
 """The format of an engine's file: where vLLM comes from, and what its image stands on."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -10,19 +10,15 @@ boundaries, and what moves them there are Triton kernels alone
 has them too). Without Triton the first request ends the engine. Nobody tried models of other kinds.
 """
 
-from __future__ import annotations
+from typing import Final
 
-from typing import TYPE_CHECKING, Final
-
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import given_flags, last_given
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.vllm_plugin.sparkdeploy_vllm.check.releases import (
     TURBOQUANT_FULL_GRAPHS,
     release_of,
 )
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.schema import Recipe
 
 _FLAG: Final = "--compilation-config"
 _KEY: Final = "cudagraph_mode"

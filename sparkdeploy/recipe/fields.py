@@ -1,10 +1,8 @@
 """Kinds of values in a recipe, each with what it may not hold."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -14,13 +12,11 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from sparkdeploy.about import about
 from sparkdeploy.recipe.image_name import image_name
-
-if TYPE_CHECKING:
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import CoreSchema
 
 
 @dataclass(frozen=True, slots=True)

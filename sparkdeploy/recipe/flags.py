@@ -1,22 +1,17 @@
 """Which vLLM flag each `serve` field becomes, and which flags sparkdeploy sets itself."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
+from sparkdeploy.recipe.document import KeyPath
 from sparkdeploy.recipe.releases import releases
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.schema import Serve
+from sparkdeploy.recipe.schema import Serve
 
 
 def _by_field(*fields: str) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """How images are named: by Docker's own grammar, and what a name says of the vLLM in it."""
 
-from __future__ import annotations
-
 import re
 
 MAX_NAME = 255

@@ -6,26 +6,22 @@ by digest. A plan reads both and asks nobody. A new digest of a tag replaces the
 `up --update-image` asks for it.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence  # noqa: TC003 - pydantic reads them
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.image_name import ANY_IMAGE, is_pinned, is_tag, stated_release
-from sparkdeploy.recipe.releases import Release  # noqa: TC001 - pydantic reads it
+from sparkdeploy.recipe.releases import Release
 from sparkdeploy.stored_json import MAX_BYTES, read_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOCK_FILE = "image-lock.json"
 CONTENTS_FOLDER = "image-contents"

@@ -3,15 +3,13 @@
 A search reads hundreds of them, so nothing here loads the rules, the releases or the families.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import folders
 from sparkdeploy.errors import RecipeError, UnknownRecipeError, UsageError
@@ -23,17 +21,13 @@ from sparkdeploy.recipe.document import (
     merge,
     read_document,
 )
+from sparkdeploy.recipe.image_pins import ImageLock
 from sparkdeploy.recipe.paths import anchored
 from sparkdeploy.recipe.sources import Sources
 from sparkdeploy.recipe.words import closest
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkdeploy.recipe.image_pins import ImageLock
-    from sparkdeploy.settings import Settings
 
 MAX_ANCESTORS = 16
 NEAR = 0.8

@@ -1,11 +1,10 @@
 """Load recipes and engines, hold them against the rules, and report all mistakes at once."""
 
-from __future__ import annotations
-
 import shlex
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sparkdeploy.errors import ConsentNeededError, Mistakes, NoRecipeError, RecipeError
 from sparkdeploy.recipe import rules
@@ -28,6 +27,7 @@ from sparkdeploy.recipe.document import (
     written_part,
 )
 from sparkdeploy.recipe.engine import Engine
+from sparkdeploy.recipe.foreign.report import Translation
 from sparkdeploy.recipe.foreign.translate import translate
 from sparkdeploy.recipe.image_name import stated_release
 from sparkdeploy.recipe.image_pins import pinned_engine
@@ -45,11 +45,6 @@ from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.recipe.validate import validated
 from sparkdeploy.recipe.words import closest, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence, Sized
-
-    from sparkdeploy.recipe.foreign.report import Translation
 
 __all__ = [
     "Library",

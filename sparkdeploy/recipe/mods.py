@@ -1,25 +1,19 @@
 """Mods of a recipe: where their folders lie on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe.document import KeyPath, ValueOrigin, written_part
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.recipe.sources import SNAPSHOT
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkdeploy.recipe.schema import Recipe
 
 SCRIPT = "run.sh"
 MAX_FILES = 2_000

@@ -5,25 +5,19 @@ where that engine's vLLM can be imported. recipes/facts/families.yaml says which
 models needs, and which fails with it. docs/figures/engines.md shows the rows of features.
 """
 
-from __future__ import annotations
-
 import functools
 import re
-from collections.abc import Mapping, Sequence  # noqa: TC003 - pydantic reads them
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from sparkdeploy import yaml_text
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.fields import Strict, VllmRelease
 from sparkdeploy.settings import resources
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from pathlib import Path
-
-    from sparkdeploy.recipe.engine import Engine
 
 Version = tuple[int, int, int]
 

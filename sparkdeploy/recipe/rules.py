@@ -1,21 +1,15 @@
 """Settings that are valid alone and wrong together."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkdeploy.recipe import fallbacks, flags, releases
+from sparkdeploy.recipe.document import KeyPath
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.image_name import WAYS
 from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.releases import family_of, parse_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.schema import Recipe, Speculative, Weights
+from sparkdeploy.recipe.schema import Recipe, Speculative, Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """The recipe format: what may stand in a recipe file, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

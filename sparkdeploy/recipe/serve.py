@@ -1,7 +1,5 @@
 """The format's part on serving: vLLM's own settings, each under its flag's name."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated, Literal
 

@@ -4,27 +4,25 @@ sources/NAME/taken/            the recipes, templates and mods of one commit
 sources/NAME/taken/.sparkdeploy-source   which commit of what that is, and its recipes' index
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re
-from collections.abc import Sequence  # noqa: TC003 - pydantic reads it
+from collections.abc import (
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.recipe.fields import Printable  # noqa: TC001 - pydantic reads it
+from sparkdeploy.recipe.fields import Printable
 from sparkdeploy.recipe.words import nearest, shortest_ends
 from sparkdeploy.stored_json import MAX_BYTES, read_bytes
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TAKEN = "taken"
 SNAPSHOT = ".sparkdeploy-source"

@@ -1,22 +1,16 @@
 """Hold a document against its model: every wrong value at once, in words."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from sparkdeploy.recipe.document import Document, KeyPath, written_part
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.words import closest, shown
 from sparkdeploy.yaml_text import in_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pydantic.fields import FieldInfo
-    from pydantic_core import ErrorDetails
-
 
 T = TypeVar("T", bound=BaseModel)
 

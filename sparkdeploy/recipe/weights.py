@@ -1,7 +1,5 @@
 """The format's part on weights: which are served, and what is done to them before."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,14 +1,8 @@
 """Words for a name that nobody knows, and for text of a stranger."""
 
-from __future__ import annotations
-
 import difflib
 from collections import Counter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
+from collections.abc import Iterable, Iterator, Sequence
 
 SHOWN_LENGTH = 160
 """An image with its digest is shown whole."""

@@ -5,28 +5,22 @@ other models vLLM for CPUs learned one after the other (0.25.1 has no latent att
 they are served by the newest.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.network import has_torch_at_hand
 from sparkdeploy.image.stages import BASE_SOURCES, stages_of
 from sparkdeploy.node import facts
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.image_pins import is_unknown
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import Library, Resolved, load_engine
 from sparkdeploy.recipe.releases import parse_version
 from sparkdeploy.settings import Settings, resources
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.engine import Engine
 
 
 def rehearsal_engine(resolved: Resolved, settings: Settings, *, nearest: bool) -> Engine:

@@ -1,10 +1,9 @@
 """A recipe in miniature: the same conversion and speculation on a CPU engine and a tiny model."""
 
-from __future__ import annotations
-
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import draft_vocabulary
@@ -14,24 +13,20 @@ from sparkdeploy.checkpoint.ranges import FolderRanges
 from sparkdeploy.checkpoint.source import open_folder, source_identity
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.tiny_model.build import build_drafter, build_tiny_fp8_model
+from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.checkpoint.tiny_model.tokenizer import TinyTokenizer
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.node.ports import is_port_free
 from sparkdeploy.recipe import fallbacks
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.flags import given_flags
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.releases import parse_version
+from sparkdeploy.recipe.schema import Checkpoint, Serve
 from sparkdeploy.recipe.words import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
-    from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Checkpoint, Serve
-    from sparkdeploy.rehearsal.stand_in import StandInModel
-    from sparkdeploy.settings import Settings
+from sparkdeploy.rehearsal.stand_in import StandInModel
+from sparkdeploy.settings import Settings
 
 TURBOQUANT = "turboquant_"
 DFLASH = "dflash"

@@ -1,12 +1,12 @@
 """A recipe in miniature, served for real on any machine, and held against itself."""
 
-from __future__ import annotations
-
 import contextlib
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.checkpoint.architecture import UnknownArchitectureError
 from sparkdeploy.checkpoint.published import PublishedConfig, published_config
@@ -25,6 +25,9 @@ from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, Unhealth
 from sparkdeploy.node.cluster import this_node
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.steps import for_cluster
+from sparkdeploy.recipe.engine import Engine
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.rehearsal import miniature, requests
 from sparkdeploy.rehearsal.engine import rehearsal_engine
 from sparkdeploy.rehearsal.requests import ANSWERED, Answer, Asked
@@ -32,17 +35,9 @@ from sparkdeploy.rehearsal.stand_in import make_stand_in
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.server.facts import EngineFacts
 from sparkdeploy.server.metrics import Speculation, read_metrics
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.step import PlannedStep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Recipe
-    from sparkdeploy.settings import Settings
 
 DEPLOYMENT = "rehearsal"
 TURBOQUANT = "TURBOQUANT"

@@ -3,29 +3,24 @@
 The text without speculation is recorded once for the same images and weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sparkdeploy import yaml_text
 from sparkdeploy.atomic_files import make_private
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.answers import CHAT, COMPLETIONS
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.stored_json import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.schema import Recipe
 
 MAX_TOKENS = 16
 AT_ONCE = 8

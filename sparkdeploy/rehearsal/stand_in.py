@@ -5,27 +5,22 @@ kernels depend on (heads, latent vectors, states, kernels of convolutions) stay;
 heads, experts and tokens, and the widths between layers, become small.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checkpoint import durable
 from sparkdeploy.checkpoint.architecture import architecture_of, config_sizes
 from sparkdeploy.checkpoint.contents import CONFIG_FILE
+from sparkdeploy.checkpoint.published import PublishedConfig
 from sparkdeploy.checkpoint.tiny_model.build import config_files
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 from sparkdeploy.stored_json import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkdeploy.checkpoint.published import PublishedConfig
 
 _BY_NUMBER: Final = {"gpt_oss"}
 """vLLM writes their conversations by tokens' numbers, which a smaller vocabulary lacks."""

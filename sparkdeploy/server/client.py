@@ -1,13 +1,13 @@
 """The HTTP client of a served model."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import time
 import wave
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -16,10 +16,6 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.recipe.answers import COMPLETIONS, WITHOUT_TEXT, Answers, Task
 from sparkdeploy.server.streaming import error_message
 from sparkdeploy.server.trust import CA_HINT, UNTRUSTED, connection_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 HEALTH_PATH = "/health"
 """Needs no key, and is asked while anything may listen on the port: it gets none."""

@@ -1,13 +1,12 @@
 """Why a container died, by its exit code and its log."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.node.container import EXIT_IDLE
@@ -21,9 +20,6 @@ from sparkdeploy.server.log_lines import (
     read_line,
 )
 from sparkdeploy.units import format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 EXIT_MEMORY_FLOOR = 86
 EXIT_STALLED = 87

@@ -1,20 +1,15 @@
 """What a starting engine logs: back ends, cache sizes, the conversion; what was planned of it."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
+from sparkdeploy.plan.launch import PlannedBackend
 from sparkdeploy.server.log_lines import Transport, message_of, read_transport
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from sparkdeploy.plan.launch import PlannedBackend
 
 _FORMATS = {"fp8": {"fp8", "fp8_e4m3", "fp8_ds_mla"}, "nvfp4": {"nvfp4", "nvfp4_ds_mla"}}
 """Names of vLLM's for the same KV cache format; `_ds_mla` is how sparse MLA lays it out."""

@@ -1,15 +1,15 @@
 """The wait between a container's start and the model's first answer."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import NodeError, UnhealthyError
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.server.client import Completion, NoSuchRouteError, ServedModel
 from sparkdeploy.server.crash import (
     Cause,
@@ -19,16 +19,10 @@ from sparkdeploy.server.crash import (
     log_tail,
     root_cause,
 )
+from sparkdeploy.server.facts import EngineFacts
 from sparkdeploy.server.log_lines import LineSplitter
 from sparkdeploy.server.phases import PhaseTracker, read_whole
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.server.facts import EngineFacts
 
 EARLY_S = 60.0
 """Most containers that die do so before; they are polled more often."""

@@ -1,17 +1,12 @@
 """A container's output as lines, each with the process that wrote it."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.plan.launch import over
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 MAX_LINE_BYTES = 8192
 """What a line has beyond this is dropped: a progress bar without line ends must not fill memory."""

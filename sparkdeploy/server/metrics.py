@@ -1,7 +1,5 @@
 """vLLM's /metrics: Prometheus text, and what its counters say."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -55,7 +53,7 @@ class Speculation:
     def tokens_a_draft(self) -> float | None:
         return self.draft_tokens / self.drafts if self.drafts else None
 
-    def since(self, before: Speculation) -> Speculation:
+    def since(self, before: "Speculation") -> "Speculation":
         earlier = before.accepted_per_position or (0,) * len(self.accepted_per_position)
         positions = zip(self.accepted_per_position, earlier, strict=True)
         return Speculation(
@@ -77,7 +75,7 @@ class Histogram:
     def count(self) -> float:
         return self.counts[-1] if self.counts else 0.0
 
-    def since(self, before: Histogram) -> Histogram:
+    def since(self, before: "Histogram") -> "Histogram":
         """Return what was counted after `before`; all of it where the edges are other ones."""
         if before.edges_s != self.edges_s:
             return self
@@ -119,7 +117,7 @@ class Metrics:
     gap: Histogram = Histogram()
     drafted: Speculation | None = None
 
-    def is_after_restart_of(self, before: Metrics) -> bool:
+    def is_after_restart_of(self, before: "Metrics") -> bool:
         """Say whether another server process counts now: counters never fall in one."""
         started = {self.started_at_s, before.started_at_s} - {None}
         pairs = ((getattr(self, name), getattr(before, name)) for name in _NEVER_FALL)

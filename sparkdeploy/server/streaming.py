@@ -1,16 +1,12 @@
 """A streamed chat answer: its pieces of text and reasoning, tokens and times."""
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sparkdeploy.errors import UnhealthyError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 DATA = b"data:"

@@ -1,17 +1,12 @@
 """Trusted certificates (the system's, or those of a file) and connection errors."""
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 UNTRUSTED = "its certificate is not trusted"
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")

@@ -1,12 +1,10 @@
 """What the commands of `checkpoint` do: pull, verify, rm, build and draft-vocab."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import draft_vocabulary
 from sparkdeploy.checkpoint.cache import SNAPSHOTS, missing_in, repo_of
@@ -14,8 +12,10 @@ from sparkdeploy.checkpoint.contents import summary
 from sparkdeploy.checkpoint.fp8_shard import check_shard, fetch_fp8, is_shard_folder
 from sparkdeploy.checkpoint.hub import open_hub
 from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.manifest import Manifest
 from sparkdeploy.checkpoint.pull import Pulled, WantedRepository, announce, fetch, planned_downloads
 from sparkdeploy.checkpoint.repo_files import is_commit, printable, repo_and_revision
+from sparkdeploy.checkpoint.safetensors import Header
 from sparkdeploy.checkpoint.source import fetch_command, real_path
 from sparkdeploy.checkpoint.standalone import build_standalone
 from sparkdeploy.checkpoint.store import Stored, find_stored, remove
@@ -32,20 +32,14 @@ from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.request import Request, repositories_of, resolve
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError, SparkdeployError
 from sparkdeploy.node import facts
+from sparkdeploy.node.container import ListedContainer
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.models import locate_model
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.recipe.sources import Sources
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from sparkdeploy.checkpoint.manifest import Manifest
-    from sparkdeploy.checkpoint.safetensors import Header
-    from sparkdeploy.node.container import ListedContainer
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.settings import Settings
 
 
 def pull_repositories(

@@ -1,14 +1,13 @@
 """`clean`: find what sparkdeploy itself has left behind, and remove it."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 import shutil
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkdeploy.deploy.lock import deploy_lock, users_of
 from sparkdeploy.errors import BuildError, NodeError
@@ -16,14 +15,10 @@ from sparkdeploy.image.lock import ARCHITECTURES, Architecture
 from sparkdeploy.image.stages import BASE_SOURCES, UPPERMOST_FIRST, Stage, stages_of
 from sparkdeploy.node import facts
 from sparkdeploy.node.container import ImageFact, is_name
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.folders import ENGINE_DIGITS, caches_of_engines, unused_caches
 from sparkdeploy.recipe.load import library, load_engine
 from sparkdeploy.settings import Settings, resources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from sparkdeploy.node.host import DockerHost
 
 KEPT_DAYS = 14
 ENDED_CHECK = "it looked into an image for a command that was killed"

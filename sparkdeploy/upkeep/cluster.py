@@ -1,11 +1,10 @@
 """`cluster`: what the nodes say, whether they can serve together, and finding them."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.checks.report import Finding, Verdict, node_finding
@@ -22,12 +21,8 @@ from sparkdeploy.node.node import Node, Nodes, at_once
 from sparkdeploy.node.ssh import SshLink, SshTarget
 from sparkdeploy.plan.make import decide, topology_for
 from sparkdeploy.plan.observe import observe
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkdeploy.settings import Settings
 
 SSH_PORT = 22
 KNOCK_TIMEOUT_S = 1.0

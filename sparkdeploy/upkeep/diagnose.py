@@ -1,17 +1,15 @@
 """`diagnose`: everything a bug report needs, in one file and without secrets."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
 from sparkdeploy.deploy.deployments import find_deployment
@@ -26,10 +24,6 @@ from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
 from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible, visible_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 FILE_MODE = 0o600
 MAX_FILE_BYTES = 16 << 20

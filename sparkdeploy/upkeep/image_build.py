@@ -1,34 +1,28 @@
 """`image build`: the stages of an engine or of a recipe's, built."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.prepare import build_stages
 from sparkdeploy.deploy.request import pin_image, refuse_missing_mods
 from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
 from sparkdeploy.image.emulation import PLATFORMS, platform_of, refuse_without_emulation
+from sparkdeploy.image.lock import Architecture
 from sparkdeploy.image.network import refuse_credentials, registry_reference
 from sparkdeploy.image.pins import ImageInspector
 from sparkdeploy.image.stages import Stage, stages_of
 from sparkdeploy.node import facts
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.images import choose_base_source, image_steps, stages_for
 from sparkdeploy.plan.steps import Action, ImageStep
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.library import is_path
 from sparkdeploy.recipe.load import Resolved, library, load_engine, load_recipe
 from sparkdeploy.recipe.words import closest, shown
 from sparkdeploy.settings import Settings, resources
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkdeploy.image.lock import Architecture
-    from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

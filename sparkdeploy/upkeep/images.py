@@ -1,9 +1,8 @@
 """`image`: our images, listed, shown and removed."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.lock import refuse_used
@@ -11,13 +10,9 @@ from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import NodeError, UsageError
 from sparkdeploy.image.emulation import platform_of
 from sparkdeploy.image.stages import UPPERMOST_FIRST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.settings import Settings
+from sparkdeploy.node.container import ImageFact
+from sparkdeploy.node.host import DockerHost
+from sparkdeploy.settings import Settings
 
 SHORTEST_ABBREVIATION = 4
 

@@ -1,13 +1,11 @@
 """`setup`: what a machine lacks, with the commands that install it, which root can let it run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import requests
 
@@ -21,15 +19,11 @@ from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.image.base import missing_packages
 from sparkdeploy.node import facts
 from sparkdeploy.node.facts import THIS_MACHINE, GpuReading
+from sparkdeploy.node.reports import EngineInfo
 from sparkdeploy.node.shared_files import ROOT_UID
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkdeploy.node.reports import EngineInfo
-    from sparkdeploy.settings import Settings
 
 GIB = 2**30
 SERVING_BYTES, REHEARSAL_BYTES = 30 * GIB, 10 * GIB

@@ -1,17 +1,15 @@
 """`recipe source`: a source is added, brought up to date after its changes were shown, removed."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import errno
 import os
 import shlex
 import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import __version__
 from sparkdeploy.atomic_files import make_private
@@ -32,14 +30,10 @@ from sparkdeploy.recipe.sources import (
 )
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import masked_address
+from sparkdeploy.settings import Settings
 from sparkdeploy.stored_json import MAX_BYTES
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkdeploy.settings import Settings
 
 PLACEHOLDER_COMMIT = "0" * 40
 REPOSITORY = "repository.git"

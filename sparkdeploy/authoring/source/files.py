@@ -1,15 +1,13 @@
 """What of a source is taken (recipes, templates beside them, folders of mods), and its index."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import yaml_text
 from sparkdeploy.authoring.source.git import Blob, Repository
@@ -20,10 +18,6 @@ from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
 from sparkdeploy.recipe.sources import MAX_COUNT, RecipeRow, is_plain_path, stem
 from sparkdeploy.recipe.words import shortest_ends, shown
 from sparkdeploy.stored_json import read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
 TEMPLATE_SUFFIX = ".jinja"

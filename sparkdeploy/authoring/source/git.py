@@ -4,28 +4,23 @@ Without a work tree there is nothing that a repository could have git do: no hoo
 submodule, and no link that is followed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import shlex
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from sparkdeploy import shell
 from sparkdeploy.errors import NodeError, RecipeError, UsageError
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import masked_address
+from sparkdeploy.shell import Completed
 from sparkdeploy.terminal.safe_text import visible_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from sparkdeploy.shell import Completed
 
 TIMEOUT_S = 300.0
 """Of each step: a source is small."""

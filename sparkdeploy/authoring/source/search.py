@@ -1,10 +1,10 @@
 """`recipe search`: recipes by words, among the shipped ones, one's own and those of sources."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.authoring.source import files
 from sparkdeploy.errors import RecipeError
@@ -13,11 +13,6 @@ from sparkdeploy.recipe.sources import RecipeRow, Sources
 from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.style import Piece, Style, line_of
 from sparkdeploy.terminal.tables import Fill, TextColumn, TextRow, TextTable, row_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
 
 CONSENT_SIGN = "!"
 """Before a recipe of which something needs consent."""

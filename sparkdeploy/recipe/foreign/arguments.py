@@ -1,12 +1,11 @@
 """From the flags of others' `vllm serve` to fields of ours; what has none stays a flag."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe import flags
@@ -14,15 +13,11 @@ from sparkdeploy.recipe.arguments import CHECKPOINT_SAYS, KIND_OF_CHECKPOINT, OP
 from sparkdeploy.recipe.document import KeyPath, ValueOrigin
 from sparkdeploy.recipe.fields import REPOSITORY_PATTERN, WORKSPACE_TEMPLATE
 from sparkdeploy.recipe.flags import Given, given_flags
+from sparkdeploy.recipe.foreign.command import ServeCommand
+from sparkdeploy.recipe.foreign.report import Translation
 from sparkdeploy.recipe.foreign.source_recipe import SourceRecipe, flag_of_parameter, tables
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sparkdeploy.recipe.foreign.command import ServeCommand
-    from sparkdeploy.recipe.foreign.report import Translation
 
 MAX_KEYS = 8
 """In one another; vLLM's own mappings have four."""

@@ -3,18 +3,13 @@
 Nothing here is run. What a shell would do before or after vLLM is named, so that it can be said.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.words import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """A parameter; `${NAME}` is a shell's own."""

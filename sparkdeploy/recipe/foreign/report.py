@@ -1,11 +1,10 @@
 """What became of a recipe of others: a document of ours, and a note for each line of theirs."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import RecipeError
@@ -15,10 +14,6 @@ from sparkdeploy.recipe.document import Document, KeyPath, ValueOrigin
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import text_without_secrets
 from sparkdeploy.yaml_text import in_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 ORDER = ("schema", "name", "title", "engine", "image", "mods", "model", "checkpoint", "serve")
 COMMENT_COLUMN = 60

@@ -1,12 +1,11 @@
 """A recipe of others as it stands in its file: its keys, their kinds, and their lines."""
 
-from __future__ import annotations
-
 import functools
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import Mistakes, RecipeError
@@ -14,10 +13,6 @@ from sparkdeploy.recipe.document import Document, KeyPath, ValueOrigin, written_
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER
 from sparkdeploy.recipe.releases import newest
 from sparkdeploy.recipe.words import closest, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 MAPPINGS = ("defaults", "env", "metadata", "variants", "executor_config", "runtime_config")
 """Keys whose value is a mapping, also within a variant."""

@@ -1,13 +1,14 @@
 """From a recipe of others to a document of ours, with a note for each of its lines."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.recipe.consent import NODE_DECIDES
+from sparkdeploy.recipe.document import Document, ValueOrigin
 from sparkdeploy.recipe.flags import last_given, negated
 from sparkdeploy.recipe.foreign.arguments import put_arguments
 from sparkdeploy.recipe.foreign.command import PLACEHOLDER, ServeCommand, fill_in, take_apart
@@ -24,12 +25,6 @@ from sparkdeploy.recipe.releases import newest, releases
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.secret_shapes import names_a_secret, text_without_secrets
 from sparkdeploy.vllm_plugin.sparkdeploy_vllm.node_variables import belongs_to_node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from sparkdeploy.recipe.document import Document, ValueOrigin
 
 MAX_TITLE = 200
 V1_SIGNS = frozenset({"build_args", "cluster_only", "solo_only"})
