@@ -88,9 +88,9 @@ def _value(name: str, text: str) -> Any:  # noqa: ANN401 - of the field's own ty
         return _speculation(text)
     if name == "graph_mode" and text.startswith("Skipping"):
         return "NONE"
-    if _TYPES[name] == "int | None":
+    if _TYPES[name] == int | None:
         return int(text.replace(",", ""))
-    return float(text) if _TYPES[name] == "float | None" else text
+    return float(text) if _TYPES[name] == float | None else text
 
 
 def _speculation(config: str) -> str | None:
