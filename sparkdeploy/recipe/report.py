@@ -1,25 +1,20 @@
 """Recipes in words: the table of all, and one with the origin of every value."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.errors import RecipeError
+from sparkdeploy.recipe.document import KeyPath
 from sparkdeploy.recipe.load import Library, Resolved, load_engine
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.recipe.words import shortest_ends
 from sparkdeploy.terminal.style import Line, Piece, Style, line_of
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from sparkdeploy.recipe.document import KeyPath
-    from sparkdeploy.recipe.schema import Recipe
 
 FIT_INKS = {"fits": Style.GOOD, "on": Style.GOOD, "no": Style.QUIET, "broken": Style.BAD}
 """Of the first word of what a recipe's verdict is."""

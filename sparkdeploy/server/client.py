@@ -81,7 +81,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     def __exit__(self, *_: object) -> None:
         self._session.close()
 
-    def again(self) -> ServedModel:
+    def again(self) -> "ServedModel":
         """Return another client of the same server; a session is for one thread."""
         return ServedModel(
             self.base_url,
