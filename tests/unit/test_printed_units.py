@@ -24,9 +24,9 @@ LOADED = next(suite for suite in loaded_run("v2", speed=51.0).suites if suite.na
 FIGURES = {
     (of, heading): (say, cells)
     for of, figures, cells in (
-        ("streams", sections.CONCURRENCY.figures, SWEPT),
-        ("contexts", sections.CONTEXT.figures, SWEPT),
-        ("load", sections.LOAD_FIGURES, LOADED),
+        ("streams", sections.rows_of("concurrency"), SWEPT),
+        ("contexts", sections.rows_of("context"), SWEPT),
+        ("load", sections.rows_of("load"), LOADED),
     )
     for heading, say in figures.items()
     if re.search(r", m?s:", heading)

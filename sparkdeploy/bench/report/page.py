@@ -10,6 +10,7 @@ from sparkdeploy.bench.figures import value_of
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.sections import (
+    TEXTS,
     acceptance_section,
     concurrency_section,
     context_section,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from sparkdeploy.bench.report.shown import Section
 
 SPARK = "DGX Spark"
-TEXTS = "report/sections.yaml"
 MOST_RUNS = len(shipped(TEXTS)["series"])
 """As many as there are colours that can be told apart; a further one begins again."""
 

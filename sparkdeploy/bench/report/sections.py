@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.figures import value_of
+from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.shown import (
@@ -27,12 +27,13 @@ from sparkdeploy.bench.watch import together
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.load.record import LoadResult, TurnResult
+    from sparkdeploy.bench.load.record import TurnResult
     from sparkdeploy.bench.record import Cell, ServerDelta, SuiteResult
     from sparkdeploy.bench.report.shown import Groups, ShownRun
 
     CellsOfRuns = Sequence[tuple[ShownRun, Sequence[Cell]]]
 
+TEXTS = "report/sections.yaml"
 SPEEDS = {"five": "end_to_end_tok_s", "decode": "stream_decode_tok_s"}
 
 
@@ -69,7 +70,7 @@ def speed_section(
             rows.append((title, tuple(cells)))
     groups = (
         ("tok/s: mean ± 95 % interval", rows),
-        (FAILED, across(by_run, prompt_title, _failed)),
+        ("requests that failed", across(by_run, prompt_title, _failed)),
     )
     notes = (f"{it['label']}: {source_of(it)}." for it in beside if it["prompts"])
     return Section(suite, "class", runs, groups, notes=tuple(dict.fromkeys(notes)))
@@ -79,43 +80,48 @@ def source_of(published: Mapping[str, Any]) -> str:
     return "; ".join(published[name] for name in ("method", "hardware", "source"))
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
-    """Figures over one condition of the cells."""
+def rows_of(section: str) -> dict[str, Callable[[Any], str]]:
+    """Return what the table of a section says of a cell or a turn, by the rows' titles."""
+    return {title: ROWS[name] for name, title in shipped(TEXTS)[section]["rows"].items()}
 
-    name: str
-    x_title: str
-    x: Callable[[Cell], float]
-    head: Callable[[float], str]
-    figures: Mapping[str, Callable[[Cell], str]]
-    drawn: Sequence[tuple[str, str, Callable[[Cell], float | None]]]
-    """Title, unit and value of each plot."""
 
-    def section(
-        self, cells_of_runs: CellsOfRuns, *, groups: Groups = (), notes: Iterable[str] = ()
-    ) -> Section | None:
-        """Return None where nothing can be drawn."""
-        plots = tuple(
-            Plot(title, self.x_title, unit, lines)
-            for title, unit, read in self.drawn
-            if (lines := tuple(self._lines(cells_of_runs, read)))
-        )
-        if not plots:
-            return None
-        shown = [(run, cells) for run, cells in cells_of_runs if cells]
-        by_run = [{self.x(cell): cell for cell in cells} for _, cells in shown]
-        rows = ((title, across(by_run, self.head, text)) for title, text in self.figures.items())
-        runs = [run for run, _ in shown]
-        return Section(self.name, self.x_title, runs, (*rows, *groups), plots, tuple(notes))
+def _section(
+    name: str,
+    cells_of_runs: CellsOfRuns,
+    x: tuple[str, Callable[[Cell], float], Callable[[float], str]],
+    drawn: Sequence[tuple[str, str, Callable[[Cell], float | None]]],
+    *,
+    groups: Groups = (),
+    notes: Iterable[str] = (),
+) -> Section | None:
+    """Return figures over one condition of the cells; None where nothing can be drawn.
 
-    def _lines(
-        self, cells_of_runs: CellsOfRuns, read: Callable[[Cell], float | None]
-    ) -> Iterator[Line]:
-        for shown, cells in cells_of_runs:
-            values = ((self.x(cell), read(cell)) for cell in cells)
-            points = tuple((at, value) for at, value in values if value is not None and at > 0)
-            if points:
-                yield Line(shown.name, shown.series, points)
+    `x` is the condition's title, its value and how that is written; `drawn` has title, unit and
+    value of each plot.
+    """
+    x_title, at, head = x
+    plots = tuple(
+        Plot(title, x_title, unit, lines)
+        for title, unit, read in drawn
+        if (lines := tuple(_lines(cells_of_runs, at, read)))
+    )
+    if not plots:
+        return None
+    shown = [(run, cells) for run, cells in cells_of_runs if cells]
+    by_run = [{at(cell): cell for cell in cells} for _, cells in shown]
+    rows = ((title, across(by_run, head, text)) for title, text in rows_of(name).items())
+    runs = [run for run, _ in shown]
+    return Section(name, x_title, runs, (*rows, *groups), plots, tuple(notes))
+
+
+def _lines(
+    cells_of_runs: CellsOfRuns, x: Callable[[Cell], float], read: Callable[[Cell], float | None]
+) -> Iterator[Line]:
+    for shown, cells in cells_of_runs:
+        values = ((x(cell), read(cell)) for cell in cells)
+        points = tuple((at, value) for at, value in values if value is not None and at > 0)
+        if points:
+            yield Line(shown.name, shown.series, points)
 
 
 def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
@@ -128,7 +134,9 @@ def concurrency_section(runs: Sequence[ShownRun]) -> Section | None:
         notes.append(f"The context is not the same in all runs: {words}.")
     suites = [(shown.name, shown.run.suite("sweep")) for shown in runs]
     notes += with_names((name, f"{it}.") for name, suite in suites if suite for it in suite.notes)
-    return CONCURRENCY.section(swept, notes=notes)
+    drawn = (("All requests together", "tok/s, decoding", _mean("decode_tok_s")), DRAWN_TTFT)
+    x = ("requests at once", lambda cell: cell.concurrency, "{:g} at once".format)
+    return _section("concurrency", swept, x, drawn, notes=notes)
 
 
 def context_section(runs: Sequence[ShownRun]) -> Section | None:
@@ -137,7 +145,9 @@ def context_section(runs: Sequence[ShownRun]) -> Section | None:
         for shown in runs
     )
     cells = (sorted(own, key=_context) for own in alone)
-    return CONTEXT.section(list(zip(runs, cells, strict=True)))
+    x = ("tokens of context", _context, in_thousands)
+    drawn = (("Decode speed", "tok/s", _mean("stream_decode_tok_s")), DRAWN_TTFT)
+    return _section("context", list(zip(runs, cells, strict=True)), x, drawn)
 
 
 def _at_shortest_context(shown: ShownRun) -> list[Cell]:
@@ -227,37 +237,7 @@ def _failed(cell: Cell) -> str:
     return str(cell.failures) if cell.failures else NOTHING
 
 
-TTFT = "time to first token, s: median / 95th percentile"
-FAILED = "requests that failed"
 DRAWN_TTFT = ("Time to first token", "s, median", median_ttft_s)
-CONCURRENCY = Over(
-    name="concurrency",
-    x_title="requests at once",
-    x=lambda cell: cell.concurrency,
-    head="{:g} at once".format,
-    figures={
-        TTFT: _waits("ttft_s"),
-        "time per output token, ms: median / 95th percentile": _waits("tpot_s", 1000.0, 1),
-        "all together, tok/s: mean ± 95 % interval": _summary("decode_tok_s"),
-        "each, tok/s: mean ± 95 % interval": _summary("stream_decode_tok_s"),
-        FAILED: _failed,
-        "KV cache in use at the most": _cache_peak,
-    },
-    drawn=(("All requests together", "tok/s, decoding", _mean("decode_tok_s")), DRAWN_TTFT),
-)
-CONTEXT = Over(
-    name="context",
-    x_title="tokens of context",
-    x=_context,
-    head=in_thousands,
-    figures={
-        "decode, tok/s: mean ± 95 % interval": _summary("stream_decode_tok_s"),
-        TTFT: _waits("ttft_s"),
-        "prefill, tok/s": _prefill,
-        FAILED: _failed,
-    },
-    drawn=(("Decode speed", "tok/s", _mean("stream_decode_tok_s")), DRAWN_TTFT),
-)
 
 
 def load_section(runs: Sequence[ShownRun], asking: Asking) -> Section | None:
@@ -269,18 +249,17 @@ def load_section(runs: Sequence[ShownRun], asking: Asking) -> Section | None:
     if limits_s:
         unit = f"requests a second within {Slo(limits_s)}"
         good = ("Goodput", unit, _mean("goodput_per_s"))
-    over = Over(
-        name="conversations" if is_talk else "load",
-        x_title=f"{'conversations' if is_talk else 'requests'} a second, as they come",
-        # A search comes to rates of many digits.
-        x=lambda cell: float(f"{cell.load.rate_per_s:.3g}") if cell.load else 0.0,
-        head="{:g}/s".format,
-        figures=LOAD_FIGURES,
-        drawn=(DRAWN_TTFT, good),
-    )
+    name, counted = ("conversations",) * 2 if is_talk else ("load", "requests")
+    # A search comes to rates of many digits.
+    x = (f"{counted} a second, as they come", _rate, "{:g}/s".format)
     rated = [(shown, [cell for cell in suite.cells if cell.load]) for shown, suite in loaded]
     groups = tuple(_turn_groups([suite for _, suite in loaded])) if is_talk else ()
-    return over.section(rated, groups=groups, notes=_load_notes(runs, loaded, asking))
+    notes = _load_notes(runs, loaded, asking)
+    return _section(name, rated, x, (DRAWN_TTFT, good), groups=groups, notes=notes)
+
+
+def _rate(cell: Cell) -> float:
+    return float(f"{cell.load.rate_per_s:.3g}") if cell.load else 0.0
 
 
 def _turn_groups(suites: Sequence[SuiteResult]) -> Iterator[tuple[str, list[Any]]]:
@@ -289,7 +268,7 @@ def _turn_groups(suites: Sequence[SuiteResult]) -> Iterator[tuple[str, list[Any]
     loads = ([load for load in suite.loads if load.rate_per_s == rate] for suite in suites)
     by_run = [{turn.turn: turn for load in own for turn in load.turns} for own in loads]
     at = f"at {rate:.3g}/s" if rate is not None else ""
-    for title, text in TURN_FIGURES.items():
+    for title, text in rows_of("turns").items():
         yield title.format(at), across(by_run, "turn {}".format, text)
 
 
@@ -319,26 +298,25 @@ def _load_notes(
             )
 
 
-def _of_load(read: Callable[[LoadResult], str]) -> Callable[[Cell], str]:
-    return lambda cell: read(cell.load) if cell.load is not None else NOTHING
-
-
-LOAD_FIGURES = {
-    TTFT: _waits("ttft_s"),
-    "longest gaps, ms: 99th percentile": _waits("gap_s", 1000.0, 0, ("p99",)),
-    "requests within the limits, and how many a second": _of_load(
-        lambda it: (
-            f"{it.held} of {it.requests}, {figure(it.goodput_per_s, 2)}" if it.limits_s else NOTHING
-        )
+ROWS: Mapping[str, Callable[[Any], str]] = {
+    "ttft": _waits("ttft_s"),
+    "tpot": _waits("tpot_s", 1000.0, 1),
+    "gap_p99": _waits("gap_s", 1000.0, 0, ("p99",)),
+    "decode": _summary("decode_tok_s"),
+    "stream_decode": _summary("stream_decode_tok_s"),
+    "prefill": _prefill,
+    "failed": _failed,
+    "kv_cache": _cache_peak,
+    "within": lambda cell: (
+        f"{cell.load.held} of {cell.load.requests}, {figure(cell.load.goodput_per_s, 2)}"
+        if cell.load.limits_s
+        else NOTHING
     ),
-    "done a second, and their tok/s": _of_load(
-        lambda it: f"{figure(it.completed_per_s, 2)}, {figure(it.completion_tok_s)}"
+    "done": lambda cell: (
+        f"{figure(cell.load.completed_per_s, 2)}, {figure(cell.load.completion_tok_s)}"
     ),
-    "at once at the most": _of_load(lambda it: str(it.most_in_flight)),
-    FAILED: _of_load(lambda it: str(it.failures) if it.failures else NOTHING),
+    "at_once": lambda cell: str(cell.load.most_in_flight),
+    "prompt": lambda turn: figure(turn.prompt_tokens, 0),
+    "cached": _cached,
 }
-TURN_FIGURES: Mapping[str, Callable[[TurnResult], str]] = {
-    "time to first token, s, {}: median / 95th percentile": _waits("ttft_s"),
-    "prompt tokens, {}": lambda turn: figure(turn.prompt_tokens, 0),
-    "of them in the prefix cache, %, {}": _cached,
-}
+"""What a table says of a cell, of a cell's load, or of a turn; sections.yaml has the titles."""
