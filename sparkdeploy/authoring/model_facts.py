@@ -1,11 +1,9 @@
 """What is known of a model before a download: its files here, shipped facts, or the hub."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.checkpoint import source as sources
 from sparkdeploy.checkpoint.contents import (
@@ -16,14 +14,10 @@ from sparkdeploy.checkpoint.contents import (
 )
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import model
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.recipe.schema import Weights
 from sparkdeploy.recipe.weights import Drafter
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.recipe.schema import Weights
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings
 
 HEADERS_HERE = "safetensors headers on this machine"
 HEADERS = "safetensors headers on the hub (tensors were not downloaded)"

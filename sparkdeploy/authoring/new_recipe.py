@@ -1,15 +1,13 @@
 """`new`: a recipe for a model of which there is none, from what its owner publishes of it; or one
 that changes another."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -32,15 +30,11 @@ from sparkdeploy.recipe.answers import Task
 from sparkdeploy.recipe.fields import NAME_PATTERN
 from sparkdeploy.recipe.library import is_path
 from sparkdeploy.recipe.load import Resolved, library, load_recipe, look_into
+from sparkdeploy.recipe.releases import Family
 from sparkdeploy.recipe.schema import Weights
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import Settings, resources
 from sparkdeploy.yaml_text import in_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.recipe.releases import Family
 
 NOWHERE = "-"
 """A destination: the recipe is printed, and no file written."""

@@ -1,11 +1,11 @@
 """`recipe import`: recipes of others read, told line by line, and written as ours."""
 
-from __future__ import annotations
-
 import os
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy import atomic_files
 from sparkdeploy.errors import Mistakes, RecipeError, UsageError
@@ -14,12 +14,7 @@ from sparkdeploy.recipe.foreign.translate import slug
 from sparkdeploy.recipe.library import library, of_source, recipe_folders
 from sparkdeploy.recipe.load import Library, count_words, look_into
 from sparkdeploy.recipe.words import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings
 
 SUFFIXES = (".yaml", ".yml")
 MAX_FILES = 2_000

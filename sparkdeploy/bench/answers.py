@@ -1,18 +1,14 @@
 """What a streamed answer says, from its bytes and their moments; read when all is measured."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.bench.record import Counting, Failure, FailureKind
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.server.streaming import DONE, error_message, event_data
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _SHOWN_CHARACTERS = 200
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")

@@ -1,10 +1,10 @@
 """What served before a campaign: noted before the first `up`, and put back at the end."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sparkdeploy import labels
 from sparkdeploy.atomic_files import write_private
@@ -16,18 +16,13 @@ from sparkdeploy.deploy.removal import down
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.deploy.up import up
 from sparkdeploy.errors import NodeError, SparkdeployError
+from sparkdeploy.node.container import ContainerFact
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.report import values_to_show
 from sparkdeploy.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings
 
 FILE = "before.yaml"
 CONSENTS = ("allow_unsafe", "allow_known_bad")

@@ -1,15 +1,15 @@
 """Records and captures as files: written whole, read strictly, and kept in one folder."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,10 +19,6 @@ from sparkdeploy.bench.record import SCHEMA_VERSION, Run
 from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.terminal.safe_text import visible_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
 
 T = TypeVar("T")
 PROBE_BYTES = 1 << 18

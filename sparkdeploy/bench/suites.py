@@ -1,21 +1,16 @@
 """What is asked: the suites' conditions and their order, the prompts, and a request's body."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.bench.files import shipped
+from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sparkdeploy.bench.record import RequestSample
 
 WARMUPS = 1
 SWEEP_CONCURRENCY = (1, 2, 4, 8, 16, 32)

@@ -1,25 +1,15 @@
 """Runs and comparisons as a person reads them on a terminal."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from sparkdeploy.bench.compare import verdict_of
+from sparkdeploy.bench.compare import FigureDifference, RunComparison, verdict_of
 from sparkdeploy.bench.figures import FIGURES, mean_of
-from sparkdeploy.bench.files import shipped
+from sparkdeploy.bench.files import KeptRun, shipped
 from sparkdeploy.bench.load.plan import Slo
-from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from sparkdeploy.bench.compare import FigureDifference, RunComparison
-    from sparkdeploy.bench.files import KeptRun
-    from sparkdeploy.bench.load.record import LoadResult, Quantiles, SustainedRate
-    from sparkdeploy.bench.record import Cell, Estimate, Run, RunOrigin, SuiteResult, Summary
-    from sparkdeploy.terminal.tables import Block
+from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate
+from sparkdeploy.bench.record import Cell, Estimate, Run, RunOrigin, SuiteResult, Summary
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextTable, row_of
 
 HEADLINE = "end_to_end_tok_s"
 _SHOWN = {

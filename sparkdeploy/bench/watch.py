@@ -1,34 +1,27 @@
 """The serving side while a suite runs: the server's own counters, its KV cache and its machine."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import statistics
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from sparkdeploy.bench.record import MachineWatch, Range, ServerDelta
+from sparkdeploy.bench.record import MachineWatch, Range, Run, ServerDelta
 from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.node.facts import (
     LOAD_QUERY,
     GpuLoad,
+    Machine,
     output_or_none,
     parse_gpu_load,
     parse_meminfo,
     read_or_none,
 )
-from sparkdeploy.server.metrics import Speculation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from sparkdeploy.bench.record import Run
-    from sparkdeploy.node.facts import Machine
-    from sparkdeploy.server.metrics import Metrics
+from sparkdeploy.server.metrics import Metrics, Speculation
 
 EVERY_S = 1.0
 QUERY_TIMEOUT_S = 5.0
@@ -61,7 +54,9 @@ def difference(before: Metrics, after: Metrics) -> ServerDelta:
     return ServerDelta(**counted)
 
 
-def together(deltas: Iterable[ServerDelta], readings: Iterable[Reading] = ()) -> ServerDelta | None:
+def together(
+    deltas: Iterable[ServerDelta], readings: "Iterable[Reading]" = ()
+) -> ServerDelta | None:
     """Sum what the server counted; of its KV cache return the two ends and the highest reading."""
     found = tuple(deltas)
     if not found:

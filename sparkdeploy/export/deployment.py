@@ -1,14 +1,12 @@
 """`export`: a deployment as a systemd unit or a Compose file."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shlex
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.request import (
@@ -35,20 +33,16 @@ from sparkdeploy.export.systemd_unit import (
     unit_name,
     unit_text,
 )
+from sparkdeploy.gateway.stack import Stack
 from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.plan.report import UNKNOWN_FINGERPRINT, fingerprinted
+from sparkdeploy.recipe.load import Resolved
 from sparkdeploy.recipe.paths import with_whole_path
 from sparkdeploy.server.phases import expected_start
+from sparkdeploy.settings import Settings
 from sparkdeploy.shell import AS_MODULE
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.gateway.stack import Stack
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
 
 FOLDER_VARIABLES = (
     "DOCKER_HOST",

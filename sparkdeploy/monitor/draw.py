@@ -3,12 +3,18 @@
 A field is whole or is not there, so that no figure is cut; `-` stands for what is not known.
 """
 
-from __future__ import annotations
-
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 
-from sparkdeploy.monitor.snapshot import GIB, DeploymentState
+from sparkdeploy.monitor.snapshot import (
+    GIB,
+    DeploymentState,
+    NodeSample,
+    Percentiles,
+    WatchedDeployment,
+    WatchSnapshot,
+)
 from sparkdeploy.terminal.style import (
     Line,
     Piece,
@@ -19,17 +25,6 @@ from sparkdeploy.terminal.style import (
     plain_text,
 )
 from sparkdeploy.units import format_seconds, in_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from datetime import datetime
-
-    from sparkdeploy.monitor.snapshot import (
-        NodeSample,
-        Percentiles,
-        WatchedDeployment,
-        WatchSnapshot,
-    )
 
 TITLE = "sparkdeploy status --watch"
 KEYS = "q leaves"

@@ -1,31 +1,24 @@
 """`status --watch`: the loop that shows once a second what the readers saw."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TextIO
 
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.monitor.draw import BLOCKS, LETTERS, screen_of, snapshot_lines
 from sparkdeploy.monitor.readers import END_S, EngineReader, NodeReader
-from sparkdeploy.monitor.snapshot import DeploymentState, snapshot_json, snapshot_of
+from sparkdeploy.monitor.snapshot import DeploymentState, WatchSnapshot, snapshot_json, snapshot_of
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import beneath
 from sparkdeploy.terminal.screen import END_OF_INPUT, FullScreen
 from sparkdeploy.terminal.style import draws_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import TextIO
-
-    from sparkdeploy.monitor.snapshot import WatchSnapshot
-    from sparkdeploy.settings import Settings
 
 FRAME_S = 1.0
 AFTER_LOOKS_S = 0.3
@@ -43,7 +36,7 @@ class Monitor:
         self._nodes: dict[str, NodeReader] = {}
         self._open = contextlib.ExitStack()
 
-    def __enter__(self) -> Monitor:
+    def __enter__(self) -> "Monitor":
         with contextlib.ExitStack() as opening:
             host = opening.enter_context(connect(self._settings))
             self._engine = EngineReader(host, self._names, self._settings)

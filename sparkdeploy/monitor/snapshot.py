@@ -1,26 +1,21 @@
 """What the watch shows at one moment: figures from readings, and a snapshot of all."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import labels
+from sparkdeploy.deploy.deployments import Inspected
 from sparkdeploy.monitor.status_row import NO_CONTAINER, RUNNING
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import GpuLoad
 from sparkdeploy.node.reports import parse_time
+from sparkdeploy.server.metrics import Histogram, Metrics, Speculation
 from sparkdeploy.terminal.safe_text import visible_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.server.metrics import Histogram, Metrics, Speculation
 
 WINDOW_S = 60.0
 RATES_KEPT = 240
@@ -44,7 +39,7 @@ class MetricsHistory:
     """Oldest first; all of one server process."""
     rates: tuple[float, ...] = ()
 
-    def after(self, latest: TimedMetrics) -> MetricsHistory:
+    def after(self, latest: TimedMetrics) -> "MetricsHistory":
         """Return the history with one more reading; a server that started anew has no past."""
         last = self.seen[-1] if self.seen else None
         if last is not None and latest.at_s <= last.at_s:
@@ -60,7 +55,7 @@ class MetricsHistory:
         ]
         return replace(self, seen=(*kept, latest), rates=rates)
 
-    def idle(self) -> MetricsHistory:
+    def idle(self) -> "MetricsHistory":
         """Return the history of a server that did not answer: nothing came out of it."""
         return replace(self, rates=(*self.rates, 0.0)[-RATES_KEPT:])
 
@@ -73,7 +68,7 @@ class Percentiles:
     p95_s: float | None = None
 
     @classmethod
-    def of(cls, lately: Histogram) -> Percentiles:
+    def of(cls, lately: Histogram) -> "Percentiles":
         return cls(lately.quantile(0.5), lately.quantile(0.95))
 
 

@@ -1,16 +1,15 @@
 """`status` and `logs`: what runs, what it writes, and what systemd says of its start at boot."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy.deploy.deployments import (
+    Inspected,
     deployments_in,
     find_deployment,
     inspect_deployment,
@@ -35,18 +34,10 @@ from sparkdeploy.monitor.status_row import (
     status_row,
 )
 from sparkdeploy.node.cluster import open_nodes, this_node
-from sparkdeploy.node.facts import THIS_MACHINE, output_or_none
-from sparkdeploy.node.node import at_once, named
+from sparkdeploy.node.facts import THIS_MACHINE, Machine, output_or_none
+from sparkdeploy.node.node import Node, Nodes, at_once, named
 from sparkdeploy.server.log_lines import without_nccl_info
-from sparkdeploy.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.node.facts import Machine
-    from sparkdeploy.node.node import Node, Nodes
-    from sparkdeploy.settings import Settings
+from sparkdeploy.settings import Settings, load_settings
 
 CHATTER_LINES = 2000
 """More than NCCL writes at a start, so that the last lines asked for are found behind it."""

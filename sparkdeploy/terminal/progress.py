@@ -1,12 +1,11 @@
 """The steps of a command on a terminal: what ran stays, what runs and is to come is redrawn."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
 import threading
-from typing import TYPE_CHECKING, Self, TextIO, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Self, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.live import Live
@@ -16,9 +15,6 @@ from sparkdeploy.terminal.safe_text import beneath, visible, visible_line
 from sparkdeploy.terminal.step import PlannedStep, Step
 from sparkdeploy.terminal.style import Line, Piece, Style, line_of, painted
 from sparkdeploy.units import in_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 REFRESHES_A_SECOND = 4
 TITLE_CELLS = 46
@@ -37,7 +33,7 @@ _ASCII = str.maketrans("█░✓✗▸·…", "#-+x>..")
 class DrawnStep(Step):
     """A step that a terminal shows. Its own stages are steps within it, one after the other."""
 
-    def __init__(self, title: str, progress: Progress, usual_s: float | None, depth: int) -> None:
+    def __init__(self, title: str, progress: "Progress", usual_s: float | None, depth: int) -> None:
         super().__init__(title, progress.clock, lambda _text: None)
         self._progress = progress
         self.usual_s = usual_s
@@ -52,7 +48,7 @@ class DrawnStep(Step):
         self._recent: tuple[str, ...] = ()
 
     @property
-    def _innermost(self) -> DrawnStep:
+    def _innermost(self) -> "DrawnStep":
         return self._stage or self
 
     def say(self, text: str) -> None:

@@ -1,15 +1,11 @@
 """Text that a terminal shows and does not obey: control characters become visible escapes."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import TextIO, cast
 
 # C0 without tab and line end, DEL, C1; marks, overrides and isolates that turn the direction of
 # writing; line ends that only some programs know; halves of surrogate pairs, which are how Python

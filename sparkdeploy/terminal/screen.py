@@ -1,7 +1,5 @@
 """A terminal taken whole for a while: its other screen, and its keys."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -9,14 +7,10 @@ import signal
 import termios
 import time
 import tty
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from collections.abc import Sequence
+from typing import Any, Self, TextIO
 
-from sparkdeploy.terminal.style import painted, size_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkdeploy.terminal.style import Line
+from sparkdeploy.terminal.style import Line, painted, size_of
 
 TAKE = "\x1b[?1049h\x1b[?25l"
 """The other screen, without a cursor."""

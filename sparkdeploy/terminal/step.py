@@ -1,15 +1,10 @@
 """A step of a command while it runs, and the plain lines that tell of it without a terminal."""
 
-from __future__ import annotations
-
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkdeploy.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 PLAIN_UPDATE_EVERY_S = 10.0
 """A step of a plain log says at most this often what it does."""

@@ -1,7 +1,5 @@
 """Text by the piece, each with its style; how wide it is, and where it may be coloured."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import unicodedata

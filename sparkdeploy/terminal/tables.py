@@ -4,19 +4,14 @@ Where a table is too wide, its columns of words go on in a further row. Where th
 each of its rows becomes a few lines of `title: value`.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from sparkdeploy.terminal.style import Line, Piece, Style, cells, clean, line_cells, line_of
 from sparkdeploy.terminal.style import plain_text as text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 GAP = 2
 """Cells between two columns, and how much further right a line goes on."""

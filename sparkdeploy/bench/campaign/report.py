@@ -1,17 +1,17 @@
 """What a campaign leaves: one page and one bundle, made anew from its folder after each recipe."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import __version__
 from sparkdeploy.bench.campaign.folder import (
     FAILED,
     NOT_RUN,
     STOPPED,
+    Campaign,
     CampaignBundle,
     SharedRecipe,
     SharedStep,
@@ -24,20 +24,13 @@ from sparkdeploy.bench.files import json_text, write_whole
 from sparkdeploy.bench.quality.capture import read_capture
 from sparkdeploy.bench.quality.comparison import QualityFigures, compare, newest_of_each
 from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult
-from sparkdeploy.bench.report.page import read_published, report_page
+from sparkdeploy.bench.report.page import Field, read_published, report_page
 from sparkdeploy.bench.run import ISO_8601
 from sparkdeploy.errors import BenchError
 from sparkdeploy.image.templates import render_page
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import Settings, resources
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from sparkdeploy.bench.campaign.folder import Campaign
-    from sparkdeploy.bench.report.page import Field
-    from sparkdeploy.settings import Settings
 
 
 def write_findings(

@@ -1,14 +1,12 @@
 """`bench campaign`: begin one, go on with one, or end one early; any kill may come between."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sparkdeploy.atomic_files import make_private
 from sparkdeploy.bench.before import FILE, note_before, put_back, restored
@@ -19,6 +17,7 @@ from sparkdeploy.bench.campaign.folder import (
     SERVED,
     SKIPPED,
     STOPPED,
+    Before,
     Campaign,
     CampaignPlan,
     SharedStep,
@@ -34,13 +33,8 @@ from sparkdeploy.errors import BenchError, SparkdeployError, UsageError
 from sparkdeploy.node.lock import lock_within
 from sparkdeploy.node.shared_files import open_plain
 from sparkdeploy.plan.container import Deployment
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from sparkdeploy.bench.campaign.folder import Before
-    from sparkdeploy.settings import Settings
 
 COMMAND = "sparkdeploy bench campaign"
 GO_ON = (

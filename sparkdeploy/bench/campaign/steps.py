@@ -1,11 +1,17 @@
 """What each step of a campaign does; what it brings lies in the campaign's folder afterwards."""
 
-from __future__ import annotations
-
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparkdeploy.bench.campaign.folder import LOADS, MAX_TEXT, SUITES, PlannedRecipe, StepKind
+from sparkdeploy.bench.campaign.folder import (
+    LOADS,
+    MAX_TEXT,
+    SUITES,
+    Campaign,
+    PlannedRecipe,
+    StepKind,
+)
 from sparkdeploy.bench.endpoint import Access, measure_hint, reach_deployment
 from sparkdeploy.bench.files import read_record, shipped, write_record
 from sparkdeploy.bench.load.plan import (
@@ -19,6 +25,7 @@ from sparkdeploy.bench.load.plan import (
 )
 from sparkdeploy.bench.quality.capture import capture_of, write_capture
 from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult, search_needles, try_tools
+from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, run_store
 from sparkdeploy.bench.suites import SuiteName
 from sparkdeploy.bench.tables import sustained_text
@@ -32,16 +39,10 @@ from sparkdeploy.errors import BenchError, UsageError
 from sparkdeploy.plan.container import PYTHON, Deployment
 from sparkdeploy.recipe.answers import planned_answers
 from sparkdeploy.recipe.flags import switch_of
+from sparkdeploy.recipe.load import Resolved
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from sparkdeploy.bench.campaign.folder import Campaign
-    from sparkdeploy.bench.record import Run
-    from sparkdeploy.recipe.load import Resolved
-    from sparkdeploy.settings import Settings
 
 AUTO_TOOLS = "--enable-auto-tool-choice"
 TUNING = (*PYTHON, "-m", "sparkdeploy_vllm.tune_head")

@@ -1,32 +1,22 @@
 """A load under way: each rate is asked, timed, judged and kept."""
 
-from __future__ import annotations
-
 import resource
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-from sparkdeploy.bench.figures import WARM_UP, latency, measure
+from sparkdeploy.bench.answers import Exchange
+from sparkdeploy.bench.figures import WARM_UP, Measured, latency, measure
+from sparkdeploy.bench.load.plan import LoadPlan, Schedule
 from sparkdeploy.bench.load.record import Asking, LoadResult, TurnResult
-from sparkdeploy.bench.measure import Collected, completion
-from sparkdeploy.bench.record import SuiteResult
-from sparkdeploy.bench.suites import Condition, SuiteName
+from sparkdeploy.bench.measure import Collected, MeasuredServer, completion
+from sparkdeploy.bench.record import Cell, RequestSample, SuiteResult
+from sparkdeploy.bench.suites import Condition, Prompt, SuiteName
 from sparkdeploy.bench.tables import sustained_text
+from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.errors import BenchError
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from sparkdeploy.bench.answers import Exchange
-    from sparkdeploy.bench.figures import Measured
-    from sparkdeploy.bench.load.plan import LoadPlan, Schedule
-    from sparkdeploy.bench.measure import MeasuredServer
-    from sparkdeploy.bench.record import Cell, RequestSample
-    from sparkdeploy.bench.suites import Prompt
-    from sparkdeploy.bench.watch import BenchWatch
 
 LATE_S = 0.02
 STEADY = 1

@@ -1,27 +1,21 @@
 """What a load is made of: when requests are sent, with which prompts, and within which limits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import random
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy.bench.files import shipped
-from sparkdeploy.bench.load.record import Asking, SustainedRate
+from sparkdeploy.bench.load.record import Asking, LoadResult, SustainedRate
+from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.bench.suites import Prompt, asked, digest, filler
 from sparkdeploy.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from sparkdeploy.bench.load.record import LoadResult
-    from sparkdeploy.bench.record import RequestSample
 
 AUTO = "auto"
 MIX = "mix"
@@ -216,7 +210,7 @@ class LoadPlan:
     arrivals: Arrivals
     texts: Texts
     rates: tuple[float, ...]
-    search: Search | None = None
+    search: "Search | None" = None
     """Which rates; with None `rates` alone."""
     limits: Slo | None = None
 

@@ -1,9 +1,8 @@
 """The first screen: which run is how much faster at what, and how sure that is."""
 
-from __future__ import annotations
-
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from sparkdeploy.bench.compare import (
     DifferenceVerdict,
@@ -18,14 +17,9 @@ from sparkdeploy.bench.compare import (
 )
 from sparkdeploy.bench.load.plan import Slo
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.report.shown import LOAD, Section, alike, common_rate, in_thousands
+from sparkdeploy.bench.record import Cell, CellKey, Estimate, SuiteResult
+from sparkdeploy.bench.report.shown import LOAD, Section, ShownRun, alike, common_rate, in_thousands
 from sparkdeploy.bench.tables import change, figure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-
-    from sparkdeploy.bench.record import Cell, CellKey, Estimate, SuiteResult
-    from sparkdeploy.bench.report.shown import ShownRun
 
 AGENT = "agent"
 SUSTAINED = "sustained"
