@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from sparkdeploy.errors import UnhealthyError
+from sparkdeploy.terminal.console import Console
 from sparkdeploy.terminal.style import (
     Piece,
     Style,
@@ -73,3 +76,17 @@ def test_a_pipe_is_as_wide_as_it_likes_and_columns_decide(monkeypatch: pytest.Mo
     for text in ("0", "wide", "-3", "²"):
         monkeypatch.setenv("COLUMNS", text)
         assert columns_of(io.StringIO()) is None
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [(None, "done"), (UnhealthyError("x"), "failed"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_a_step_says_how_it_ended(
+    capsys: pytest.CaptureFixture[str], end: BaseException | None, outcome: str
+) -> None:
+    passes = pytest.raises(type(end)) if end is not None else contextlib.nullcontext()
+    with passes, Console(clock=lambda: 0.0).step("start of main"):
+        if end is not None:
+            raise end
+    assert capsys.readouterr().err == f"start of main: {outcome} (0.0s)\n"

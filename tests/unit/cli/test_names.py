@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,6 +102,13 @@ def test_candidates_follow_the_words_before(
     monkeypatch.setenv("COMP_WORDS", f"sparkdeploy {typed}")
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
     assert run().stdout.split() == candidates
+    monkeypatch.delenv("COMP_WORDS")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"sparkdeploy {typed}")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    for shell in ("zsh", "fish"):
+        monkeypatch.setenv(COMPLETE, f"complete_{shell}")
+        offered = re.findall(r'^(?:_arg.*\(\()?"?([\w-]+)', run().stdout, re.MULTILINE)
+        assert offered == candidates, shell
 
 
 @pytest.mark.parametrize(

@@ -16,29 +16,28 @@ import yaml
 
 from sparkdeploy import shell
 from sparkdeploy.checks import survey
-from sparkdeploy.deploy import prepare
+from sparkdeploy.deploy import lifecycle, prepare
 from sparkdeploy.deploy.prepare import compare
-from sparkdeploy.errors import CheckpointError, NodeError
+from sparkdeploy.errors import CheckpointError, NodeError, UnhealthyError
 from sparkdeploy.node import fabric as node_fabric
 from sparkdeploy.node.cluster import FabricPort, read_cluster
 from sparkdeploy.node.fabric import Connection
 from sparkdeploy.node.node import Node, Nodes
 from sparkdeploy.node.tree import Ledger, hashes, list_tree
-from sparkdeploy.plan.observe import (
-    PathMapping,
-    SyncTree,
-    compare_tree,
-    mapping_to,
-    sync_trees,
-)
+from sparkdeploy.plan.observe import PathMapping, SyncTree, compare_tree, mapping_to, sync_trees
 from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.cluster import Host, section
+from tests.fakes.containers import container
 from tests.fakes.fabric import adapters_of, fabric_fact, node_fact, spark, sparks
+from tests.fakes.machines import launches
 from tests.fakes.plans import model_fact
+from tests.fakes.two_nodes import BOTH, NEW, OLD, part
 
 if TYPE_CHECKING:
     from sparkdeploy.node.ssh import SshLink
+    from tests.fakes.two_nodes import Pair
+
 
 HERE = Node("spark-1", spark(1))
 ASIDE = PathMapping(fabric_fact(), fabric_fact(2))
@@ -268,3 +267,47 @@ def test_paths_of_the_head_become_those_of_the_other_node_and_not_the_reverse() 
     assert mapping.model(model_fact(), {}).owner_uid == 7
     assert mapping_to(observed, "spark-3") is None
     assert mapping_to(observed, "spark-4") is None
+
+
+OLD_IS_BACK = {f"{OLD}/{NEW}": "running"}
+
+
+def test_a_node_that_is_gone_keeps_its_note_and_is_settled_later(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair.half_replace()
+    pair.worker.breaks_with = NodeError("docker is gone")
+    with pytest.raises(NodeError, match="its other ranks are not: spark-2: docker is gone"):
+        lifecycle.roll_back("main")
+    assert "`sparkdeploy rollback main` again when spark-2 is back" in capsys.readouterr().err
+    assert (pair.head.states, pair.noted) == (OLD_IS_BACK, BOTH)
+    pair.worker.breaks_with = None
+    assert lifecycle.roll_back("main").action == "reverted"
+    assert pair.worker.states == OLD_IS_BACK
+
+
+def test_a_whole_cluster_without_kept_containers_has_no_way_back(pair: Pair) -> None:
+    pair.note(*BOTH)
+    for engine, rank in ((pair.head, "0"), (pair.worker, "1")):
+        engine.facts[NEW] = part(NEW, "one", rank=rank)
+    assert lifecycle.roll_back("main").action == "nothing"
+    assert pair.head.states == pair.worker.states == {f"{NEW}/{NEW}": "running"}
+
+
+@pytest.mark.parametrize("before", [(), BOTH])
+def test_a_launch_that_fails_leaves_the_note_as_it_was(pair: Pair, before: tuple[str, ...]) -> None:
+    pair.note(*before)
+    pair.head.facts["old"] = part(NEW, "old") if before else container(NEW)
+    pair.head.facts["old"] = replace(pair.head.facts["old"], container_id="old")
+    seen: list[set[str]] = []
+
+    def fail(_parts: object) -> None:
+        seen.append(launches(pair.lab))
+        raise UnhealthyError("it died")
+
+    pair.lab.wait = fail
+    with pytest.raises(UnhealthyError):
+        pair.lab.up()
+    assert [len(launches) for launches in seen] == [1]
+    assert (pair.head.states, pair.worker.states) == ({f"old/{NEW}": "running"}, {})
+    assert pair.noted == before

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.estimate.limits import UNSCALED, beyond_context, context_of
+from sparkdeploy.checkpoint.contents import Described
+from sparkdeploy.estimate.limits import UNSCALED, beyond_context, context_of, needs_of, unserved
+from sparkdeploy.estimate.model import read_shipped_facts
+from sparkdeploy.plan.models import layers_of
+from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.serve import Serve
+from tests.fakes.plans import drafter_fact, observed, plan
 from tests.families import config
+from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from tests.unit.program import Run
+
 
 OWN = 4096
 
@@ -106,3 +114,137 @@ def test_plan_names_the_models_own_context(run: Run, words: tuple[str, ...]) -> 
     assert done.returncode == 4
     said = done.stdout + done.stderr
     assert "has a context of 262,144 tokens, and serve.max_model_len is 600,000" in said
+
+
+SIZES = {
+    "hidden_size": 1024,
+    "vocab_size": 32000,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+}
+MODELS = read_shipped_facts(REPOSITORY / "recipes" / "facts" / "models.yaml")
+ALTERNATING = ["sliding_attention", "full_attention"] * 2
+
+
+def refusals(config: dict[str, Any], cache: str = "turboquant_4bit_nc", **serve: Any) -> list[str]:
+    settings = Serve(kv_cache_dtype=cache, **serve)
+    return list(unserved(settings, needs_of(config, layers_of(config)[0])))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding windows of 4,096 tokens,"),
+        ({"model_type": "gemma3_text", "sliding_window": 512}, "sliding windows of 512 tokens,"),
+        (
+            {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True},
+            "sliding windows of 4,096 tokens,",
+        ),
+        (
+            {"model_type": "gpt_oss", "sliding_window": 128, "layer_types": ALTERNATING},
+            "sliding windows of 128 tokens and attention sinks,",
+        ),
+        ({"model_type": "granite", "attention_sinks": True}, "attention sinks,"),
+        (
+            {"model_type": "gemma2", "sliding_window": 4096, "attn_logit_softcapping": 50.0},
+            "capped at 50 (attn_logit_softcapping)",
+        ),
+        ({"model_type": "bloom"}, "ALiBi slopes,"),
+        ({"model_type": "falcon", "alibi": True}, "ALiBi slopes,"),
+        (
+            {"model_type": "somebodys", "sliding_window": 64, "layer_types": ALTERNATING},
+            "sliding windows of 64 tokens,",
+        ),
+    ],
+)
+def test_what_turboquant_would_ignore_is_refused(config: dict[str, Any], words: str) -> None:
+    (said,) = refusals(SIZES | config)
+    assert words in said
+    assert "which vLLM's TurboQuant ignores: the text would be wrong" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "somebodys", "kv_lora_rank": 512}, "latent attention (MLA)"),
+        ({"model_type": "phi3", "head_dim": 96}, "heads of 96 elements"),
+        (
+            {"model_type": "llama4_text", "attention_chunk_size": 8192, "no_rope_layers": [1] * 4},
+            "local chunks of 8,192 tokens",
+        ),
+    ],
+)
+def test_what_turboquant_does_not_start_with_is_refused(config: dict[str, Any], words: str) -> None:
+    (said,) = refusals(SIZES | config)
+    assert words in said
+    assert "with which vLLM's TurboQuant does not start" in said
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama"},
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False},
+        {"model_type": "qwen3", "sliding_window": 4096},
+        {"model_type": "qwen3_moe", "sliding_window": 4096, "layer_types": ["full_attention"] * 4},
+        {"model_type": "gemma2", "attn_logit_softcapping": None},
+        {"model_type": "falcon", "alibi": False},
+        {"model_type": "somebodys", "sliding_window": 64, "use_sliding_window": False},
+        {"model_type": "somebodys", "sliding_window": 64, "layer_types": ["full_attention"] * 4},
+        {"model_type": "granite", "attention_sinks": False},
+    ],
+)
+def test_a_window_that_is_not_used_is_none(config: dict[str, Any]) -> None:
+    assert refusals(SIZES | config) == []
+
+
+@pytest.mark.parametrize("size", [float("inf"), float("nan"), 10**400, -1, True, "4096", None])
+def test_sizes_that_no_model_has_are_left_to_the_download(size: object) -> None:
+    names = ("sliding_window", "kv_lora_rank", "attn_logit_softcapping")
+    assert refusals({"model_type": "somebodys"} | dict.fromkeys(names, size)) == []
+
+
+def test_fp8_keys_are_not_rotated_and_have_any_width() -> None:
+    narrow = SIZES | {"model_type": "phi3", "head_dim": 96}
+    assert refusals(narrow, "turboquant_k8v4") == []
+    assert refusals(narrow, "turboquant_k3v4_nc")
+    windows = SIZES | {"model_type": "mistral", "sliding_window": 4096}
+    assert refusals(windows, "turboquant_k8v4")
+
+
+def test_a_recipe_that_decides_by_layer_is_left_to_the_plugin() -> None:
+    windows = SIZES | {"model_type": "mistral", "sliding_window": 4096}
+    skips = ["--kv-cache-dtype-skip-layers", "sliding_window"]
+    assert refusals(windows, extra_args=skips) == []
+    assert refusals(windows, hf_overrides={"sliding_window": None}) == []
+
+
+def test_shipped_recipes_ask_nothing_that_their_cache_lacks(shipped: Library) -> None:
+    for name in shipped.recipe_files():
+        recipe = load_recipe(shipped, name).recipe
+        known = MODELS.get(recipe.model.known_as)
+        if known is not None:
+            needs = needs_of(known.config, known.architecture)
+            assert not list(unserved(recipe.serve, needs)), name
+
+
+def test_a_drafter_is_looked_at_too(shipped: Library) -> None:
+    windows = Described(SIZES | {"model_type": "mistral", "sliding_window": 4096})
+    drafter = replace(drafter_fact(), described=windows)
+    facts = observed(companions=(drafter,))
+    settings = ("serve.attention_backend=null", "serve.kv_cache_dtype=turboquant_4bit_nc")
+    said = [it.seen for it in plan(shipped, facts, "dflash", *settings).problems]
+    assert [it for it in said if "DFlash has sliding windows of 4,096 tokens" in it]
+
+
+@pytest.mark.parametrize("beside", [["--hardware", "spark"], []])
+def test_the_command_refuses_a_model_with_windows(run: Run, beside: list[str]) -> None:
+    settings = ["serve.attention_backend=null", "serve.kv_cache_dtype=turboquant_k8v4"]
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    done = run("plan", "gpt-oss-120b", *overrides, *beside)
+    assert done.returncode == 4, done.stderr
+    assert "attention sinks" in done.stdout + done.stderr
+    assert "or fp8" in done.stdout + done.stderr

@@ -1,16 +1,40 @@
 """The node's lock."""
 
+from __future__ import annotations
+
 import os
 import resource
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.lock import lock_holder, lock_path, node_lock
+from sparkdeploy.node.lock import lock_holder, lock_path, locked_there, node_lock
+from sparkdeploy.node.node import Node
 from tests.unit.server.neighbours import Neighbours
+from tests.unit.server.spoilt_locks import (
+    ENTRIES,
+    MALLORY,
+    SPOILT,
+    as_root,
+    impatient,
+    make,
+    make_outside,
+    tree,
+    write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sparkdeploy.node.ssh import SshLink
+    from tests.unit.server.neighbours import Neighbours
+
 
 pytestmark = pytest.mark.outside
 
@@ -115,3 +139,129 @@ def test_a_sound_lock_that_cannot_be_opened_just_now_is_not_to_be_removed(tmp_pa
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert "Too many open files" in refused.value.message
     assert "rm " not in f"{refused.value.message} {refused.value.hint}"
+
+
+NAME = "spark-2-parts"
+
+
+def another_node(*program: str) -> Node:
+    """Return a node whose scripts run here, as what the program makes of itself."""
+    link = SimpleNamespace(
+        start=lambda script: shell.Running((*program, "sh", "-c", script)), is_open=True
+    )
+    return Node("spark-2", link=cast("SshLink", link))
+
+
+def refusal_of(node: Node, path: Path, wait_s: float = 0.0) -> NodeError | None:
+    try:
+        with locked_there(node, path, wait_s):
+            return None
+    except NodeError as error:
+        return error
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        Path(scratch).chmod(0o755)
+        yield Path(scratch) / "locks"
+
+
+def test_a_missing_folder_is_made_for_every_user(folder: Path) -> None:
+    path = lock_path(folder, NAME)
+    before = os.umask(0o077)
+    try:
+        assert refusal_of(another_node(), path) is None
+    finally:
+        os.umask(before)
+
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+    assert path.stat().st_mode & 0o7777 == 0o666
+    assert path.read_bytes() == b""
+
+
+def test_it_is_the_lock_that_the_node_takes_itself(folder: Path) -> None:
+    path = lock_path(folder, NAME)
+    with node_lock(folder, NAME, command="sparkdeploy up v2"):
+        refusal = refusal_of(another_node(), path)
+    with (
+        locked_there(another_node(), path, 0.0),
+        pytest.raises(NodeError, match="is being changed"),
+        node_lock(folder, NAME, command="sparkdeploy up v2"),
+    ):
+        pass
+
+    assert refusal is not None
+    assert refusal.message == "spark-2: another command starts containers there"
+    assert refusal_of(another_node(), path) is None
+
+
+def test_a_waiting_program_ends_with_its_connection(folder: Path) -> None:
+    path = lock_path(folder, NAME)
+    with node_lock(folder, NAME, command="x"):
+        program = None
+
+        def start(script: str) -> shell.Running:
+            nonlocal program
+            program = shell.Running(("sh", "-c", script))
+            assert program._process.stdin is not None
+            program._process.stdin.close()
+            return program
+
+        link = SimpleNamespace(start=start, is_open=True)
+        with impatient():
+            assert refusal_of(Node("spark-2", link=cast("SshLink", link)), path, 600) is not None
+
+
+@pytest.mark.parametrize("entry", sorted(SPOILT))
+def test_a_spoilt_lock_leads_nowhere_and_is_named(folder: Path, entry: str) -> None:
+    outside, path = make_outside(folder.parent), lock_path(folder, NAME)
+    make(folder, 0o1777)
+    ENTRIES[entry](path, outside, b"")
+    before = tree(outside)
+    with impatient():
+        refusal = refusal_of(another_node(), path)
+
+    assert tree(outside) == before
+    assert refusal is not None
+    assert refusal.message.startswith(f"spark-2: the lock {path} cannot be used: it is ")
+    verb = "mv -T" if entry == "a folder" else "rm"
+    assert (refusal.hint or "").startswith(f"on spark-2: as root: {verb} {path}")
+
+
+def test_a_folder_whose_files_anybody_removes_is_refused(folder: Path) -> None:
+    make(folder, 0o777)
+    refusal = refusal_of(another_node(), lock_path(folder, NAME))
+
+    assert refusal is not None
+    assert refusal.hint == f"on spark-2: chmod +t {folder}"
+
+
+def test_a_node_without_python_is_no_held_lock(folder: Path) -> None:
+    refusal = refusal_of(another_node("env", "PATH=/nowhere"), lock_path(folder, NAME))
+
+    assert refusal is not None
+    assert "starts containers" not in refusal.message
+
+
+@as_root
+@pytest.mark.parametrize("is_there", [True, False])
+def test_root_there_does_not_follow_another_users_link(
+    shared: Path, others: Neighbours, is_there: bool
+) -> None:
+    target = shared.parent / "shadow"
+    if is_there:
+        write(target, b"root's own", mode=0o600)
+    folder = shared / "sparkdeploy"
+    others.plant_link(MALLORY, folder, target)
+    path = folder / "spark-1.lock"
+    of_folder = refusal_of(another_node(), path)
+    os.chown(folder, 0, 0)
+    of_link = refusal_of(another_node(), path)
+
+    assert of_folder is not None
+    assert f"belongs to uid {MALLORY}" in of_folder.message
+    assert of_link is not None
+    assert f"it is a symbolic link, made by uid {MALLORY}" in of_link.message
+    assert target.exists() == is_there
+    assert not is_there or target.stat().st_mode & 0o777 == 0o600

@@ -3,10 +3,13 @@
 # mypy: disable-error-code="import-not-found"
 
 import ast
+import shutil
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sparkdeploy_vllm
 from sparkdeploy_vllm.check.selfcheck import (
     STAND_INS,
     TOUCHED,
@@ -205,3 +208,13 @@ def test_what_the_turboquant_back_end_imports_of_vllm_is_looked_at() -> None:
     looked_at |= {api.module for api in TOUCHED}
     assert len(imported) > 3
     assert imported - looked_at == set()
+
+
+def test_both_entry_points_are_found_beside_the_package(tmp_path: Path) -> None:
+    shutil.copytree(PLUGIN_TREE / "dist-info", tmp_path / "sparkdeploy_vllm-0.1.0.dist-info")
+    (found,) = distributions(path=[str(tmp_path)])
+    assert (found.name, found.version) == ("sparkdeploy-vllm", sparkdeploy_vllm.__version__)
+    assert {(one.group, one.value) for one in found.entry_points} == {
+        ("console_scripts", "sparkdeploy_vllm.guard:main"),
+        ("vllm.general_plugins", "sparkdeploy_vllm:register"),
+    }
