@@ -73,18 +73,6 @@ def break_mtu(worker: Machine) -> None:
     worker.run(f"ip link set {FIRST} mtu 1500")
 
 
-def break_address(worker: Machine) -> None:
-    worker.run(f"ip address flush dev {SECOND}")
-
-
-def break_link(worker: Machine) -> None:
-    worker.run(f"ip link set {SECOND} down")
-
-
-def break_subnet(worker: Machine) -> None:
-    worker.run(f"ip address add 10.77.0.112/24 dev {SECOND}")
-
-
 def break_clock(worker: Machine) -> None:
     worker.give_command("date", f"echo $(( $(/bin/date +%s) + {HOUR_S} )).0")
 
@@ -101,10 +89,6 @@ def stop_sshd(worker: Machine) -> None:
     worker.stop("sshd")
 
 
-def stop_dockerd(worker: Machine) -> None:
-    worker.stop("dockerd")
-
-
 def mend(worker: Machine) -> None:
     """Undo every way in which a test of this file breaks a machine."""
     worker.run("rm -f /usr/local/sbin/date; iptables -F")
@@ -112,8 +96,6 @@ def mend(worker: Machine) -> None:
         configure(worker, interface)
     if "sshd" not in worker.services:
         worker.start_sshd()
-    if "dockerd" not in worker.services:
-        worker.start_dockerd()
 
 
 def slow(*values: object) -> Any:
@@ -125,16 +107,11 @@ def slow(*values: object) -> Any:
     [
         (break_mtu, f"path MTU to spark-b over {FIRST}", "9000 bytes do not pass"),
         (break_master_port, "TCP to spark-a at 10.77.0.11, 29501", "no answer within 5 s"),
-        slow(break_mtu, f"{FIRST} MTU", "1500"),
-        slow(break_address, f"{SECOND} address", "none"),
-        slow(break_link, f"{SECOND} link", "down"),
-        slow(break_subnet, "subnets", "are both in 10.77.0.0/24"),
         slow(break_clock, "clock", "s from this machine's"),
         slow(
             break_every_port, "TCP to spark-a at 10.77.0.11, any free port", "no answer within 5 s"
         ),
         slow(stop_sshd, "reachable", "nothing listens for ssh"),
-        slow(stop_dockerd, "reachable", "Docker Engine does not answer"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

@@ -25,10 +25,12 @@ def test_a_link_with_the_targets_name_is_replaced_and_not_followed(tmp_path: Pat
     (shared / "report.txt").symlink_to(private)
     for name in (".report.txt.new", ".report.txt.part", f".report.txt.{os.getpid()}"):
         (shared / name).symlink_to(private)
-    atomic_files.write_text(shared / "report.txt", "new")
+    atomic_files.write_bytes(shared / "report.txt", b"new")
     assert private.read_text() == "mine"
     assert not (shared / "report.txt").is_symlink()
     assert (shared / "report.txt").read_text() == "new"
+    # A report of a failure may hold what others should not read.
+    assert (shared / "report.txt").stat().st_mode & 0o077 == 0
 
 
 def test_a_named_staging_file_is_never_an_existing_one(tmp_path: Path) -> None:

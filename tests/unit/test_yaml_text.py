@@ -248,3 +248,13 @@ def test_any_text_stands_on_one_line_and_is_read_as_itself(text: str) -> None:
         "a": text,
         "c": {"d": text, "e": 1},
     }
+
+
+def test_so_many_aliases_are_read_and_no_more() -> None:
+    def repeated(count: int) -> Any:
+        return yaml_text.load(f"a: &a 1\nb: [{', '.join(['*a'] * count)}]", "their.yaml")
+
+    assert repeated(64)["b"] == [1] * 64
+    with pytest.raises(RecipeError) as caught:
+        repeated(65)
+    assert "more than 64 aliases" in str(caught.value.detail)

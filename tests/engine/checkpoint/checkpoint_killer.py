@@ -16,7 +16,6 @@ import resource
 import shutil
 import signal
 import sys
-import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +47,9 @@ STEPS = frozenset(
 
 @dataclass(frozen=True)
 class Whole:
-    """A build that nobody interrupted: its trees, and how much it takes."""
+    """A build that nobody interrupted: its trees, and what it takes."""
 
     trees: dict[str, str]
-    duration_s: float
     largest_file_bytes: int
     steps: int
     requests: int
@@ -69,21 +67,19 @@ def main(folder: Path, int4: Path, fp8: str, points: str, seed: int) -> dict[str
     for number, (kind, trouble) in enumerate(interruptions):
         outcome = f"{kind}, {interrupt(folder / f'point-{number}', build, trouble, whole, kind)}"
         seen[outcome] = seen.get(outcome, 0) + 1
-    return {"build_s": whole.duration_s, "steps": whole.steps, "outcomes": seen}
+    return {"steps": whole.steps, "outcomes": seen}
 
 
 def measure(root: Path, build: Callable[[Path], None]) -> Whole:
-    """Build once to know the trees and the time, and once more to count steps and requests."""
-    started_s = time.monotonic()
+    """Build once to know the trees, and once more to count steps and requests."""
     assert _wait(_fork(lambda: build(root))) == 0
-    duration_s = time.monotonic() - started_s
     counts, again = root.with_name("counts.json"), root.with_name("again")
     assert _wait(_fork(lambda: _count(lambda: build(again), counts))) == 0
     shutil.rmtree(again)
     steps, calls = json.loads(counts.read_text())
     written = [path for path in root.rglob("*.safetensors") if not path.is_symlink()]
     largest = max(path.stat().st_size for path in written)
-    return Whole(trees_of(root), duration_s, largest, steps, calls)
+    return Whole(trees_of(root), largest, steps, calls)
 
 
 def interrupt(
@@ -107,15 +103,13 @@ def interrupt(
 
 
 def at_random(whole: Whole, points: int, seed: int) -> Iterator[tuple[str, Callable[..., int]]]:
-    """Four kinds of trouble in turn, each somewhere in the build."""
+    """Three kinds of trouble in turn, each somewhere in the build."""
     dice = random.Random(seed)
     for number in range(points):
-        match number % 4:
+        match number % 3:
             case 0:
                 yield "killed at a step", at_step(dice.randrange(whole.steps))
             case 1:
-                yield "killed at a moment", after(dice.random() * whole.duration_s)
-            case 2:
                 yield "disk full", with_small_disk(dice.randrange(whole.largest_file_bytes))
             case _:
                 yield "network cut", with_cut_network(dice.randrange(whole.requests))
@@ -160,18 +154,6 @@ def tree_hash(folder: Path) -> str:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def after(delay_s: float) -> Callable[[Callable[[], None]], int]:
-    """Killed from outside after so long, in the middle of whatever the kernel is doing."""
-
-    def run(build: Callable[[], None]) -> int:
-        child = _fork(build)
-        time.sleep(delay_s)
-        os.kill(child, signal.SIGKILL)
-        return _wait(child)
-
-    return run
 
 
 def at_step(step: int) -> Callable[[Callable[[], None]], int]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.recipe.load import load_engine, load_recipe
-from sparkdeploy.rehearsal import requests
-from sparkdeploy.rehearsal.miniature import miniature_of
+from sparkdeploy.rehearsal import rehearse, requests
+from sparkdeploy.rehearsal.miniature import Miniature, miniature_of
 from sparkdeploy.rehearsal.requests import (
     Answer,
     compare_with_reference,
     read_reference,
     reference_path,
 )
+from sparkdeploy.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +39,23 @@ def test_the_same_text_passes() -> None:
 def test_another_text_or_none_at_all_fails(texts: dict[str, str]) -> None:
     with pytest.raises(UnhealthyError, match="not what it is without speculation"):
         compare_with_reference([ANSWER], texts)
+
+
+def test_a_rehearsal_is_held_against_what_an_earlier_one_said(
+    shipped: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Any] = [(ANSWER,), (ANSWER,), (replace(ANSWER, text=" more"),)]
+    monkeypatch.setattr(rehearse, "_reference_file", lambda *_: tmp_path / "record.json")
+    monkeypatch.setattr(rehearse, "_serve", lambda *_: SimpleNamespace(answers=said.pop(0)))
+    small = Miniature(load_recipe(shipped, "baseline"), ())
+
+    def source() -> str:
+        return rehearse._serve_and_compare(small, Request("x"), load_settings(), fresh=False)[1]
+
+    assert source() == rehearse.FIRST_OF_ITS_KIND
+    assert source() == rehearse.RECORDED_EARLIER
+    with pytest.raises(UnhealthyError, match="not what it is without speculation"):
+        source()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "5", "{"])
