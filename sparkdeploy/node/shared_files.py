@@ -1,8 +1,10 @@
 """Files in folders that several users write to: never reached through a link, never waited for.
 
 Other nodes run this text for a lock of theirs (lock.py). They have Python and no sparkdeploy,
-so nothing but the standard library is imported here.
+so nothing but the standard library is imported here, and no annotation is evaluated.
 """
+
+from __future__ import annotations
 
 import contextlib
 import errno
@@ -11,8 +13,11 @@ import pwd
 import shlex
 import stat
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 ATTEMPTS = 10
 SHARED_FILE_MODE = 0o666
