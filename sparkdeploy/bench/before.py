@@ -30,10 +30,7 @@ CONSENTS = ("allow_unsafe", "allow_known_bad")
 
 
 def note_before(deployment: str, settings: Settings) -> Before | None:
-    """Return what serves under the name, None for nothing.
-
-    NodeError for what could not be put back: a cluster's, or a container of an earlier version.
-    """
+    """Return what serves under the name, if anything; NodeError for what could not be put back."""
     with connect(settings) as host:
         found = find_deployment(host, deployment)
         fact = found.serving if found is not None else None
@@ -69,11 +66,7 @@ def _noted(host: DockerHost, fact: ContainerFact) -> Before:
 def restored(
     before: Before, deployment: str, folder: Path, settings: Settings
 ) -> tuple[Resolved, Request]:
-    """Return the recipe and the request that make what was noted.
-
-    By its name where the recipe of that name is still the same but for what `--set` can say; else
-    by a file of the noted values. RecipeError when neither can be read.
-    """
+    """Return the recipe and the request that make what was noted, by name or by its values."""
     whole: dict[str, Any] = json.loads(json.dumps(before.values))
     whole["serve"]["env"] = dict(before.env)
     request = Request(before.wanted, (), Deployment(deployment, before.exposure == labels.PUBLIC))

@@ -177,10 +177,7 @@ def _makers(run: Run) -> dict[str, Any]:
 
 
 def asked_of(suite: SuiteResult) -> tuple[object, ...] | None:
-    """Return what two suites must have in common for all their figures to be compared.
-
-    None for a load without a rate: it was interrupted in its first.
-    """
+    """Return what two suites must have in common for all their figures to be compared."""
     if suite.asking is Asking.CLOSED_LOOP:
         return suite.asking, suite.prompts
     loads = suite.loads
@@ -243,10 +240,7 @@ def figures_of(suite: SuiteResult, metric: str) -> dict[CellKey, float]:
 
 
 def logarithms(table: Table, keys: Set[CellKey]) -> list[float]:
-    """Return each run's mean of logarithms over these cells.
-
-    A run is one observation: its cells share whatever disturbed it. Runs lacking one are out.
-    """
+    """Return each run's mean of logarithms over these cells, of the runs that have them all."""
     whole = ([run[key] for key in keys if run.get(key, 0.0) > 0] for run in table)
     return [
         math.fsum(math.log(it) / len(keys) for it in run) for run in whole if len(run) == len(keys)
@@ -256,10 +250,7 @@ def logarithms(table: Table, keys: Set[CellKey]) -> list[float]:
 def _ratio(
     tables: Sequence[Table], keys: Set[CellKey]
 ) -> tuple[float, float, Estimate, float | None] | None:
-    """Return both sides' mean over some cells, their ratio, and how much runs of the same differ.
-
-    None where no run of a side has all these cells.
-    """
+    """Return both sides' means over some cells, their ratio, and how much runs differ."""
     base, other, *repeated = (logarithms(table, keys) for table in tables)
     if not base or not other:
         return None

@@ -41,10 +41,7 @@ def write_whole(text: str, path: Path) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise BenchError where a record could not be written, before an hour is spent on one.
-
-    A file of PROBE_BYTES is written beside it and removed: a full disk shows at once.
-    """
+    """Raise BenchError where a record could not be written, before an hour is spent on one."""
     try:
         make_private(path.parent)
         if path.is_dir():
@@ -58,10 +55,7 @@ def require_writable(path: Path) -> None:
 
 
 def read_content(path: Path, what: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return what a JSON file holds; BenchError says that it is no `what`.
-
-    Raises UsageError where no file is.
-    """
+    """Return what a JSON file holds; BenchError says that it is no `what`."""
     try:
         return read_json(path)
     except FileNotFoundError as error:
@@ -110,10 +104,7 @@ def write_record(run: Run, path: Path) -> None:
 
 
 def read_versioned(path: Path, form: type, what: str, schema: int, kind: str | None = None) -> Any:  # noqa: ANN401 - `form`
-    """Return a file of ours as `form`; BenchError for another kind, or of a newer sparkdeploy.
-
-    Within a schema version fields may be added, with defaults; unknown ones are passed over.
-    """
+    """Return a file of ours as `form`, without unknown fields; BenchError if it is newer."""
     content = read_content(path, what)
     version = content.get("schema") if isinstance(content, dict) else None
     if not isinstance(version, int) or content.get("kind") != kind:
@@ -155,11 +146,7 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class RunStore:
-    """Records in one folder; a person names one by id, by label or by file.
-
-    Of a label the newest whole run is meant: one that was broken off stands for it only where
-    there is no other.
-    """
+    """Records in one folder, each named by id, label (the newest whole run) or file."""
 
     folder: Path
 

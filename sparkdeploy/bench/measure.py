@@ -124,10 +124,7 @@ def is_gone(samples: Iterable[RequestSample]) -> bool:
 
 
 def completion(steps: Iterable[Iterable[RequestSample]]) -> tuple[bool, tuple[str, ...]]:
-    """Take each step of a suite, which asks some requests; return whether all were, else why not.
-
-    An interruption, or a server that is gone, ends a suite with what there is.
-    """
+    """Take each step of a suite; return whether all were, or why an interruption ended it."""
     try:
         for samples in steps:
             if is_gone(samples):

@@ -88,11 +88,7 @@ def run_store(settings: Settings) -> RunStore:
 
 
 def measure_endpoint(endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Finished:
-    """Take the suites and keep the record after each, also of a run that ends half-way.
-
-    Raises BenchError when the server cannot be measured or the record not be written, and
-    UsageError when a suite does not fit the server: both before anything is measured.
-    """
+    """Take the suites and keep the record after each, also of a run that ends half-way."""
     store = run_store(settings)
     run = _begun(endpoint, wanted, store)
     path = wanted.file or store.folder / f"{run.run_id}.json"
@@ -147,10 +143,7 @@ def _begun(endpoint: Endpoint, wanted: WantedRun, store: RunStore) -> Run:
 def measure_in_turns(
     names: tuple[str, str], wanted: WantedRun, runs: int, settings: Settings, access: Access
 ) -> RunComparison:
-    """Measure each side `runs` times, A B B A A B and so on; every run is kept under its label.
-
-    Both must answer; what ends one run ends the pair, and the runs before it stay.
-    """
+    """Measure each side `runs` times, A B B A A B and so on; every run is kept under its label."""
     if names[0] == names[1]:
         raise UsageError("a pair has two sides, and both are the same")
     endpoints = tuple(reach(name, settings, access) for name in names)
@@ -308,10 +301,7 @@ def _without_damaged(found: T, damaged: Sequence[str]) -> T:
 
 
 def _taker(name: SuiteName, endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Taker:
-    """Return what takes a suite of this server.
-
-    Refuse what cannot be asked of it before an hour is spent on other suites.
-    """
+    """Return what takes a suite of this server; refuse early what cannot be asked of it."""
     limit, rounds = endpoint.max_model_len, wanted.rounds
     if wanted.load is not None:
         plan = wanted.load

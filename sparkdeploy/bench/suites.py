@@ -54,11 +54,7 @@ _PLACES = ("north hall", "lower deck", "second shift", "test bench", "old quarry
 
 
 def filler(words: int, *, seed: int) -> str:
-    """Return a made-up report of `words` words, two at least; the same for the same seed.
-
-    The first sentence already differs between seeds, so that no prefix cache can help. The last
-    may break off: whole ones would be up to 14 words too many.
-    """
+    """Return a made-up report of `words` words, whose first sentence differs between seeds."""
     dice = random.Random(seed)  # noqa: S311 - a text, not a secret
     sentences = [f"Report {dice.getrandbits(48):012x}."]
     count = 2
@@ -191,10 +187,7 @@ class Suite:
 
 
 def fixed_suite(name: SuiteName, rounds: int, count: int | None = None) -> Suite:
-    """Rounds go over all prompts in turn, so that a machine that warms up slows all alike.
-
-    Of the first `count` prompts alone the hash is another: they are compared with their like.
-    """
+    """Go over all prompts in turn; of the first `count` alone the hash is another one."""
     prompts = asked(name)[:count]
     conditions = [Condition(item.name, item.max_tokens) for item in prompts]
     turns = tuple(

@@ -245,10 +245,7 @@ def _floor_bytes(fact: ContainerFact) -> int | None:
 
 
 class NodeReader(Reader):
-    """Listens to one node: its memory and its GPU, told each second by a program that runs there.
-
-    `name` is None for this machine. A node that cannot be reached is tried again now and then.
-    """
+    """Listens to one node, this machine without `name`: its memory and GPU, told each second."""
 
     def __init__(self, shown_name: str, name: str | None, settings: Settings) -> None:
         super().__init__(f"node-{shown_name}")

@@ -214,10 +214,7 @@ class FailedStart:
 def failed_starts(
     machine: Machine = THIS_MACHINE, runs_here: Path = RUNS_HERE
 ) -> Mapping[str, FailedStart]:
-    """Return the last start of every deployment that systemd does not start again by itself.
-
-    Empty where systemd does not run, or does not answer.
-    """
+    """Return the last start of each deployment that systemd does not start again by itself."""
     if not runs_here.is_dir():
         return {}
     properties = f"--property={','.join(_PROPERTIES)}"

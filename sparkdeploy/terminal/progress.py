@@ -124,10 +124,7 @@ class DrawnStep(Step):
 
 
 class Progress:
-    """A block in which the steps of a command are drawn. Any thread may begin and end some.
-
-    What this process writes to the terminal meanwhile, whoever writes it, goes above them.
-    """
+    """A block in which a command's steps are drawn; what else is written meanwhile goes above."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float], *, verbose: bool) -> None:
         self.clock = clock

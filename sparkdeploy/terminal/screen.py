@@ -20,10 +20,9 @@ MAX_KEYS = 64
 
 
 class FullScreen(contextlib.AbstractContextManager["FullScreen"]):
-    """The whole of a terminal in a block; afterwards it is as it was, however the block ended.
+    """The whole of a terminal in a block; afterwards it is as it was, however the block ended."""
 
-    Ctrl-Z does nothing meanwhile: a shell would come up on the other screen.
-    """
+    # Ctrl-Z does nothing meanwhile: a shell would come up on the other screen.
 
     def __init__(self, output: TextIO, keys: TextIO) -> None:
         """Draw on `output`, the stream itself and no cleaning one; `keys` may be no terminal."""

@@ -65,10 +65,7 @@ def row_of(*parts: str | Piece | Line, beneath: Iterable[str | Line] = ()) -> Te
 
 
 def laid_out(blocks: Iterable[Block], width: int | None) -> Iterator[Line]:
-    """Yield the lines of blocks, at most `width` cells wide; without a width one line each.
-
-    Wider than `width` is only what holds one thing that is.
-    """
+    """Yield the lines of blocks, at most `width` cells wide; without a width one line each."""
     for block in blocks:
         if isinstance(block, TextTable):
             yield from _table_lines(_cleaned(block), width)

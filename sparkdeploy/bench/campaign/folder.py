@@ -86,10 +86,7 @@ class PlannedRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What served under the name before the first `up`; it is put back at the end.
-
-    The file it stands in is this user's alone: `env` may hold secrets.
-    """
+    """What served under the name before the first `up`, in a file of this user's alone."""
 
     wanted: str
     values: Mapping[str, object]
@@ -248,10 +245,7 @@ class CampaignBundle:
 
 
 def shareable(bundle: CampaignBundle, private: Private) -> CampaignBundle:
-    """Return the bundle without an address, a deployment's name, or anything that is private.
-
-    BenchError when what is left is no bundle: a machine that is called like a figure.
-    """
+    """Return the bundle without anything private; BenchError when what is left is no bundle."""
     content = adapter_of(CampaignBundle).dump_python(bundle, mode="json")
     for recipe in content["recipes"]:
         if recipe["run"] is not None:

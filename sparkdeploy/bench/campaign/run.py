@@ -68,12 +68,9 @@ def run_campaign(
     *,
     is_stopped: bool = False,
 ) -> Campaign:
-    """Begin a campaign, or go on with the one of the same words that was broken off.
+    """Begin a campaign, or go on with the one that was broken off; `is_stopped` ends it.
 
-    Without `wanted` go on with the one that is not over; `is_stopped` measures nothing more, puts
-    back what served before and writes what there is. UsageError when another one is not over;
-    raises for recipes that cannot be read, and for what could not be put back, before anything is
-    begun.
+    What served before is put back; what cannot be read or put back raises before anything begins.
     """
     with alone(settings):
         campaign = unfinished(settings.state_dir)

@@ -173,11 +173,7 @@ class Steps:
 def planned(
     wanted: Sequence[str], resolved: Sequence[Resolved], *, is_quick: bool
 ) -> tuple[PlannedRecipe, ...]:
-    """Return the recipes with their steps, each under a name of its own.
-
-    Kernels of one shape are tuned once, with the last recipe that has them; tools are called where
-    the recipe lets them be. UsageError for a recipe that writes no text.
-    """
+    """Return the recipes with their steps; each kernel is tuned with the last that has it."""
     for item in resolved:
         if not (answers := planned_answers(item.recipe.serve, {})).writes_text:
             raise UsageError(

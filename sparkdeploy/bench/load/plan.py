@@ -70,10 +70,7 @@ class Arrivals:
 
 
 def steady_moments(law: Law, rate_per_s: float, count: int, *, seed: int) -> list[float]:
-    """Return `count` moments at one rate, the last of them at `count` / `rate_per_s`.
-
-    As `vllm bench serve` does it: intervals are added up and scaled.
-    """
+    """Return `count` moments at one rate, as `vllm bench serve` scales them to its end."""
     if law is Law.CONSTANT:
         return [number / rate_per_s for number in range(1, count + 1)]
     dice = random.Random(seed)  # noqa: S311 - moments, not a secret
@@ -96,10 +93,7 @@ class Slo:
     seconds: Mapping[str, float]
 
     def holds(self, sample: RequestSample) -> bool:
-        """Return whether the request succeeded within every limit, at a limit included.
-
-        One whose tokens all came at once has no time per token, and holds that.
-        """
+        """Return whether the request succeeded within every limit, at a limit included."""
         if sample.failure is not None:
             return False
         return all((_LIMITED[name](sample) or 0.0) <= limit for name, limit in self.seconds.items())

@@ -207,11 +207,7 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
 
 
 def failures(figures: QualityFigures, thresholds: Thresholds) -> Iterator[str]:
-    """Yield what is worse than the thresholds allow, one sentence each.
-
-    Estimates are judged, and of the divergence its bound from above: what the servers did not say
-    must not let a model through, nor what is unknown.
-    """
+    """Yield what is worse than the thresholds allow: what is unknown must let no model through."""
     agreement, kl = figures.top1_agreement, figures.mean_kl_nats
     if agreement.value is None or agreement.value < thresholds.min_top1_agreement:
         found = Estimate(agreement.value).text(".2%")
@@ -348,10 +344,7 @@ def judged(
 
 
 def keep(result: QualityResult, folder: Path) -> Path:
-    """Write it, whole or not at all; BenchError when it cannot be written.
-
-    The same result has the same name: what is kept twice is there once.
-    """
+    """Write it, whole or not at all, under the name of its content."""
     digest = hashlib.sha256(json_text(result, QualityResult).encode()).hexdigest()[:12]
     moment = re.sub(r"[^0-9T]", "", result.taken_at.partition("+")[0])[:15]
     path = folder / f"{moment}-{digest}.json"

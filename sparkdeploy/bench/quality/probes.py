@@ -66,10 +66,7 @@ class CaseResult:
 def search_needles(
     side: str, lengths: Sequence[int], settings: Settings, access: Access
 ) -> tuple[NeedleResult, ...]:
-    """Ask at every length and depth; UnhealthyError when the server does not answer.
-
-    Of the lengths beyond what the model takes, its own limit stands for all.
-    """
+    """Ask at every length and depth; the model's own limit stands for all lengths beyond it."""
     found = reach(side, settings, access)
     fitting = sorted({min(length, found.max_model_len or length) for length in lengths})
     cases = [(length, depth) for length in fitting for depth in DEPTHS]

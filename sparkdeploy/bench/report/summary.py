@@ -194,11 +194,7 @@ def _judged(ratio: Estimate, item: Decision) -> str:
 
 
 def cache_hits(shown: ShownRun) -> float | None:
-    """Return the share of conversations' prompt tokens in the prefix cache, at all rates.
-
-    The server's answers count where they say it; else its counters, in which the ramp and other
-    clients are, too.
-    """
+    """Return the share of conversations' prompt tokens in the prefix cache, at all rates."""
     suite = shown.load(Asking.CONVERSATIONS)
     if suite is None:
         return None
