@@ -96,6 +96,7 @@ REVIEWED = {
     "node/node.py": {"node.entry.ssh", "self.name", "node.link.docker_address"},
     "plan/memory.py": {"cluster", "show"},
     "plan/preflight.py": {"name", "step.stage.tag"},
+    "plan/recipe_checks.py": {"show"},
     "recipe/library.py": {"visible_line(name)"},
     "recipe/sources.py": {"name"},
     "recipe/consent.py": {"command", "name"},
