@@ -60,6 +60,32 @@ def check_context(info: EngineInfo) -> Finding:
     )
 
 
+def check_proxy(info: EngineInfo) -> Finding:
+    """Hold the proxy that fetches images against the one that builds and downloads get."""
+    check, engine, client = "docker.proxy", info.proxy, info.client_proxy
+    if client is None or client == engine:
+        return ok(check, f"images and builds use {engine or 'no proxy'}")
+    if engine and client:
+        return warn(
+            check,
+            f"the engine fetches images through {engine}, and builds and downloads use {client}",
+            "name one proxy in both: `docker info` has the engine's, config.json in "
+            "~/.docker and https_proxy yours",
+        )
+    if engine:
+        return warn(
+            check,
+            f"the engine fetches images through {engine}, and builds and downloads use no proxy",
+            f"export https_proxy=http://{engine} before `sparkdeploy up`, if they need it too",
+        )
+    return warn(
+        check,
+        f"builds and downloads use the proxy {client}, and the engine fetches images without it",
+        f'in /etc/docker/daemon.json: {{"proxies": {{"https-proxy": "http://{client}"}}}}; '
+        "then sudo systemctl restart docker",
+    )
+
+
 def check_rootless(info: EngineInfo) -> Finding:
     check = "docker.rootless"
     if not info.is_rootless:

@@ -21,7 +21,7 @@ from sparkdeploy.node.fabric import (
 )
 from sparkdeploy.node.facts import Machine, NodeFact, look_at
 from sparkdeploy.node.node import Node, Nodes, at_once, named
-from sparkdeploy.node.reports import other_context
+from sparkdeploy.node.reports import client_proxy, other_context
 from sparkdeploy.units import format_gib
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def survey(nodes: Nodes, models: Path, machine: Machine | None = None) -> Survey
                         raise
                 own = machine if node.is_here and machine is not None else node
                 if docker is not None and node.is_here:
-                    docker = replace(docker, other_context=other_context(docker.address))
+                    other, proxy = other_context(docker.address), client_proxy()
+                    docker = replace(docker, other_context=other, client_proxy=proxy)
                 fabric = None if is_alone else look_at_fabric(node)
                 return look_at(own, node.name, docker, models, fabric)
         except NodeError as error:

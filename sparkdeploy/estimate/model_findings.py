@@ -73,7 +73,7 @@ def model_findings(
     if _reads_each_format(recipe.serve):
         yield from _files(recipe.model, source, model)
     yield from _loader(recipe.serve, source, model)
-    yield from _generation(recipe.serve, resolved.engine, source, model.generation)
+    yield from _generation(recipe.serve, resolved.engine, source, model)
     yield from attention_findings(recipe.serve, source, model.config, ranks=ranks)
     drafting = recipe.serve.speculative
     drafts = drafting is not None and drafting.is_mtp
@@ -277,13 +277,18 @@ def _loader(serve: Serve, source: str, model: Described) -> Iterator[Finding]:
         )
 
 
-def _generation(
-    serve: Serve, engine: Engine, source: str, generation: Mapping[str, Any]
-) -> Iterator[Finding]:
-    """Name what generation_config.json does to answers of clients that say nothing of it."""
+def _generation(serve: Serve, engine: Engine, source: str, model: Described) -> Iterator[Finding]:
+    """Name what generation_config.json does to answers of clients that say nothing of it.
+
+    Without that file vLLM takes the same keys of config.json.
+    """
     if serve.generation_config not in (None, "auto") or serve.runner == "pooling":
         return
-    own = {key: it for key, it in generation.items() if type(it) in (int, float)}
+    file, given = "generation_config.json", model.generation
+    if not given:
+        text = model.config.get("text_config")
+        file, given = "config.json", {**(text if isinstance(text, dict) else {}), **model.config}
+    own = {key: it for key, it in given.items() if type(it) in (int, float)}
     own = {
         key: it for key, it in own.items() if key not in (serve.override_generation_config or {})
     }
@@ -291,12 +296,12 @@ def _generation(
     if limit is not None and limit < (serve.context_limit or limit + 1):
         yield warn(
             "model.generation",
-            f"generation_config.json of {source} cuts answers after {limit:,} tokens "
+            f"{file} of {source} cuts answers after {limit:,} tokens "
             "(max_new_tokens) where a client names no max_tokens",
             OF_VLLM,
         )
     takes_all = is_unknown(engine) or parse_version(engine.vllm) >= ALL_PENALTIES
     taken = [*PENALTIES.items()][: None if takes_all else 1]
     if changes := [f"{key} {own[key]:g}" for key, it in taken if own.get(key, it) != it]:
-        seen = f"generation_config.json of {source} changes answers: {', '.join(changes)}"
+        seen = f"{file} of {source} changes answers: {', '.join(changes)}"
         yield warn("model.generation", seen, OF_VLLM)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -57,9 +57,13 @@ COLUMNS = (
     TextColumn("recipe"),
     TextColumn("since"),
     TextColumn("requests", Fill.FIGURE),
-    TextColumn("a minute", Fill.FIGURE),
+    TextColumn("/min", Fill.FIGURE),
     TextColumn("restarts", Fill.FIGURE),
     TextColumn("memory", Fill.FIGURE),
+)
+NARROW_COLUMNS = (
+    *(TextColumn("name"), TextColumn("state"), TextColumn("port"), TextColumn("recipe")),
+    *(TextColumn(it, Fill.FIGURE) for it in ("up", "requests", "/min", "memory")),
 )
 INKS = {
     HEALTHY: Style.GOOD,
@@ -245,9 +249,11 @@ def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
             "`sparkdeploy list` shows all of them"
         )
         return
-    yield TextTable(COLUMNS, tuple(map(_row, rows)))
+    least = _narrow_table(rows, has_rate=False)
+    narrow = replace(_narrow_table(rows), narrow=least)
+    yield TextTable(COLUMNS, tuple(map(_row, rows)), narrow=narrow)
     if any(row.requests_a_minute is not None for row in rows):
-        yield "(requests: finished since vLLM started, by its own count; a minute: their mean)"
+        yield "(requests: finished since vLLM started, by its own count; /min: their mean)"
 
 
 def _row(row: StatusRow) -> TextRow:
@@ -262,6 +268,26 @@ def _row(row: StatusRow) -> TextRow:
         f"{row.requests:,}" if row.requests is not None else "",
         f"{row.requests_a_minute:.1f}" if row.requests_a_minute is not None else "",
         Piece(restarts, Style.CAUTION if row.restarts else Style.PLAIN),
+        format_gib(row.memory_bytes) if row.memory_bytes is not None else "",
+        beneath=_beneath(row),
+    )
+
+
+def _narrow_table(rows: Sequence[StatusRow], *, has_rate: bool = True) -> TextTable:
+    """Return what tells deployments apart and shows that they live, in one line each."""
+    return TextTable(NARROW_COLUMNS, tuple(_narrow_row(row, has_rate=has_rate) for row in rows))
+
+
+def _narrow_row(row: StatusRow, *, has_rate: bool) -> TextRow:
+    rate = row.requests_a_minute if has_rate else None
+    return row_of(
+        Piece(row.name, Style.STRONG),
+        Piece(row.state, INKS.get(row.state, Style.BAD)),
+        str(row.port or ""),
+        row.recipe,
+        format_seconds(row.uptime_s) if row.uptime_s is not None else "",
+        f"{row.requests:,}" if row.requests is not None else "",
+        f"{rate:.1f}" if rate is not None else "",
         format_gib(row.memory_bytes) if row.memory_bytes is not None else "",
         beneath=_beneath(row),
     )

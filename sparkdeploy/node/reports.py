@@ -34,8 +34,12 @@ class EngineInfo:
     """By which a container gets the GPUs where there is no nvidia runtime, of /etc/cdi."""
     is_rootless: bool = False
     cgroup_driver: str = ""
+    proxy: str = ""
+    """HOST:PORT through which the engine itself fetches images; empty for none."""
     other_context: "Context | None" = None
     """Whom Docker's own command asks, where that is another engine."""
+    client_proxy: str | None = None
+    """HOST:PORT that builds and containers of this user get; None where nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ def read_engine_info(item: Mapping[str, Any], address: str = "") -> EngineInfo:
         cdi_device=_cdi_device(item),
         is_rootless=any("rootless" in str(it) for it in item.get("SecurityOptions") or ()),
         cgroup_driver=item.get("CgroupDriver") or "",
+        proxy=_host_of(item.get("HttpsProxy") or item.get("HttpProxy")),
     )
 
 
@@ -244,6 +249,22 @@ def other_context(address: str, env: Mapping[str, str] = os.environ) -> Context 
     """Return whom Docker's command asks where that is not the engine at an address."""
     found = current_context(env)
     return None if _real(found.address) == _real(address or DEFAULT_ADDRESS) else found
+
+
+def client_proxy(env: Mapping[str, str] = os.environ) -> str:
+    """Return HOST:PORT of the proxy of Docker's config.json, else of this shell; empty for none."""
+    section = _read(config_folder(env) / "config.json").get("proxies")
+    given = section.get("default") if isinstance(section, dict) else None
+    named = [given.get(f"{it}Proxy") for it in ("https", "http")] if isinstance(given, dict) else []
+    variables = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
+    return _host_of(next(filter(None, (*named, *map(env.get, variables))), None))
+
+
+def _host_of(address: object) -> str:
+    """Return the host and the port of a proxy's address, which may hold a login."""
+    if not isinstance(address, str):
+        return ""
+    return address.rpartition("://")[2].rpartition("@")[2].partition("/")[0].lower()
 
 
 def environment(own: Mapping[str, str], env: Mapping[str, str] = os.environ) -> dict[str, str]:

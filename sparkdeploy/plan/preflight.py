@@ -11,6 +11,7 @@ from sparkdeploy.checks.docker import (
     check_context,
     check_low_disk,
     check_nvidia_runtime,
+    check_proxy,
     check_rootless,
 )
 from sparkdeploy.checks.machine import (
@@ -92,6 +93,7 @@ def engine(_plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Findi
     if seen.facts.docker is not None:
         if planned.rank.is_head:
             yield check_context(seen.facts.docker)
+            yield check_proxy(seen.facts.docker)
         yield check_rootless(seen.facts.docker)
 
 

@@ -53,6 +53,8 @@ class TextTable:
     columns: tuple[TextColumn, ...]
     rows: tuple[TextRow | Line, ...]
     indent: int = 0
+    narrow: "TextTable | None" = None
+    """What is shown in its place where it is too wide and this is not."""
 
 
 Block = str | Line | TextTable
@@ -68,7 +70,7 @@ def laid_out(blocks: Iterable[Block], width: int | None) -> Iterator[Line]:
     """Yield the lines of blocks, at most `width` cells wide; without a width one line each."""
     for block in blocks:
         if isinstance(block, TextTable):
-            yield from _table_lines(_cleaned(block), width)
+            yield from _table_lines(_first_that_fits(block, width), width)
         elif isinstance(block, str) and (width is None or "\n" in block):
             yield from (line_of(text) for text in block.split("\n"))
         else:
@@ -136,7 +138,7 @@ def _cleaned(table: TextTable) -> TextTable:
 
 def _table_lines(table: TextTable, width: int | None) -> Iterator[Line]:
     widths = _widths(table, width)
-    fits = width is None or _width_of(table, widths) <= width
+    fits = _fits(table, width)
     if fits and table.rows and any(column.title for column in table.columns):
         titles = tuple(line_of(Piece(column.title, Style.QUIET)) for column in table.columns)
         yield from _row_lines(table, titles, widths, width)
@@ -153,6 +155,20 @@ def _table_lines(table: TextTable, width: int | None) -> Iterator[Line]:
             )
         for line in row.beneath:
             yield from wrapped(line, width)
+
+
+def _first_that_fits(whole: TextTable, width: int | None) -> TextTable:
+    """Return a table, or the first of its narrow ones that fits where it does not."""
+    table: TextTable | None = whole
+    while table is not None:
+        if _fits(cleaned := _cleaned(table), width):
+            return cleaned
+        table = table.narrow
+    return _cleaned(whole)
+
+
+def _fits(table: TextTable, width: int | None) -> bool:
+    return width is None or _width_of(table, _widths(table, width)) <= width
 
 
 def _width_of(table: TextTable, widths: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from sparkdeploy.checks.docker import (
     check_cgroup,
     check_context,
     check_nvidia_runtime,
+    check_proxy,
     check_rootless,
 )
 from sparkdeploy.checks.report import Verdict
@@ -23,6 +24,7 @@ from sparkdeploy.node.containers import _host_options
 from sparkdeploy.node.facts import containerd_root
 from sparkdeploy.node.reports import (
     LOOPBACK,
+    client_proxy,
     current_context,
     environment,
     keeps_gpu_for_ever,
@@ -194,3 +196,32 @@ class Files:
 )
 def test_the_disk_is_that_of_containerds_own_root(text: str | None, root: str) -> None:
     assert containerd_root(Files(text)) == root
+
+
+@pytest.mark.parametrize(
+    ("engine", "client", "words"),
+    [
+        ("", "", "no proxy"),
+        ("http://u:p@Proxy.lab:3128/", "http://proxy.lab:3128", "use proxy.lab:3128"),
+        ("http://proxy.lab:3128", "", "builds and downloads use no proxy"),
+        ("", "http://u:secret@proxy.lab:3128", "fetches images without it"),
+        ("http://a:1", "https://b:2", "through a:1, and builds and downloads use b:2"),
+    ],
+)
+def test_the_engines_own_proxy_is_held_against_the_clients(
+    tmp_path: Path, engine: str, client: str, words: str
+) -> None:
+    env = configured(tmp_path, {"proxies": {"default": {"httpProxy": client}}})
+    info = read_engine_info({"HttpsProxy": "", "HttpProxy": engine})
+    found = check_proxy(replace(info, client_proxy=client_proxy(env)))
+    assert words in found.seen
+    assert found.fix is None or "secret" not in found.fix
+    same = found.verdict is Verdict.OK
+    assert same == (words in {"no proxy", "use proxy.lab:3128"})
+    of_shell = client_proxy({"DOCKER_CONFIG": "/nowhere", "https_proxy": client})
+    assert of_shell == client_proxy(env)
+
+
+@given(ANYTHING)
+def test_no_proxy_section_breaks_the_look_at_it(content: Any) -> None:
+    assert isinstance(read_engine_info({"HttpProxy": content}).proxy, str)

@@ -60,7 +60,7 @@ ROWS = (
     ),
     StatusRow(name="old", recipe="mtp-2", state="exited (1)", exit_code=1, kept=1, port=8002),
 )
-FIGURES = ("8000", "12,804", "102.4", "88.1 GiB", "(2h05m)", "exited (137)", "exited (1)")
+FIGURES = ("8000", "12,804", "102.4", "88.1 GiB", "2h05m", "exited (137)", "exited (1)")
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +70,18 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+def test_three_deployments_are_a_line_each_in_eighty_columns() -> None:
+    three = [
+        replace(MAIN, name=name, recipe=recipe, restarts=0, requests_a_minute=12_345.6)
+        for name, recipe in (("main", "v2"), ("coder", "nemotron-3.5-lightning"), ("x" * 12, "v3"))
+    ]
+    head, *lines = plain_lines(status_lines(three), 80)
+    assert head.split() == ["name", "state", "port", "recipe", "up", "requests", "memory"]
+    assert [len(line.split()) for line in lines[:3]] == [8, 8, 8]  # GiB is a word of its own
+    assert "/min" in plain_lines(status_lines(three[:1]), 80)[0]
+    assert "URL" in plain_lines(status_lines(three), 150)[0]
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])

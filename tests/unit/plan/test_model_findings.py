@@ -391,6 +391,22 @@ def test_a_generation_config_that_changes_answers_is_named(
         assert findings(shipped, described, max_model_len=4096, **change) == []
 
 
+def test_without_that_file_config_json_has_the_same_keys(shipped: Library) -> None:
+    config = CONFIG | {"max_new_tokens": 16, "max_length": 20, "text_config": {"top_k": 3}}
+    made = load_recipe(shipped, "v2")
+    said = [
+        it.seen for it in model_findings(made, Described(config)) if "config.json of" in it.seen
+    ]
+    assert len(said) == 1
+    assert said[0].startswith("config.json of")
+    assert "cuts answers after 16 tokens" in said[0]
+    own = Described(config, {"temperature": 1})
+    assert not [it for it in model_findings(made, own) if it.check == "model.generation"]
+    # vLLM's releases take no `max_length`.
+    only = Described(CONFIG, {"max_length": 20})
+    assert not [it for it in model_findings(made, only) if it.check == "model.generation"]
+
+
 def test_a_release_s_own_keys_of_a_generation_config_count(shipped: Library) -> None:
     described = Described(CONFIG, {"presence_penalty": 1.5})
     assert findings(shipped, described, engine="cuda-0.25") == []
