@@ -1,19 +1,14 @@
 """What is known of machines like a Spark, from known.yaml."""
 
-from __future__ import annotations
-
 import functools
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdeploy import yaml_text
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from sparkdeploy.node.container import NeighbourFact
+from sparkdeploy.node.container import NeighbourFact
 
 
 @functools.cache

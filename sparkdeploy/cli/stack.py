@@ -1,10 +1,9 @@
 """`gateway`, and `plan` and `up` of a stack file: several models behind one address."""
 
-from __future__ import annotations
-
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,16 +17,12 @@ from sparkdeploy.cli.options import (
     overrides,
 )
 from sparkdeploy.errors import ChangesPendingError, UsageError
+from sparkdeploy.gateway.deployments import Ready
 from sparkdeploy.gateway.plans import StackPlan, plan_stack
 from sparkdeploy.gateway.report import problems, refuse, stack_as_dict, stack_lines
 from sparkdeploy.gateway.stack import load_stack
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.gateway.deployments import Ready
-    from sparkdeploy.settings import Settings
 
 
 def gateway(

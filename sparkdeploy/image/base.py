@@ -1,24 +1,18 @@
 """The base stage made from Debian packages, for where no registry answers."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.atomic_files import make_private
 from sparkdeploy.errors import BuildError, NodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.image.stages import DebianRecipe, Stage
-    from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.step import Step
+from sparkdeploy.image.stages import DebianRecipe, Stage
+from sparkdeploy.settings import Settings
+from sparkdeploy.terminal.step import Step
 
 POLL_EVERY_S = 0.5
 MAKE_TIMEOUT_S = 3600

@@ -3,12 +3,12 @@
 Read by every plan; tools/lock_engine.py makes them anew.
 """
 
-from __future__ import annotations
-
 import functools
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import (
@@ -19,13 +19,8 @@ from packaging.utils import (
 )
 
 from sparkdeploy.errors import BuildError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.settings import BuildNetwork
+from sparkdeploy.recipe.engine import Engine
+from sparkdeploy.settings import BuildNetwork
 
 Architecture = Literal["x86_64", "aarch64"]
 

@@ -6,24 +6,18 @@ which process holds each of them (/proc/PID/fd); where another user's processes 
 says at least whose a socket is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import socket
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy import labels
 from sparkdeploy.errors import NodeError
+from sparkdeploy.node.container import ContainerFact, ListedContainer
 from sparkdeploy.shell import PROC, descendants
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from sparkdeploy.node.container import ContainerFact, ListedContainer
 
 _LISTENS = "0A"
 _ADDRESSES = frozenset(

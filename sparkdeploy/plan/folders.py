@@ -8,30 +8,24 @@ its own. The keys are names of folders below `engines/` in the cache folder:
     <engine stage>/own-<deployment>-<its recipe files and model>/<uid>-<gid>
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex
 import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import atomic_files
 from sparkdeploy.atomic_files import make_private
 from sparkdeploy.errors import CheckpointError, NodeError, RecipeError
+from sparkdeploy.image.stages import Stage
 from sparkdeploy.plan.container import Deployment, Template, container_user
 from sparkdeploy.plan.observed import ModelFact, Observed
 from sparkdeploy.recipe.consent import asked
 from sparkdeploy.recipe.load import Library, Resolved, library
 from sparkdeploy.recipe.paths import CHAT_TEMPLATE, MAX_TEMPLATE_BYTES
+from sparkdeploy.settings import Settings
 from sparkdeploy.stored_json import read_unlinked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.settings import Settings
 
 DIGITS = 32
 ENGINE_DIGITS = 16

@@ -1,23 +1,17 @@
 """Preflight checks of the recipe itself: what it may run, and what its engine can give."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from sparkdeploy.checks.report import Finding, Verdict, fail_early, ok, warn
 from sparkdeploy.plan.known_bad import RecipeOnEngine, failures
+from sparkdeploy.plan.steps import Plan
+from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.mods import proposed_setting
 from sparkdeploy.recipe.releases import family_of, parse_version
+from sparkdeploy.recipe.rules import Mistake
+from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.recipe.words import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sparkdeploy.plan.steps import Plan
-    from sparkdeploy.recipe.engine import Engine
-    from sparkdeploy.recipe.rules import Mistake
-    from sparkdeploy.recipe.schema import Recipe
 
 MAX_LISTED = 8
 """Of the settings with consent; `show` and `plan --show mods` have the rest."""

@@ -4,17 +4,13 @@ It is decided once, by vLLM's own rule for architectures, when a plan is made, a
 routes of the server that answers. Whoever wants to know reads that one value.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from sparkdeploy.recipe.serve import Serve
+from sparkdeploy.recipe.serve import Serve
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -106,7 +102,7 @@ class Answers:
         return ",".join(task.value for task in self.tasks)
 
     @classmethod
-    def of_label(cls, text: str) -> Answers:
+    def of_label(cls, text: str) -> "Answers":
         """Return what a label says; text where it says nothing that is known."""
         known = {task.value: task for task in Task}
         tasks = tuple(known[it] for it in dict.fromkeys(text.split(",")) if it in known)
@@ -117,7 +113,7 @@ class Answers:
         """Return what the first request of a start finds, which tries one route after another."""
         return next(task for task in _ASKED if task in self.tasks)
 
-    def corrected(self, routes: Iterable[str]) -> Answers:
+    def corrected(self, routes: Iterable[str]) -> "Answers":
         """Return what a server with these routes answers, in this order where both agree."""
         served = {task for path in routes if (task := task_of(path)) is not None}
         order = (*self.tasks, *(task for task in Task if task not in self.tasks))

@@ -1,13 +1,7 @@
 """How many GPUs and nodes the sizes of a cluster take, and which cannot be."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from sparkdeploy.errors import RecipeError
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.schema import Cluster
+from sparkdeploy.recipe.schema import Cluster
 
 
 def nodes_needed(cluster: Cluster, gpus_per_node: int) -> int:

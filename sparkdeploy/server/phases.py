@@ -1,26 +1,20 @@
 """The phases of a vLLM start, read from its log as it streams, and how long they took."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import yaml_text
 from sparkdeploy.atomic_files import write_private
+from sparkdeploy.plan.steps import Plan
 from sparkdeploy.server.facts import EngineFacts, read_facts
 from sparkdeploy.server.log_lines import LineSplitter, guard_report, message_of
 from sparkdeploy.stored_json import read_json
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from sparkdeploy.plan.steps import Plan
 
 
 @dataclass(frozen=True, slots=True)
