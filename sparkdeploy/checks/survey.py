@@ -1,15 +1,15 @@
 """Survey all nodes, compare their facts, and test the connections between them."""
 
-from __future__ import annotations
-
 import ipaddress
 import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from sparkdeploy.checks.report import Finding, Verdict, node_finding
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import fabric as node_fabric
+from sparkdeploy.node.cluster import ClusterNode
 from sparkdeploy.node.fabric import (
     FALLBACK_GID_INDEX,
     Connection,
@@ -21,15 +21,8 @@ from sparkdeploy.node.fabric import (
 )
 from sparkdeploy.node.facts import Machine, NodeFact, look_at
 from sparkdeploy.node.node import Node, Nodes, at_once, named
-from sparkdeploy.node.reports import client_proxy, other_context
+from sparkdeploy.node.reports import EngineInfo, client_proxy, other_context
 from sparkdeploy.units import format_gib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from sparkdeploy.node.cluster import ClusterNode
-    from sparkdeploy.node.reports import EngineInfo
 
 ANY_PORT = 0
 """Tests whether a firewall lets the fabric through at all."""
