@@ -1,19 +1,27 @@
-"""OpenAI's and Anthropic's own clients through the gateway, streaming and not."""
+"""Clients of others through the gateway, streaming and not: OpenAI's, Anthropic's, llm, LiteLLM."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pytest
 
+from sparkdeploy.deploy.serving import ServedDeployment
+from sparkdeploy.export.neighbours import litellm_export, write_export
 from sparkdeploy.gateway import proxy
+from sparkdeploy.settings import load_settings
+from tests.engine.conftest import free_port
+from tests.engine.neighbours import litellm, post
 from tests.fakes.gateway import ModelHandler, ScriptedDeployments, gateway, stack_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from sparkdeploy.gateway.deployments import Upstream
@@ -107,8 +115,9 @@ class SpeakingHandler(ModelHandler):
             return {**_message(), "content": [{"type": "text", "text": name}]}
         message = {"role": "assistant", "content": name}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         return {"id": "1", "object": "chat.completion", "created": 0, "model": name,
-                "choices": [choice]}  # fmt: skip
+                "choices": [choice], "usage": usage}  # fmt: skip
 
     def _openai(self) -> list[dict[str, Any]]:
         base = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "x"}
@@ -141,24 +150,35 @@ def _message() -> dict[str, Any]:
             "stop_reason": None, "stop_sequence": None, "usage": usage}  # fmt: skip
 
 
-def test_their_own_clients_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A gateway with a key, whose waiting streams get comments soon."""
     monkeypatch.setattr(proxy, "COMMENT_AFTER_S", 0.01)
     monkeypatch.setattr(proxy, "COMMENT_EVERY_S", 0.1)
-    venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    packages = ("openai", "anthropic")
-    subprocess.run([venv / "bin/pip", "install", "--quiet", *packages], check=True)
     keys = tmp_path / "keys.txt"
     keys.touch(0o600)
     keys.write_text(KEY)
     with gateway(stack_of(keys_file=keys), SlowDeployments(SpeakingHandler)) as client:
-        url = str(client.base_url).rstrip("/")
-        done = subprocess.run(
-            [venv / "bin/python", "-c", CLIENT, url, KEY, "nobody"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        yield str(client.base_url).rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of an environment that has the clients."""
+    venv = tmp_path_factory.mktemp("clients") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    packages = ("openai", "anthropic", "llm")
+    subprocess.run([venv / "bin/pip", "install", "--quiet", *packages], check=True)
+    return venv / "bin"
+
+
+def test_their_own_clients_are_answered(address: str, programs: Path) -> None:
+    done = subprocess.run(
+        [programs / "python", "-c", CLIENT, address, KEY, "nobody"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     said = json.loads(done.stdout)
     assert "ended in the middle" in said.pop("openai death")
     assert said == {
@@ -172,3 +192,46 @@ def test_their_own_clients_are_answered(tmp_path: Path, monkeypatch: pytest.Monk
         "anthropic unknown": "not_found_error",
         "anthropic key": "authentication_error",
     }
+
+
+def test_llm_is_answered(address: str, programs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "llm"
+    folder.mkdir()
+    mine = {"api_base": f"{address}/v1", "api_key_name": "spark"}
+    known = [{**mine, "model_id": f"my-{it}", "model_name": it} for it in "ab"]
+    (folder / "extra-openai-models.yaml").write_text(json.dumps(known))
+    (folder / "keys.json").write_text(json.dumps({"spark": KEY}))
+    for model, options, said in (("my-a", [], "a!"), ("my-b", ["--no-stream"], "b")):
+        done = subprocess.run(
+            [programs / "llm", "-m", model, *options, "Hello"],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={"LLM_USER_PATH": str(folder), "PATH": os.environ["PATH"]},
+        )
+        assert done.stdout.strip() == said
+
+
+def test_litellm_is_answered_and_answers(address: str, tmp_path: Path) -> None:
+    folder, port = tmp_path / "litellm", free_port()
+    folder.mkdir()
+    (folder / "key").write_text("sk-of-litellm")
+    behind = ServedDeployment(
+        "gateway", "home", int(address.rpartition(":")[2]), ("a",), tmp_path / "keys.txt", 4096
+    )
+    hosts = load_settings({}).hosts
+    made = litellm_export((behind,), port, hosts, user="0:0", key_file=folder / "key")
+    write_export(made, folder)
+    messages = [{"role": "user", "content": "Hello"}]
+    with litellm(folder, port) as url:
+        chat = f"{url}/v1/chat/completions"
+        asked = post(chat, "sk-of-litellm", model="a", messages=messages)
+        assert asked["choices"][0]["message"]["content"] == "a"
+        body = {"model": "a", "messages": messages, "stream": True}
+        header = {"Authorization": "Bearer sk-of-litellm"}
+        with httpx2.stream("POST", chat, json=body, headers=header, timeout=60) as answer:
+            events = [it.removeprefix("data: ") for it in answer.iter_lines() if it]
+    assert events.pop() == "[DONE]"
+    deltas = [choice["delta"] for it in events for choice in json.loads(it)["choices"]]
+    assert "".join(it.get("content") or "" for it in deltas) == "a!"
