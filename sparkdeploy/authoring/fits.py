@@ -21,7 +21,6 @@ BROKEN = "broken"
 
 
 def fitting_rows(ground: Ground) -> list[dict[str, object]]:
-    """Return every recipe's verdict on a machine, a broken one's too."""
     return [
         fitting_row(ground, item)
         if isinstance(item, Resolved)
@@ -71,7 +70,6 @@ def _fitting_row(row: Mapping[str, object]) -> TextRow:
 
 
 def together(wanted: Sequence[str], hardware: str) -> Together:
-    """Return the set; a recipe may be named twice."""
     ground = ground_for(hardware, load_settings())
     members = tuple(
         _member(ground, load_recipe(ground.recipe_library, name), name) for name in wanted

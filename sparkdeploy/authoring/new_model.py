@@ -61,8 +61,6 @@ _POOLING_FILES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """A model by what its owner publishes of it, strange as that may be."""
-
     weights: Weights
     published: PublishedConfig
 
@@ -137,7 +135,6 @@ def engine_for(model: NewModel, settings: Settings) -> ChosenEngine:
 
 
 def _shortcoming(model: NewModel, families: Iterable[Family | None], engine: Engine) -> str | None:
-    """Say why an engine does not serve a model; None where nothing says so."""
     if model.architectures and not _known(model, engine):
         return f"vLLM {engine.vllm} does not know {shown(model.architectures[0])}"
     for family in families:

@@ -45,8 +45,6 @@ VERDICT_INKS = {Fits.YES: Style.GOOD, Fits.NO: Style.BAD, Fits.UNKNOWN: Style.CA
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What can be said about a recipe on a machine before anything is downloaded or started."""
-
     resolved: Resolved
     facts: model.ModelFacts
     """Of several nodes: what one of them has, the one that has most."""
@@ -100,7 +98,6 @@ class Outlook:
         return Piece(self.verdict_line(), ink)
 
     def division_lines(self) -> Iterator[str]:
-        """Yield how several nodes divide the model; nothing for one."""
         if self.nodes > 1:
             yield from report.node_lines(self.resolved.recipe.cluster, self.nodes)
 
@@ -110,14 +107,12 @@ class Outlook:
         yield from report.memory_lines(self.resolved, self.facts, self.budget)
 
     def reported_line(self) -> str | None:
-        """Return what others reported of the recipe, and who."""
         told, by = self.verdict.reported_tok_s, self.resolved.recipe.expect
         if told is None or by is None:
             return None
         return f"{told:g} tok/s {by.figure} reported: {by.source}, {by.engine}"
 
     def speed_lines(self) -> Iterator[Block]:
-        """Yield what others reported, then the roofline."""
         yield from filter(None, (self.reported_line(),))
         longest = self.budget.max_model_len
         yield from report.speed_lines(*self._known, nodes=self.nodes, longest_tokens=longest)
@@ -196,8 +191,6 @@ def outlook_for(
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What every recipe's outlook on one machine stands on."""
-
     settings: Settings
     recipe_library: Library
     shipped: Mapping[str, model.ModelFacts]

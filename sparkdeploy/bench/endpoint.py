@@ -75,7 +75,6 @@ class Endpoint:
 
     @property
     def label(self) -> str:
-        """What a person calls it: the deployment with its recipe, or the address."""
         recipe = self.origin.recipe.name if self.origin.recipe else "no recipe"
         deployment = self.origin.deployment
         return self.origin.url if deployment is None else f"{deployment} ({recipe})"

@@ -92,7 +92,6 @@ def measure(
 
 
 def round_result(number: int, measured: Sequence[Measured]) -> RoundResult:
-    """Return what all streams of a round did together; `measured` is not empty."""
     counted = [item for item in measured if item.is_counted]
     samples = [item.sample for item in counted]
     ended_s = max((item.moments_s[-1] for item in counted), default=0.0)

@@ -123,7 +123,6 @@ def read_record(path: Path) -> Run:
 
 
 def read_all(folder: Path, read: Callable[[Path], T]) -> tuple[list[T], tuple[str, ...]]:
-    """Return what each JSON file of a folder holds, and what was wrong with those damaged."""
     found: list[T] = []
     damaged: list[str] = []
     for path in sorted(folder.glob("*.json")):
@@ -151,7 +150,6 @@ class RunStore:
     folder: Path
 
     def runs(self) -> tuple[tuple[KeptRun, ...], tuple[str, ...]]:
-        """Return every record, oldest first, and what was wrong with those that are damaged."""
         kept, damaged = read_all(self.folder, lambda path: KeptRun(read_record(path), path))
         return tuple(sorted(kept, key=lambda item: item.run.run_id)), damaged
 

@@ -118,7 +118,6 @@ def usage_support(streams: Streams, model: str) -> UsageSupport:
 
 
 def is_gone(samples: Iterable[RequestSample]) -> bool:
-    """Return whether no request reached the server."""
     failures = [sample.failure for sample in samples]
     return all(item and item.kind is FailureKind.UNREACHABLE for item in failures)
 
@@ -239,7 +238,6 @@ class Measurement:
 
 
 def outcome_of(result: SuiteResult) -> str:
-    """Return how a suite's step ended: done, interrupted by a person, or failed."""
     if result.is_complete:
         return "done"
     return INTERRUPTED if INTERRUPTED in result.notes else "failed"

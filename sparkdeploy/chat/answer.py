@@ -113,7 +113,6 @@ class AnswerPrinter:
             self._show(piece.text)
 
     def end(self) -> None:
-        """End the last line, however the answer ended."""
         if self._has_text and self._last != "\n":
             console.answer_text("\n")
         elif self._has_thought and not self._has_text:

@@ -81,7 +81,6 @@ def _lines() -> Iterator[str]:
 
 
 def _run_command(line: str, conversation: Conversation) -> None:
-    """Do what a line that begins with a slash says."""
     word, _, rest = line.partition(" ")
     if word == "/help":
         console.info(HELP)

@@ -60,8 +60,6 @@ _LIMITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigSizes:
-    """The language model's part of a config.json."""
-
     text: Mapping[str, Any]
     whole: Mapping[str, Any]
 
@@ -362,7 +360,6 @@ def _has_experts(sizes: ConfigSizes, index: int) -> bool:
 
 
 def _draft_layers(sizes: ConfigSizes, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """A draft layer is built as the last full-attention layer of the model."""
     count = sizes.optional(*_MTP_LAYERS) or 0
     full = [layer for layer in layers if layer.mixers and layer.mixers[0].grows]
     return (full[-1],) * count if full else ()

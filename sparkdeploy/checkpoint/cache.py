@@ -101,7 +101,6 @@ def branch_commit(root: Path, revision: str) -> str | None:
 
 
 def has_blob(root: Path, file: RepoFile) -> bool:
-    """Whether a repository has a file's content, by its size."""
     return _has_size(root / BLOBS / file.blob_name, file)
 
 

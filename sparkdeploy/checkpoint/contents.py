@@ -240,7 +240,6 @@ def _check_nesting(content: object, left: int = _CONFIG_NESTING_LIMIT) -> None:
 
 
 def method_of(config: Mapping[str, Any]) -> str | None:
-    """Return the `quant_method`; None for a checkpoint of plain floats."""
     stated = config.get("quantization_config")
     if not isinstance(stated, dict):
         return None
@@ -249,7 +248,6 @@ def method_of(config: Mapping[str, Any]) -> str | None:
 
 
 def model_sizes(config: Mapping[str, Any]) -> ModelSizes:
-    """The sizes in a config.json; CheckpointError naming the first that is missing."""
     sizes = config_sizes(config)
     mtp_layers = sizes.optional("mtp_num_hidden_layers")
     if mtp_layers is None:

@@ -118,7 +118,6 @@ def scripts_of(tokenizer: "Tokenizer") -> list[str]:
 
 
 def read_vocabulary(path: Path) -> DraftVocabulary | None:
-    """Return what `write_vocabulary` wrote, None where nothing usable is."""
     try:
         return TypeAdapter(DraftVocabulary).validate_python(read_json(path))
     except (OSError, ValueError):

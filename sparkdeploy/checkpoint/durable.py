@@ -184,7 +184,6 @@ def copy_range(source: int, target: int, begin: int, size_bytes: int) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file to one of mode 0644, durable but for its name."""
     with open_regular(source) as old, atomic_files.open_new(target) as new:
         copy_range(old.fileno(), new.fileno(), 0, os.fstat(old.fileno()).st_size)
         finish(new)

@@ -58,7 +58,6 @@ def expected_fp8(sizes: ModelSizes) -> dict[str, Shape]:
 
 
 def expected_bytes(sizes: ModelSizes) -> int:
-    """Return the bytes of the tensors, with scales of two bytes."""
     expected = expected_fp8(sizes).items()
     return sum(math.prod(shape) * (1 if _is_weight(name) else 2) for name, shape in expected)
 

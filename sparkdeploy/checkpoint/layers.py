@@ -90,8 +90,6 @@ Mixer = Attention | Latent | Recurrent
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Routed experts of a layer, of which each token chooses some."""
-
     count: int
     chosen: int
     width: int
@@ -132,7 +130,6 @@ class Architecture:
 
     @property
     def attention_layers(self) -> int:
-        """Return how many layers have a cache that grows with the context."""
         return sum(mixer.grows for layer in self.layers for mixer in layer.kept)
 
     @property

@@ -21,8 +21,6 @@ MANIFEST_FILE = "sparkdeploy.json"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint was made from and what it holds."""
-
     fingerprint: str
     source_name: str
     source_revision: str | None
@@ -42,7 +40,6 @@ def _reader() -> TypeAdapter[Manifest]:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest of the prepared checkpoint at `path`, or None when there is no whole one."""
     try:
         manifest = _reader().validate_python(read_json(path / MANIFEST_FILE))
     except (OSError, ValueError):

@@ -99,7 +99,6 @@ def _of_folder(folder: Path) -> PublishedConfig:
 
 
 def names_in(folder: Path) -> frozenset[str]:
-    """Return the names in a folder; none where it cannot be read."""
     with contextlib.suppress(OSError):
         return frozenset(os.listdir(folder))  # noqa: PTH208 - names alone
     return frozenset()

@@ -54,7 +54,6 @@ class Hardware:
 
 
 def facts_folder() -> Path:
-    """Return the folder of shipped facts, where hardware.yaml is."""
     return resources() / "recipes" / "facts"
 
 
@@ -97,7 +96,6 @@ def hardware_seen(
 
 
 def hardware_named(name: str, table: Mapping[str, Hardware]) -> Hardware:
-    """Return a machine of the table; raise UsageError for a name that is not in it."""
     if name.lower() not in table:
         raise UsageError(
             f"there is no hardware {name}", hint="known: " + ", ".join([*sorted(table), HERE])

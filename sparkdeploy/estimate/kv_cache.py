@@ -46,8 +46,6 @@ class UnknownLayoutError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """What decides a layout beside the model."""
-
     kv_dtype: str = "auto"
     vllm: str = "0.25.1"
     alignment_tokens: int = CUDA_BLOCK_TOKENS
@@ -96,8 +94,6 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers with one table of blocks."""
-
     cache: LayerCache
     layers: tuple[int, ...]
     """Their places among the model's caches."""
@@ -119,13 +115,11 @@ class CacheLayout:
 
     @property
     def block_tokens(self) -> int:
-        """Return the tokens of a block of attention; 0 for a model without any."""
         sizes = [it.cache.block_tokens for it in self.groups if it.cache.kind != "state"]
         return max(sizes, default=0)
 
     @property
     def bytes_per_token(self) -> int:
-        """Return the bytes of one token in all layers whose cache grows with the context."""
         if len(self.groups) == 1 and self.growing_layers:
             return self.block_bytes // self.block_tokens
         full = (group for group in self.groups if group.cache.kind == "full")

@@ -77,8 +77,6 @@ def memory_claim(recipe: Recipe, engine: Engine, node: NodeFact) -> MemoryClaim 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Memory that vLLM takes beside weights and KV cache, and how we know."""
-
     name: str
     size_bytes: int
     source: str
@@ -149,7 +147,6 @@ class Budget:
 
 
 def make_budget(resolved: Resolved, facts: ModelFacts, hardware: Hardware) -> Budget:
-    """Return the memory budget of a recipe on a machine; of several, of its rank's `facts`."""
     recipe = resolved.recipe
     layout, unknown = layout_of(resolved, facts, batched_tokens=_step(recipe.serve, hardware)[1])
     return Budget(

@@ -13,14 +13,11 @@ CHUNK_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ContextFile:
-    """One file of a build context: its place in the context, its bytes or where they stand."""
-
     path: str
     content: bytes | Path
     mode: int = 0o644
 
     def digest(self) -> str:
-        """Return the sha256 over mode and content, in hex."""
         digest = hashlib.sha256(f"{self.mode:o}\n".encode())
         with self.open() as stream:
             while chunk := stream.read(CHUNK_BYTES):

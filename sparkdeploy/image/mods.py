@@ -49,7 +49,6 @@ class ModFiles:
 
 
 def read_mod(mod: FoundMod) -> ModFiles:
-    """Read a mod's files; BuildError for what is no mod, or more than a mod may be."""
     if mod.folder is None:
         script = f"set -e\n{mod.run.rstrip()}\n".encode()
         files: tuple[ContextFile, ...] = (ContextFile(SCRIPT, script, EXECUTABLE),)

@@ -39,8 +39,6 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class ImageInspector:
-    """One machine's images of others: what its Docker Engine and the registry say of them."""
-
     host: DockerHost
     architecture: Architecture
     settings: Settings

@@ -117,7 +117,6 @@ class Stage:
         return f"`up --update-image` asks what {tag} is today" if tag else None
 
     def labels(self) -> dict[str, str]:
-        """Return the labels of the image; they stay out of the fingerprint."""
         return {
             labels.KIND: "image",
             labels.STAGE: self.name,

@@ -199,7 +199,6 @@ class Sources:
 
 
 def stem(file: str) -> str:
-    """Return a recipe's file without `.yaml`."""
     return file.removesuffix(".yaml").removesuffix(".yml")
 
 

@@ -30,7 +30,6 @@ class Weights(Strict):
 
     @property
     def source(self) -> str:
-        """Where they come from, as the recipe names it."""
         return self.path or self.repo or ""
 
     @property

@@ -208,7 +208,6 @@ def _miniature(request: Request, settings: Settings, taken: set[int | None]) -> 
 
 
 def _published(resolved: Resolved, settings: Settings) -> PublishedConfig | None:
-    """Return the model's config.json; None for one of Qwen3.5-MoE that is known by its name."""
     try:
         return published_config(resolved.recipe.model, settings)
     except CheckpointError:

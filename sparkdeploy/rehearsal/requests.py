@@ -125,7 +125,6 @@ def reference_path(plan: Plan, asked: Mapping[str, object], state_dir: Path) -> 
 
 
 def read_reference(path: Path) -> dict[str, str] | None:
-    """Return text by prompt, or None when none is recorded or the file is broken."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return {str(key): str(value) for key, value in read_json(path).items()} or None
     return None

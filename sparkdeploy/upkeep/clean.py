@@ -60,7 +60,6 @@ def clean(
 
 
 def find_leftovers(settings: Settings, host: DockerHost, *, now_s: float) -> tuple[Leftover, ...]:
-    """Return our own old images, crash folders and caches; nothing of anybody else's."""
     wanted = wanted_by(settings, facts.architecture_of(host.info()))
     images = host.own_images()
     named = users_of((tag for image in images for tag in image.tags), settings)

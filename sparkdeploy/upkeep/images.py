@@ -79,7 +79,6 @@ def show_image(reference: str, settings: Settings) -> dict[str, Any]:
 
 
 def remove_images(references: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """Remove images of ours that nothing needs, and no others; return their tags."""
     with connect(settings) as host:
         own = [image for image in host.own_images() if image.tags]
         chosen = {find_own(own, reference).image_id for reference in references}

@@ -109,7 +109,6 @@ def is_fixable(needs: Sequence[Need]) -> bool:
 
 
 def commands_of(needs: Sequence[Need]) -> Iterator[str]:
-    """Yield the commands to type, in this order; one command installs all packages."""
     packages = tuple(dict.fromkeys(name for need in needs for name in need.packages))
     if packages:
         install = _install(packages)

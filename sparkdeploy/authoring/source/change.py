@@ -81,7 +81,6 @@ def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> S
 def update_source(
     name: str, agrees: Callable[[SourceChange], bool], settings: Settings
 ) -> SourceChange:
-    """Fetch a source anew and take it once its changes were agreed to."""
     sources = Sources.below(settings.state_dir)
     sources.get(name)  # before a lock is made for a name that is none
     with changing(name, sources):

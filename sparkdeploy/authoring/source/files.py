@@ -160,7 +160,6 @@ def rows_of(folder: Path, files: Sequence[str], recipe_library: Library) -> Iter
 
 
 def own_rows(recipe_library: Library) -> Iterator[RecipeRow]:
-    """Yield a row for each recipe of the user's own and the shipped ones."""
     for name, path in sorted(recipe_library.recipe_files().items()):
         yield _row(name, path.name, _looked_into(recipe_library, path))
 

@@ -49,8 +49,6 @@ _REF = re.compile(r"\w[\w./@+-]{0,200}")
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """One file of a commit, or what stands in a file's place."""
-
     path: str
     mode: str
     """100644, 100755; 120000 is a link, 160000 another repository."""
@@ -64,8 +62,6 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a ref means now, and the ref to ask for next time."""
-
     commit: str
     ref: str | None
     """The whole hash where a part of one was given: a branch may be called like the part later."""

@@ -20,8 +20,6 @@ CONSENT_SIGN = "!"
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One recipe that was found, and what it is called on the command line."""
-
     called: str
     row: RecipeRow
     path: Path | None = None

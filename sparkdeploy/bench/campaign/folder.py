@@ -128,7 +128,6 @@ class Campaign:
 
     @property
     def before(self) -> Before | None:
-        """What served, None for nothing."""
         found: Before | None = self.read(BEFORE, Before | None)
         return found
 
@@ -170,18 +169,15 @@ class Campaign:
         self.write(_ending(recipe, step.step), step, SharedStep)
 
     def result(self, recipe: int, kind: StepKind) -> Path:
-        """Return where a step leaves what it brought."""
         return self.path / f"{recipe + 1:02}-{kind}.json"
 
     def read(self, name: str, form: Any) -> Any:  # noqa: ANN401 - `form`
-        """Return what a file holds, None where it is not there."""
         path = self.path / name
         if not path.exists():
             return None
         return checked(read_content(path, "file of a campaign"), form, path)
 
     def write(self, name: str, value: object, form: Any) -> None:  # noqa: ANN401 - a type
-        """Write a file, whole or not at all, also through a power cut."""
         write_private_json(self.path / name, value, form, is_durable=True)
 
 

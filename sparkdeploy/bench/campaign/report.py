@@ -44,7 +44,6 @@ def write_findings(
 
 
 def bundle_of(campaign: Campaign, put_back: SharedStep | None = None) -> CampaignBundle:
-    """Return all that the folder holds, still with what is private."""
     plan = campaign.plan
     recipes = tuple(_recipe(campaign, index) for index in range(len(plan.recipes)))
     machines = (item.run.origin.machine for item in recipes if item.run is not None)
@@ -110,7 +109,6 @@ def campaign_page(bundle: CampaignBundle, field: Field) -> str:
 
 
 def step_lines(recipes: Sequence[SharedRecipe]) -> Iterator[str]:
-    """Yield what was done with each recipe, for a terminal."""
     for recipe in recipes:
         yield f"{recipe.name}: {recipe.title}"
         for step in recipe.steps:

@@ -231,7 +231,6 @@ def merged(campaign: Campaign, recipe: int) -> Run | None:
 
 
 def found_in_words(run: Run) -> str:
-    """Return what the last suite of a run found."""
     last = run.suites[-1]
     if last.sustained is not None:
         return sustained_text(last.sustained)

@@ -167,7 +167,6 @@ def _salted(prompt: Prompt, at: int, words: str) -> Prompt:
 
 
 def shipped_mix() -> Texts:
-    """Return the prompts of `five` and `decode`."""
     return Texts(MIX, tuple(prompt for suite in _MIXED_SUITES for prompt in asked(suite)))
 
 
@@ -219,7 +218,6 @@ class LoadPlan:
 def load_plan(
     arrivals: Arrivals, rate: str, *, slo: str | None, share: float, turns: int | None
 ) -> LoadPlan:
-    """Return the plan; UsageError names the first word that is wrong."""
     rates = parse_rates(rate)
     limits = parse_limits(slo) if slo is not None else None
     if not rates and limits is None:

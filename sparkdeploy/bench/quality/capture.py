@@ -48,7 +48,6 @@ class Position:
 
     @property
     def best(self) -> int:
-        """The likeliest token; of equals the one with the lower id."""
         return min(self.told, key=lambda token: (-self.told[token], token))
 
 
