@@ -7,25 +7,19 @@ difference is `t s sqrt(1/n + 1/m)` (Student's t with the pooled degrees; any te
 t-test with a common variance).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sparkdeploy.bench.figures import COMPARED, t_quantile, value_of
 from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.record import CellKey, Estimate
+from sparkdeploy.bench.record import CellKey, Estimate, Run, SuiteResult
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-
-    from sparkdeploy.bench.record import Run, SuiteResult
-
-    Table = Sequence[Mapping[CellKey, float]]
-    """One figure of each run of a side, by cell."""
+Table = Sequence[Mapping[CellKey, float]]
+"""One figure of each run of a side, by cell."""
 
 
 class DifferenceVerdict(StrEnum):

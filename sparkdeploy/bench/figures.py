@@ -1,15 +1,14 @@
 """From counted answers to figures; docs/bench.md defines them. A failed request is in none."""
 
-from __future__ import annotations
-
 import math
 import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from sparkdeploy.bench.answers import read_answer
-from sparkdeploy.bench.load.record import Quantiles
+from sparkdeploy.bench.answers import Exchange, read_answer
+from sparkdeploy.bench.load.record import LoadResult, Quantiles
 from sparkdeploy.bench.record import (
     Cell,
     Latency,
@@ -19,13 +18,7 @@ from sparkdeploy.bench.record import (
     ServerDelta,
     Summary,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from sparkdeploy.bench.answers import Exchange
-    from sparkdeploy.bench.load.record import LoadResult
-    from sparkdeploy.bench.suites import Condition
+from sparkdeploy.bench.suites import Condition
 
 WARM_UP = 0
 _Z95 = 1.959963984540054

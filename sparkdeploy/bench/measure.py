@@ -1,41 +1,40 @@
 """A suite under way: each turn is asked, timed, counted and kept."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
-from sparkdeploy.bench.answers import read_answer
+from sparkdeploy.bench.answers import CountedAnswer, read_answer
 from sparkdeploy.bench.endpoint import measure_hint
 from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
-from sparkdeploy.bench.record import FailureKind, SuiteResult
+from sparkdeploy.bench.record import (
+    Cell,
+    Failure,
+    FailureKind,
+    RequestSample,
+    ServerDelta,
+    SuiteResult,
+)
+from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import (
     WARMUPS,
+    Condition,
     Forecast,
     Prompt,
+    Suite,
     TokenEstimator,
+    Turn,
     UsageSupport,
     asked,
     context_prompt,
     request_body,
 )
-from sparkdeploy.bench.watch import difference, machine_watch, together
+from sparkdeploy.bench.watch import BenchWatch, Reading, difference, machine_watch, together
 from sparkdeploy.errors import BenchError, SparkdeployError
 from sparkdeploy.recipe.answers import Task
-from sparkdeploy.server.metrics import read_metrics
+from sparkdeploy.server.metrics import Metrics, read_metrics
 from sparkdeploy.units import format_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any
-
-    from sparkdeploy.bench.answers import CountedAnswer
-    from sparkdeploy.bench.record import Cell, Failure, RequestSample, ServerDelta
-    from sparkdeploy.bench.streams import Streams
-    from sparkdeploy.bench.suites import Condition, Suite, Turn
-    from sparkdeploy.bench.watch import BenchWatch, Reading
-    from sparkdeploy.server.metrics import Metrics
 
 SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02

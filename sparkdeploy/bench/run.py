@@ -1,16 +1,15 @@
 """`bench`: take the suites of a server, keep the record; make a page."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sparkdeploy import __version__
 from sparkdeploy.bench.compare import RunComparison, Side, compare, sides_of
-from sparkdeploy.bench.endpoint import reach
+from sparkdeploy.bench.endpoint import Access, Endpoint, reach
 from sparkdeploy.bench.figures import mean_of
 from sparkdeploy.bench.files import (
     KeptRun,
@@ -22,8 +21,9 @@ from sparkdeploy.bench.files import (
     write_whole,
 )
 from sparkdeploy.bench.load.measure import LoadMeasurement
+from sparkdeploy.bench.load.plan import LoadPlan
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, outcome_of, usage_support
-from sparkdeploy.bench.quality.comparison import newest_of_each, read_result
+from sparkdeploy.bench.quality.comparison import QualityResult, newest_of_each, read_result
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
 from sparkdeploy.bench.report.page import MOST_RUNS, read_published, report_page
 from sparkdeploy.bench.streams import Streams
@@ -33,18 +33,10 @@ from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.node.facts import THIS_MACHINE
-from sparkdeploy.settings import resources
+from sparkdeploy.settings import Settings, resources
 from sparkdeploy.terminal.console import console
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkdeploy.bench.endpoint import Access, Endpoint
-    from sparkdeploy.bench.load.plan import LoadPlan
-    from sparkdeploy.bench.quality.comparison import QualityResult
-    from sparkdeploy.settings import Settings
-
-    Taker = Callable[[MeasuredServer, BenchWatch], SuiteResult]
+Taker = Callable[[MeasuredServer, BenchWatch], SuiteResult]
 
 T = TypeVar("T")
 GATED_SUITE = "five"

@@ -3,17 +3,17 @@
 A request is bytes to send, and an answer is taken apart after it was timed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import re
 import time
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -24,11 +24,7 @@ from sparkdeploy.checkpoint.contents import collector_paused
 from sparkdeploy.recipe.answers import CHAT
 from sparkdeploy.server.trust import connection_error, ssl_context
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    Bodies = Sequence[Mapping[str, Any]]
+Bodies = Sequence[Mapping[str, Any]]
 
 OK = 200
 _OK_STATUS = b" 200"

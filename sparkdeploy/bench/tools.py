@@ -1,7 +1,5 @@
 """Suite `standard`: how `vllm bench serve` and llama-benchy are called, and their reports."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -10,23 +8,19 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdeploy import shell
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.record import SuiteResult, ToolResult
 from sparkdeploy.bench.suites import filler
 from sparkdeploy.errors import BenchError, SparkdeployError
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.plan.launch import KEY_TARGET
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.node.host import DockerHost
 
 VLLM_BENCH = "vllm bench serve"
 LLAMA_BENCHY = "llama-benchy"

@@ -1,9 +1,8 @@
 """How a build reaches indexes and registries: files and arguments that stay in no image."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import requests
@@ -14,15 +13,10 @@ from sparkdeploy.bounded_http import BoundedSession, without_login
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.lock import PackagePin, WheelPlatform, index_variables, wheels_in
+from sparkdeploy.image.stages import Stage
+from sparkdeploy.settings import Settings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from sparkdeploy.image.stages import Stage
-    from sparkdeploy.settings import Settings
-
-    Login = Callable[[requests.PreparedRequest], requests.PreparedRequest]
+Login = Callable[[requests.PreparedRequest], requests.PreparedRequest]
 
 DOWNLOAD_TIMEOUT_S = 300
 KNOCK_TIMEOUT_S = 10

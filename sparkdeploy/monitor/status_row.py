@@ -1,39 +1,29 @@
 """Deployments as `status` shows them: a row each, and beneath it what is the matter."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from sparkdeploy import labels
-from sparkdeploy.deploy.deployments import uptime_s
+from sparkdeploy.deploy.deployments import Inspected, uptime_s
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.serving import metrics_of, stopped_because
 from sparkdeploy.export.systemd_unit import unit_name
+from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import is_another
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.lock import attendant_of
 from sparkdeploy.node.reports import parse_time
-from sparkdeploy.recipe.answers import Task
+from sparkdeploy.recipe.answers import Answers, Task
+from sparkdeploy.server.crash import Cause
 from sparkdeploy.server.health import restarts_of
 from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.safe_text import visible_line
-from sparkdeploy.terminal.style import Piece, Style, line_of
-from sparkdeploy.terminal.tables import Fill, TextColumn, TextTable, row_of
+from sparkdeploy.terminal.style import Line, Piece, Style, line_of
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
 from sparkdeploy.units import format_gib, format_seconds, iso_utc, local_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from sparkdeploy.deploy.deployments import Inspected
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.host import DockerHost
-    from sparkdeploy.recipe.answers import Answers
-    from sparkdeploy.server.crash import Cause
-    from sparkdeploy.settings import Settings
-    from sparkdeploy.terminal.style import Line
-    from sparkdeploy.terminal.tables import Block, TextRow
 
 RUNNING = "running"
 NO_CONTAINER = "no container"

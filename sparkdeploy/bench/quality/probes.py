@@ -7,25 +7,19 @@ leaves the model's own markup in the text, or loses it; both look like a model t
 tools.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparkdeploy.bench.endpoint import reach
+from sparkdeploy.bench.endpoint import Access, reach
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.recipe.answers import CHAT
+from sparkdeploy.server.client import Completion, ServedModel
+from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sparkdeploy.bench.endpoint import Access
-    from sparkdeploy.server.client import Completion, ServedModel
-    from sparkdeploy.settings import Settings
 
 DEPTHS = (0.1, 0.5, 0.9)
 MAX_TOKENS = 64

@@ -1,20 +1,14 @@
 """The runs of the page, and what its sections are made of: tables, bars and plots."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from sparkdeploy.bench.compare import asked_of
 from sparkdeploy.bench.load.record import Asking
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-
-    from sparkdeploy.bench.quality.comparison import QualityResult
-    from sparkdeploy.bench.record import Cell, Run, SuiteResult
+from sparkdeploy.bench.quality.comparison import QualityResult
+from sparkdeploy.bench.record import Cell, Run, SuiteResult
 
 Key = TypeVar("Key", bound="Hashable")
 Value = TypeVar("Value")
