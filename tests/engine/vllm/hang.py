@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import requests
 
+from sparkdeploy.server.client import ServedModel
 from tests.engine.conftest import until
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class Served:
                     cores.append(int(folder.name))
         return cores
 
+    def is_healthy(self) -> bool:
+        with ServedModel(f"http://127.0.0.1:{self.port}") as model:
+            return model.is_healthy()
+
     def ask(self, **more: object) -> requests.Response:
         address = f"http://127.0.0.1:{self.port}/v1"
         model = requests.get(f"{address}/models", timeout=10).json()["data"][0]["id"]
@@ -82,6 +87,13 @@ class Served:
         print(f"noticed after {noticed_s:.1f} s")
         assert noticed_s <= within_s
         until(lambda: '"event": "restart"' in self.log(), timeout_s=60)
+        return self.log()
+
+    def started_again(self, *, within_s: float) -> str:
+        """Wait until a hang was noticed and the model answers again; return the log by then."""
+        self.ended(within_s=within_s)
+        until(self.is_healthy, timeout_s=300)
+        assert self.ask(max_tokens=2).ok
         return self.log()
 
 

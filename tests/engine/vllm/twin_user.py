@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
+from tests.engine.conftest import until
 from tests.engine.program import Program
 from tests.hub.double import Repo, hub_double
 from tests.hub.xet import xet_by_get
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sparkdeploy.node.host import DockerHost
 
 TWIN_RECIPE = "tiny"
 """What `twin_user` has a recipe for."""
@@ -66,6 +68,21 @@ def is_busy(port: int) -> bool:
         page = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
         return any(float(running) > 0 for running in RUNNING.findall(page))
     return False
+
+
+def wait_until_guarded(host: DockerHost, name: str) -> None:
+    """Wait until the guard of a deployment knows that its server is healthy.
+
+    Only then does it look at the counters, and what ends from then on is started again.
+    """
+    found = host.find_container(f"sparkdeploy-{name}")
+    assert found is not None
+
+    def looks() -> int:
+        return b"".join(host.logs(found.container_id)).count(b'"GET /metrics ')
+
+    before = looks()
+    until(lambda: looks() > before)
 
 
 def _made_twin(program: Program) -> Path:
