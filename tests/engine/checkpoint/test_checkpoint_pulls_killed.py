@@ -33,7 +33,7 @@ NEVER = -1
 LATE_STEPS = 12
 
 
-@pytest.fixture(params=["http", "xet"])
+@pytest.fixture
 def double(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HubDouble]:
     """A hub with a repository of 72 MiB."""
     folder = tmp_path / "repository"
@@ -46,6 +46,14 @@ def double(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HubDouble
         is_xet = request.param == "xet"
         made.repos["lab/model"] = Repo({COMMIT: folder}, {"main": COMMIT}, is_xet=is_xet)
         yield made
+
+
+def at_points(way: str, points: int) -> pytest.MarkDecorator:
+    """Some of one way in every run, thirty of each in the slow one."""
+    slow = [pytest.param(it, 30, marks=pytest.mark.slow) for it in ("http", "xet")]
+    return pytest.mark.parametrize(
+        ("double", "points"), [(way, points), *slow], indirect=["double"]
+    )
 
 
 def cache_of(root: Path) -> dict[str, str]:
@@ -93,9 +101,7 @@ def lost_bytes(double: HubDouble) -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "points", [2, pytest.param(30, marks=pytest.mark.slow)], ids=["some", "thirty"]
-)
+@at_points("http", 2)
 def test_a_pull_killed_between_any_bytes_goes_on_there(
     double: HubDouble, tmp_path: Path, points: int
 ) -> None:
@@ -125,9 +131,7 @@ def test_a_pull_killed_between_any_bytes_goes_on_there(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "points", [3, pytest.param(30, marks=pytest.mark.slow)], ids=["some", "thirty"]
-)
+@at_points("xet", 3)
 def test_a_pull_killed_before_a_step_ends_in_the_same_cache(
     double: HubDouble, tmp_path: Path, points: int
 ) -> None:
