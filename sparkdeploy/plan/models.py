@@ -85,7 +85,7 @@ def locate_model(recipe: Recipe, settings: Settings) -> LocatedModel:
         has_template = contents.may_chat(folder, config)
         known = replace(
             fact,
-            weights_bytes=loaded_bytes(model.source, fact.weights_bytes),
+            weights_bytes=loaded_bytes(shipped_entry(model.source), fact.weights_bytes),
             answers=planned_answers(
                 recipe.serve, config, names_in(folder), has_template=has_template
             ),
@@ -201,29 +201,28 @@ def missing_model(
 ) -> MissingModel:
     """Ask the pin, then shipped facts, then the hub, which has some seconds."""
     pin, shipped = HubLock(settings.state_dir).pin(repo, revision), shipped_entry(repo)
-    config, unknown, here_bytes = shipped["config"] if shipped else None, "", 0
+    config, unknown, here_bytes = shipped.get("config"), "", 0
+    size_bytes = files_bytes = shipped.get("size_bytes")
     described = contents.Described(config or {})
     files: frozenset[str] = frozenset()
-    sizes: tuple[int | None, int | None] = (shipped["size_bytes"],) * 2 if shipped else (None, None)
-    sizes = sizes[0], loaded_bytes(repo, sizes[1])
     if pin is not None and pin.files:
         found = pin.facts(repo, revision)
-        sizes = found.size_bytes, loaded_bytes(repo, found.weights_bytes)
+        size_bytes, files_bytes = found.size_bytes, found.weights_bytes
         here_bytes = found.size_bytes - download_bytes(settings.hub_cache, found)
     elif not shipped:
         answer = ask_in_time(repo, revision, settings)
         config, unknown, described = answer.config, answer.failure, answer.described
         if answer.listing is not None:
             files = frozenset(file.name for file in answer.listing.files)
-            sizes = answer.listing.size_bytes, answer.listing.weights_bytes
+            size_bytes, files_bytes = answer.listing.size_bytes, answer.listing.weights_bytes
     layers, unknown = layers_of(config) if config is not None else (None, unknown)
     return MissingModel(
         repo=repo,
         fetch_command=sources.fetch_command(repo, revision),
-        size_bytes=sizes[0],
+        size_bytes=size_bytes,
         revision=revision,
         here_bytes=here_bytes,
-        weights_bytes=sizes[1],
+        weights_bytes=loaded_bytes(shipped, files_bytes),
         embedding_bytes=embedding_bytes(config or {}),
         layers=layers,
         unknown=unknown,
@@ -233,9 +232,9 @@ def missing_model(
     )
 
 
-def loaded_bytes(repo: str, files_bytes: int | None) -> int | None:
+def loaded_bytes(shipped: Mapping[str, Any], files_bytes: int | None) -> int | None:
     """Return what of the files is loaded: less where shipped facts say that some of it is not."""
-    known = shipped_entry(repo).get("weight_bytes", {}).get("values", {}).values()
+    known = shipped.get("weight_bytes", {}).get("values", {}).values()
     return min(files_bytes, sum(known)) if known and files_bytes is not None else files_bytes
 
 
