@@ -236,24 +236,6 @@ def test_a_server_that_tells_no_usage_is_refused_at_its_first_request(
     assert {body["max_tokens"] for body in engine.asked} == {2}
 
 
-def test_letters_that_move_a_cursor_are_shown_and_not_obeyed(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    file = tmp_path / "a.json"
-    bench("--url", engine.url, "--suite", "decode", "--rounds", "1", "--save", str(file))
-    record = json.loads(file.read_text())
-    record["label"] = record["run_id"] = "\x1b[2Jgone"
-    record["origin"]["model"] = "\x1b]0;title\x07"
-    file.write_text(json.dumps(record))
-
-    shown = bench("show", str(file))
-    compared = bench("compare", str(file), str(file))
-
-    for done in (shown, compared, bench("ls")):
-        assert done.returncode == 0
-        assert "\x1b" not in done.stdout + done.stderr
-
-
 def test_runs_are_listed_shown_and_compared(
     bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -291,19 +273,6 @@ def test_a_pair_is_measured_in_turns_and_compared(
     assert f"{sides[1]} against {sides[0]}" in done.stdout
     assert "3 runs against 3 runs" in done.stdout
     assert "all runs of a side are of one start" in done.stderr
-
-
-def test_a_damaged_record_is_named_and_the_others_are_listed(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    bench("--url", engine.url, "--suite", "decode", "--rounds", "1", "--save", "good")
-    (tmp_path / "state" / "bench" / "bad.json").write_text("{")
-
-    done = bench("ls")
-
-    assert done.returncode == 0
-    assert "good" in done.stdout
-    assert "bad.json is no record" in done.stderr
 
 
 @pytest.mark.parametrize(
