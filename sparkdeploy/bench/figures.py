@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,13 +12,10 @@ from sparkdeploy.bench.load.record import LoadResult, Quantiles
 from sparkdeploy.bench.record import (
     Cell,
     Latency,
-    MachineWatch,
     RequestSample,
     RoundResult,
-    ServerDelta,
     Summary,
 )
-from sparkdeploy.bench.suites import Condition
 
 WARM_UP = 0
 _Z95 = 1.959963984540054
@@ -115,26 +112,6 @@ def latency(measured: Iterable[Measured]) -> Latency:
         tpot_s=quantiles(sample.tpot_s for sample in samples if sample.tpot_s is not None),
         gap_s=quantiles(gap for item in counted for gap in gaps(item.moments_s)),
         end_to_end_s=quantiles(sample.duration_s for sample in samples),
-    )
-
-
-def cell_of(
-    condition: Condition,
-    rounds: Mapping[int, Sequence[Measured]],
-    *,
-    server: ServerDelta | None,
-    machine: MachineWatch | None,
-) -> Cell:
-    counting = {number: items for number, items in sorted(rounds.items()) if number != WARM_UP}
-    results = tuple(round_result(number, items) for number, items in counting.items())
-    return Cell(
-        **asdict(condition),
-        samples=tuple(item.sample for _, items in sorted(rounds.items()) for item in items),
-        rounds=results,
-        latency=latency(item for items in counting.values() for item in items),
-        statistics=summaries(results),
-        server=server,
-        machine=machine,
     )
 
 

@@ -2,12 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparkdeploy.bench.answers import CountedAnswer, read_answer
 from sparkdeploy.bench.endpoint import measure_hint
-from sparkdeploy.bench.figures import WARM_UP, Measured, cell_of, measure
+from sparkdeploy.bench.figures import (
+    WARM_UP,
+    Measured,
+    latency,
+    measure,
+    round_result,
+    summaries,
+)
 from sparkdeploy.bench.record import (
     Cell,
     Failure,
@@ -89,9 +96,16 @@ class Collected:
     readings: list[Reading] = field(default_factory=list)
 
     def cell(self, condition: Condition) -> Cell:
-        return cell_of(
-            condition,
-            self.rounds,
+        """Return all that was measured; a warm-up counts in no figure."""
+        kept = sorted(self.rounds.items())
+        counted = [(number, items) for number, items in kept if number != WARM_UP]
+        results = tuple(round_result(number, items) for number, items in counted)
+        return Cell(
+            **asdict(condition),
+            samples=tuple(item.sample for _, items in kept for item in items),
+            rounds=results,
+            latency=latency(item for _, items in counted for item in items),
+            statistics=summaries(results),
             server=together(self.deltas, self.readings),
             machine=machine_watch(self.readings),
         )

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate, TurnResult
-from sparkdeploy.bench.quality.comparison import QualityFigures, QualityResult, served_by
+from sparkdeploy.bench.quality.capture import served_of
+from sparkdeploy.bench.quality.comparison import QualityFigures, QualityResult
 from sparkdeploy.bench.record import (
     Cell,
     CheckpointOrigin,
@@ -290,7 +291,7 @@ def _sample(
 
 def judged(reference: Run, candidate: Run, **changed: Any) -> QualityResult:
     figures = QualityFigures(
-        against=served_by(reference).name,
+        against=served_of(reference.origin).name,
         positions=1_234,
         top1_agreement=Estimate(0.987, 0.98, 0.99),
         mean_kl_nats=Estimate(0.0012, 0.001, 0.002),
@@ -300,8 +301,8 @@ def judged(reference: Run, candidate: Run, **changed: Any) -> QualityResult:
     )
     made = QualityResult(
         taken_at="2026-11-25T08:00:00+00:00",
-        reference=served_by(reference),
-        candidate=served_by(candidate),
+        reference=served_of(reference.origin),
+        candidate=served_of(candidate.origin),
         figures=figures,
         failures=(),
         limits={"max_mean_kl_nats": 0.01},

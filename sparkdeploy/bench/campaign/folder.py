@@ -18,12 +18,12 @@ from sparkdeploy.bench.files import (
     read_versioned,
     write_private_json,
 )
+from sparkdeploy.bench.quality.capture import served_of
 from sparkdeploy.bench.quality.comparison import (
     QualityFigures,
     QualityResult,
     Thresholds,
     judged,
-    served_by,
 )
 from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult
 from sparkdeploy.bench.record import MachineOrigin, Run
@@ -229,7 +229,9 @@ class CampaignBundle:
 
     def quality_results(self) -> tuple[QualityResult, ...]:
         """Return what the gate says of each recipe with a run, beside one with a run."""
-        served = {recipe.name: served_by(recipe.run) for recipe in self.recipes if recipe.run}
+        served = {
+            recipe.name: served_of(recipe.run.origin) for recipe in self.recipes if recipe.run
+        }
         return tuple(
             judged(found, beside, own, self.made_at, Thresholds())
             for recipe in self.recipes

@@ -12,7 +12,7 @@ from typing import Any
 from sparkdeploy import __version__
 from sparkdeploy.bench.endpoint import Access, reach
 from sparkdeploy.bench.files import adapter_of, read_versioned, shipped, write_whole
-from sparkdeploy.bench.record import RecipeOrigin
+from sparkdeploy.bench.record import RunOrigin
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
 from sparkdeploy.settings import Settings
@@ -97,11 +97,12 @@ class Capture:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def served_of(recipe: RecipeOrigin | None, *, url: str, model: str) -> CaptureOrigin:
+def served_of(origin: RunOrigin) -> CaptureOrigin:
     """Return what says that a capture and a run are of the same server: a recipe, or a place."""
-    if recipe is not None:
+    if (recipe := origin.recipe) is not None:
         return CaptureOrigin(recipe.name, f"{recipe.name} {recipe.fingerprint}")
-    return CaptureOrigin(model, hashlib.sha256(f"{url} {model}".encode()).hexdigest())
+    place = hashlib.sha256(f"{origin.url} {origin.model}".encode())
+    return CaptureOrigin(origin.model, place.hexdigest())
 
 
 def write_capture(capture: Capture, path: Path) -> None:
@@ -146,7 +147,7 @@ def capture_of(
             top_count=TOP_COUNT,
             max_tokens=tokens,
             texts=take_texts(model, first_texts(count), tokens=tokens, say=step.say),
-            served=served_of(found.origin.recipe, url=model.base_url, model=model.name),
+            served=served_of(found.origin),
         )
 
 

@@ -321,10 +321,6 @@ class QualityResult:
     schema: int = SCHEMA_VERSION
 
 
-def served_by(run: Run) -> CaptureOrigin:
-    return served_of(run.origin.recipe, url=run.origin.url, model=run.origin.model)
-
-
 def judged(
     figures: QualityFigures,
     reference: CaptureOrigin,
@@ -364,7 +360,7 @@ def newest_of_each(
 ) -> tuple[QualityResult | None, ...]:
     """Return for each run its newest result: beside the first run where there is one."""
     known = sorted(results, key=lambda item: item.taken_at)
-    served = [served_by(run).fingerprint for run in runs]
+    served = [served_of(run.origin).fingerprint for run in runs]
     # The last of these is the newest beside the first run, else the newest.
     known.sort(key=lambda item: item.reference.fingerprint in served[:1])
     newest = {item.candidate.fingerprint: item for item in known}

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench.figures import (
     Measured,
-    cell_of,
     covered_s,
     quantiles,
     summarise,
     t_quantile,
 )
+from sparkdeploy.bench.measure import Collected
 from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.bench.suites import Condition
 
@@ -91,7 +91,7 @@ def test_a_warm_up_counts_in_no_figure() -> None:
         return Measured(sample, 0.0, (wait_s, wait_s + 1))
 
     rounds = {0: [request(0, 99.0)], 1: [request(1, 1.0)], 2: [request(2, 3.0)]}
-    cell = cell_of(Condition("code", 2), rounds, server=None, machine=None)
+    cell = Collected(rounds).cell(Condition("code", 2))
     assert [item.round for item in cell.rounds] == [1, 2]
     assert cell.latency.ttft_s is not None
     assert (cell.latency.ttft_s.count, cell.latency.ttft_s.max) == (2, 3.0)
