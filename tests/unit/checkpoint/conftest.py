@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkdeploy.checkpoint.hub_lock import HubLock
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_fp8_model, build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
@@ -61,6 +62,11 @@ def hub_cache(small_twin: Path, tmp_path: Path) -> Path:
         (root / "blobs" / blob).write_bytes(content)
         (snapshot / file.name).symlink_to(Path("../../blobs") / blob)
     return cache
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> HubLock:
+    return HubLock(tmp_path / "state")
 
 
 def tree(folder: Path) -> dict[str, tuple[int, int, bytes]]:

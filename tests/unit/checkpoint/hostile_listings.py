@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
+from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from sparkdeploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from sparkdeploy.checkpoint.hub import Hub
+    from sparkdeploy.checkpoint.hub_lock import HubLock
 
 COMMIT, REPO = "1" * 40, "lab/twin"
 PAYLOAD = b"what an attacker wants the victim to hold"
@@ -116,3 +120,9 @@ def refusal(work: Callable[[], object]) -> CheckpointError | None:
     except CheckpointError as error:
         return error
     return None
+
+
+def fetch(hub: Hub, lock: HubLock) -> Path:
+    facts = resolve(hub, lock, WantedRepository(REPO), anew=False)
+    download = plan_download(hub, lock, facts, free_bytes=1 << 60)
+    return pull(hub, lock, download, lambda _done, _total: None)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checkpoint.hub import Hub
-from sparkdeploy.checkpoint.hub_lock import HubLock
-from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
 from sparkdeploy.checkpoint.source import find_in_hub_cache
 from sparkdeploy.errors import CheckpointError
 from tests.hub.hostile import HostileHub, hostile_hub
@@ -19,6 +17,7 @@ from tests.unit.checkpoint.hostile_listings import (
     REPO,
     SHA256,
     canary,
+    fetch,
     listing,
     sibling,
 )
@@ -26,6 +25,8 @@ from tests.unit.checkpoint.hostile_listings import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from sparkdeploy.checkpoint.hub_lock import HubLock
 
 pytestmark = pytest.mark.outside
 
@@ -47,11 +48,6 @@ def hub(served: HostileHub, tmp_path: Path) -> Hub:
 
 
 @pytest.fixture
-def lock(tmp_path: Path) -> HubLock:
-    return HubLock(tmp_path / "state")
-
-
-@pytest.fixture
 def root(hub: Hub) -> Path:
     """The repository's folder in the cache."""
     made = hub.cache / "models--lab--twin"
@@ -69,12 +65,6 @@ def outside(tmp_path: Path) -> Path:
     for name in names:
         (folder / name).write_bytes(DAMAGED)
     return folder
-
-
-def fetch(hub: Hub, lock: HubLock) -> Path:
-    facts = resolve(hub, lock, WantedRepository(REPO), anew=False)
-    download = plan_download(hub, lock, facts, free_bytes=1 << 60)
-    return pull(hub, lock, download, lambda _done, _total: None)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sparkdeploy.checkpoint.hub import Hub
 from sparkdeploy.checkpoint.hub_client import ANSWER_LIMIT_BYTES
 from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
-from sparkdeploy.checkpoint.pull import WantedRepository, plan_download, pull, resolve
+from sparkdeploy.checkpoint.pull import WantedRepository, resolve
 from sparkdeploy.checkpoint.ranges import HubRanges
 from sparkdeploy.errors import CheckpointError
 from tests.examples import examples
@@ -30,6 +30,7 @@ from tests.unit.checkpoint.hostile_listings import (
     PAYLOAD,
     REPO,
     canary,
+    fetch,
     listing,
     listings,
     refusal,
@@ -66,11 +67,6 @@ def hub(hostile: HostileHub, tmp_path: Path) -> Hub:
     return hub_in(tmp_path, hostile)
 
 
-@pytest.fixture
-def lock(tmp_path: Path) -> HubLock:
-    return HubLock(tmp_path / "state")
-
-
 def hub_in(home: Path, hostile: HostileHub) -> Hub:
     """A hub whose cache lies beside files of the user."""
     cache = home / "home" / "cache"
@@ -78,12 +74,6 @@ def hub_in(home: Path, hostile: HostileHub) -> Hub:
     for folder in (home, home / "home", cache):
         (folder / "victim").write_text("the user's own")
     return Hub(hostile.endpoint, cache, sleep=lambda _s: None, attempts=2)
-
-
-def fetch(hub: Hub, lock: HubLock) -> Path:
-    facts = resolve(hub, lock, WantedRepository(REPO), anew=False)
-    download = plan_download(hub, lock, facts, free_bytes=1 << 60)
-    return pull(hub, lock, download, lambda _done, _total: None)
 
 
 def read(hub: Hub, lock: HubLock) -> bytes:

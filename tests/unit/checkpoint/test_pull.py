@@ -50,11 +50,6 @@ def hub(double: HubDouble, tmp_path: Path, waits: list[float]) -> Hub:
     return Hub(double.endpoint, tmp_path / "cache", sleep=waits.append)
 
 
-@pytest.fixture
-def lock(tmp_path: Path) -> HubLock:
-    return HubLock(tmp_path / "state")
-
-
 def download(hub: Hub, lock: HubLock, *, anew: bool = False, free: int = 100 * GIB) -> Download:
     facts = resolve(hub, lock, WantedRepository(REPO), anew=anew)
     return plan_download(hub, lock, facts, free_bytes=free)

@@ -195,26 +195,6 @@ def test_up_without_docker_exits_four_and_leaves_nothing(run: Run, tmp_path: Pat
     assert not (tmp_path / "data").exists()
 
 
-def test_three_mistakes_exit_three_with_three_lines(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "schema: 1\nname: mine\ntitle: t\nextends: v2\n"
-        "serve: {prot: 1, max_num_seqs: many}\ncheckpoint: {mtp: 'off'}\n"
-    )
-    done = run("plan", str(path))
-    assert done.returncode == 3
-    assert "has 3 mistakes" in done.stderr
-    assert done.stdout == ""
-
-
-def test_a_broken_config_file_exits_three(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "config.yaml").write_text("defualt_recipe: v2\n")
-    done = run("list")
-    assert done.returncode == 3
-    assert "defualt_recipe" in done.stderr
-
-
 def test_a_bug_under_a_state_folder_that_cannot_be_made_still_exits_seventy(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
