@@ -63,6 +63,14 @@ class Refuse:
     words: str
 
 
+@dataclass(frozen=True)
+class Arrive:
+    """It is so late, and the next connection is this stream's."""
+
+    at_s: float
+    stream: int
+
+
 Action = Write | End | Drop | Refuse
 
 
@@ -101,8 +109,9 @@ class ScriptedClock:
 class ScriptedServer:
     """Plays one script to as many connections as it has streams."""
 
-    def __init__(self, actions: Sequence[Action], clock: ScriptedClock) -> None:
-        self._actions = sorted(actions, key=lambda action: action.at_s)
+    def __init__(self, actions: Sequence[Action | Arrive], clock: ScriptedClock) -> None:
+        self._script = sorted(actions, key=lambda action: action.at_s)
+        self._refused = {action.stream for action in actions if isinstance(action, Refuse)}
         self._clock = clock
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(DEADLINE_S)
@@ -131,33 +140,43 @@ class ScriptedServer:
 
     def _play(self) -> None:
         try:
-            self._accept(len({action.stream for action in self._actions}))
-            for action in self._actions:
-                if action.stream in self._done:
+            self._begin()
+            for action in self._script:
+                if isinstance(action, Arrive):
+                    self._arrive(action)
+                elif action.stream in self._done:
                     self._wait_for_leaving(self._connections[action.stream])
-                    continue
-                looks = self._clock.set(action.at_s)
-                self._do(action)
-                self._clock.wait_for_look_after(looks)
+                else:
+                    looks = self._clock.set(action.at_s)
+                    self._do(action)
+                    self._clock.wait_for_look_after(looks)
         except BaseException as error:  # noqa: BLE001 - raised again where the test waits
             self.error = error
 
-    def _accept(self, count: int) -> None:
+    def _begin(self) -> None:
         """Take all requests first: each has looked at the clock before it was sent."""
-        for _ in range(count):
-            connection, _address = self._listener.accept()
-            connection.settimeout(DEADLINE_S)
-            head, text = read_request(connection)
-            body = json.loads(text)
-            self.heads[body["stream"]] = head
-            self._connections[body["stream"]] = connection
-            self.bodies[body["stream"]] = body
-        refused = {action.stream for action in self._actions if isinstance(action, Refuse)}
-        for stream, connection in self._connections.items():
-            if stream not in refused:
-                looks = self._clock.set(0.0)
-                connection.sendall(HEAD)
-                self._clock.wait_for_look_after(looks)
+        for _ in {action.stream for action in self._script}:
+            self._accept()
+        for stream in self._connections:
+            self._open(stream, 0.0)
+
+    def _arrive(self, action: Arrive) -> None:
+        raise NotImplementedError
+
+    def _accept(self, stream: int | None = None) -> None:
+        connection, _address = self._listener.accept()
+        connection.settimeout(DEADLINE_S)
+        head, text = read_request(connection)
+        body = json.loads(text)
+        stream = body["stream"] if stream is None else stream
+        self.heads[stream], self.bodies[stream] = head, body
+        self._connections[stream] = connection
+
+    def _open(self, stream: int, at_s: float) -> None:
+        if stream not in self._refused:
+            looks = self._clock.set(at_s)
+            self._connections[stream].sendall(HEAD)
+            self._clock.wait_for_look_after(looks)
 
     def _wait_for_leaving(self, connection: socket.socket) -> None:
         """The client leaves at the last chunk, which comes with [DONE]."""
@@ -231,53 +250,23 @@ def event(
 DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True)
-class Arrive:
-    """It is so late, and the next connection is this stream's."""
-
-    at_s: float
-    stream: int
-
-
 class ArrivingServer(ScriptedServer):
     def __init__(
         self, actions: Sequence[Action | Arrive], clock: ScriptedClock, *, tried_first: int
     ) -> None:
-        super().__init__([item for item in actions if not isinstance(item, Arrive)], clock)
-        self._script = sorted(actions, key=lambda action: action.at_s)
+        super().__init__(actions, clock)
         self._tried_first = tried_first
         self.began = threading.Event()
-        self._refused = {item.stream for item in actions if isinstance(item, Refuse)}
 
-    def _play(self) -> None:
-        try:
-            for action in self._script:
-                if isinstance(action, Arrive):
-                    self._take(action)
-                elif action.stream in self._done:
-                    self._wait_for_leaving(self._connections[action.stream])
-                else:
-                    looks = self._clock.set(action.at_s)
-                    self._do(action)
-                    self._clock.wait_for_look_after(looks)
-        except BaseException as error:  # noqa: BLE001 - raised again where the test waits
-            self.error = error
+    def _begin(self) -> None: ...
 
-    def _take(self, action: Arrive) -> None:
+    def _arrive(self, action: Arrive) -> None:
         if len(self._connections) >= self._tried_first:
             # What was tried first counts nowhere: moments count from where the client begins.
             assert self.began.wait(DEADLINE_S)
         self._clock.set(action.at_s)
-        connection, _address = self._listener.accept()
-        connection.settimeout(DEADLINE_S)
-        head, text = read_request(connection)
-        self.heads[action.stream] = head
-        self._connections[action.stream] = connection
-        self.bodies[action.stream] = json.loads(text)
-        if action.stream not in self._refused:
-            looks = self._clock.set(action.at_s)
-            connection.sendall(HEAD)
-            self._clock.wait_for_look_after(looks)
+        self._accept(action.stream)
+        self._open(action.stream, action.at_s)
 
 
 class ArrivingStreams(Streams):

@@ -104,6 +104,9 @@ class EngineHandler(Handler):
         if self.path not in {"/v1/chat/completions", "/v1/completions"}:
             self.send(404, "no such route")
             return
+        self.complete(body)
+
+    def complete(self, body: dict[str, Any]) -> None:
         self.server.heads.append({**self.headers, ":path": self.path})
         messages = body.get("messages", [{"content": body.get("prompt")}])
         text = " ".join(str(message.get("content")) for message in messages)
@@ -152,19 +155,11 @@ class TalkingHandler(EngineHandler):
 
     def post(self) -> None:
         body = self.body()
+        self.server.before(body)
         if body.get("stream"):
-            self._stream(body)
-            return
-        self.server.before(body)
-        answer = self._thoughts(body) if "prompt" in body else self._words(body)
-        self.send(200, answer)
-
-    def _stream(self, body: dict[str, Any]) -> None:
-        self.server.before(body)
-        text = " ".join(message["content"] for message in body["messages"])
-        prompt_tokens = TEMPLATE_TOKENS + TOKENS_A_WORD * len(text.split())
-        self.server.count(body, prompt_tokens)
-        self.stream(*self._answer(body, prompt_tokens))
+            self.complete(body)
+        else:
+            self.send(200, self._thoughts(body) if "prompt" in body else self._words(body))
 
     def _thoughts(self, body: dict[str, Any]) -> dict[str, Any]:
         ids = [len(word) for word in body["prompt"].split()]
