@@ -12,6 +12,7 @@ from sparkdeploy.checkpoint.contents import (
     read_tensors,
     repeated_tensors,
 )
+from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import model
 from sparkdeploy.recipe.load import Resolved
@@ -20,6 +21,7 @@ from sparkdeploy.recipe.weights import Drafter
 from sparkdeploy.settings import Settings
 
 HEADERS_HERE = "safetensors headers on this machine"
+SIZES_HERE = "file sizes on this machine (they have no headers)"
 HEADERS = "safetensors headers on the hub (tensors were not downloaded)"
 SIZES = "file sizes on the hub (no header was read in time: `--headers` waits for them)"
 
@@ -50,9 +52,13 @@ def facts_of(
         # What is known of the repository says nothing of a folder in it.
         source, name = source and sources.within(source, folder), f"{name}/{folder}"
     if source is not None:
+        sizes = {str(it): (source.files_dir / it).stat().st_size for it in source.files()}
+        if has_weights(sizes) and not any(it.endswith(".safetensors") for it in sizes):
+            found, known = describe(source.files_dir, sizes), weights_bytes(sizes)
+            return model.facts_from(name, found, (), SIZES_HERE, untyped_bytes=known)
         headers = read_headers(source.files_dir)
         tensors = read_tensors(source.files_dir, headers).values()
-        found = describe(source.files_dir, tuple(map(str, source.files())))
+        found = describe(source.files_dir, tuple(sizes))
         found = replace(found, repeated=repeated_tensors(headers, found.indexed))
         return model.facts_from(name, found, (item.info for item in tensors), HEADERS_HERE)
     if folder is not None:

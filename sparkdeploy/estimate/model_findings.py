@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from typing import Any, Final
 
 from sparkdeploy.checkpoint.architecture import config_sizes
-from sparkdeploy.checkpoint.contents import Described, summary
+from sparkdeploy.checkpoint.contents import Described, method_of, summary
 from sparkdeploy.checkpoint.layers import Architecture, Attention, Mixer, Recurrent
 from sparkdeploy.checkpoint.repo_files import files_here, has_weights
 from sparkdeploy.checkpoint.source import fetch_command
@@ -55,6 +55,15 @@ EXCLUDING: Final = (
 """Keys of quantization_config that name the layers which are of another precision."""
 _NUMBERED: Final = re.compile(r"(?:^|[.*:^])layers\\?\.(\d{1,5})(?![\d\[\]{}()?+|])")
 _TOWER: Final = re.compile("visual|vision|audio|image|encoder|talker|code_predictor|token2wav")
+METHODS: Final = frozenset(
+    {"awq", "bitsandbytes", "compressed", "fp8", "gptq", "modelopt", "mxfp4"}
+)
+"""Beginnings of methods of quantisation of which none reads a checkpoint of another."""
+UNDRAFTED: Final = (
+    *("gemma2", "gemma3", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral", "phi3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+)
+"""Kinds of models without layers that draft, for which vLLM knows no method `mtp`."""
 PENALTIES: Final = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 """By the value that changes nothing."""
 ALL_PENALTIES: Final = (0, 32, 0)
@@ -74,6 +83,8 @@ def model_findings(
         yield from _files(recipe.model, source, model)
     yield from _loader(recipe.serve, source, model)
     yield from _generation(recipe.serve, resolved.engine, source, model)
+    yield from _quantisation(recipe.serve, source, model.config)
+    yield from _own_drafts(recipe.serve, source, model.config)
     yield from attention_findings(recipe.serve, source, model.config, ranks=ranks)
     drafting = recipe.serve.speculative
     drafts = drafting is not None and drafting.is_mtp
@@ -84,6 +95,32 @@ def model_findings(
             f"({summary(strays)}): what was meant by them is read as quantised",
             "take a checkpoint whose list fits; where a draft layer is meant, "
             "--set serve.speculative=null does without it",
+        )
+
+
+def _quantisation(serve: Serve, source: str, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Name a method of quantisation that is not the checkpoint's; vLLM takes no other."""
+    stated, wanted = method_of(config), serve.quantization
+    # `gptq_marlin` reads what `gptq` does.
+    kinds = {re.split("[-_]", it.lower(), maxsplit=1)[0] for it in (stated, wanted) if it}
+    if len(kinds) > 1 and kinds <= METHODS:
+        yield fail_early(
+            "model.quantization",
+            f"{source} is quantised by {shown(stated)}, and serve.quantization is {shown(wanted)}",
+            "--set serve.quantization=null: the checkpoint says it",
+        )
+
+
+def _own_drafts(serve: Serve, source: str, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Name a model of a kind that has no draft layer, where that is to draft."""
+    text, drafting = config.get("text_config"), serve.speculative
+    kinds = {it.get("model_type") for it in (config, text) if isinstance(it, dict)}
+    if drafting is not None and drafting.is_mtp and any(it in UNDRAFTED for it in kinds):
+        yield fail_early(
+            "model.drafter",
+            f"{source} has no layer that drafts (MTP), and serve.speculative.method is "
+            f"{shown(drafting.method)}",
+            "--set serve.speculative=null, or name a drafter: --set serve.speculative.model=...",
         )
 
 
@@ -153,16 +190,18 @@ def head_counts(config: Mapping[str, Any], layers: Architecture | None) -> list[
     """Return what tensor parallel ranks divide; of unknown layers what config.json says."""
     try:
         sizes = config_sizes(config)
+        width = sizes.optional("intermediate_size", "n_inner") or 0
+        inner = [HeadCount("feed-forward channels", width)] if width else []
         if layers is None:
             heads = sizes.optional("num_attention_heads", "n_head") or 0
             keys = 0 if sizes.optional("kv_lora_rank") else sizes.optional("num_key_value_heads")
             found = [HeadCount("attention heads", heads), HeadCount("KV heads", keys or 0, True)]
-            return [it for it in found if it.count]
+            return [*(it for it in found if it.count), *inner]
         key_heads = sizes.optional("linear_num_key_heads") or 0
     except CheckpointError:
         return []
     mixers = (mixer for layer in layers.layers for mixer in layer.mixers)
-    return [*dict.fromkeys(it for mixer in mixers for it in _of_mixer(mixer, key_heads))]
+    return [*dict.fromkeys(it for mixer in mixers for it in _of_mixer(mixer, key_heads)), *inner]
 
 
 def _of_mixer(mixer: Mixer, key_heads: int) -> Iterator[HeadCount]:

@@ -44,7 +44,7 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 12,
     "num_key_value_heads": 4,
     "head_dim": 8,
-    "intermediate_size": 32,
+    "intermediate_size": 720_720,
     "vocab_size": 32,
     "max_position_embeddings": 4096,
 }
@@ -89,11 +89,15 @@ def plan_of(tmp_path: Path, run: Run) -> Any:
     return said
 
 
-@given(st.integers(1, 96), st.integers(1, 16), st.integers(1, 24))
-def test_ranks_divide_heads_or_hold_the_same_one(kv: int, group: int, ranks: int) -> None:
-    config = CONFIG | {"num_attention_heads": kv * group, "num_key_value_heads": kv}
+@given(st.integers(1, 96), st.integers(1, 16), st.integers(1, 24), st.integers(1, 99))
+def test_ranks_divide_heads_or_hold_the_same_one(
+    kv: int, group: int, ranks: int, width: int
+) -> None:
+    sizes = {"num_key_value_heads": kv, "intermediate_size": width}
+    config = CONFIG | {"num_attention_heads": kv * group, **sizes}
     found = [*attention_findings(Serve(), "a model", config, ranks=(ranks, 1))]
     taken = (kv * group) % ranks == 0 and (kv % ranks == 0 or ranks % kv == 0)
+    taken = taken and width % ranks == 0
     assert bool(found) != taken
     for finding in found:
         assert finding.fix is not None
@@ -247,7 +251,7 @@ def test_an_index_counts_what_is_gone(tmp_path: Path, plan_of: Any) -> None:
 def test_a_loader_of_unique_names_names_its_files(tmp_path: Path, plan_of: Any) -> None:
     folder = write_model(tmp_path / "bin", {})
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    said = plan_of(folder, "serve.load_format=fastsafetensors", code=6)
+    said = plan_of(folder, "serve.load_format=fastsafetensors")
     assert "load format fastsafetensors reads *.safetensors" in said
 
 
@@ -469,3 +473,38 @@ def test_a_drafter_that_nobody_knows_is_one_line_of_each_plan(tmp_path: Path, pl
     seen = "! lab/nobody, beside the model, is not counted in memory and download: "
     assert said.count(seen) == 2
     assert said.count("fix: sparkdeploy checkpoint pull lab/nobody") == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "seen"),
+    [
+        (
+            {"model_type": "llama"},
+            ["serve.speculative={method: mtp, tokens: 2}"],
+            "has no layer that drafts (MTP)",
+        ),
+        ({"quantization_config": {"quant_method": "gptq"}}, ["serve.quantization=awq"], "by gptq"),
+        ({"quantization_config": {"quant_method": "gptq"}}, ["serve.quantization=gptq_marlin"], ""),
+        ({"quantization_config": {"quant_method": "x"}}, ["serve.quantization=awq"], ""),
+        ({}, ["serve.quantization=fp8"], ""),
+    ],
+)
+def test_drafts_and_quantisation_are_the_models_own(
+    tmp_path: Path, plan_of: Any, config: dict[str, Any], settings: list[str], seen: str
+) -> None:
+    folder = write_model(tmp_path / "model", {"model.safetensors": ["a"]}, **config)
+    said = plan_of(folder, *settings, code=4 if seen else 0)
+    assert (seen or "fits on") in said
+
+
+def test_the_width_of_feed_forward_layers_is_divided_too() -> None:
+    found = [*attention_findings(Serve(), "it", CONFIG | {"intermediate_size": 33}, ranks=(2, 1))]
+    assert "33 feed-forward channels" in found[0].seen
+
+
+def test_a_model_without_safetensors_is_estimated_by_its_files(
+    tmp_path: Path, plan_of: Any
+) -> None:
+    folder = write_model(tmp_path / "model", {})
+    (folder / "pytorch_model.bin").write_bytes(bytes(100))
+    assert "(100 B of files)" in plan_of(folder, code=0)
