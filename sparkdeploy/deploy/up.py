@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import deployments_in, find_deployment
-from sparkdeploy.deploy.expectation import expectation_of
+from sparkdeploy.deploy.expectation import expectation_of, require_rdma
 from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, naming, ranks_lock
@@ -171,7 +171,6 @@ def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> No
 
 def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
     # The usual `up` has nothing to prepare, and is there sooner without all that builds.
-    from sparkdeploy.deploy.expectation import require_rdma  # noqa: PLC0415
     from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
 
     prepare(plan, ranks, settings)
