@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,12 +86,22 @@ def read_header(path: Path) -> Header:
         )
 
 
+def refuse_pointer(name: str, beginning: bytes) -> None:
+    """Raise CheckpointError for what `git clone` leaves in a file's place without Git LFS."""
+    if beginning.startswith(b"version "):
+        raise CheckpointError(
+            f"{printable(name)} is a pointer of Git LFS, and not the file itself",
+            hint=f"git -C {shlex.quote(str(Path(name).parent))} lfs pull",
+        )
+
+
 def header_from(name: str, file_size_bytes: int, read: Callable[[int, int], bytes]) -> Header:
     """Check a header as `read_header` does; `read` returns the bytes from one place to another."""
     beginning = read(0, min(8, file_size_bytes))
     length = int.from_bytes(beginning, "little")
     if len(beginning) < 8:
         raise _malformed(name, f"it has {file_size_bytes} bytes, too few for a header")
+    refuse_pointer(name, beginning)
     if length > HEADER_LIMIT_BYTES:
         raise _malformed(
             name, f"its header claims {length} bytes, the limit is {HEADER_LIMIT_BYTES}"

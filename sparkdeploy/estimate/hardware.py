@@ -96,8 +96,9 @@ def hardware_seen(
 
 
 def hardware_named(name: str, table: Mapping[str, Hardware]) -> Hardware:
-    if name.lower() not in table:
-        raise UsageError(
-            f"there is no hardware {name}", hint="known: " + ", ".join([*sorted(table), HERE])
-        )
-    return table[name.lower()]
+    for known in table.values():
+        if name.lower() in {known.name, (known.gpu or "").lower()}:
+            return known
+    raise UsageError(
+        f"there is no hardware {name}", hint="known: " + ", ".join([*sorted(table), HERE])
+    )

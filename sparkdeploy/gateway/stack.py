@@ -236,7 +236,10 @@ def stack_path(wanted: str | None, settings: Settings) -> Path | None:
 def load_stack(path: Path, settings: Settings) -> Stack:
     """Return a file's stack, its recipes unread; RecipeError has every mistake, line and fix."""
     if not os.path.exists(path):  # noqa: PTH110 - never raises
-        raise UsageError(f"there is no stack file {visible_line(str(path))}")
+        raise UsageError(
+            f"there is no stack file {visible_line(str(path))}",
+            hint="one holds `models:`, such as `- {name: a, recipe: v2}`, and is named by its path",
+        )
     document = read_document(path)
     if not is_stack(document):
         raise RecipeError(

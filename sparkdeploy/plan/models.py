@@ -21,6 +21,7 @@ from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.checkpoint.published import ask_in_time, names_in, shipped_entry
 from sparkdeploy.checkpoint.pull import download_bytes
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
+from sparkdeploy.checkpoint.safetensors import refuse_pointer
 from sparkdeploy.checkpoint.source import CheckpointSource
 from sparkdeploy.errors import CheckpointError, RecipeError
 from sparkdeploy.estimate.model import embedding_bytes, known_layers
@@ -32,6 +33,10 @@ from sparkdeploy.recipe.schema import Recipe, Weights
 from sparkdeploy.recipe.serve import Serve
 from sparkdeploy.recipe.weights import Drafter
 from sparkdeploy.settings import Settings
+from sparkdeploy.stored_json import open_regular
+
+POINTER_BYTES = 1024
+"""No file of weights that a model has is so small, and every pointer of Git LFS is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,9 @@ def _model_fact(
 ) -> ModelFact:
     status = source.root.stat()
     sizes = {str(name): (source.files_dir / name).stat().st_size for name in source.files()}
+    for name in (it for it, size in sizes.items() if size < POINTER_BYTES and has_weights((it,))):
+        with open_regular(source.files_dir / name) as file:
+            refuse_pointer(str(source.files_dir / name), file.read(8))
     described = contents.describe(source.files_dir, sizes)
     config = described.config
     layers, unknown = layers_of(config) if config else (None, "")

@@ -187,6 +187,11 @@ def test_a_named_machine_is_judged_as_the_one_at_hand(run: Run) -> None:
         assert recipe != "qwen3.6-35b-nvfp4" or marked
 
 
+def test_a_machine_may_be_named_by_its_gpu(run: Run) -> None:
+    by_name = run("plan", "v2", "--hardware", "spark")
+    assert run("plan", "v2", "--hardware", "GB10") == by_name
+
+
 def test_a_context_that_does_not_fit_is_refused_alike(run: Run) -> None:
     words = ("--set", "serve.gpu_memory_utilization=0.61", "--json")
     there = run("plan", "v2", "--hardware", "spark", *words)

@@ -508,3 +508,14 @@ def test_a_model_without_safetensors_is_estimated_by_its_files(
     folder = write_model(tmp_path / "model", {})
     (folder / "pytorch_model.bin").write_bytes(bytes(100))
     assert "(100 B of files)" in plan_of(folder, code=0)
+
+
+def test_a_pointer_of_git_lfs_is_no_file_of_weights(tmp_path: Path, plan_of: Any) -> None:
+    folder = write_model(tmp_path / "model", {})
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        file = folder / name
+        file.write_text("version https://git-lfs.test/spec/v1\noid sha256:1\nsize 5\n")
+        said = plan_of(folder, code=6)
+        assert said.count(f"{file} is a pointer of Git LFS, and not the file itself") == 2
+        assert f"git -C {folder} lfs pull" in said
+        file.unlink()
