@@ -72,9 +72,10 @@ def theirs(program: Program) -> Path:
 
 
 def test_it_is_refused_until_the_user_agrees(program: Program, theirs: Path) -> None:
-    done = program.run("plan", str(theirs), *ENGINE)
+    done = program.run("plan", str(theirs), *ENGINE, "--check")
     assert done.returncode == 3
     assert "your consent" in done.stderr
+    assert "`up` asks for your consent to" in program.run("plan", str(theirs), *ENGINE).stdout
 
 
 @pytest.mark.slow
