@@ -192,7 +192,7 @@ def _extra_arguments(recipe: Recipe) -> Iterator[Mistake]:
             yield Mistake(path, f"{flag} is set by sparkdeploy", fix)
         elif field and not is_free:
             fix = f"set serve.{field} and drop it from here"
-            yield Mistake(path, f"{flag} is given twice", fix)
+            yield Mistake(path, f"{flag} has a field of its own", fix)
         elif whole in seen:
             yield Mistake(path, f"{whole} is given twice", "keep one of them")
         seen.add(whole)

@@ -114,10 +114,10 @@ def test_set_overrides_one_value_and_is_its_origin(shipped: Library) -> None:
         ("serve.extra_args=['--port', '1']", "--port is set by sparkdeploy"),
         ("serve.extra_args=['--api-key=x']", "--api-key is set by sparkdeploy"),
         ("serve.extra_args=['--hf-token', 'x']", "--hf-token is set by sparkdeploy"),
-        ("serve.extra_args=['--max-model-len', '1']", "--max-model-len is given twice"),
+        ("serve.extra_args=['--max-model-len', '1']", "--max-model-len has a field of its own"),
         ("serve.extra_args=['--seed=1', '--seed', '2']", "--seed is given twice"),
         ("serve.extra_args=['-tp', '2']", "--tensor-parallel-size is set by sparkdeploy"),
-        ("serve.extra_args=['--no-enforce-eager']", "--enforce-eager is given twice"),
+        ("serve.extra_args=['--no-enforce-eager']", "--enforce-eager has a field of its own"),
         ("serve.env={HF_TOKEN: x}", "a recipe may not set HF_TOKEN"),
         ("serve.env={A-B: x}", "no environment name"),
         ("engine=cuda-0.19", "lacks"),
@@ -193,7 +193,7 @@ def test_the_dtype_of_a_state_becomes_vllms_flag(shipped: Library) -> None:
     twice = ("serve.extra_args=[--mamba-ssm-cache-dtype, float16]",)
     with pytest.raises(RecipeError) as caught:
         load_recipe(shipped, "v3-fast", twice)
-    assert "given twice" in f"{caught.value.message} {caught.value.detail}"
+    assert "has a field of its own" in f"{caught.value.message} {caught.value.detail}"
 
 
 SHARED_INT4 = "checkpoint.shared_experts=int4"
