@@ -173,19 +173,21 @@ def outlook_for(
         plain = look_into(ground.recipe_library, wanted).resolved
         as_is = without_others_report(resolved.recipe, plain.recipe if plain else None)
         resolved = replace(resolved, recipe=as_is)
+    return planned_outlook(ground, resolved, when_missing, cluster=cluster)
+
+
+def planned_outlook(
+    ground: "Ground", resolved: Resolved, when_missing: WhenMissing, *, cluster: bool = False
+) -> Outlook:
+    """Return the outlook of a recipe with what `up` would do there."""
     cluster = cluster or resolved.recipe.cluster.least_nodes > 1
     outlook = ground.outlook(resolved, when_missing, cluster=cluster)
     # They import all that describes nodes, which a list of recipes does not need.
     from sparkdeploy.plan.container import Deployment  # noqa: PLC0415
     from sparkdeploy.plan.on_hardware import plan_on  # noqa: PLC0415
 
-    plan = plan_on(
-        outlook.budget.hardware,
-        outlook.resolved,
-        ground.settings,
-        Deployment("main"),
-        cluster=outlook.nodes > 1,
-    )
+    machine, judged, several = outlook.budget.hardware, outlook.resolved, outlook.nodes > 1
+    plan = plan_on(machine, judged, ground.settings, Deployment("main"), cluster=several)
     return replace(outlook, plan=plan)
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.authoring.outlook import ground_for, outlook_for
+from sparkdeploy.authoring.model_facts import WhenMissing
+from sparkdeploy.authoring.outlook import ground_for, planned_outlook
 from sparkdeploy.authoring.summary import summary_lines
 from sparkdeploy.estimate.hardware import Hardware, read_hardware
 from sparkdeploy.estimate.memory import Budget, budget_warnings, loaded_weights, make_budget
@@ -166,7 +167,7 @@ def test_every_recipe_is_planned_on_one_screen(
     ground = ground_for("spark", settings)
     for name, resolved in ground.loaded.items():
         assert isinstance(resolved, Resolved)
-        outlook = outlook_for(name, (), hardware="spark")
+        outlook = planned_outlook(ground, resolved, WhenMissing.NOBODY)
         console.answer_blocks(summary_lines(outlook, settings))
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) <= 40, name
