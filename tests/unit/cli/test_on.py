@@ -387,9 +387,8 @@ def test_a_recipe_from_elsewhere_is_judged_there(node: Node, said: Said, recipes
     node.has_this_program()
     file = recipes / "mine.yaml"
     file.write_text(RECIPE.format(name="mine", extends="v2") + "serve: {env: {A: /x.so}}\n")
-    code, _, err = said("plan", str(file), "--on", "spark")
-    assert code == 3
-    assert "needs your consent" in err
+    _, out, err = said("plan", str(file), "--on", "spark")
+    assert "`up` asks for your consent to serve.env.A" in out + err
 
 
 def test_the_name_of_an_own_recipe_is_answered_with_its_file(
