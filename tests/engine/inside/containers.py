@@ -38,5 +38,7 @@ def python_in(image: str, folder: Path, mark: str, command: Sequence[str], **env
             labels={TEST_LABEL: mark},
             remove=True,
             cpu_shares=FEW_CPU_SHARES,
+            # An engine asks for 160 MiB of shared memory; Docker gives 64.
+            shm_size="1g",
         )
     return output.decode()
