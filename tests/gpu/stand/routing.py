@@ -7,16 +7,18 @@ vLLM's own operators. One JSON line a size; on a CPU with TRITON_INTERPRET=1 and
 
 import json
 import sys
+from collections.abc import Callable
 
 import torch
 from sparkdeploy_vllm.weights.conversion import MOST_ROWS
 from sparkdeploy_vllm.weights.routing_kernel import route
+from timing import graph_us
 from torch import Tensor
 
 SIZES = ((256, 8, True), (512, 10, True), (128, 8, False), (60, 4, True), (8, 2, False))
 """Experts, how many a row takes, and whether weights are divided by their sum."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LAYERS, REPEATS = 48, 20
+LAYERS = 48
 
 
 def plain(logits: Tensor, top: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -62,22 +64,8 @@ def check(experts: int, top: int, *, renormalize: bool) -> bool:
     return good
 
 
-def step_us(one) -> float:  # noqa: ANN001
-    one()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAYERS):
-            one()
-    times = []
-    for _ in range(REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1000 * begin.elapsed_time(end))
-    return sorted(times)[REPEATS // 2]
+def step_us(one: Callable[[], object]) -> float:
+    return graph_us(lambda: [one() for _ in range(LAYERS)])
 
 
 def both_us(experts: int, top: int, rows: int) -> dict[str, float]:

@@ -12,12 +12,12 @@ import torch
 from sparkdeploy_vllm.weights.conversion import MOST_ROWS
 from sparkdeploy_vllm.weights.reference import dequantize_blocks, quantize_blocks
 from sparkdeploy_vllm.weights.shared_expert_kernel import Fp8Matrix, shared_expert
+from timing import graph_us, median_us
 from torch import Tensor
 
 SIZES = ((3072, 1024, 48), (2048, 512, 40), (3072, 512, 48), (256, 128, 2))
 """Hidden and inner width, and layers: the 122B, the 35B, half of the 122B, a tiny model."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-REPEATS = 20
 
 Layer = tuple[Fp8Matrix, Fp8Matrix, Tensor]
 
@@ -49,35 +49,14 @@ def check(hidden: int, inner: int) -> dict[str, object]:
 
 
 def step_us(layers: list[Layer], x: Tensor) -> float:
-    def step() -> None:
-        for made in layers:
-            shared_expert(x, *made)
-
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return _median_us(graph.replay)
+    return graph_us(lambda: [shared_expert(x, *made) for made in layers])
 
 
 def copy_us(size_bytes: int) -> float:
     source = torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     # A copy reads and writes: half of its time is what reading takes.
-    return _median_us(lambda: target.copy_(source)) / 2
-
-
-def _median_us(run) -> float:  # noqa: ANN001
-    times = []
-    for _ in range(REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1000 * begin.elapsed_time(end))
-    return sorted(times)[REPEATS // 2]
+    return median_us(lambda: target.copy_(source)) / 2
 
 
 def main() -> int:

@@ -6,34 +6,23 @@ older one.
 """
 
 import json
+from collections.abc import Callable
 
 import torch
 from sparkdeploy_vllm.turboquant import proof
 from sparkdeploy_vllm.turboquant.decode import AttentionLayer
 from sparkdeploy_vllm.turboquant.format import slot_format
+from timing import graph_us
 from torch import Tensor
 
 LAYER = AttentionLayer(slot_format("turboquant_4bit_nc", 256), 32, 2, 256**-0.5)
 CUDA = torch.device("cuda")
-CONTEXTS, ROWS, LAYERS, REPEATS = (8_192, 65_536, 100_000, 131_072), (1, 2, 3), 4, 20
+CONTEXTS, ROWS, LAYERS = (8_192, 65_536, 100_000, 131_072), (1, 2, 3), 4
 PAGE = 16
 
 
-def graph_us(one) -> float:  # noqa: ANN001
-    one()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        one()
-    times = []
-    for _ in range(REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1000 * begin.elapsed_time(end))
-    return round(sorted(times)[REPEATS // 2] / LAYERS, 1)
+def layer_us(layers: Callable[[], object]) -> float:
+    return round(graph_us(layers) / LAYERS, 1)
 
 
 def ours_us(context: int, rows: int) -> float:
@@ -43,7 +32,7 @@ def ours_us(context: int, rows: int) -> float:
     tile = LAYER.shipped_tile(torch.cuda.get_device_capability(), rows)
     into = proof.scratch(LAYER, questions[0], 0.0)
     out = torch.empty_like(questions[0].query)
-    return graph_us(lambda: [proof.attend(LAYER, tile, it, out, into) for it in questions])
+    return layer_us(lambda: [proof.attend(LAYER, tile, it, out, into) for it in questions])
 
 
 def flash_us(context: int, rows: int) -> float:
@@ -68,7 +57,7 @@ def flash_us(context: int, rows: int) -> float:
             block_table=table, fa_version=version,
         )  # fmt: skip
 
-    return graph_us(lambda: [attend(cache) for cache in caches])
+    return layer_us(lambda: [attend(cache) for cache in caches])
 
 
 for context in CONTEXTS:
