@@ -253,11 +253,17 @@ def other_context(address: str, env: Mapping[str, str] = os.environ) -> Context 
 
 def client_proxy(env: Mapping[str, str] = os.environ) -> str:
     """Return HOST:PORT of the proxy of Docker's config.json, else of this shell; empty for none."""
-    section = _read(config_folder(env) / "config.json").get("proxies")
-    given = section.get("default") if isinstance(section, dict) else None
-    named = [given.get(f"{it}Proxy") for it in ("https", "http")] if isinstance(given, dict) else []
+    given = _proxies(env).get("default", {})
+    named = [given.get(f"{it}Proxy") for it in ("https", "http")]
     variables = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
     return _host_of(next(filter(None, (*named, *map(env.get, variables))), None))
+
+
+def _proxies(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the proxies that Docker's config.json has for containers, by their engine."""
+    section = _read(config_folder(env) / "config.json").get("proxies")
+    engines = section.items() if isinstance(section, dict) else ()
+    return {name: given for name, given in engines if isinstance(given, dict)}
 
 
 def _host_of(address: object) -> str:
@@ -269,9 +275,7 @@ def _host_of(address: object) -> str:
 
 def environment(own: Mapping[str, str], env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return a container's variables; where a proxy is set, loopback is not asked through it."""
-    section = _read(config_folder(env) / "config.json").get("proxies")
-    kinds = section.values() if isinstance(section, dict) else ()
-    given = [it for it in kinds if isinstance(it, dict)]
+    given = _proxies(env).values()
     in_own = any(name.lower().endswith("_proxy") and name not in _BYPASS for name in own)
     if not in_own and not any(it.get(f"{kind}Proxy") for it in given for kind in ("http", "https")):
         return dict(own)
