@@ -327,9 +327,9 @@ def _generation(serve: Serve, engine: Engine, source: str, model: Described) -> 
     if not given:
         text = model.config.get("text_config")
         file, given = "config.json", {**(text if isinstance(text, dict) else {}), **model.config}
-    own = {key: it for key, it in given.items() if type(it) in (int, float)}
+    overridden = serve.override_generation_config or {}
     own = {
-        key: it for key, it in own.items() if key not in (serve.override_generation_config or {})
+        key: it for key, it in given.items() if type(it) in (int, float) and key not in overridden
     }
     limit = own.get("max_new_tokens")
     if limit is not None and limit < (serve.context_limit or limit + 1):
