@@ -13,9 +13,11 @@ LOADERS_OF_THEIR_OWN = ("bitsandbytes", "gguf", "torchao")
 """Bases that vLLM loads in ways of their own, chosen by the method's name."""
 LM_HEADS = ("bf16", "int8", "int4")
 KERNELS = ("vllm", "fused")
-"""Of shared experts in a step of few rows."""
+"""Of shared experts, and of routing, in a step of few rows."""
 MOST_ROWS = 8
-"""Of a step whose shared experts are fused: one or two requests with drafts."""
+"""Of a step whose shared experts and routing are fused: one or two requests with drafts."""
+MARLIN_ROWS = 8
+"""Rows that Marlin takes of one expert at a time; so few rows fill one block of each."""
 FP8_MODES = ("online", "prebuilt", "finished")
 """Made while loading; beside the BF16 weights; in the place of the BF16 weights."""
 

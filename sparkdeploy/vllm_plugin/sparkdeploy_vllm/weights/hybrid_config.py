@@ -142,9 +142,8 @@ class SparkHybridConfig(QuantizationConfig):
         What is made once the books are closed, or is called so, is a draft model's, which has books
         of its own, and whose short-lived head must not be counted.
         """
-        # An engine's process gets this object from another one, without `from_config`.
-        if self.conversion.routing == "fused" and not current_platform.is_cpu():
-            fuse_routing()
+        if not current_platform.is_cpu():
+            self._fuse()
         is_draft = self.ledger.closed or "mtp" in prefix.split(".")
         if is_draft:
             self.ledger.close_for_draft()
@@ -163,6 +162,13 @@ class SparkHybridConfig(QuantizationConfig):
             return tell_when_weights_are_there(method, self.ledger)
         return method
 
+    def _fuse(self) -> None:
+        """Install what few rows take: an engine gets this object pickled, without `from_config`."""
+        if self.conversion.fp8_kernel == "fused":
+            fuse_shared_experts()
+        if self.conversion.routing == "fused":
+            fuse_routing()
+
     def _draft_method(self, layer: Module, prefix: str) -> Any:
         if self.draft_ledger is None:
             return None
@@ -170,8 +176,6 @@ class SparkHybridConfig(QuantizationConfig):
         return draft_layer_method(self.draft_ledger, layer, prefix, self.packed_modules_mapping)
 
     def _converting_method(self, layer: Module, prefix: str) -> Any:
-        if self.conversion.fp8_kernel == "fused" and not current_platform.is_cpu():
-            fuse_shared_experts()
         if not self.fp8_keys:
             return self._shared_expert_method(layer, prefix) if is_fp8_layer(prefix) else None
         if not self._is_listed(prefix):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparkdeploy_vllm.announce import announce_once, warn_once
-from sparkdeploy_vllm.weights.conversion import MOST_ROWS
+from sparkdeploy_vllm.weights.conversion import MARLIN_ROWS, MOST_ROWS
 
 if TYPE_CHECKING:
     from sparkdeploy_vllm.weights.routing_kernel import Blocks
@@ -48,7 +48,7 @@ def install() -> None:
         blocks: Blocks | None = getattr(topk_ids, BLOCKS, None)
         expert_map = rest[1] if len(rest) > 1 else options.get("expert_map")
         # With few rows Marlin's blocks are of eight; where it wants others, vLLM sorts.
-        if blocks is not None and block_size == MOST_ROWS and expert_map is None:
+        if blocks is not None and block_size == MARLIN_ROWS and expert_map is None:
             return blocks
         return align(topk_ids, block_size, *rest, **options)
 
@@ -112,7 +112,7 @@ def agrees_with(router: Any, like: Tensor, plain: Any, align: Any) -> bool:
     logits = ((drawn - experts // 2) / 16).to(like.device, like.dtype)
     weights, ids = plain(router, logits, logits, None)
     own_weights, own_ids = fused(router, logits)
-    wanted = align(ids, MOST_ROWS, experts)
+    wanted = align(ids, MARLIN_ROWS, experts)
     if (
         torch.equal(own_ids, ids)
         and torch.allclose(own_weights, weights, rtol=1e-4, atol=0)
@@ -129,8 +129,8 @@ def _same_blocks(ours: "Blocks", wanted: Any) -> bool:
     used = int(ours.padded)
     if used != int(wanted[2]):
         return False
-    rows = (it[:used].view(-1, MOST_ROWS).sort(1).values for it in (ours.sorted_ids, wanted[0]))
-    count = used // MOST_ROWS
+    rows = (it[:used].view(-1, MARLIN_ROWS).sort(1).values for it in (ours.sorted_ids, wanted[0]))
+    count = used // MARLIN_ROWS
     return torch.equal(*rows) and torch.equal(ours.expert_ids[:count], wanted[1][:count])
 
 

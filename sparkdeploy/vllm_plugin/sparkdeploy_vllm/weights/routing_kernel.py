@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 8
-"""Rows that Marlin takes of one expert at a time; with at most eight rows each fills one block."""
+from sparkdeploy_vllm.weights.conversion import MARLIN_ROWS
 
 
 class Blocks(NamedTuple):
@@ -37,7 +36,7 @@ def route(logits: Tensor, top: int, *, renormalize: bool) -> tuple[Tensor, Tenso
     weights = torch.empty((rows, top), dtype=torch.float32, device=logits.device)
     ids = torch.empty((rows, top), dtype=torch.int32, device=logits.device)
     most = rows * top
-    blocks = Blocks(*(ids.new_empty(count) for count in (most * BLOCK, most, 1)))
+    blocks = Blocks(*(ids.new_empty(count) for count in (most * MARLIN_ROWS, most, 1)))
     sizes = {"EXPERTS": experts, "COLUMNS": triton.next_power_of_2(experts)}
     sizes |= {"TOP": top, "CHOICES": triton.next_power_of_2(top), "RENORMALIZE": renormalize}
     _route[(1,)](logits, weights, ids, *blocks, rows, **sizes, num_warps=8)
