@@ -13,19 +13,21 @@ GIB = 2**30
 VLLM = "0.25.1"
 
 
-def twin(full_attention_layers: int) -> Architecture:
-    """One of the twins of tests/gpu/stand/twins.py: every fourth layer is full attention."""
+def sized(
+    layers: int, hidden: int, vocab: int, heads: int, linear: tuple[int, int]
+) -> Architecture:
+    """A model of which every fourth layer is full attention; `linear` are key and value heads."""
     text = {
         "model_type": "qwen3_5_moe_text",
-        "num_hidden_layers": 4 * full_attention_layers,
+        "num_hidden_layers": layers,
         "full_attention_interval": 4,
-        "hidden_size": 1024,
-        "vocab_size": 512,
-        "num_attention_heads": 8,
+        "hidden_size": hidden,
+        "vocab_size": vocab,
+        "num_attention_heads": heads,
         "num_key_value_heads": 2,
         "head_dim": 256,
-        "linear_num_key_heads": 4,
-        "linear_num_value_heads": 8,
+        "linear_num_key_heads": linear[0],
+        "linear_num_value_heads": linear[1],
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
         "linear_conv_kernel_dim": 4,
@@ -36,7 +38,11 @@ def twin(full_attention_layers: int) -> Architecture:
     return architecture_of({"text_config": text})
 
 
-NERVOUS, WIDE = twin(8), twin(5)
+NERVOUS, WIDE = (sized(it, 1024, 512, 8, (4, 8)) for it in (32, 20))
+"""As twins of tests/gpu/stand/twins.py."""
+LARGE = sized(48, 3072, 248_320, 32, (16, 64))
+MIDDLE = sized(40, 2048, 248_320, 16, (16, 32))
+"""The models of tests/gpu/stand/full_size.py."""
 
 
 def logged(architecture: Architecture, kv_dtype: str, drafts: int, gib: float, length: int) -> int:
@@ -81,32 +87,6 @@ def test_a_cache_that_vllm_measured_itself_is_met_within_the_log_s_rounding(
     gib: float, tokens: int
 ) -> None:
     assert logged(WIDE, "auto", 2, gib, 4096) == pytest.approx(tokens, rel=5e-4)
-
-
-def full_size(hidden_layers: int, value_heads: int, hidden: int, heads: int) -> Architecture:
-    """Sizes of the models of tests/gpu/stand/full_size.py; a GPU's cache depends on these."""
-    text = {
-        "model_type": "qwen3_5_moe_text",
-        "num_hidden_layers": hidden_layers,
-        "full_attention_interval": 4,
-        "hidden_size": hidden,
-        "vocab_size": 248_320,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": value_heads,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "mamba_ssm_dtype": "float32",
-        "mtp_num_hidden_layers": 1,
-        "max_position_embeddings": 262_144,
-    }
-    return architecture_of({"text_config": text})
-
-
-LARGE, MIDDLE = full_size(48, 64, 3072, 32), full_size(40, 32, 2048, 16)
 
 
 @pytest.mark.parametrize(

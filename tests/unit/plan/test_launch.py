@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from collections import defaultdict
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,10 +30,6 @@ from tests.fakes.plans import FOLDERS, IMAGE, model_fact, observed, plan, spec_o
 from tests.launching import container_spec
 from tests.unit.conftest import REPOSITORY
 from tests.unit.golden import assert_golden, difference
-
-if TYPE_CHECKING:
-    from sparkdeploy.recipe.load import Library
-
 
 SHIPPED = sorted(path.stem for path in (REPOSITORY / "recipes").glob("*.yaml"))
 

@@ -26,7 +26,6 @@ from tests.unit.estimate.random_configs import LAYER_LISTS, configs
 
 if TYPE_CHECKING:
     from sparkdeploy.checkpoint.layers import Architecture
-    from sparkdeploy.recipe.load import Library
     from sparkdeploy.recipe.schema import Serve
     from sparkdeploy.rehearsal.miniature import Miniature
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -16,7 +15,6 @@ from sparkdeploy import shell
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.lock import lock_holder, lock_path, locked_there, node_lock
 from sparkdeploy.node.node import Node
-from tests.unit.server.neighbours import Neighbours
 from tests.unit.server.spoilt_locks import (
     ENTRIES,
     MALLORY,
