@@ -40,6 +40,7 @@ WAYS = {
         "fp8": replace(V2, lm_head="bf16"),
         "v2": V2,
         "v2-vllm": PLAIN_V2,
+        "int4-head": replace(V2, lm_head="int4"),
         "int4-drafts": replace(INT4_DRAFTS, lm_head="int4"),
         "fast": replace(
             INT4_DRAFTS, lm_head="int4", draft_rows=32_768, draft_origin=DRAFT.origin
