@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from sparkdeploy.bench.campaign.folder import read_bundle
 from sparkdeploy.bench.figures import summarise
-from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.errors import ChangesPendingError, SparkdeployError
 from sparkdeploy.terminal.safe_text import visible_line
 
@@ -82,7 +81,7 @@ def _speed(run: Run) -> tuple[str, str, str]:
 
 def five(run: Run) -> Summary | None:
     """Return the mean over the prompts of each round, and what the rounds say together."""
-    suite = run.suite("five", Asking.CLOSED_LOOP)
+    suite = run.suite("five")
     rounds: dict[int, list[float]] = defaultdict(list)
     for cell in suite.cells if suite is not None and suite.is_complete else ():
         for result in cell.rounds:

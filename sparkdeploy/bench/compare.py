@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sparkdeploy.bench.figures import COMPARED, t_quantile, value_of
-from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.record import CellKey, Estimate, Run, SuiteResult
+from sparkdeploy.bench.figures import COMPARED, Estimate, t_quantile, value_of
+from sparkdeploy.bench.record import CellKey, Run, SuiteResult
 
 Table = Sequence[Mapping[CellKey, float]]
 """One figure of each run of a side, by cell."""
@@ -79,23 +78,17 @@ class Side:
 
     @property
     def suites(self) -> tuple[SuiteResult, ...]:
-        """The newest of each name and way of asking: a run may hold one suite alone."""
-        found: dict[tuple[str, str], SuiteResult] = {}
+        """The newest of each name: a run may hold one suite alone."""
+        found: dict[str, SuiteResult] = {}
         for run in reversed(self.runs):
             for suite in run.suites:
-                found.setdefault((suite.name, suite.asking), suite)
+                found.setdefault(suite.name, suite)
         return tuple(found.values())
 
-    def suite_like(self, wanted: SuiteResult) -> SuiteResult | None:
-        """Return the suite of that name, asked the same way if there is one."""
-        named = [suite for suite in self.suites if suite.name == wanted.name]
-        alike = [suite for suite in named if suite.asking is wanted.asking]
-        return next(iter(alike or named), None)
-
     def suites_as(self, wanted: SuiteResult) -> Iterator[SuiteResult]:
-        """Yield from each run the suite of that name with the same prompts, asked that way."""
+        """Yield from each run the suite of that name with the same prompts."""
         for run in self.runs:
-            found = run.suite(wanted.name, wanted.asking)
+            found = run.suite(wanted.name)
             if found is not None and found.prompts == wanted.prompts:
                 yield found
 
@@ -170,16 +163,11 @@ def _makers(run: Run) -> dict[str, Any]:
     return origin
 
 
-def asked_of(suite: SuiteResult) -> tuple[object, ...] | None:
-    """Return what two suites must have in common for all their figures to be compared."""
-    if suite.asking is Asking.CLOSED_LOOP:
-        return suite.asking, suite.prompts
-    loads = suite.loads
-    if not loads:
-        return None
+def asked_of(suite: SuiteResult) -> tuple[object, ...]:
+    """Return what two suites of a name have in common if all their figures may be compared."""
     share = suite.sustained.wanted_share if suite.sustained is not None else None
-    limits = tuple(sorted(loads[0].limits_s.items()))
-    return suite.asking, suite.prompts, loads[0].arrivals, loads[0].ramp_s, limits, share
+    limits = tuple(sorted(suite.loads[0].limits_s.items())) if suite.loads else ()
+    return suite.prompts, limits, share
 
 
 def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunComparison:
@@ -189,11 +177,9 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
     overall: list[Overall] = []
     notes: list[str] = []
     for suite in base.suites:
-        match = other.suite_like(suite)
+        match = next((it for it in other.suites if it.name == suite.name), None)
         if match is None:
             notes.append(f"{suite.name}: is in one of the runs only")
-        elif suite.asking is not match.asking:
-            notes.append(f"{suite.name}: {suite.asking} and {match.asking} do not compare")
         elif suite.prompts != match.prompts:
             notes.append(f"{suite.name}: the prompts differ")
         else:

@@ -8,10 +8,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from sparkdeploy.bench.answers import Exchange, read_answer
-from sparkdeploy.bench.load.record import LoadResult, Quantiles
 from sparkdeploy.bench.record import (
     Cell,
     Latency,
+    LoadResult,
+    Quantiles,
     RequestSample,
     RoundResult,
     Summary,
@@ -24,6 +25,24 @@ _T95 = (
     *(2.262157, 2.228139, 2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905),
 )
 """Student's t by degrees of freedom, as tables have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure and its 95 % interval; None for what is unknown or infinite."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    def text(self, form: str, factor: float = 1) -> str:
+        """Return `98.70% (98.00% to 99.00%)`, or the value alone where it has no interval."""
+        if self.value is None:
+            return "unknown"
+        value = f"{self.value * factor:{form}}"
+        if self.low is None or self.high is None:
+            return value
+        return f"{value} ({self.low * factor:{form}} to {self.high * factor:{form}})"
 
 
 @dataclass(frozen=True, slots=True)

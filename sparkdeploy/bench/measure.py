@@ -1,7 +1,7 @@
 """A suite under way: each turn is asked, timed, counted and kept."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,7 +19,6 @@ from sparkdeploy.bench.record import (
     Cell,
     Failure,
     FailureKind,
-    RequestSample,
     ServerDelta,
     SuiteResult,
 )
@@ -30,11 +29,13 @@ from sparkdeploy.bench.suites import (
     Forecast,
     Prompt,
     Suite,
+    SuiteName,
     TokenEstimator,
     Turn,
     UsageSupport,
     asked,
     context_prompt,
+    conversation,
     request_body,
 )
 from sparkdeploy.bench.watch import BenchWatch, Reading, difference, machine_watch, together
@@ -82,9 +83,9 @@ class MeasuredServer:
     def body(self, prompt: Prompt) -> dict[str, Any]:
         return request_body(prompt, model=self.model, support=self.support)
 
-    def answer(self, prompt: Prompt, **more: object) -> CountedAnswer:
-        """Ask one prompt that counts nowhere; `more` is added to the request's body."""
-        return read_answer(self.streams.round([self.body(prompt) | more])[0])
+    def answer(self, prompt: Prompt) -> CountedAnswer:
+        """Ask one prompt that counts nowhere."""
+        return read_answer(self.streams.round([self.body(prompt)])[0])
 
 
 @dataclass(slots=True)
@@ -130,22 +131,6 @@ def usage_support(streams: Streams, model: str) -> UsageSupport:
     raise BenchError(f"the server cannot be measured: {failure.kind}: {failure.message}", hint=hint)
 
 
-def is_gone(samples: Iterable[RequestSample]) -> bool:
-    failures = [sample.failure for sample in samples]
-    return all(item and item.kind is FailureKind.UNREACHABLE for item in failures)
-
-
-def completion(steps: Iterable[Iterable[RequestSample]]) -> tuple[bool, tuple[str, ...]]:
-    """Take each step of a suite; return whether all were, or why an interruption ended it."""
-    try:
-        for samples in steps:
-            if is_gone(samples):
-                return False, (GONE,)
-    except KeyboardInterrupt:
-        return False, (INTERRUPTED,)
-    return True, ()
-
-
 @dataclass(slots=True)
 class Measurement:
     suite: Suite
@@ -159,14 +144,19 @@ class Measurement:
     _began_s: float = field(default_factory=time.perf_counter)
 
     def run(self, say: Callable[[str], None]) -> SuiteResult:
-        """Take every turn and say how far it is; see `completion` for what ends it early."""
-        is_complete, why = completion(self._steps(say))
+        """Take every turn and say how far it is; Ctrl-C and a server that is gone end it early."""
+        why: tuple[str, ...] = ()
+        try:
+            if not self._take_all(say):
+                why = (GONE,)
+        except KeyboardInterrupt:
+            why = (INTERRUPTED,)
         return SuiteResult(
             name=self.suite.name,
             prompts=self.suite.prompts,
             rounds=self.suite.rounds,
             warmups=WARMUPS,
-            is_complete=is_complete,
+            is_complete=not why,
             cells=tuple(
                 kept.cell(condition)
                 for condition, kept in self._collected.items()
@@ -175,11 +165,14 @@ class Measurement:
             notes=(*self.suite.notes, *why),
         )
 
-    def _steps(self, say: Callable[[str], None]) -> Iterator[list[RequestSample]]:
+    def _take_all(self, say: Callable[[str], None]) -> bool:
+        """Return whether the server was there all the time."""
         turns = self.suite.turns
         for index, turn in enumerate(turns):
             samples = [item.sample for item in self._take(turn)]
-            yield samples
+            failures = [sample.failure for sample in samples]
+            if all(it and it.kind is FailureKind.UNREACHABLE for it in failures):
+                return False
             condition, where = turn.condition, turn.condition.prompt
             if condition.context_tokens is not None:
                 where = f"{condition.concurrency} streams, context {condition.context_tokens}"
@@ -189,9 +182,10 @@ class Measurement:
             left_s = self._forecast.remaining_s(turns[index + 1 :])
             left = f", about {format_seconds(left_s)} left" if left_s is not None else ""
             say(f"{where}, {which}{speed}{left}")
+        return True
 
     def _take(self, turn: Turn) -> list[Measured]:
-        prompts = self._prompts(turn.condition)
+        prompts = self._prompts(turn)
         before = self.server.counters()
         start_s = time.perf_counter()
         exchanges = self.server.streams.round([self.server.body(prompt) for prompt in prompts])
@@ -216,9 +210,14 @@ class Measurement:
             kept.deltas += deltas
         return measured
 
-    def _prompts(self, condition: Condition) -> list[Prompt]:
-        """Return a prompt for each stream."""
+    def _prompts(self, turn: Turn) -> list[Prompt]:
+        """Return a prompt for each stream; of an agent's conversations each round has new ones."""
+        condition = turn.condition
         tokens, count = condition.context_tokens, condition.concurrency
+        if self.suite.name is SuiteName.AGENTS:
+            tickets = (f"{self.seed:x}-{count}-{turn.round}-{stream}" for stream in range(count))
+            turns = (it for ticket in tickets for it in conversation(ticket))
+            return [it for it in turns if it.name == condition.prompt]
         if tokens is None:
             return [it for it in asked(self.suite.name) if it.name == condition.prompt] * count
         words = self._words_for(tokens - condition.max_tokens)

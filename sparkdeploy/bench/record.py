@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate
-
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
 SCHEMA_VERSION = 1
@@ -41,6 +39,18 @@ class Counting(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Of all values of one kind (linear interpolation between ranks); `count` says how many."""
+
+    count: int
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
 class Latency:
     """Waiting as a reader feels it, in seconds; None where nothing was measured."""
 
@@ -62,24 +72,6 @@ class Summary:
     stdev: float | None = None
     low95: float | None = None
     high95: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure and its 95 % interval; None for what is unknown or infinite."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-    def text(self, form: str, factor: float = 1) -> str:
-        """Return `98.70% (98.00% to 99.00%)`, or the value alone where it has no interval."""
-        if self.value is None:
-            return "unknown"
-        value = f"{self.value * factor:{form}}"
-        if self.low is None or self.high is None:
-            return value
-        return f"{value} ({self.low * factor:{form}} to {self.high * factor:{form}})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +108,6 @@ class RequestSample:
     finish_reason: str = ""
     connect_s: float = 0.0
     """Connecting, TLS included; before `sent_s`, and in no other figure."""
-    late_s: float = 0.0
-    """In an open loop: how long after its moment the client began to connect."""
     failure: Failure | None = None
 
 
@@ -197,12 +187,48 @@ class MachineWatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Requests sent on schedule, whoever still waits, as `vllm bench serve` counted them."""
+
+    rate_per_s: float
+    """As asked."""
+    requests: int
+    failures: int
+    duration_s: float
+    """From the first request to the last token of all."""
+    completed_per_s: float
+    completion_tok_s: float
+    most_at_once: int | None = None
+    limits_s: Mapping[str, float] = field(default_factory=dict)
+    held: int = 0
+    """Requests that held all limits; a failed one holds none."""
+    goodput_per_s: float | None = None
+
+    @property
+    def held_share(self) -> float:
+        return self.held / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SustainedRate:
+    """The highest rate tried at which the wanted share of requests held the limits."""
+
+    rate_per_s: float | None
+    """None when they were held at no rate that was tried."""
+    held: int
+    requests: int
+    wanted_share: float
+    fails_at_per_s: float | None
+    """The lowest rate that failed; None when none did, so that more may be possible."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One condition of a suite: a prompt (or prompt class), a concurrency and a context."""
 
     prompt: str
     concurrency: int
-    """0 in an open loop: as many as have come and still wait."""
+    """0 in a load: as many as have come and still wait."""
     max_tokens: int
     context_tokens: int | None = None
     """Prompt length aimed at, in the model's tokens; None for a prompt taken as it is."""
@@ -226,11 +252,8 @@ class Cell:
 
     @property
     def asked(self) -> str:
-        """How requests came, for an open loop."""
-        if self.load is None:
-            return ""
-        ramp = f" after {self.load.ramp_s:g} s" if self.load.ramp_s else ""
-        return f"{self.load.rate_per_s:.4g}/s {self.load.arrivals}{ramp}"
+        """How requests came, in a load."""
+        return f"{self.load.rate_per_s:.4g}/s" if self.load is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +282,6 @@ class SuiteResult:
     cells: tuple[Cell, ...] = ()
     tools: tuple[ToolResult, ...] = ()
     notes: tuple[str, ...] = ()
-    asking: Asking = Asking.CLOSED_LOOP
-    body: Mapping[str, object] = field(default_factory=dict)
-    """What a person added to each request's body."""
     sustained: SustainedRate | None = None
 
     @property
@@ -369,9 +389,5 @@ class Run:
     suites: tuple[SuiteResult, ...]
     schema: int = SCHEMA_VERSION
 
-    def suite(self, name: str, asking: Asking | None = None) -> SuiteResult | None:
-        """Return the first suite of that name, asked that way if it matters."""
-        for suite in self.suites:
-            if suite.name == name and asking in {None, suite.asking}:
-                return suite
-        return None
+    def suite(self, name: str) -> SuiteResult | None:
+        return next((suite for suite in self.suites if suite.name == name), None)

@@ -20,15 +20,14 @@ from sparkdeploy.bench.files import (
     write_record,
     write_whole,
 )
-from sparkdeploy.bench.load.measure import LoadMeasurement
-from sparkdeploy.bench.load.plan import LoadPlan
+from sparkdeploy.bench.load import LoadMeasurement, LoadPlan
 from sparkdeploy.bench.measure import GONE, MeasuredServer, Measurement, outcome_of, usage_support
 from sparkdeploy.bench.quality.comparison import QualityResult, newest_of_each, read_result
 from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
 from sparkdeploy.bench.report.page import MOST_RUNS, read_published, report_page
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import SuiteName, fixed_suite, sweep_suite
-from sparkdeploy.bench.tools import Load, load_for, measure_with_tools
+from sparkdeploy.bench.tools import ServedContainer, load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
@@ -295,18 +294,22 @@ def _without_damaged(found: T, damaged: Sequence[str]) -> T:
 def _taker(name: SuiteName, endpoint: Endpoint, wanted: WantedRun, settings: Settings) -> Taker:
     """Return what takes a suite of this server; refuse early what cannot be asked of it."""
     limit, rounds = endpoint.max_model_len, wanted.rounds
-    if wanted.load is not None:
-        plan = wanted.load
-        return lambda *there: _in_a_step(name, LoadMeasurement(plan, *there).run)
+    if name in {SuiteName.LOAD, SuiteName.STANDARD} and endpoint.container_id is None:
+        raise UsageError(
+            f"suite {name} needs a deployment: the tools use its container and its tokenizer",
+            hint="leave --url out, or take another suite",
+        )
+    if (plan := wanted.load) is not None:
+        return lambda *seen: _in_container(
+            endpoint,
+            settings,
+            lambda it: _in_a_step(name, LoadMeasurement(plan, it, *seen).run),
+        )
     if name is SuiteName.STANDARD:
-        if endpoint.container_id is None:
-            raise UsageError(
-                "suite standard needs a deployment: the tools use its container and its tokenizer",
-                hint="leave --url out, or take another suite",
-            )
-        server = endpoint.server
-        load = load_for(server.base_url, server.name, rounds=rounds, max_model_len=limit)
-        return lambda *_: _take_standard(load, endpoint, settings)
+        asked = load_for(rounds, limit)
+        return lambda *_: _in_container(
+            endpoint, settings, lambda it: measure_with_tools(it, asked)
+        )
     if name is SuiteName.SWEEP:
         suite = sweep_suite(
             rounds, concurrency=wanted.concurrency, context=wanted.context, max_model_len=limit
@@ -325,12 +328,15 @@ def _in_a_step(name: str, run: Callable[[Callable[[str], None]], SuiteResult]) -
     return result
 
 
-def _take_standard(load: Load, endpoint: Endpoint, settings: Settings) -> SuiteResult:
-    has_key = endpoint.server.api_key is not None
-    if endpoint.server.require_listener is not None:
-        endpoint.server.require_listener()
+def _in_container(
+    endpoint: Endpoint, settings: Settings, measure: Callable[[ServedContainer], SuiteResult]
+) -> SuiteResult:
+    server, has_key = endpoint.server, endpoint.server.api_key is not None
+    if server.require_listener is not None:
+        server.require_listener()
     with connect(settings) as host:
-        return measure_with_tools(host, load, endpoint.container_id or "", has_key=has_key)
+        container_id = endpoint.container_id or ""
+        return measure(ServedContainer(host, container_id, server.base_url, server.name, has_key))
 
 
 @contextlib.contextmanager

@@ -24,10 +24,7 @@ from sparkdeploy.checkpoint.contents import collector_paused
 from sparkdeploy.recipe.answers import CHAT
 from sparkdeploy.server.trust import connection_error, ssl_context
 
-Bodies = Sequence[Mapping[str, Any]]
-
 OK = 200
-_OK_STATUS = b" 200"
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 """An event's data is JSON, which has no line break: only the last chunk looks like this."""
 _DONE_LINE = re.compile(rb"^data: ?\[DONE\]\s*$", re.MULTILINE)
@@ -42,8 +39,6 @@ MAX_ANSWER_BYTES = 256 << 20
 CONNECT_S = 10.0
 PAUSE_S = 0.5
 """After it a stream is read in passing: where its end does not look like one, it ends here."""
-NAP_S = 0.05
-"""The longest sleep before a request's moment: clocks drift apart."""
 
 
 class _Receiver(asyncio.Protocol):
@@ -98,10 +93,8 @@ class _Receiver(asyncio.Protocol):
 class Streams(contextlib.AbstractContextManager["Streams"]):
     """Streamed requests to one server; a context manager that keeps one event loop.
 
-    `round` sends all bodies at once, `at_moments` each at its moment; both return when the last
-    answer has ended. Each request connects anew, as the field's curl does. One that fails says so
-    in its Exchange; nothing is raised and nothing is repeated. Proxies of the environment are never
-    used.
+    Each request connects anew, as the field's curl does. One that fails says so in its Exchange;
+    nothing is raised and nothing is repeated. Proxies of the environment are never used.
     """
 
     def __init__(
@@ -134,53 +127,12 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         self._runner.close()
 
     def round(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Exchange, ...]:
+        """Send all bodies at once; return when the last answer has ended."""
         self._require_listener()
         requests = [self._request(body=json.dumps(body).encode()) for body in bodies]
         with collector_paused():
             seen = self._runner.run(self._exchange_all(requests))
         return tuple(map(exchange_of, seen))
-
-    def at_moments(
-        self, chains: Sequence[Bodies], moments_s: Sequence[float]
-    ) -> tuple[float, list[tuple[Exchange, ...]]]:
-        """Send the first body of each chain at its moment, the others after one another's answers.
-
-        Moments are seconds from the beginning, ascending, one a chain. Nothing waits for the
-        answers of other chains. After a failure the rest of its chain is not sent. Returns when it
-        began, by the client's clock, and for each moment the exchanges of its bodies.
-        """
-        self._require_listener()
-        requests = [
-            [self._request(body=json.dumps(body).encode()) for body in bodies] for bodies in chains
-        ]
-        with collector_paused():
-            began_s = self._clock()
-            seen = self._runner.run(self._exchange_each(requests, moments_s, began_s))
-        return began_s, [tuple(map(exchange_of, chain)) for chain in seen]
-
-    async def _exchange_each(
-        self, chains: Sequence[Sequence[bytes]], moments_s: Sequence[float], began_s: float
-    ) -> list[list[Exchange]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = []
-            for requests, moment_s in zip(chains, moments_s, strict=True):
-                await self.wait_until(began_s + moment_s)
-                tasks.append(group.create_task(self._exchange_chain(requests)))
-        return [task.result() for task in tasks]
-
-    async def _exchange_chain(self, requests: Sequence[bytes]) -> list[Exchange]:
-        seen = []
-        for request in requests:
-            seen.append(await self._exchange(request))
-            if is_refused(seen[-1]):
-                break
-        return seen
-
-    async def wait_until(self, moment_s: float) -> None:
-        """Wait for a moment of the clock; where it has passed, let others in all the same."""
-        await asyncio.sleep(0)
-        while (left_s := moment_s - self._clock()) > 0:
-            await asyncio.sleep(min(left_s, NAP_S))
 
     async def _exchange_all(self, requests: Sequence[bytes]) -> list[Exchange]:
         return await asyncio.gather(*(self._exchange(request) for request in requests))
@@ -294,12 +246,6 @@ def has_ended(pieces: Sequence[Arrival]) -> bool:
 
 def _says_done(response: Response) -> bool:
     return response.status == OK and _DONE_LINE.search(response.text) is not None
-
-
-def is_refused(seen: Exchange) -> bool:
-    """Return whether the connection failed or the status is not 200, at the price of a glance."""
-    head = b"".join(piece.data for piece in seen.arrivals[:4])
-    return seen.failure is not None or head[8:12] != _OK_STATUS
 
 
 def exchange_of(seen: Exchange) -> Exchange:

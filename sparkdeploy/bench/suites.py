@@ -13,6 +13,7 @@ from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.errors import UsageError
 
 WARMUPS = 1
+AGENTS_AT_ONCE = (1, 4)
 SWEEP_CONCURRENCY = (1, 2, 4, 8, 16, 32)
 SWEEP_CONTEXT = tuple(1024 * 2**power for power in range(9))
 SWEEP_TOKENS = 128
@@ -23,6 +24,7 @@ class SuiteName(StrEnum):
     FIVE = "five"
     DECODE = "decode"
     SWEEP = "sweep"
+    AGENTS = "agents"
     STANDARD = "standard"
     LOAD = "load"
 
@@ -42,10 +44,37 @@ class Prompt:
 
 
 def asked(suite: str) -> tuple[Prompt, ...]:
+    if suite == SuiteName.AGENTS:
+        return conversation("")
     return tuple(
         Prompt(item["name"], tuple(item["messages"]), item["max_tokens"])
         for item in shipped("prompts.yaml").get(suite, ())
     )
+
+
+def conversation(ticket: str) -> tuple[Prompt, ...]:
+    """Return the turns of an agent's work: each prompt goes on from the one before by a tool call.
+
+    What is fed back as the model's own words is ours, so that every server gets the same prompts. A
+    prefix cache knows the instructions and tools; of the task it knows what has the same ticket.
+    """
+    content = shipped("agents.yaml")
+    tools = tuple({"type": "function", "function": tool} for tool in content["tools"])
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": content["system"]},
+        {"role": "user", "content": f"Ticket {ticket}. {content['task']}"},
+    ]
+    prompts = []
+    for turn, step in enumerate(content["steps"], 1):
+        prompts.append(Prompt(f"turn {turn}", tuple(messages), content["max_tokens"], tools))
+        function = {"name": step["tool"], "arguments": json.dumps(step["arguments"])}
+        call = {"id": f"call-{turn}", "type": "function", "function": function}
+        result = f"{step['result']}\n{filler(step['result_words'], seed=turn)}"
+        messages += [
+            {"role": "assistant", "content": step["says"], "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": result},
+        ]
+    return tuple(prompts)
 
 
 _SUBJECTS = ("pump", "valve", "sensor", "turbine", "ledger", "antenna", "furnace", "bridge")
@@ -107,7 +136,8 @@ def request_body(prompt: Prompt, *, model: str, support: UsageSupport) -> dict[s
         "stream": True,
     }
     if prompt.tools:
-        body["tools"] = list(prompt.tools)
+        # None is called, so that recipes without a parser for calls are asked the same.
+        body |= {"tools": list(prompt.tools), "tool_choice": "none"}
     if support is not UsageSupport.PLAIN:
         body["stream_options"] = {"include_usage": True}
     if support is UsageSupport.FULL:
@@ -189,9 +219,11 @@ class Suite:
 def fixed_suite(name: SuiteName, rounds: int, count: int | None = None) -> Suite:
     """Go over all prompts in turn; of the first `count` alone the hash is another one."""
     prompts = asked(name)[:count]
-    conditions = [Condition(item.name, item.max_tokens) for item in prompts]
     turns = tuple(
-        Turn(condition, number) for number in range(rounds + WARMUPS) for condition in conditions
+        Turn(Condition(item.name, item.max_tokens, streams), number)
+        for streams in (AGENTS_AT_ONCE if name is SuiteName.AGENTS else (1,))
+        for number in range(rounds + WARMUPS)
+        for item in prompts
     )
     return Suite(name, digest(prompts), rounds, turns)
 

@@ -4,11 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sparkdeploy.bench.compare import FigureDifference, RunComparison, verdict_of
-from sparkdeploy.bench.figures import FIGURES, mean_of
+from sparkdeploy.bench.figures import FIGURES, Estimate, mean_of
 from sparkdeploy.bench.files import KeptRun, shipped
-from sparkdeploy.bench.load.plan import Slo
-from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate
-from sparkdeploy.bench.record import Cell, Estimate, Run, RunOrigin, SuiteResult, Summary
+from sparkdeploy.bench.record import (
+    Cell,
+    LoadResult,
+    Quantiles,
+    Run,
+    RunOrigin,
+    SuiteResult,
+    Summary,
+    SustainedRate,
+)
 from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextTable, row_of
 
 HEADLINE = "end_to_end_tok_s"
@@ -16,6 +23,7 @@ _SHOWN = {
     "five": ("end_to_end_tok_s", "decode_tok_s", "ttft_p50_s"),
     "decode": ("decode_tok_s", "end_to_end_tok_s", "ttft_p50_s"),
     "sweep": ("decode_tok_s", "stream_decode_tok_s", "ttft_p50_s"),
+    "agents": ("ttft_p50_s", "ttft_p95_s", "stream_decode_tok_s"),
     "load": (
         *("completed_per_s", "goodput_per_s"),
         *("ttft_p50_s", "ttft_p95_s", "gap_p99_s", "stream_decode_tok_s"),
@@ -72,15 +80,14 @@ def run_lines(run: Run) -> Iterator[Block]:
 
 def suite_lines(suite: SuiteResult) -> Iterator[Block]:
     state = "" if suite.is_complete else ", not finished"
-    is_load = suite.asking is not Asking.CLOSED_LOOP
     rounds = f"{suite.rounds} round{'' if suite.rounds == 1 else 's'}"
-    how = suite.asking.value if is_load else rounds
+    how = "requests on schedule" if suite.loads else rounds
     yield f"suite {suite.name}: {how}, temperature {suite.temperature:g}{state}"
-    if is_load:
+    if suite.loads:
         yield from load_lines(suite)
     elif suite.cells:
         yield from _cell_table(suite)
-    for tool in suite.tools:
+    for tool in suite.tools if not suite.cells else ():
         yield f"  {tool.tool} {tool.version}"
         for name, value in tool.figures.items():
             title, digits = _shown_as(name)
@@ -222,6 +229,8 @@ def _condition(item: Cell | FigureDifference) -> str:
     name = item.prompt
     if item.context_tokens is not None:
         name = f"{item.concurrency} x {item.context_tokens} tokens"
+    elif item.concurrency > 1:
+        name += f", {item.concurrency} at once"
     return f"{name} {item.asked}".rstrip()
 
 
@@ -235,27 +244,17 @@ LOAD_COLUMNS: Mapping[str, Callable[[Cell, LoadResult], str]] = {
     "gap p99": lambda cell, _: _at(cell.latency.gap_s, "p99"),
     "e2e p95": lambda cell, _: _at(cell.latency.end_to_end_s, "p95"),
     "tok/s": lambda _, load: figure(load.completion_tok_s),
-    "at once": lambda _, load: str(load.most_in_flight),
+    "at once": lambda _, load: figure(load.most_at_once, 0),
     "failed": lambda _, load: str(load.failures),
 }
 
 
 def load_lines(suite: SuiteResult) -> Iterator[Block]:
-    if not suite.loads:
-        return
-    first = suite.loads[0]
-    ramp = f", after a ramp of {first.ramp_s:g} s" if first.ramp_s else ""
-    seed = f", seed {first.seed}" if first.arrivals == "poisson" else ""
-    yield f"  arrivals {first.arrivals}{seed}{ramp}; prompts {suite.cells[0].prompt}"
-    if suite.body:
-        yield f"  asked with {', '.join(f'{name} {value}' for name, value in suite.body.items())}"
-    if first.limits_s:
-        yield f"  good: {Slo(first.limits_s)}"
+    if limits_s := suite.loads[0].limits_s:
+        yield f"  good: {limits_text(limits_s)}"
     cells = ((cell, cell.load) for cell in suite.cells if cell.load)
     rows = ([text(*it) for text in LOAD_COLUMNS.values()] for it in cells)
     yield _figures_table(tuple(LOAD_COLUMNS), rows)
-    for cell in suite.cells:
-        yield from _turn_lines(cell)
     if suite.sustained is not None:
         yield f"  {sustained_text(suite.sustained)}"
 
@@ -273,27 +272,12 @@ def sustained_text(found: SustainedRate) -> str:
     return f"highest rate with {wanted}: {found.rate_per_s:.4g}/s ({held}); {beyond}"
 
 
-def _turn_lines(cell: Cell) -> Iterator[Block]:
-    load = cell.load
-    if load is None or not load.turns:
-        return
-    turns = load.turns
-    yield f"  by turn, at {load.rate_per_s:.4g} conversations a second:"
-    rows = [("prompt tokens", *(figure(it.prompt_tokens, 0) for it in turns))]
-    if any(it.cached_tokens is not None for it in turns):
-        rows.append(("of them cached", *(figure(it.cached_tokens, 0) for it in turns)))
-    rows.append(("TTFT p50", *(_at(it.ttft_s, "p50") for it in turns)))
-    rows.append(("TTFT p95", *(_at(it.ttft_s, "p95") for it in turns)))
-    yield _figures_table(("", *(str(it.turn) for it in turns)), rows)
-    server = cell.server
-    if server is not None and server.prefix_queries and server.prefix_hits is not None:
-        share = server.prefix_hits / server.prefix_queries
-        yield (
-            f"  prefix cache: {share:.1%} of {server.prefix_queries:,} prompt tokens were in it "
-            "(the server's counters, ramp and other clients included)"
-        )
-    if load.unsent:
-        yield f"  turns not sent, because one before had failed: {load.unsent}"
+def limits_text(limits_s: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {span_text(limit)}" for name, limit in limits_s.items())
+
+
+def span_text(seconds: float) -> str:
+    return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
 
 
 def _at(found: Quantiles | None, name: str) -> str:

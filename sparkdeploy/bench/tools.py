@@ -1,4 +1,4 @@
-"""Suite `standard`: how `vllm bench serve` and llama-benchy are called, and their reports."""
+"""How `vllm bench serve` and llama-benchy are called, and what their reports say."""
 
 import contextlib
 import functools
@@ -38,14 +38,15 @@ BOOK_WORDS = 60_000
 # The shell writes its own id, which becomes vLLM's: what is interrupted here must end there too.
 _RUN = 'echo $$ > "$1.pid"; shift; exec vllm bench serve "$@"'
 _RUN_WITH_KEY = f'OPENAI_API_KEY="$(cat {KEY_TARGET})"; export OPENAI_API_KEY; {_RUN}'
-_FETCH = 'cat "$1" && rm -f "$1" "$1.pid"'
-_STOP = 'kill "$(cat "$1.pid")"; rm -f "$1" "$1.pid"'
+_ADD = 'printf %s "$2" >> "$1.texts"'
+PIECE_CHARACTERS = 100_000
+"""Of an argument, which Linux takes up to 128 KiB; the texts are ASCII."""
+_FETCH = 'cat "$1" && rm -f "$1" "$1.pid" "$1.texts"'
+_STOP = 'kill "$(cat "$1.pid")"; rm -f "$1" "$1.pid" "$1.texts"'
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    base_url: str
-    model: str
     prompt_tokens: int
     answer_tokens: int
     rounds: int
@@ -53,18 +54,28 @@ class Load:
     """Of the texts, another one each run: else a second run would measure the prefix cache."""
 
 
-def load_for(base_url: str, model: str, *, rounds: int, max_model_len: int | None) -> Load:
+def load_for(rounds: int, max_model_len: int | None) -> Load:
     """Return the leaderboards' load (2048 and 128 tokens), shorter where the model is."""
     room = (max_model_len or PROMPT_TOKENS * 2) - ANSWER_TOKENS - TEMPLATE_TOKENS
     if room < ANSWER_TOKENS:
         raise BenchError(f"suite standard does not fit into {max_model_len} tokens of context")
-    return Load(base_url, model, min(PROMPT_TOKENS, room), ANSWER_TOKENS, rounds)
+    return Load(min(PROMPT_TOKENS, room), ANSWER_TOKENS, rounds)
 
 
-def tool_options(tool: str, load: Load, **places: str) -> tuple[str, ...]:
-    folder, _, file = places["result"].rpartition("/")
-    own = {"folder": folder or "/", "file": file, "prompts": PROMPTS_A_ROUND * load.rounds}
-    values = {**asdict(load), **places, **own}
+@dataclass(frozen=True, slots=True)
+class ServedContainer:
+    """A deployment's container, in which vLLM's own tool runs."""
+
+    host: DockerHost
+    container_id: str
+    base_url: str
+    model: str
+    has_key: bool
+
+
+def tool_options(tool: str, **values: object) -> tuple[str, ...]:
+    folder, _, file = str(values["result"]).rpartition("/")
+    values |= {"folder": folder or "/", "file": file}
     return tuple(word.format(**values) for word in shipped("tools.yaml")[tool]["options"].split())
 
 
@@ -91,17 +102,15 @@ def read_report(tool: str, text: str, *, command: Sequence[str], version: str = 
     return ToolResult(tool, version, tuple(command), figures, report)
 
 
-def measure_with_tools(
-    host: DockerHost, load: Load, container_id: str, *, has_key: bool
-) -> SuiteResult:
+def measure_with_tools(there: ServedContainer, load: Load) -> SuiteResult:
     """Run both tools; one that cannot be run here is left out with a note, BenchError for both."""
     found: list[ToolResult] = []
     notes: list[str] = []
     is_complete = True
-    for name, measure in ((VLLM_BENCH, _vllm_bench), (LLAMA_BENCHY, _llama_benchy)):
+    for name, measure in ((VLLM_BENCH, _standard), (LLAMA_BENCHY, _llama_benchy)):
         try:
             with console.step(name):
-                found.append(measure(host, container_id, load, has_key))
+                found.append(measure(there, load))
         except KeyboardInterrupt:
             notes.append("interrupted")
             is_complete = False
@@ -122,11 +131,30 @@ def measure_with_tools(
     )
 
 
-def _vllm_bench(host: DockerHost, container_id: str, load: Load, has_key: bool) -> ToolResult:
+def _standard(there: ServedContainer, load: Load) -> ToolResult:
+    prompts = PROMPTS_A_ROUND * load.rounds
+    return vllm_bench(there, VLLM_BENCH, **asdict(load), prompts=prompts)
+
+
+def vllm_bench(
+    there: ServedContainer,
+    tool: str,
+    *,
+    texts: str = "",
+    more: Sequence[str] = (),
+    **values: object,
+) -> ToolResult:
+    """Run vLLM's tool with the options of `tool` in tools.yaml; `texts` is the data it asks."""
+    host, container_id = there.host, there.container_id
     result = f"/tmp/sparkdeploy-bench-{uuid.uuid4().hex[:8]}.json"  # noqa: S108 - the container's
-    options = tool_options(VLLM_BENCH, load, tokenizer=_model(host, container_id), result=result)
-    script = _RUN_WITH_KEY if has_key else _RUN
+    tokenizer = _model(host, container_id)
+    values |= {"base_url": there.base_url, "model": there.model, "tokenizer": tokenizer}
+    options = (*tool_options(tool, **values, result=result), *more)
+    script = _RUN_WITH_KEY if there.has_key else _RUN
     try:
+        for start in range(0, len(texts), PIECE_CHARACTERS):
+            piece = texts[start : start + PIECE_CHARACTERS]
+            host.exec(container_id, ["sh", "-c", _ADD, "sh", result, piece])
         code, output = host.exec(container_id, ["sh", "-c", script, "sh", result, *options])
     except BaseException:
         with contextlib.suppress(SparkdeployError):
@@ -140,18 +168,21 @@ def _vllm_bench(host: DockerHost, container_id: str, load: Load, has_key: bool) 
     return read_report(VLLM_BENCH, report, version=_last_line(version), command=command)
 
 
-def _llama_benchy(host: DockerHost, container_id: str, load: Load, has_key: bool) -> ToolResult:
-    if has_key:
+def _llama_benchy(there: ServedContainer, load: Load) -> ToolResult:
+    if there.has_key:
         raise BenchError("it takes a key as an argument only, where everybody could read it")
     program = _program()
-    tokenizer = _on_host(host, container_id, _model(host, container_id))
+    model = _model(there.host, there.container_id)
+    tokenizer = _on_host(there.host, there.container_id, model)
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-bench-") as name:
         folder = Path(name)
         (folder / "book.txt").write_text(filler(BOOK_WORDS, seed=load.seed), encoding="utf-8")
         with _served(folder) as url:
             options = tool_options(
                 LLAMA_BENCHY,
-                load,
+                **asdict(load),
+                base_url=there.base_url,
+                model=there.model,
                 tokenizer=str(tokenizer),
                 book_url=f"{url}/book.txt",
                 result=str(folder / "report.json"),

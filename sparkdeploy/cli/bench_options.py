@@ -36,7 +36,9 @@ SaveOption = Annotated[
 ]
 SuiteOption = Annotated[
     list[str] | None,
-    typer.Option(help="five (the default), decode, sweep, standard, with commas, or repeated."),
+    typer.Option(
+        help="five (the default), decode, agents, sweep, standard, with commas, or repeated."
+    ),
 ]
 RoundsOption = Annotated[int, typer.Option(min=1, help="After one warm-up each.")]
 ConcurrencyOption = Annotated[str, typer.Option(help="For sweep: streams, with commas.")]

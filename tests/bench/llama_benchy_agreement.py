@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -98,10 +99,11 @@ def main() -> None:
         with ThreadingHTTPServer(("127.0.0.1", 0), files) as books, Proxy(options.url) as proxy:
             for server in (books, proxy):
                 threading.Thread(target=server.serve_forever, daemon=True).start()
-            load = Load(proxy.url, options.model, options.prompt_tokens, 128, options.runs)
             arguments = tool_options(
                 LLAMA_BENCHY,
-                load,
+                **asdict(Load(options.prompt_tokens, 128, options.runs)),
+                base_url=proxy.url,
+                model=options.model,
                 tokenizer=options.tokenizer,
                 book_url=f"http://127.0.0.1:{books.server_address[1]}/book.txt",
                 result=str(folder / "report.json"),

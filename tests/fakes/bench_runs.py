@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sparkdeploy.bench.load.record import Asking, LoadResult, Quantiles, SustainedRate, TurnResult
+from sparkdeploy.bench.figures import Estimate
 from sparkdeploy.bench.quality.capture import served_of
 from sparkdeploy.bench.quality.comparison import QualityFigures, QualityResult
 from sparkdeploy.bench.record import (
@@ -14,13 +14,14 @@ from sparkdeploy.bench.record import (
     ClientOrigin,
     Counting,
     EngineOrigin,
-    Estimate,
     Failure,
     FailureKind,
     ImageOrigin,
     Latency,
+    LoadResult,
     MachineOrigin,
     MachineWatch,
+    Quantiles,
     Range,
     RecipeOrigin,
     RequestSample,
@@ -30,6 +31,7 @@ from sparkdeploy.bench.record import (
     ServerDelta,
     SuiteResult,
     Summary,
+    SustainedRate,
     ToolResult,
 )
 
@@ -143,46 +145,39 @@ def sample_run(recipe: str = "v2", *, speed: float = 51.0, run_id: str | None = 
 
 
 def loaded_run(recipe: str, *, speed: float) -> Run:
-    """`sample_run` with loads as well: three rates, the highest too much, and conversations."""
+    """`sample_run` with an agent's turns, and a load of three rates, the highest too much."""
     run = sample_run(recipe, speed=speed)
     rates = (0.25, 0.5, 1.0)
     cells = tuple(_loaded(run.suites[0].cells[0], rate, speed) for rate in rates)
-    suite = SuiteResult(
-        "load", "1a2b", rounds=1, warmups=0, cells=cells, asking=Asking.OPEN_LOOP,
-        sustained=SustainedRate(0.5, 57, 60, 0.95, 1.0),
-    )  # fmt: skip
-    talk = SuiteResult(
-        "load", "3c4d", rounds=1, warmups=0, asking=Asking.CONVERSATIONS,
-        cells=tuple(_talked(cell, speed) for cell in cells[:2]),
-    )  # fmt: skip
-    return replace(run, suites=(*run.suites, suite, talk))
+    sustained = SustainedRate(0.5, 57, 60, 0.95, 1.0)
+    suite = SuiteResult("load", "1a2b", rounds=1, warmups=1, cells=cells, sustained=sustained)
+    return replace(run, suites=(*run.suites, suite, agents(speed)))
 
 
 def _loaded(of: Cell, rate: float, speed: float) -> Cell:
     held = 60 if rate < 1 else 31
     load = LoadResult(
-        arrivals="poisson", rate_per_s=rate, seed=0, ramp_s=10, window_s=60 / rate, requests=60,
-        failures=0, completed_per_s=rate, completion_tok_s=rate * 200, prompt_tok_s=rate * 900,
-        most_in_flight=9, limits_s={"ttft": 2.0}, held=held, goodput_per_s=rate * held / 60,
+        rate_per_s=rate, requests=60, failures=0, duration_s=60 / rate, completed_per_s=rate,
+        completion_tok_s=rate * 200, most_at_once=9, limits_s={"ttft": 2.0}, held=held,
+        goodput_per_s=rate * held / 60,
     )  # fmt: skip
     waits = replace(of.latency, ttft_s=quantiles(20 * rate / speed))
-    return replace(of, concurrency=0, load=load, latency=waits)
+    return replace(of, prompt="mix", concurrency=0, load=load, latency=waits, samples=())
 
 
-def _talked(of: Cell, speed: float, *, turns: int = 6) -> Cell:
-    """Conversations that come four times less often; their prompts grow, and so do hits."""
-    assert of.load is not None
-    rate = of.load.rate_per_s / 4
-    told = tuple(
-        TurnResult(
-            turn=turn, requests=60, failures=0, prompt_tokens=900.0 + 400 * turn,
-            cached_tokens=100.0 + 400 * turn, ttft_s=quantiles((10 + turn) * rate / speed),
-            tpot_s=quantiles(1 / speed),
-        )
-        for turn in range(1, turns + 1)
-    )  # fmt: skip
-    load = replace(of.load, rate_per_s=rate, goodput_per_s=rate * turns, turns=told)
-    return replace(of, prompt=f"agent-{turns}-turns", load=load)
+def agents(speed: float) -> SuiteResult:
+    """One conversation and four at once; their prompts grow, and so do hits."""
+    cells = tuple(
+        _turn(turn, streams, speed / streams) for streams in (1, 4) for turn in range(1, 7)
+    )
+    return SuiteResult("agents", "3c4d", rounds=3, warmups=1, cells=cells)
+
+
+def _turn(turn: int, streams: int, speed: float) -> Cell:
+    found = cell(f"turn {turn}", speed=speed, max_tokens=256, concurrency=streams)
+    prompt, cached = 900 + 400 * turn, 100 + 400 * turn
+    samples = (replace(it, prompt_tokens=prompt, cached_tokens=cached) for it in found.samples)
+    return replace(found, samples=tuple(samples))
 
 
 def five(speed: float) -> SuiteResult:

@@ -7,7 +7,6 @@ is known exactly, and nothing depends on how busy the machine is.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -15,8 +14,6 @@ import struct
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from sparkdeploy.bench.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,14 +60,6 @@ class Refuse:
     words: str
 
 
-@dataclass(frozen=True)
-class Arrive:
-    """It is so late, and the next connection is this stream's."""
-
-    at_s: float
-    stream: int
-
-
 Action = Write | End | Drop | Refuse
 
 
@@ -88,12 +77,6 @@ class ScriptedClock:
             self._changed.notify_all()
             return self._now_s
 
-    @property
-    def now_s(self) -> float:
-        """The time, without a look that the script would wait for."""
-        with self._changed:
-            return self._now_s
-
     def set(self, now_s: float) -> int:
         """Set the time; return how often it has been looked at before."""
         with self._changed:
@@ -109,7 +92,7 @@ class ScriptedClock:
 class ScriptedServer:
     """Plays one script to as many connections as it has streams."""
 
-    def __init__(self, actions: Sequence[Action | Arrive], clock: ScriptedClock) -> None:
+    def __init__(self, actions: Sequence[Action], clock: ScriptedClock) -> None:
         self._script = sorted(actions, key=lambda action: action.at_s)
         self._refused = {action.stream for action in actions if isinstance(action, Refuse)}
         self._clock = clock
@@ -142,9 +125,7 @@ class ScriptedServer:
         try:
             self._begin()
             for action in self._script:
-                if isinstance(action, Arrive):
-                    self._arrive(action)
-                elif action.stream in self._done:
+                if action.stream in self._done:
                     self._wait_for_leaving(self._connections[action.stream])
                 else:
                     looks = self._clock.set(action.at_s)
@@ -156,25 +137,14 @@ class ScriptedServer:
     def _begin(self) -> None:
         """Take all requests first: each has looked at the clock before it was sent."""
         for _ in {action.stream for action in self._script}:
-            self._accept()
-        for stream in self._connections:
-            self._open(stream, 0.0)
-
-    def _arrive(self, action: Arrive) -> None:
-        raise NotImplementedError
-
-    def _accept(self, stream: int | None = None) -> None:
-        connection, _address = self._listener.accept()
-        connection.settimeout(DEADLINE_S)
-        head, text = read_request(connection)
-        body = json.loads(text)
-        stream = body["stream"] if stream is None else stream
-        self.heads[stream], self.bodies[stream] = head, body
-        self._connections[stream] = connection
-
-    def _open(self, stream: int, at_s: float) -> None:
-        if stream not in self._refused:
-            looks = self._clock.set(at_s)
+            connection, _address = self._listener.accept()
+            connection.settimeout(DEADLINE_S)
+            head, text = read_request(connection)
+            body = json.loads(text)
+            self.heads[body["stream"]], self.bodies[body["stream"]] = head, body
+            self._connections[body["stream"]] = connection
+        for stream in self._connections.keys() - self._refused:
+            looks = self._clock.set(0.0)
             self._connections[stream].sendall(HEAD)
             self._clock.wait_for_look_after(looks)
 
@@ -248,48 +218,3 @@ def event(
 
 
 DONE = b"data: [DONE]\n\n"
-
-
-class ArrivingServer(ScriptedServer):
-    def __init__(
-        self, actions: Sequence[Action | Arrive], clock: ScriptedClock, *, tried_first: int
-    ) -> None:
-        super().__init__(actions, clock)
-        self._tried_first = tried_first
-        self.began = threading.Event()
-
-    def _begin(self) -> None: ...
-
-    def _arrive(self, action: Arrive) -> None:
-        if len(self._connections) >= self._tried_first:
-            # What was tried first counts nowhere: moments count from where the client begins.
-            assert self.began.wait(DEADLINE_S)
-        self._clock.set(action.at_s)
-        self._accept(action.stream)
-        self._open(action.stream, action.at_s)
-
-
-class ArrivingStreams(Streams):
-    """Waits for moments of the script without looking at its clock, which would move it on."""
-
-    def __init__(self, server: ArrivingServer, clock: ScriptedClock) -> None:
-        super().__init__(server.url, clock=clock)
-        self._script_clock = clock
-        self._began = server.began
-
-    async def wait_until(self, moment_s: float) -> None:
-        self._began.set()
-        await asyncio.sleep(0)
-        while self._script_clock.now_s < moment_s:
-            await asyncio.sleep(0.001)
-
-
-@contextlib.contextmanager
-def arriving(
-    actions: Sequence[Action | Arrive], *, tried_first: int = 1
-) -> Iterator[tuple[ArrivingServer, Streams]]:
-    """Serve a script; `tried_first` of its streams come before the load begins."""
-    clock = ScriptedClock()
-    server = ArrivingServer(actions, clock, tried_first=tried_first)
-    with server, ArrivingStreams(server, clock) as streams:
-        yield server, streams

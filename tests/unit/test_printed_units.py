@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdeploy.bench.load.plan import parse_span, span_text
+from sparkdeploy.bench.load import parse_span
 from sparkdeploy.bench.report import sections
+from sparkdeploy.bench.tables import span_text
 from sparkdeploy.monitor.draw import duration
 from tests.fakes.bench_runs import loaded_run, sample_run
 

@@ -67,10 +67,8 @@ class StepKind(StrEnum):
     TUNE = "tune"
 
 
-LOADS = (StepKind.LOAD, StepKind.AGENTS)
-"""Steps that are suite `load`: single requests, and an agent's conversations."""
-SUITES = (StepKind.FIVE, StepKind.DECODE, *LOADS)
-"""Steps that are suites of `bench`; others than loads under the same names."""
+SUITES = (StepKind.FIVE, StepKind.DECODE, StepKind.LOAD, StepKind.AGENTS)
+"""Steps that are suites of `bench` under the same names."""
 SERVED = (*SUITES, StepKind.QUALITY, StepKind.NEEDLE, StepKind.TOOLS, StepKind.TUNE)
 
 

@@ -1,11 +1,10 @@
 """What each step of a campaign does; what it brings lies in the campaign's folder afterwards."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkdeploy.bench.campaign.folder import (
-    LOADS,
     MAX_TEXT,
     SUITES,
     Campaign,
@@ -14,21 +13,13 @@ from sparkdeploy.bench.campaign.folder import (
 )
 from sparkdeploy.bench.endpoint import Access, measure_hint, reach_deployment
 from sparkdeploy.bench.files import read_record, shipped, write_record
-from sparkdeploy.bench.load.plan import (
-    Arrivals,
-    LoadPlan,
-    Search,
-    Slo,
-    conversations,
-    parse_limits,
-    shipped_mix,
-)
+from sparkdeploy.bench.load import LoadPlan, parse_limits
 from sparkdeploy.bench.quality.capture import capture_of, write_capture
 from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult, search_needles, try_tools
 from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.run import WantedRun, measure_endpoint, require_figures, run_store
 from sparkdeploy.bench.suites import SuiteName
-from sparkdeploy.bench.tables import sustained_text
+from sparkdeploy.bench.tables import limits_text, sustained_text
 from sparkdeploy.checks.report import Verdict
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.doctor import examine
@@ -49,17 +40,6 @@ TUNING = (*PYTHON, "-m", "sparkdeploy_vllm.tune_head")
 
 
 EXTENT = "campaign/extent.yaml"
-
-
-def load_of(asked: Mapping[str, Any]) -> LoadPlan:
-    texts = conversations(asked["turns"]) if "turns" in asked else shipped_mix()
-    return LoadPlan(
-        Arrivals(requests=asked["requests"], ramp_s=asked["ramp_s"]),
-        texts,
-        rates=tuple(asked["rates"]),
-        search=Search((), asked["share"]) if "share" in asked else None,
-        limits=parse_limits(shipped(EXTENT)["limits"]),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +96,14 @@ class Steps:
         endpoint = reach_deployment(self.campaign.plan.deployment, self.settings)
         path = self.campaign.result(recipe, kind)
         path.unlink(missing_ok=True)  # of a try that was broken off
-        plan = load_of(self.extent[kind]) if kind in LOADS else None
         wanted = WantedRun(
-            suites=(SuiteName.LOAD if plan is not None else SuiteName(kind.value),),
+            suites=(SuiteName(kind.value),),
             rounds=self.extent["rounds"],
             concurrency=(1,),
             context=(),
             save=str(path),
             prompts=self.extent["prompts"],
-            load=plan,
+            load=self._load() if kind is StepKind.LOAD else None,
         )
         finished = measure_endpoint(endpoint, wanted, self.settings)
         require_figures(finished)
@@ -132,6 +111,10 @@ class Steps:
         if run is not None:
             write_record(run, run_store(self.settings).folder / f"{run.run_id}.json")
         return found_in_words(finished.run)
+
+    def _load(self) -> LoadPlan:
+        limits_s = parse_limits(shipped(EXTENT)["limits"])
+        return LoadPlan(limits_s=limits_s, **self.extent["load"])
 
     def _quality(self, recipe: int) -> str:
         capture = capture_of(
@@ -236,7 +219,7 @@ def found_in_words(run: Run) -> str:
         return sustained_text(last.sustained)
     if last.loads:
         held = (f"{it.held} of {it.requests} at {it.rate_per_s:g}/s" for it in last.loads)
-        return f"{', '.join(held)} held {Slo(last.loads[0].limits_s)}"
+        return f"{', '.join(held)} held {limits_text(last.loads[0].limits_s)}"
     means = [(cell.prompt, cell.statistics.get("end_to_end_tok_s")) for cell in last.cells]
     words = ", ".join(f"{prompt} {mean.mean:.1f}" for prompt, mean in means if mean is not None)
     return f"{words} tok/s end to end" if words else "nothing was counted"

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparkdeploy.bench.figures import Estimate
 from sparkdeploy.bench.files import json_text, read_versioned, write_private_json
 from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin, served_of
-from sparkdeploy.bench.record import Estimate, Run
+from sparkdeploy.bench.record import Run
 from sparkdeploy.errors import BenchError
 
 LEAST_REST = 1e-9

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.figures import value_of
 from sparkdeploy.bench.files import shipped
-from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.sections import (
     TEXTS,
     acceptance_section,
+    agents_section,
     concurrency_section,
     context_section,
     load_section,
@@ -119,8 +119,8 @@ def report_page(
 def _sections(shown: Sequence[ShownRun], field: Field) -> Iterator[Section | None]:
     yield speed_section(shown, field.published, "five")
     yield speed_section(shown, field.published, "decode")
-    yield load_section(shown, Asking.OPEN_LOOP)
-    yield load_section(shown, Asking.CONVERSATIONS)
+    yield load_section(shown)
+    yield agents_section(shown)
     yield concurrency_section(shown)
     yield context_section(shown)
     yield acceptance_section(shown)
@@ -161,14 +161,9 @@ def _warnings(shown: Sequence[ShownRun]) -> Iterator[str]:
     suites = [(item, suite) for item in shown for suite in item.run.suites]
     yield from with_names((item.name, remark) for item, suite in suites for remark in _ill(suite))
     prompts: dict[str, set[str]] = {}
-    for item, suite in suites:
-        if suite.asking is Asking.CLOSED_LOOP:
+    for _, suite in suites:
+        if suite.name != LOAD:
             prompts.setdefault(suite.name, set()).add(suite.prompts)
-        elif suite.name != LOAD:
-            yield (
-                f"{item.name}: the suite {suite.name} ({suite.asking}) is not on this page: "
-                f"`sparkdeploy bench show {item.run.run_id}`."
-            )
     for name in sorted(name for name, found in prompts.items() if len(found) > 1):
         yield f"The prompts of {name} are not the same in all runs: do not compare them."
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.bench.figures import value_of
 from sparkdeploy.bench.files import shipped
-from sparkdeploy.bench.load.plan import Slo
-from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.report.shown import (
     LOAD,
     NOTHING,
@@ -17,17 +15,22 @@ from sparkdeploy.bench.report.shown import (
     Section,
     across,
     alike,
-    common_rate,
     in_thousands,
     with_names,
 )
-from sparkdeploy.bench.tables import figure, percent, prompt_title, sustained_text, with_interval
+from sparkdeploy.bench.tables import (
+    figure,
+    limits_text,
+    percent,
+    prompt_title,
+    sustained_text,
+    with_interval,
+)
 from sparkdeploy.bench.watch import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.load.record import TurnResult
     from sparkdeploy.bench.record import Cell, ServerDelta, SuiteResult
     from sparkdeploy.bench.report.shown import Groups, ShownRun
 
@@ -80,8 +83,8 @@ def source_of(published: Mapping[str, Any]) -> str:
     return "; ".join(published[name] for name in ("method", "hardware", "source"))
 
 
-def rows_of(section: str) -> dict[str, Callable[[Any], str]]:
-    """Return what the table of a section says of a cell or a turn, by the rows' titles."""
+def rows_of(section: str) -> dict[str, Callable[[Cell], str]]:
+    """Return what the table of a section says of a cell, by the rows' titles."""
     return {title: ROWS[name] for name, title in shipped(TEXTS)[section]["rows"].items()}
 
 
@@ -198,11 +201,11 @@ def _condition(cell: Cell) -> str:
 
 def _waits(
     kind: str, factor: float = 1.0, digits: int = 2, names: Sequence[str] = ("p50", "p95")
-) -> Callable[[Any], str]:
-    """Return what writes quantiles of a cell's or a turn's `kind` of waiting."""
+) -> Callable[[Cell], str]:
+    """Return what writes quantiles of a cell's `kind` of waiting."""
 
-    def text(of: Cell | TurnResult) -> str:
-        found = getattr(getattr(of, "latency", of), kind)
+    def text(cell: Cell) -> str:
+        found = getattr(cell.latency, kind)
         if found is None:
             return NOTHING
         return " / ".join(figure(getattr(found, name) * factor, digits) for name in names)
@@ -240,46 +243,58 @@ def _failed(cell: Cell) -> str:
 DRAWN_TTFT = ("Time to first token", "s, median", median_ttft_s)
 
 
-def load_section(runs: Sequence[ShownRun], asking: Asking) -> Section | None:
+def load_section(runs: Sequence[ShownRun]) -> Section | None:
     """Show the runs whose load was asked alike; a note names the others."""
-    loaded = alike(runs, asking)
+    loaded = alike(runs)
     limits_s = loaded[0][1].loads[0].limits_s if loaded else {}
-    is_talk = asking is Asking.CONVERSATIONS
     good = ("Requests done", "a second", _mean("completed_per_s"))
     if limits_s:
-        unit = f"requests a second within {Slo(limits_s)}"
+        unit = f"requests a second within {limits_text(limits_s)}"
         good = ("Goodput", unit, _mean("goodput_per_s"))
-    name, counted = ("conversations",) * 2 if is_talk else ("load", "requests")
     # A search comes to rates of many digits.
-    x = (f"{counted} a second, as they come", _rate, "{:g}/s".format)
+    x = ("requests a second, as they come", _rate, "{:g}/s".format)
     rated = [(shown, [cell for cell in suite.cells if cell.load]) for shown, suite in loaded]
-    groups = tuple(_turn_groups([suite for _, suite in loaded])) if is_talk else ()
-    notes = _load_notes(runs, loaded, asking)
-    return _section(name, rated, x, (DRAWN_TTFT, good), groups=groups, notes=notes)
+    return _section("load", rated, x, (DRAWN_TTFT, good), notes=_load_notes(runs, loaded))
 
 
 def _rate(cell: Cell) -> float:
     return float(f"{cell.load.rate_per_s:.3g}") if cell.load else 0.0
 
 
-def _turn_groups(suites: Sequence[SuiteResult]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield what each turn waits and finds in the prefix cache, at the highest common rate."""
-    rate = common_rate(suites)
-    loads = ([load for load in suite.loads if load.rate_per_s == rate] for suite in suites)
-    by_run = [{turn.turn: turn for load in own for turn in load.turns} for own in loads]
-    at = f"at {rate:.3g}/s" if rate is not None else ""
-    for title, text in rows_of("turns").items():
-        yield title.format(at), across(by_run, "turn {}".format, text)
+def agents_section(runs: Sequence[ShownRun]) -> Section | None:
+    """Show an agent's turns, of as many conversations at once as there were at the most."""
+    most = max((it.concurrency for shown in runs for it in shown.cells("agents")), default=0)
+    talks = [
+        (shown, [it for it in shown.cells("agents") if it.concurrency == most]) for shown in runs
+    ]
+    x = (f"turn, of {most} at once", _turn, "turn {:g}".format)
+    alone = [
+        {_turn(it): it for it in shown.cells("agents") if it.concurrency == 1 < most}
+        for shown in runs
+    ]
+    ttft = across(alone, "turn {:g}".format, ROWS["ttft"])
+    groups = [("time to first token of one alone, s: median / 95th percentile", ttft)]
+    drawn = (DRAWN_TTFT, ("Decode speed of each", "tok/s", _mean("stream_decode_tok_s")))
+    return _section("agents", talks, x, drawn, groups=groups)
 
 
-def _cached(turn: TurnResult) -> str:
-    if turn.cached_tokens is None or not turn.prompt_tokens:
-        return NOTHING
-    return figure(100 * turn.cached_tokens / turn.prompt_tokens, 0)
+def _turn(cell: Cell) -> float:
+    return float(cell.prompt.removeprefix("turn "))
+
+
+def _mean_of(cell: Cell, field: str) -> float | None:
+    """Return a mean over the requests that succeeded; None where one does not say it."""
+    found = [getattr(it, field) for it in cell.samples if it.round and it.failure is None]
+    return None if not found or None in found else sum(found) / len(found)
+
+
+def _cached(cell: Cell) -> str:
+    cached, prompt = _mean_of(cell, "cached_tokens"), _mean_of(cell, "prompt_tokens")
+    return figure(100 * cached / prompt, 0) if cached is not None and prompt else NOTHING
 
 
 def _load_notes(
-    runs: Sequence[ShownRun], loaded: Sequence[tuple[ShownRun, SuiteResult]], asking: Asking
+    runs: Sequence[ShownRun], loaded: Sequence[tuple[ShownRun, SuiteResult]]
 ) -> Iterator[str]:
     for shown, suite in loaded:
         if suite.sustained is not None:
@@ -291,10 +306,10 @@ def _load_notes(
                 yield f"{shown.name}: from the record {run.run_id}."
     names = [shown.name for shown, _ in loaded]
     for other in runs:
-        if other.load(asking) is not None and other.name not in names:
+        if other.load is not None and other.name not in names:
             yield (
-                f"{other.name}: its {LOAD} was asked in another way (prompts, arrivals, ramp or "
-                f"limits) and is not shown: `sparkdeploy bench show {other.run.run_id}`."
+                f"{other.name}: its {LOAD} was asked in another way (prompts or limits) and is not "
+                f"shown: `sparkdeploy bench show {other.run.run_id}`."
             )
 
 
@@ -315,8 +330,8 @@ ROWS: Mapping[str, Callable[[Any], str]] = {
     "done": lambda cell: (
         f"{figure(cell.load.completed_per_s, 2)}, {figure(cell.load.completion_tok_s)}"
     ),
-    "at_once": lambda cell: str(cell.load.most_in_flight),
-    "prompt": lambda turn: figure(turn.prompt_tokens, 0),
+    "at_once": lambda cell: figure(cell.load.most_at_once, 0),
+    "prompt": lambda cell: figure(_mean_of(cell, "prompt_tokens"), 0),
     "cached": _cached,
 }
-"""What a table says of a cell, of a cell's load, or of a turn; sections.yaml has the titles."""
+"""What a table says of a cell or a cell's load; sections.yaml has the titles."""

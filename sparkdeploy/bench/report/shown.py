@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from sparkdeploy.bench.compare import asked_of
-from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.bench.quality.comparison import QualityResult
 from sparkdeploy.bench.record import Cell, Run, SuiteResult
 
@@ -20,7 +19,6 @@ LABEL_EVERY = 13.0
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _MARKS = 4
 LOAD = "load"
-"""The suite's name, in an open loop and of conversations."""
 NOTHING = "-"
 
 
@@ -41,21 +39,20 @@ class ShownRun:
         return self.run.origin.recipe.name if self.run.origin.recipe is not None else ""
 
     def cells(self, suite: str) -> tuple[Cell, ...]:
-        """Return the cells of a suite in a closed loop."""
-        found = self.run.suite(suite, Asking.CLOSED_LOOP)
+        found = self.run.suite(suite)
         return found.cells if found is not None else ()
 
-    def load(self, asking: Asking) -> SuiteResult | None:
-        """Return a load of this run, else the newest of its others: each is a record of its own."""
-        found = (run.suite(LOAD, asking) for run in (self.run, *reversed(self.others)))
-        return next((suite for suite in found if suite is not None), None)
+    @property
+    def load(self) -> SuiteResult | None:
+        """The load of this run, else the newest of its others: each is a record of its own."""
+        found = (run.suite(LOAD) for run in (self.run, *reversed(self.others)))
+        return next((suite for suite in found if suite is not None and suite.loads), None)
 
 
-def alike(runs: Sequence[ShownRun], asking: Asking) -> list[tuple[ShownRun, SuiteResult]]:
+def alike(runs: Sequence[ShownRun]) -> list[tuple[ShownRun, SuiteResult]]:
     """Return the runs whose load was asked as the first one's was, each with its load."""
-    loaded = [(shown, suite) for shown in runs if (suite := shown.load(asking)) is not None]
-    asked = next((asked for _, suite in loaded if (asked := asked_of(suite)) is not None), None)
-    return [pair for pair in loaded if asked is not None and asked_of(pair[1]) == asked]
+    loaded = [(shown, suite) for shown in runs if (suite := shown.load) is not None]
+    return [pair for pair in loaded if asked_of(pair[1]) == asked_of(loaded[0][1])]
 
 
 def common_rate(suites: Sequence[SuiteResult]) -> float | None:

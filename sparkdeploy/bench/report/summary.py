@@ -15,13 +15,13 @@ from sparkdeploy.bench.compare import (
     spread_of,
     verdict_of,
 )
-from sparkdeploy.bench.load.plan import Slo
-from sparkdeploy.bench.load.record import Asking
-from sparkdeploy.bench.record import Cell, CellKey, Estimate, SuiteResult
+from sparkdeploy.bench.figures import Estimate
+from sparkdeploy.bench.record import Cell, CellKey, SuiteResult
 from sparkdeploy.bench.report.shown import LOAD, Section, ShownRun, alike, common_rate, in_thousands
-from sparkdeploy.bench.tables import change, figure
+from sparkdeploy.bench.tables import change, figure, limits_text
 
 AGENT = "agent"
+LAST_TURN = "turn 6"
 SUSTAINED = "sustained"
 """In place of a metric: the highest rate that held the limits."""
 SUSTAINED_KEY: CellKey = (SUSTAINED, 0, None, 0, "")
@@ -84,9 +84,13 @@ def summary_of(runs: Sequence[ShownRun], known: Sequence[Side]) -> FirstTable | 
 def _decisions(runs: Sequence[ShownRun]) -> Iterator[Decision]:
     title = "One user: five prompt classes, tok/s end to end"
     yield from _closed(runs, "five", title, "end_to_end_tok_s", lambda it: it.concurrency == 1)
-    yield from _of_load("Several users", runs, Asking.OPEN_LOOP)
+    yield from _of_load(runs)
     yield from _of_sweep(runs)
-    yield from _of_load("Agents", runs, Asking.CONVERSATIONS)
+    title = f"Agents: {LAST_TURN} of a conversation, several at once, s to the first token"
+    yield from _closed(
+        *(runs, "agents", title, "ttft_p50_s"),
+        lambda it: it.prompt == LAST_TURN and it.concurrency > 1,
+    )
     title = "Agents: an agent's turns, tok/s decoding"
     yield from _closed(
         *(runs, "decode", title, "stream_decode_tok_s"),
@@ -101,10 +105,10 @@ def _closed(
     metric: str,
     is_asked: Callable[[Cell], bool],
 ) -> Iterator[Decision]:
-    """Yield what is asked of a closed loop's cells, as the first run was asked that has them."""
+    """Yield what is asked of a suite's cells, as the first run was asked that has them."""
     for shown in runs:
         keys = {cell.key for cell in shown.cells(suite) if is_asked(cell)}
-        like = shown.run.suite(suite, Asking.CLOSED_LOOP)
+        like = shown.run.suite(suite)
         if like is not None and keys:
             is_wait = metric.endswith("_s") and not metric.endswith("tok_s")
             yield Decision(title, like, metric, keys, 1 + is_wait, lower_is_better=is_wait)
@@ -138,24 +142,22 @@ def _place(cell: Cell) -> tuple[int, int]:
     return cell.concurrency, cell.context_tokens or 0
 
 
-def _of_load(title: str, runs: Sequence[ShownRun], asking: Asking) -> Iterator[Decision]:
+def _of_load(runs: Sequence[ShownRun]) -> Iterator[Decision]:
     """Yield the best that the loads can say: the highest rate that holds, goodput, or waiting."""
-    suites = [suite for _, suite in alike(runs, asking)]
+    suites = [suite for _, suite in alike(runs)]
     if not suites:
         return
     like, rate = suites[0], common_rate(suites)
-    limits_s = like.loads[0].limits_s
-    counted = "conversations" if asking is Asking.CONVERSATIONS else "requests"
-    source = f"{counted} a second (bench load, {asking})"
-    at = f"{title}: {rate or 0:.3g} {source}:"
+    limits = limits_text(like.loads[0].limits_s)
+    source = "requests a second (bench load)"
+    at = f"Several users: {rate or 0:.3g} {source}:"
     keys = {cell.key for cell in like.cells if cell.load and cell.load.rate_per_s == rate}
     if like.sustained is not None:
-        share = f"{like.sustained.wanted_share:.0%} within {Slo(limits_s)}"
-        words = f"{title}: highest rate with {share}, {source}"
+        share = f"{like.sustained.wanted_share:.0%} within {limits}"
+        words = f"Several users: highest rate with {share}, {source}"
         yield Decision(words, like, SUSTAINED, {SUSTAINED_KEY}, 2)
-    elif rate is not None and limits_s:
-        # Of conversations each turn is a request of its own.
-        words = f"{at} requests within {Slo(limits_s)}, a second"
+    elif rate is not None and limits:
+        words = f"{at} requests within {limits}, a second"
         yield Decision(words, like, "goodput_per_s", keys, 2)
     elif rate is not None:
         words = f"{at} s to the first token, 95th percentile"
@@ -194,20 +196,12 @@ def _judged(ratio: Estimate, item: Decision) -> str:
 
 
 def cache_hits(shown: ShownRun) -> float | None:
-    """Return the share of conversations' prompt tokens in the prefix cache, at all rates."""
-    suite = shown.load(Asking.CONVERSATIONS)
-    if suite is None:
-        return None
-    counts: list[tuple[float, float]] = [
-        (answered * turn.cached_tokens, answered * turn.prompt_tokens)
-        for load in suite.loads
-        for turn in load.turns
-        if (answered := turn.requests - turn.failures)
-        and turn.cached_tokens is not None
-        and turn.prompt_tokens is not None
-    ]
-    if not counts:
-        servers = (cell.server for cell in suite.cells if cell.server is not None)
-        counts = [(it.prefix_hits or 0, it.prefix_queries or 0) for it in servers]
-    hits, asked = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    return hits / asked if asked else None
+    """Return the share of agents' prompt tokens that were in the prefix cache."""
+    cells = shown.cells("agents")
+    asked = [it for cell in cells for it in cell.samples if it.round and it.failure is None]
+    hits = [(it.cached_tokens, it.prompt_tokens) for it in asked if it.cached_tokens is not None]
+    if not hits:
+        servers = (cell.server for cell in cells if cell.server is not None)
+        hits = [(it.prefix_hits or 0, it.prefix_queries or 0) for it in servers]
+    cached, prompts = (sum(column) for column in zip(*hits, strict=True)) if hits else (0, 0)
+    return cached / prompts if prompts else None

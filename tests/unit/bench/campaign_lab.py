@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
 from sparkdeploy.bench import before
+from sparkdeploy.bench import run as bench_run
 from sparkdeploy.bench.campaign import steps as campaign_steps
 from sparkdeploy.bench.endpoint import Access, reach_url
 from sparkdeploy.bench.quality import capture, probes
@@ -30,6 +31,7 @@ from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.recipe.report import values_to_show
 from tests.unit.bench.planted import HOME, PLANTED
+from tests.unit.bench.test_load import REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,10 +81,15 @@ def take_down(_name: str, *, missing_ok: bool) -> tuple[str, ...]:
 @contextlib.contextmanager
 def connect(_settings: Any) -> Iterator[SimpleNamespace]:
     env = [f"{name}={value}" for name, value in (served() or {}).get("env", {}).items()]
-    record = {"Config": {"Env": ["PATH=/bin", *env]}}
-    yield SimpleNamespace(
-        inspect=lambda _id: record, exec=lambda _id, _argv: (0, f"best tile: 8\n{HOME}/x")
-    )
+    record: dict[str, Any] = {"Config": {"Env": ["PATH=/bin", *env]}}
+    record["Args"] = ["serve", "/m/ck/x"]
+    yield SimpleNamespace(inspect=lambda _id: record, exec=lambda _id, argv: (0, printed(argv)))
+
+
+def printed(argv: list[str]) -> str:
+    """What a program says in the container: vLLM's report of a load, or the tiles of a tuning."""
+    is_report = argv[0] == "sh" and argv[2].startswith("cat")
+    return json.dumps(REPORT) if is_report else f"best tile: 8\n{HOME}/x"
 
 
 def find_deployment(_host: Any, name: str) -> SimpleNamespace | None:
@@ -103,7 +110,8 @@ def reached(url: str) -> Endpoint:
     """The engine, made by the recipe that serves."""
     endpoint, here = reach_url(url, Access()), served()
     recipe = RecipeOrigin(here["name"], here["name"]) if here is not None else None
-    return replace(endpoint, origin=replace(endpoint.origin, recipe=recipe))
+    origin = replace(endpoint.origin, recipe=recipe)
+    return replace(endpoint, origin=origin, container_id="c1")
 
 
 def install() -> None:
@@ -111,7 +119,9 @@ def install() -> None:
     play(socket, gethostname=lambda: PLANTED["host"])
     findings = (ok("machine.memory", "128 GB"), fail("gpu.clock", "slow", "wait"))
     for module in (before, campaign_steps):
-        play(module, up=up, connect=connect)
+        play(module, up=up)
+    for module in (before, campaign_steps, bench_run):
+        play(module, connect=connect)
     play(before, find_deployment=find_deployment, down=take_down)
     play(
         campaign_steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,6 +56,26 @@ def test_any_endpoint_is_measured_by_its_url_and_kept(
         assert cell["server"]["generation_tokens"] == 2 * cell["max_tokens"]
         assert cell["samples"][0]["counting"] == "usage and token ids"
         assert cell["server"]["kv_usage_peak"] == 0.125
+
+
+def test_agents_converse_turn_by_turn_and_a_round_begins_a_new_task(
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+) -> None:
+    done = bench("--url", engine.url, "--suite", "agents", "--rounds", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert "turn 6, 4 at once" in done.stdout
+    cells = records(tmp_path)[0]["suites"][0]["cells"]
+    assert [(it["prompt"], it["concurrency"]) for it in cells] == [
+        (f"turn {turn}", streams) for streams in (1, 4) for turn in range(1, 7)
+    ]
+    lengths = [it["samples"][-1]["prompt_tokens"] for it in cells[:6]]
+    assert lengths == sorted(set(lengths))
+    asked = [body for body in engine.asked if "tools" in body]
+    assert {body["tool_choice"] for body in asked} == {"none"}
+    tasks = Counter(body["messages"][1]["content"] for body in asked)
+    # One alone and four at once, in a warm-up and a round, six turns each.
+    assert sorted(tasks.values()) == [6] * 10
 
 
 def test_a_sweep_makes_prompts_to_measure_that_no_cache_can_know(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdeploy.bench.campaign.folder import DONE, read_bundle
-from sparkdeploy.bench.load.record import Asking
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.settings import load_settings
 from tests.unit.bench import campaign_lab
@@ -118,13 +117,9 @@ def test_killed_at_three_moments_each_step_is_done_once_and_what_served_is_back(
     for recipe in lab.bundle.recipes:
         assert {step.ending for step in recipe.steps} == {DONE}
         assert recipe.run is not None
-        assert [suite.name for suite in recipe.run.suites] == ["five", "decode", "load", "load"]
-        assert [len(suite.cells) for suite in recipe.run.suites] == [1, 1, 1, 1]
-        asked = [suite.asking for suite in recipe.run.suites[2:]]
-        assert asked == [Asking.OPEN_LOOP, Asking.CONVERSATIONS]
-        talk = recipe.run.suites[3].cells[0].load
-        assert talk is not None
-        assert [(item.requests, item.failures) for item in talk.turns] == [(1, 0), (1, 0)]
+        assert [suite.name for suite in recipe.run.suites] == ["five", "decode", "load", "agents"]
+        assert [len(suite.cells) for suite in recipe.run.suites] == [1, 1, 1, 2]
+        assert [load.rate_per_s for load in recipe.run.suites[2].loads] == [4.0]
         assert len(recipe.needles) == 3
         assert all(item.is_found for item in recipe.needles)
     # The recipe baseline calls no tools.
@@ -135,8 +130,7 @@ def test_killed_at_three_moments_each_step_is_done_once_and_what_served_is_back(
     assert lab.bundle.recipes[1].quality.top1_agreement.value == 1.0
     first_screen = (lab.folder / "report.html").read_text().partition("<figure")[0]
     assert "passes the gate beside baseline" in first_screen
-    assert "(bench load, open loop)" in first_screen
-    assert "(bench load, conversations in an open loop)" in first_screen
+    assert "(bench load)" in first_screen
     kept = [path.read_text() for path in lab.folder.iterdir()]
     assert not any(PLANTED["variable"] in text for text in kept)
 

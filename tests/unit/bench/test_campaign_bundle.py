@@ -24,10 +24,10 @@ from sparkdeploy.bench.campaign.folder import (
 )
 from sparkdeploy.bench.campaign.privacy import Private, private_of
 from sparkdeploy.bench.campaign.report import campaign_page
+from sparkdeploy.bench.figures import Estimate
 from sparkdeploy.bench.files import adapter_of, json_text
 from sparkdeploy.bench.quality.comparison import QualityFigures
 from sparkdeploy.bench.quality.probes import CaseResult, NeedleResult
-from sparkdeploy.bench.record import Estimate
 from sparkdeploy.bench.report.page import read_published
 from sparkdeploy.settings import load_settings
 from tests.fakes.bench_runs import fields_of, judged, loaded_run
@@ -159,4 +159,4 @@ def test_the_page_of_a_campaign_begins_with_quality_too(agreement: float, said: 
     first = campaign_page(judged_bundle(agreement), PUBLISHED).partition("<figure")[0]
     assert f"{said} the gate beside baseline" in first
     assert "is the reference" in first
-    assert "(bench load, open loop)" in first
+    assert "(bench load)" in first

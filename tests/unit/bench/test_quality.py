@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from sparkdeploy.bench.figures import Estimate
 from sparkdeploy.bench.quality.comparison import (
     Thresholds,
     compare,
@@ -19,7 +20,6 @@ from sparkdeploy.bench.quality.comparison import (
     mean_over_texts,
     proportion,
 )
-from sparkdeploy.bench.record import Estimate
 from sparkdeploy.errors import BenchError
 from tests.unit.bench.captures import capture, logs, text
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from sparkdeploy.bench.files import read_all
 from sparkdeploy.bench.quality.comparison import QualityResult, keep, read_result
 from sparkdeploy.bench.report.page import read_published, report_page
@@ -13,12 +11,9 @@ from tests.fakes.bench_runs import judged, sample_run
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from sparkdeploy.bench.record import Run
-    from tests.fakes.vllm_server import FakeEngine
-    from tests.unit.program import Done
 
 V2, V3, BASELINE = (sample_run(name) for name in ("v2", "v3", "baseline"))
 
@@ -54,15 +49,3 @@ def test_a_result_is_kept_once_and_a_damaged_one_is_named(tmp_path: Path) -> Non
     found, (damage,) = read_all(folder, read_result)
     assert [one.candidate.name for one in found] == ["baseline", "v3"]
     assert "0.json" in damage
-
-
-@pytest.mark.outside
-def test_several_users_are_answered_by_a_load(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
-) -> None:
-    load = ("load", "--url", engine.url, "--rate", "50", "--requests", "20", "--ramp", "0")
-    assert bench(*load, "--slo", "e2e=1min", "--save", "now").returncode == 0
-    html = tmp_path / "report.html"
-    done = bench("report", "now", "-o", str(html))
-    assert done.returncode == 0, done.stderr
-    assert "bench load, open loop" in html.read_text()

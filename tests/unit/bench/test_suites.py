@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from sparkdeploy.bench.suites import (
     TokenEstimator,
     UsageSupport,
     context_prompt,
+    conversation,
     filler,
     fixed_suite,
     request_body,
@@ -43,6 +46,20 @@ def test_rounds_go_over_all_prompts_after_a_warm_up() -> None:
         ("qa", 1),
     ]
     assert len(suite.turns) == 15
+
+
+def test_each_turn_of_an_agent_begins_with_the_whole_one_before() -> None:
+    for earlier, later in pairwise(conversation("7")):
+        before, after = earlier.messages, later.messages
+        assert after[: len(before)] == before
+        asked, told = after[len(before) :]
+        (call,) = asked["tool_calls"]
+        assert told["tool_call_id"] == call["id"]
+        called = call["function"]["name"]
+        (tool,) = [item for item in later.tools if item["function"]["name"] == called]
+        arguments = json.loads(call["function"]["arguments"])
+        parameters = tool["function"]["parameters"]
+        assert set(parameters["required"]) <= set(arguments) <= set(parameters["properties"])
 
 
 def test_a_sweep_finishes_one_condition_before_the_next() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from sparkdeploy.bench.tools import (
     LLAMA_BENCHY,
     VLLM_BENCH,
     Load,
+    ServedContainer,
     load_for,
     measure_with_tools,
     read_report,
@@ -20,7 +21,8 @@ from sparkdeploy.bench.tools import (
 )
 from sparkdeploy.errors import BenchError
 
-LOAD = Load("http://127.0.0.1:8000", "qwen", 2048, 128, 3)
+LOAD = Load(2048, 128, 3)
+SERVER = {"base_url": "http://127.0.0.1:8000", "model": "qwen"}
 VLLM_REPORT = {
     # `vllm bench serve` 0.32.0 against a twin, four prompts; lists left out.
     "backend": "openai-chat",
@@ -50,10 +52,11 @@ def benchy(**figures: float) -> str:
 
 
 def test_both_tools_ask_for_the_same_load_without_sampling() -> None:
-    ours = tool_options(VLLM_BENCH, LOAD, tokenizer="/m/ck/x", result="/tmp/r.json")
+    asked = {**asdict(LOAD), **SERVER}
+    ours = tool_options(VLLM_BENCH, **asked, prompts=12, tokenizer="/m/ck/x", result="/tmp/r.json")
     theirs = tool_options(
         LLAMA_BENCHY,
-        LOAD,
+        **asked,
         tokenizer="/host/x",
         book_url="http://127.0.0.1:1/book.txt",
         result="/tmp/l.json",
@@ -68,19 +71,21 @@ def test_both_tools_ask_for_the_same_load_without_sampling() -> None:
 
 
 def test_two_runs_are_asked_other_texts_and_the_record_says_which() -> None:
-    loads = [load_for("u", "m", rounds=3, max_model_len=None) for _ in range(2)]
-    asked = [tool_options(VLLM_BENCH, it, tokenizer="t", result="/r.json") for it in loads]
+    hosts = [FakeHost(), FakeHost()]
+    loads = [load_for(3, None) for _ in hosts]
+    for host, load in zip(hosts, loads, strict=True):
+        measure_with_tools(there(host), load)
 
     assert loads[0].seed != loads[1].seed
-    seeds = [options[options.index("--seed") + 1] for options in asked]
+    seeds = [host.run[0][host.run[0].index("--seed") + 1] for host in hosts]
     assert seeds == [str(load.seed) for load in loads]
 
 
 def test_the_load_fits_the_model() -> None:
-    assert load_for("u", "m", rounds=3, max_model_len=262144).prompt_tokens == 2048
-    assert load_for("u", "m", rounds=3, max_model_len=1024).prompt_tokens == 832
+    assert load_for(3, 262144).prompt_tokens == 2048
+    assert load_for(3, 1024).prompt_tokens == 832
     with pytest.raises(BenchError, match="does not fit into 256"):
-        load_for("u", "m", rounds=3, max_model_len=256)
+        load_for(3, 256)
 
 
 def test_vllms_report_is_folded_in_with_our_names() -> None:
@@ -134,7 +139,11 @@ class FakeHost:
         return 0, json.dumps(VLLM_REPORT)
 
 
-@pytest.fixture
+def there(host: Any, *, has_key: bool = False) -> ServedContainer:
+    return ServedContainer(host, "abc", **SERVER, has_key=has_key)
+
+
+@pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = FakeHost()
     monkeypatch.setattr(shell, "which", lambda _name: None)
@@ -142,18 +151,18 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: Any) -> None:
-    found = measure_with_tools(host, LOAD, "abc", has_key=False)
+    found = measure_with_tools(there(host), LOAD)
 
     assert [(tool.tool, tool.version) for tool in found.tools] == [("vllm bench serve", "0.32.0")]
     assert found.notes == (
         "llama-benchy left out: it is not installed (pipx install llama-benchy)",
     )
     fetched = host.run[1]
-    assert fetched[2] == 'cat "$1" && rm -f "$1" "$1.pid"'
+    assert fetched[2] == 'cat "$1" && rm -f "$1" "$1.pid" "$1.texts"'
 
 
 def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: Any) -> None:
-    found = measure_with_tools(host, LOAD, "abc", has_key=True)
+    found = measure_with_tools(there(host, has_key=True), LOAD)
 
     assert 'OPENAI_API_KEY="$(cat /run/sparkdeploy/key)"' in host.run[0][2]
     assert "everybody could read it" in found.notes[0]
@@ -162,7 +171,7 @@ def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: Any) -> 
 def test_an_interrupted_tool_is_ended_in_the_container_too(host: Any) -> None:
     host.interrupts = True
 
-    found = measure_with_tools(host, LOAD, "abc", has_key=False)
+    found = measure_with_tools(there(host), LOAD)
 
     assert not found.is_complete
     assert found.notes == ("interrupted",)

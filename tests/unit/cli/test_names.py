@@ -90,7 +90,6 @@ def test_an_engine_that_is_not_there_has_no_names(monkeypatch: pytest.MonkeyPatc
         ("up v2-tq-3", ["v2-tq-3bit"]),
         ("bench compa", ["compare"]),
         ("bench run --sui", ["--suite"]),
-        ("bench load --arrivals p", ["poisson"]),
         ("export systemd v2-tq-3", ["v2-tq-3bit"]),
     ],
 )

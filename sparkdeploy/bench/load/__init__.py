@@ -1,1 +1,0 @@
-"""Load as users bring it: requests at their own moments, whoever still waits."""
