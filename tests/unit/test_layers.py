@@ -1,4 +1,4 @@
-"""The house: rooms import downwards only, and each outside thing has one door."""
+"""Packages import downwards only, and each library has one wrapper."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ LAYERS = (
     ("rehearsal", "bench", "export", "gateway", "authoring", "upkeep", "chat", "monitor"),
     ("cli",),
 )
-# A door of several modules is one class made of them: only DockerHost is for the other rooms.
-DOORS = {
+# Where a wrapper has several modules, they are one class: other packages use DockerHost alone.
+WRAPPERS = {
     "docker": {"sparkdeploy.node.connection", "sparkdeploy.node.containers"},
     "filelock": {"sparkdeploy.checkpoint.transfer", "sparkdeploy.node.lock"},
     "h11": {"sparkdeploy.bench.streams"},
@@ -67,8 +67,8 @@ DOORS = {
     "yaml": {"sparkdeploy.yaml_text"},
 }
 INSIDE_IMAGES = "sparkdeploy.image.inside."
-"""Programs that an image's own Python runs, with nothing of the house beside them."""
-BEHIND_THE_DOCKER_DOOR = {"connection", "containers"}
+"""Programs that an image's own Python runs, with nothing of sparkdeploy beside them."""
+DOCKER_INTERNALS = {"connection", "containers"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -94,17 +94,17 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 
 def layer_of(module: str) -> int | None:
-    """The layer of a module's room; None outside the house."""
-    room = module.split(".")[1] if module.startswith("sparkdeploy.") else ""
-    return next((index for index, rooms in enumerate(LAYERS) if room in rooms), None)
+    """The layer of a module's package; None for what stands above all of them."""
+    package = module.split(".")[1] if module.startswith("sparkdeploy.") else ""
+    return next((index for index, packages in enumerate(LAYERS) if package in packages), None)
 
 
-def test_every_module_belongs_to_a_room() -> None:
+def test_every_module_belongs_to_a_layer() -> None:
     outside = {module for module, _ in modules() if layer_of(module) is None}
     assert outside == {"sparkdeploy", "sparkdeploy.__main__", "sparkdeploy.uninstall"}
 
 
-def test_a_room_imports_nothing_above_it() -> None:
+def test_a_package_imports_nothing_above_it() -> None:
     backward = [
         f"{module} imports {name}"
         for module, path in modules()
@@ -115,19 +115,19 @@ def test_a_room_imports_nothing_above_it() -> None:
     assert backward == []
 
 
-@pytest.mark.parametrize(("library", "door"), list(DOORS.items()))
-def test_an_outside_thing_has_one_door(library: str, door: set[str]) -> None:
+@pytest.mark.parametrize(("library", "wrapper"), list(WRAPPERS.items()))
+def test_a_library_has_one_wrapper(library: str, wrapper: set[str]) -> None:
     users = {
         module
         for module, path in modules()
         if any(name.split(".")[0] == library for name in imports(path))
         if not module.startswith(INSIDE_IMAGES)
     }
-    assert users == door
+    assert users == wrapper
 
 
-def test_other_rooms_reach_docker_through_docker_host_only() -> None:
-    hidden = {f"sparkdeploy.node.{name}" for name in BEHIND_THE_DOCKER_DOOR}
+def test_other_packages_reach_docker_through_docker_host_only() -> None:
+    hidden = {f"sparkdeploy.node.{name}" for name in DOCKER_INTERNALS}
     users = {
         module
         for module, path in modules()

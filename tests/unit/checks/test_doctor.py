@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sparkdeploy.checks import docker, host, report
 from sparkdeploy.checks.host import READ_TIMEOUT_S, TimeLimitedMachine
 from sparkdeploy.checks.report import Finding, Verdict, fail, ok, warn
-from sparkdeploy.deploy import doctor as room
+from sparkdeploy.deploy import doctor as module
 from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.wait import Watch
 from sparkdeploy.errors import NodeError
@@ -52,8 +52,8 @@ MIRRORS = {
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings answer at once; only the machine of the tests may be slow."""
-    monkeypatch.setattr(room, "CONNECTION_DEADLINE_S", 60.0)
-    monkeypatch.setattr(room, "DEADLINE_S", 60.0)
+    monkeypatch.setattr(module, "CONNECTION_DEADLINE_S", 60.0)
+    monkeypatch.setattr(module, "DEADLINE_S", 60.0)
 
 
 def settings_of_ada() -> Settings:
@@ -85,11 +85,11 @@ def examined(
             return no_engine(settings)
         return RecordedEngine(recording.docker)
 
-    monkeypatch.setattr(room, "connect", connect)
+    monkeypatch.setattr(module, "connect", connect)
     monkeypatch.setattr("sparkdeploy.node.facts.free_bytes", lambda _path: 900 * 10**9)
     monkeypatch.setattr("sparkdeploy.node.ports.is_port_free", lambda *_: True)
     settings = replace(settings_of_ada(), **changes)
-    found = room.examine(load_recipe(shipped, recipe), settings, recording)
+    found = module.examine(load_recipe(shipped, recipe), settings, recording)
     by_check = {item.check: item for item in found}
     assert len(by_check) == len(found), "a check speaks once"
     return by_check
@@ -263,9 +263,9 @@ def test_the_drivers_own_words_are_passed_on(
 def test_a_rehearsals_engine_needs_no_gpu(
     shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "connect", lambda _: RecordedEngine(load("spark").docker or {}))
+    monkeypatch.setattr(module, "connect", lambda _: RecordedEngine(load("spark").docker or {}))
     resolved = load_recipe(shipped, "baseline", ["engine=cpu-0.32"])
-    found = room.examine(resolved, settings_of_ada(), load("nothing"))
+    found = module.examine(resolved, settings_of_ada(), load("nothing"))
     assert not [item for item in found if item.check.startswith(("gpu.", "machine.gpu"))]
 
 
@@ -275,16 +275,16 @@ def test_a_plan_at_hand_is_reported_and_not_drafted_again(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(room, "observe", refuse)
-    monkeypatch.setattr(room, "connect", lambda _: RecordedEngine(load("spark").docker or {}))
+    monkeypatch.setattr(module, "observe", refuse)
+    monkeypatch.setattr(module, "connect", lambda _: RecordedEngine(load("spark").docker or {}))
     plan = two_node_plan(
         shipped, ObservedNode(node_fact(2, gpu=None, gpu_failure="no GPU on the second"))
     )
-    found = room.doctor_report(plan.resolved, settings_of_ada(), plan)
+    found = module.doctor_report(plan.resolved, settings_of_ada(), plan)
     gpu = next(item for item in found["checks"] if "no GPU on the second" in item["seen"])
     assert gpu["seen"].startswith("spark-2: ")
-    monkeypatch.setattr(room, "connect", no_engine)
-    told = room.doctor_report(plan.resolved, settings_of_ada(), plan)["checks"]
+    monkeypatch.setattr(module, "connect", no_engine)
+    told = module.doctor_report(plan.resolved, settings_of_ada(), plan)["checks"]
     assert "docker does not answer" in {item["seen"] for item in told}
 
 
@@ -305,9 +305,9 @@ class _Slow:
 def test_no_command_is_waited_for_longer_than_a_patient_would(
     shipped: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "connect", no_engine)
+    monkeypatch.setattr(module, "connect", no_engine)
     slow = _Slow()
-    room.examine(load_recipe(shipped, "v2"), settings_of_ada(), slow)
+    module.examine(load_recipe(shipped, "v2"), settings_of_ada(), slow)
     assert len(slow.patience_s) > 8
     assert max(slow.patience_s) <= READ_TIMEOUT_S
 
@@ -318,10 +318,10 @@ def test_a_bug_in_a_thread_is_raised_where_it_is_waited_for(
     def break_down(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(room, "connect", no_engine)
-    monkeypatch.setattr(room, "observe", break_down)
+    monkeypatch.setattr(module, "connect", no_engine)
+    monkeypatch.setattr(module, "observe", break_down)
     with pytest.raises(KeyError, match="a bug"):
-        room.examine(load_recipe(shipped, "v2"), settings_of_ada(), load("nothing"))
+        module.examine(load_recipe(shipped, "v2"), settings_of_ada(), load("nothing"))
 
 
 def test_a_bug_of_doctor_does_not_keep_up_from_settling_a_failure(
@@ -330,7 +330,7 @@ def test_a_bug_of_doctor_does_not_keep_up_from_settling_a_failure(
     def break_down(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(room, "doctor_report", break_down)
+    monkeypatch.setattr(module, "doctor_report", break_down)
     plan = two_node_plan(shipped, ObservedNode(node_fact(2)))
     nodes = Nodes(node_behind("here", None))
     watch = Watch(Launch(nodes, "main", settings_of_ada(), "up v2"), {}, "v2", 1.0, plan=plan)
@@ -360,7 +360,7 @@ def test_a_proxy_takes_the_place_of_the_host_behind_it() -> None:
     behind_proxy = load_settings(
         {**MIRRORS, "https_proxy": "http://proxy.lab:3128", "no_proxy": "packages.lab"}
     )
-    targets = {item.name: item for item in room._targets(behind_proxy)}
+    targets = {item.name: item for item in module._targets(behind_proxy)}
     assert (targets["hub"].host, targets["hub"].port) == ("proxy.lab", 3128)
     assert targets["hub"].is_proxy
     assert targets["package_index"].host == "packages.lab"
@@ -370,7 +370,7 @@ def test_a_proxy_takes_the_place_of_the_host_behind_it() -> None:
     ("proxy", "port"), [("proxy.lab:3128", 3128), ("proxy.lab", 80), ("http://proxy.lab:port", 80)]
 )
 def test_a_proxy_is_read_as_curl_reads_it(proxy: str, port: int) -> None:
-    targets = room._targets(load_settings({**MIRRORS, "https_proxy": proxy}))
+    targets = module._targets(load_settings({**MIRRORS, "https_proxy": proxy}))
     hub = next(item for item in targets if item.name == "hub")
     assert (hub.host, hub.port) == ("proxy.lab", port)
 

@@ -10,7 +10,7 @@ import pytest
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.node import Node, Nodes, node_behind
-from sparkdeploy.plan import observe as room
+from sparkdeploy.plan import observe as module
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.plan.models import locate_model
@@ -58,7 +58,7 @@ def test_the_configured_registry_is_the_one_that_is_asked(shipped: Library) -> N
     engine = _Engine()
     resolved = load_recipe(shipped, "v2")
     nodes = Nodes(node_behind("here", engine))  # type: ignore[arg-type]
-    seen = room.observe(resolved, settings, nodes, Deployment("main"))
+    seen = module.observe(resolved, settings, nodes, Deployment("main"))
     assert seen.base_source == "registry"
     assert engine.asked == ["mirror.lab:5000/library/debian:bookworm-slim"]
 
@@ -99,7 +99,7 @@ def test_a_worker_is_sent_what_the_head_has_yet_to_fetch(
     models = tuple(MissingModel("a/b", "fetch", size_bytes) for size_bytes in sizes)
     head, worker = (ObservedNode(node_fact(number)) for number in (1, 2))
     nodes = Nodes(Node("spark-1", spark(1)), (Node("spark-2", spark(2)),))
-    assert room._with_weights(worker, head, models, nodes).missing_bytes == missing_bytes
+    assert module._with_weights(worker, head, models, nodes).missing_bytes == missing_bytes
 
 
 def planned_folder(shipped: Library, folder: Path, *settings: str) -> Plan:
@@ -132,8 +132,8 @@ def test_a_folder_without_weights_is_a_problem_unless_none_are_needed(
     if is_problem:
         assert f"{folder} holds no weights: no .safetensors files" in found[0].seen
         assert found[0].blocks == "prepare"
-        room = next(item for item in made.findings if item.check == "machine.room")
-        assert "memory was not checked" in room.seen
+        budget = next(item for item in made.findings if item.check == "machine.room")
+        assert "memory was not checked" in budget.seen
 
 
 CONSENT = ("allow_unsafe=true",)

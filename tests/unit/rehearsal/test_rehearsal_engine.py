@@ -11,7 +11,7 @@ from requests import ConnectionError as NoConnection
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.image.stages import stages_of
 from sparkdeploy.recipe.load import load_engine, load_recipe
-from sparkdeploy.rehearsal import engine as room
+from sparkdeploy.rehearsal import engine as module
 from sparkdeploy.settings import load_settings, resources
 from tests.fakes.plans import DOCKER, built
 
@@ -52,7 +52,7 @@ def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Docker:
         raise NoConnection
 
     made = _Docker()
-    monkeypatch.setattr(room, "connect", lambda _settings: made)
+    monkeypatch.setattr(module, "connect", lambda _settings: made)
     monkeypatch.setattr("requests.head", silent)
     monkeypatch.setenv("SPARKDEPLOY_WHEELHOUSE", str(tmp_path))
     monkeypatch.delenv("SPARKDEPLOY_REHEARSAL_ENGINE", raising=False)
@@ -61,7 +61,7 @@ def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Docker:
 
 def chosen(shipped: Library, recipe: str = "v2", *settings: str) -> str:
     resolved = load_recipe(shipped, recipe, settings)
-    return room.rehearsal_engine(resolved, load_settings(), nearest=True).name
+    return module.rehearsal_engine(resolved, load_settings(), nearest=True).name
 
 
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def of_release(shipped: Library, vllm: str) -> Engine:
 )
 def test_the_nearest_release_goes_first(shipped: Library, vllm: str, name: str) -> None:
     engines = [load_engine(shipped, name) for name in NAMES]
-    first, second = room.by_nearness(of_release(shipped, vllm), engines)
+    first, second = module.by_nearness(of_release(shipped, vllm), engines)
     assert first.name == name
     assert second.name != name
 

@@ -20,7 +20,7 @@ from sparkdeploy.node.reports import RegistryImage
 from sparkdeploy.recipe.image_pins import ImageContents, ImageLock
 from sparkdeploy.recipe.load import Resolved, load_engine
 from sparkdeploy.settings import load_settings, resources
-from sparkdeploy.upkeep import image_build as room
+from sparkdeploy.upkeep import image_build as module
 from sparkdeploy.upkeep import images as image_shelf
 from tests.fakes.fabric import spark
 from tests.fakes.plans import DOCKER, built
@@ -73,8 +73,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> _Engine:
         return made.images[stage.tag]
 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(room, "connect", lambda _settings: made)
-    monkeypatch.setattr(room, "refuse_without_emulation", lambda _wanted: None)
+    monkeypatch.setattr(module, "connect", lambda _settings: made)
+    monkeypatch.setattr(module, "refuse_without_emulation", lambda _wanted: None)
     monkeypatch.setattr("sparkdeploy.deploy.prepare.build_stage", build_stage)
     return made
 
@@ -92,13 +92,13 @@ def stages(shipped: Library, name: str, architecture: Any, source: Any) -> tuple
 def test_every_stage_is_built_for_the_docker_engines_own_platform(
     shipped: Library, engine: _Engine, name: str, by: str
 ) -> None:
-    meant = room.what_is_meant(name, (), load_settings())
+    meant = module.what_is_meant(name, (), load_settings())
     wanted = meant.engine.name if isinstance(meant, Resolved) else meant.name
-    images = room.build_engine(name, (), None, load_settings())
+    images = module.build_engine(name, (), None, load_settings())
     assert engine.asked == list(stages(shipped, wanted, "x86_64", "registry")), by
     assert [image.platform for image in images] == ["linux/amd64"] * 3
     assert all(image.was_built for image in images)
-    again = room.build_engine(name, (), None, load_settings())
+    again = module.build_engine(name, (), None, load_settings())
     assert [image.tag for image in again] == [image.tag for image in images]
     assert not any(image.was_built for image in again)
 
@@ -108,7 +108,7 @@ def test_what_is_built_for_a_spark_is_what_a_spark_would_look_for(
     shipped: Library, engine: _Engine, digest: str | None, source: str
 ) -> None:
     engine.digest = digest
-    images = room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
+    images = module.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
     there = stages(shipped, "cuda-0.25", "aarch64", source)
     assert [(it.tag, it.fingerprint) for it in images] == [(it.tag, it.fingerprint) for it in there]
     assert [stage.platform for stage in engine.asked] == ["linux/arm64"] * 3
@@ -119,10 +119,10 @@ def test_what_cannot_be_emulated_or_known_is_refused(
     engine: _Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(BuildError, match=r"cuda-0\.19 compiles vLLM"):
-        room.build_engine("cuda-0.19", (), "linux/arm64", load_settings())
+        module.build_engine("cuda-0.19", (), "linux/arm64", load_settings())
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(NodeError, match="the Docker Engine is for x86_64 and this machine is"):
-        room.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
+        module.build_engine("cuda-0.25", (), "linux/arm64", load_settings())
     assert engine.asked == []
 
 
@@ -143,7 +143,7 @@ def test_what_an_image_holds_is_kept_for_this_machines_platform_alone(
     monkeypatch.setattr(_Engine, "pull", lambda *_: iter(()), raising=False)
     monkeypatch.setattr("sparkdeploy.image.pins.build_stage", build_stage)
     monkeypatch.setattr("sparkdeploy.image.proof.contents_of", lambda *_: contents)
-    images = room.build_engine("baseline", ("engine=image", f"image={tag}"), platform, settings)
+    images = module.build_engine("baseline", ("engine=image", f"image={tag}"), platform, settings)
     assert [(image.stage, image.platform) for image in images] == [
         ("engine", platform),
         ("guard", platform),
@@ -158,14 +158,14 @@ def test_what_an_image_holds_is_kept_for_this_machines_platform_alone(
 def test_an_engine_alone_without_a_digest_is_told_what_works(engine: _Engine) -> None:
     settings = load_settings()
     with pytest.raises(BuildError, match="names no image") as caught:
-        room.build_engine("image", (), None, settings)
+        module.build_engine("image", (), None, settings)
     assert "`sparkdeploy image build RECIPE --set engine=image" in (caught.value.hint or "")
     folder = settings.config_dir / "recipes" / "engines"
     folder.mkdir(parents=True)
     text = "schema: 1\nname: mine\ntitle: t\nkind: image\nvllm: 0.33.0\nimage: a/b:c\n"
     (folder / "mine.yaml").write_text(text)
     with pytest.raises(BuildError, match="stands on the tag a/b:c") as caught:
-        room.build_engine("mine", (), None, settings)
+        module.build_engine("mine", (), None, settings)
     assert "RECIPE --set engine=mine" in (caught.value.hint or "")
     assert engine.asked == []
 
