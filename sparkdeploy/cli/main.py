@@ -47,7 +47,7 @@ _MISUSES = {
     r"^Option '(.+)' requires an argument\.$": r"\1 needs a value",
     r"^Option '(.+)' does not take a value\.$": r"\1 takes no value",
     r"^Invalid value for '(.+?)': (?:Value error, )?": r"\1: ",
-    r" is not one of (.+)\.$": r" is none of \1",
+    r" is not one of (.{1,300})\.$": r" is none of \1",
 }
 """Typer's words about a command line, and this program's."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
