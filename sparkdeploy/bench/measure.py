@@ -1,7 +1,7 @@
 """A suite under way: each turn is asked, timed, counted and kept."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ from sparkdeploy.recipe.answers import Task
 from sparkdeploy.server.metrics import Metrics, read_metrics
 from sparkdeploy.units import format_seconds
 
+MOST_TOKENS_A_WORD = 8
 SETTLE_S = 10.0
 SETTLE_POLL_S = 0.02
 GONE = "the server no longer answers"
@@ -59,6 +60,8 @@ class MeasuredServer:
     model: str
     support: UsageSupport
     exposition: Callable[[], str] | None = None
+    tokens_of: Callable[[Sequence[Mapping[str, Any]]], int | None] = lambda _messages: None
+    """The tokens of a conversation, where the server counts them without an answer."""
 
     def counters(self) -> Metrics | None:
         if self.exposition is None:
@@ -138,10 +141,13 @@ class Measurement:
     watch: BenchWatch
     seed: int = field(default_factory=lambda: time.time_ns() % 2**31)
     """Begins the prompts made to measure."""
-    _estimator: TokenEstimator = field(default_factory=TokenEstimator)
+    _estimator: TokenEstimator = field(init=False)
     _forecast: Forecast = field(default_factory=Forecast)
     _collected: dict[Condition, Collected] = field(default_factory=dict)
     _began_s: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self._estimator = TokenEstimator(self._tokens_of, MOST_TOKENS_A_WORD)
 
     def run(self, say: Callable[[str], None]) -> SuiteResult:
         """Take every turn and say how far it is; Ctrl-C and a server that is gone end it early."""
@@ -200,7 +206,8 @@ class Measurement:
             )
             for stream, exchange in enumerate(exchanges)
         ]
-        self._learn(prompts, measured)
+        if counted := [item.sample for item in measured if item.is_counted]:
+            self._forecast.learn(counted)
         kept = self._collected.setdefault(turn.condition, Collected())
         kept.rounds[turn.round] = measured
         # Also after a warm-up: what it counts late must not fall into the next round.
@@ -220,33 +227,24 @@ class Measurement:
             return [it for it in turns if it.name == condition.prompt]
         if tokens is None:
             return [it for it in asked(self.suite.name) if it.name == condition.prompt] * count
-        words = self._words_for(tokens - condition.max_tokens)
+        words = self._estimator.pieces_for(tokens - condition.max_tokens)
         return [self._made(words, condition.max_tokens, tokens) for _ in range(count)]
 
-    def _made(self, words: int, max_tokens: int, context_tokens: int) -> Prompt:
+    def _made(self, words: int, max_tokens: int, context_tokens: int | None = None) -> Prompt:
         self.seed += 1
         return context_prompt(
             words, seed=self.seed, max_tokens=max_tokens, context_tokens=context_tokens
         )
 
-    def _words_for(self, prompt_tokens: int) -> int:
-        while (words := self._estimator.probe_for(prompt_tokens)) is not None:
-            answer = self.server.answer(self._made(words, 1, prompt_tokens))
-            if answer.failure is None:
-                self._estimator.learn(words, answer.prompt_tokens)
-            elif not self._estimator.is_calibrated:
-                raise BenchError(f"a prompt of {words} words failed: {answer.failure.message}")
-            else:
-                # What the server does not take shorter it does not take: the cell will say so.
-                break
-        return self._estimator.words_for(prompt_tokens)
-
-    def _learn(self, prompts: Sequence[Prompt], measured: Sequence[Measured]) -> None:
-        if counted := [item.sample for item in measured if item.is_counted]:
-            self._forecast.learn(counted)
-        for prompt, item in zip(prompts, measured, strict=True):
-            if prompt.words and item.is_counted:
-                self._estimator.learn(prompt.words, item.sample.prompt_tokens)
+    def _tokens_of(self, words: int) -> int:
+        prompt = self._made(words, 1)
+        tokens = self.server.tokens_of(prompt.messages)
+        if tokens is not None:
+            return tokens
+        answer = self.server.answer(prompt)
+        if answer.failure is not None:
+            raise BenchError(f"a prompt of {words} words failed: {answer.failure.message}")
+        return answer.prompt_tokens
 
 
 def outcome_of(result: SuiteResult) -> str:

@@ -358,7 +358,7 @@ def _server(endpoint: Endpoint) -> Iterator[tuple[MeasuredServer, BenchWatch]]:
             has_metrics = "vllm:" in model.exposition()
         support = usage_support(streams, there.name)
         exposition = model.exposition if has_metrics else None
-        server = MeasuredServer(streams, there.name, support, exposition)
+        server = MeasuredServer(streams, there.name, support, exposition, model.prompt_tokens)
         console.detail(f"each request asks the server to count: {support.value}")
         with BenchWatch(machine, watched.exposition if has_metrics else None) as watch:
             yield server, watch

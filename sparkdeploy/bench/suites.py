@@ -3,14 +3,14 @@
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.record import RequestSample
-from sparkdeploy.errors import UsageError
+from sparkdeploy.errors import BenchError, UsageError
 
 WARMUPS = 1
 AGENTS_AT_ONCE = (1, 4)
@@ -39,8 +39,6 @@ class Prompt:
     """Whether the answer has max_tokens tokens; else the model may end it earlier."""
     context_tokens: int | None = None
     """Prompt and answer together, for a prompt that is made to measure."""
-    words: int = 0
-    """Of the filler, for such a prompt."""
 
 
 def asked(suite: str) -> tuple[Prompt, ...]:
@@ -103,7 +101,7 @@ def context_prompt(
 ) -> Prompt:
     content = f"{filler(words, seed=seed)}\n\nSummarise the report above in detail."
     message = {"role": "user", "content": content}
-    return Prompt("context", (message,), max_tokens, (), True, context_tokens, words)
+    return Prompt("context", (message,), max_tokens, (), True, context_tokens)
 
 
 def digest(prompts: tuple[Prompt, ...]) -> str:
@@ -153,44 +151,35 @@ SPARE_TOKENS = 32
 SPARE_SHARE = 0.02
 """Words differ in tokens: over 200 prompts of 3K tokens, 0.7 % was the standard deviation with a
 tokenizer of one to twelve characters a token, and must not carry a prompt over the model's end."""
-PROBE_WORDS = (40, 140)
-REACH = 3
-"""How many times the longest known prompt may be foretold before a probe goes part of the way."""
+FEW_PIECES = 10
+MOST_PIECES = 2000
 
 
 @dataclass(slots=True)
 class TokenEstimator:
-    """Words and the tokens they became: linear in our filler, after a chat template's constant."""
+    """How many pieces, words or lines, make so many tokens: they are linear after a template's."""
 
+    count: Callable[[int], int]
+    """Tokens of a prompt of so many pieces; BenchError where the server does not take it."""
+    most_a_piece: int
     _known: dict[int, int] = field(default_factory=dict)
 
-    def learn(self, words: int, prompt_tokens: int) -> None:
-        self._known[words] = prompt_tokens
-
-    @property
-    def is_calibrated(self) -> bool:
-        return all(words in self._known for words in PROBE_WORDS)
-
-    def probe_for(self, prompt_tokens: int) -> int | None:
-        """Return the words of a prompt to learn first, None once this length can be foretold."""
-        for words in PROBE_WORDS:
-            if words not in self._known:
-                return words
-        reach_tokens = REACH * max(self._known.values())
-        if prompt_tokens <= reach_tokens:
-            return None
-        words = self._words(reach_tokens)
-        return words if words > max(self._known) else None
-
-    def words_for(self, prompt_tokens: int) -> int:
-        """Return the words of a prompt of nearly, and at most, so many tokens; after all probes."""
-        return self._words(prompt_tokens - SPARE_TOKENS - int(prompt_tokens * SPARE_SHARE))
-
-    def _words(self, prompt_tokens: int) -> int:
-        fewest, most = min(self._known), max(self._known)
-        tokens_a_word = (self._known[most] - self._known[fewest]) / (most - fewest)
-        room = prompt_tokens - self._known[fewest]
-        return max(fewest + int(room / max(tokens_a_word, 0.1)), 1)
+    def pieces_for(self, tokens: int) -> int:
+        """Return the pieces of a prompt of nearly, and at most, so many tokens."""
+        for pieces in (
+            FEW_PIECES,
+            max(2 * FEW_PIECES, min(tokens // self.most_a_piece, MOST_PIECES)),
+        ):
+            try:
+                self._known[pieces] = self._known.get(pieces) or self.count(pieces)
+            except BenchError:
+                # What the server does not take shorter it does not take: the cell will say so.
+                if len(self._known) < 2:
+                    raise
+        few, many = min(self._known), max(self._known)
+        a_piece = (self._known[many] - self._known[few]) / (many - few)
+        room = tokens * (1 - SPARE_SHARE) - SPARE_TOKENS - self._known[few]
+        return max(few + int(room / max(a_piece, 0.1)), 1)
 
 
 @dataclass(frozen=True, slots=True)

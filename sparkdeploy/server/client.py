@@ -165,6 +165,14 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         with contextlib.closing(response):
             yield _chunks(response)
 
+    def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+        """Return the tokens of a conversation; None where the server has no such route."""
+        with contextlib.suppress(UnhealthyError):
+            body = {"model": self.name, "messages": list(messages)}
+            count = self._call_json("/tokenize", timeout_s=ANSWER_TIMEOUT_S, body=body).get("count")
+            return count if isinstance(count, int) else None
+        return None
+
     def exposition(self, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
         return self._call("/metrics", timeout_s=timeout_s).text
 

@@ -33,6 +33,7 @@ class FakeEngine(HttpServer):
         """Returns the words of a 400, or None."""
         self.before: Callable[[dict[str, Any]], None] = lambda _body: None
         self.has_metrics = True
+        self.has_tokenize = False
         self.tells_usage = True
         self.post_answer: tuple[int, str] | None = None
         """Status and words in place of every completion."""
@@ -101,6 +102,9 @@ class EngineHandler(Handler):
         if words is not None:
             self.send(400, words)
             return
+        if self.path == "/tokenize" and self.server.has_tokenize:
+            self.send(200, {"count": _prompt_tokens(body)})
+            return
         if self.path not in {"/v1/chat/completions", "/v1/completions"}:
             self.send(404, "no such route")
             return
@@ -108,9 +112,7 @@ class EngineHandler(Handler):
 
     def complete(self, body: dict[str, Any]) -> None:
         self.server.heads.append({**self.headers, ":path": self.path})
-        messages = body.get("messages", [{"content": body.get("prompt")}])
-        text = " ".join(str(message.get("content")) for message in messages)
-        prompt_tokens = TEMPLATE_TOKENS + TOKENS_A_WORD * len(text.split())
+        prompt_tokens = _prompt_tokens(body)
         self.server.count(body, prompt_tokens)
         self.stream(*self._answer(body, prompt_tokens))
 
@@ -134,6 +136,12 @@ class EngineHandler(Handler):
 
     def _tells_ids(self, body: dict[str, Any]) -> bool:
         return self.server.tells_usage and bool(body.get("return_token_ids"))
+
+
+def _prompt_tokens(body: dict[str, Any]) -> int:
+    messages = body.get("messages", [{"content": body.get("prompt")}])
+    text = " ".join(str(message.get("content")) for message in messages)
+    return TEMPLATE_TOKENS + TOKENS_A_WORD * len(text.split())
 
 
 class TalkingEngine(FakeEngine):

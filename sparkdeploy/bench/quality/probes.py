@@ -12,10 +12,12 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sparkdeploy.bench.endpoint import Access, reach
 from sparkdeploy.bench.files import shipped
+from sparkdeploy.bench.suites import TokenEstimator
 from sparkdeploy.recipe.answers import CHAT
 from sparkdeploy.server.client import Completion, ServedModel
 from sparkdeploy.settings import Settings
@@ -26,10 +28,7 @@ MAX_TOKENS = 64
 MAX_CALL_TOKENS = 1024
 TEXTS = "quality/needle.yaml"
 CASES = "quality/tool_calls.yaml"
-SAFETY = 0.95
-"""Lines differ in length; a haystack a little too short is better than one that is refused."""
-SAMPLE_LINES = (2, 8)
-"""Of the prompts that measure how many tokens a line takes; every answer measures it again."""
+MOST_TOKENS_A_LINE = 64
 _SHOWN_CHARACTERS = 120
 SILENT = {"chat_template_kwargs": {"enable_thinking": False}}
 """What matters is what it answers, not how long it thinks about that."""
@@ -66,14 +65,12 @@ def search_needles(
     cases = [(length, depth) for length in fitting for depth in DEPTHS]
     results = []
     with found.server.again() as model, console.step(f"needles in {found.label}") as step:
-        fixed_tokens, tokens_a_line = _measure_prompts(model)
+        estimator = TokenEstimator(partial(_tokens_of, model), MOST_TOKENS_A_LINE)
         for index, (length, depth) in enumerate(cases):
             step.say(f"{length} tokens, needle at {depth:.0%} ({index + 1} of {len(cases)})")
-            room_tokens = SAFETY * (length - MAX_TOKENS) - fixed_tokens
-            line_count = max(int(room_tokens / tokens_a_line), 1)
+            line_count = estimator.pieces_for(length - MAX_TOKENS)
             code = 10_000 + (index * 7919 + length) % 90_000
             done = _ask(model, haystack(line_count, depth, code, seed=index), MAX_TOKENS)
-            tokens_a_line = max((done.prompt_tokens - fixed_tokens) / line_count, 1.0)
             is_found, said = is_answer(done.text, code), done.text[:_SHOWN_CHARACTERS]
             results.append(NeedleResult(length, depth, done.prompt_tokens, is_found, said))
     return tuple(results)
@@ -98,20 +95,18 @@ def is_answer(text: str, code: int) -> bool:
     return re.search(rf"(?<!\d){code}(?!\d)", text.replace(",", "")) is not None
 
 
-def _measure_prompts(model: ServedModel) -> tuple[float, float]:
-    """Return the tokens of the question with all around it, and those of one line."""
-    few, many = SAMPLE_LINES
-    short, long = (
-        _ask(model, haystack(line_count, 0.5, 0, seed=0), 1).prompt_tokens
-        for line_count in SAMPLE_LINES
-    )
-    tokens_a_line = max((long - short) / (many - few), 1.0)
-    return max(short - few * tokens_a_line, 0.0), tokens_a_line
+def _question(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{text}\n\n{shipped(TEXTS)['question']}"}]
 
 
 def _ask(model: ServedModel, text: str, max_tokens: int) -> Completion:
-    question = {"role": "user", "content": f"{text}\n\n{shipped(TEXTS)['question']}"}
-    return model.generate(CHAT, {"messages": [question], "max_tokens": max_tokens, **SILENT})
+    body = {"messages": _question(text), "max_tokens": max_tokens}
+    return model.generate(CHAT, {**body, **SILENT})
+
+
+def _tokens_of(model: ServedModel, line_count: int) -> int:
+    text = haystack(line_count, 0.5, 0, seed=0)
+    return model.prompt_tokens(_question(text)) or _ask(model, text, 1).prompt_tokens
 
 
 def needle_lines(found: Sequence[NeedleResult]) -> Iterator[str]:

@@ -78,15 +78,18 @@ def test_agents_converse_turn_by_turn_and_a_round_begins_a_new_task(
     assert sorted(tasks.values()) == [6] * 10
 
 
+@pytest.mark.parametrize("has_tokenize", [True, False])
 def test_a_sweep_makes_prompts_to_measure_that_no_cache_can_know(
-    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path
+    bench: Callable[..., Done], engine: FakeEngine, tmp_path: Path, has_tokenize: bool
 ) -> None:
+    engine.has_tokenize = has_tokenize
     done = bench(
         *("--url", engine.url, "--suite", "sweep", "--rounds", "1"),
         *("--concurrency", "1,3", "--context", "1K,4K,16K"),
     )
 
     assert done.returncode == 0, done.stderr
+    assert any(body["max_tokens"] == 1 for body in engine.asked) is not has_tokenize
     assert "context 16384 left out: the model serves up to 8192 tokens" in done.stdout
     (record,) = records(tmp_path)
     for cell in record["suites"][0]["cells"]:
@@ -201,7 +204,7 @@ def test_each_suite_is_kept_when_it_ends(
     kept: list[list[str]] = []
 
     def look(body: dict[str, Any]) -> None:
-        if body["max_tokens"] == 1:  # the sweep's probe: the suite before it has ended
+        if body.get("max_tokens") == 1:  # the sweep's probe: the suite before it has ended
             kept.append([suite["name"] for suite in records(tmp_path)[0]["suites"]])
 
     engine.before = look

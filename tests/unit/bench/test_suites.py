@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -33,9 +32,6 @@ from sparkdeploy.bench.suites import (
 )
 from sparkdeploy.errors import BenchError, UsageError
 from tests.fakes.bench_runs import origin, sample_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_rounds_go_over_all_prompts_after_a_warm_up() -> None:
@@ -106,30 +102,23 @@ def test_the_filler_has_the_words_asked_for(words: int, seed: int) -> None:
     assert len(filler(words, seed=seed).split()) == words
 
 
-def learnt(estimator: TokenEstimator, wanted: int, tokens: Callable[[int], int]) -> int:
-    """Ask every probe of a server that counts like this; return how many there were."""
-    for asked in range(30):
-        probe = estimator.probe_for(wanted)
-        if probe is None:
-            return asked
-        estimator.learn(probe, tokens(probe))
-    pytest.fail("the probes never end")
-
-
 @given(st.integers(5, 60), st.floats(1.0, 4.0), st.integers(512, 262144))
 def test_a_prompt_fits_and_is_nearly_as_long_as_asked(
     template: int, tokens_a_word: float, wanted: int
 ) -> None:
+    asked: list[int] = []
+
     def tokens(words: int) -> int:
+        asked.append(words)
         return template + round(words * tokens_a_word)
 
-    estimator = TokenEstimator()
-    assert learnt(estimator, wanted, tokens) <= 9
+    estimator = TokenEstimator(tokens, 8)
+    made = tokens(estimator.pieces_for(wanted))
 
-    made = tokens(estimator.words_for(wanted))
-
-    assert made <= wanted
-    assert made >= wanted * (0.99 - SPARE_SHARE) - SPARE_TOKENS - tokens_a_word - 2
+    assert len(asked) == 3
+    assert max(map(tokens, asked[:2])) <= wanted
+    assert wanted * (0.99 - SPARE_SHARE) - SPARE_TOKENS - tokens_a_word - 2 <= made <= wanted
+    assert estimator.pieces_for(wanted) == asked[2]
 
 
 @pytest.mark.parametrize("wanted", [896, 2944, 32640, 262016])
@@ -140,10 +129,8 @@ def test_a_prompt_fits_though_words_differ_in_tokens(wanted: int) -> None:
         def tokens(words: int, dice: Random = dice) -> int:
             return 20 + round(words * 3.3 + dice.gauss(0, 0.4) * math.sqrt(words))
 
-        estimator = TokenEstimator()
-        learnt(estimator, wanted, tokens)
-
-        assert 0.9 * wanted - SPARE_TOKENS < tokens(estimator.words_for(wanted)) <= wanted
+        made = tokens(TokenEstimator(tokens, 8).pieces_for(wanted))
+        assert 0.9 * wanted - SPARE_TOKENS < made <= wanted
 
 
 PROMPT = context_prompt(10, seed=0, max_tokens=128, context_tokens=1024)
