@@ -67,6 +67,20 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
     return _read_within(open_regular(path), limit_bytes)
 
 
+def read_in_place(path: Path, limit_bytes: int) -> tuple[bytes, Path]:
+    """Return what `read_bytes` does, and where that very file lies, links followed.
+
+    A judgement by the place counts for these bytes only so: whoever owns a folder on the way may
+    lead the path elsewhere at any time. Raises OSError where that was done meanwhile, too.
+    """
+    file = open_regular(path)
+    opened, place = os.fstat(file.fileno()), Path(os.path.realpath(path))
+    content = _read_within(file, limit_bytes)
+    if not os.path.samestat(opened, os.lstat(place)):
+        raise OSError(errno.ESTALE, "it was exchanged while it was read")
+    return content, place
+
+
 def _read_within(file: BufferedReader, limit_bytes: int) -> bytes:
     with file:
         content = file.read(limit_bytes + 1)

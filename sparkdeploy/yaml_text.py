@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from sparkdeploy import stored_json
 from sparkdeploy.errors import RecipeError
-from sparkdeploy.stored_json import read_bytes
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
@@ -66,8 +66,14 @@ class Marked:
 
 def read_text(path: Path) -> str:
     """Return a regular file's UTF-8 text; RecipeError for a pipe, a device or a large file."""
+    return read_in_place(path)[0]
+
+
+def read_in_place(path: Path) -> tuple[str, Path]:
+    """Return what `read_text` does, and where that very file lies, links followed."""
     try:
-        return read_bytes(path, MAX_BYTES).decode()
+        content, place = stored_json.read_in_place(path, MAX_BYTES)
+        return content.decode(), place
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from sparkdeploy.checks.survey import Survey, survey
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import NAMES, PORT, Request, resolve
-from sparkdeploy.errors import ConsentNeededError, NodeError, SparkdeployError
+from sparkdeploy.errors import ConsentNeededError, NodeError, RecipeError, SparkdeployError
 from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.gateway.stack import Stack, StackModel
@@ -23,9 +23,10 @@ from sparkdeploy.plan.observed import Observed, ObservedNode
 from sparkdeploy.plan.on_hardware import plan_on
 from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.consent import asked, consent_hint, digest
-from sparkdeploy.recipe.document import Document, ValueOrigin
+from sparkdeploy.recipe.document import Document
 from sparkdeploy.recipe.library import library
 from sparkdeploy.recipe.load import Resolved, error_of
+from sparkdeploy.recipe.paths import CHAT_TEMPLATE
 from sparkdeploy.server.phases import start_s
 from sparkdeploy.settings import Settings
 from sparkdeploy.yaml_text import in_line
@@ -161,12 +162,19 @@ def _require_consent(
     """Raise ConsentNeededError for what the stack's own `set` may only do with consent."""
     if not model.assignments or resolved.recipe.allow_unsafe:
         return
-    shelf, own = library(settings), ValueOrigin(str(stack.path), 1)
+    own = stack.origin
     origins = {key: own if it.line is None else it for key, it in resolved.origins.items()}
-    foreign = shelf.foreign_files({(): own})
-    needed = [*asked(resolved.recipe, origins, foreign)]
-    template = resolved.recipe.serve.chat_template
-    record = settings.state_dir / "consents" / digest(needed, origins, resolved.mods, template)
+    needed = [*asked(resolved.recipe, origins, library(settings).foreign_files({(): own}))]
+    for asked_for in needed:
+        if asked_for.path[0] == "mods" or asked_for.path == CHAT_TEMPLATE:
+            # Their files are held against what was consented to where a recipe names them.
+            what = ".".join(map(str, asked_for.path))
+            raise RecipeError(
+                f"{own}: model {model.name}: `set` of a stack from elsewhere names no {what}",
+                hint="write it into the recipe; --allow-unsafe takes it as it is",
+            )
+    mods, template = resolved.mods, resolved.template_hash
+    record = settings.state_dir / "consents" / digest(needed, origins, mods, template)
     if not needed or record.is_file():
         return
     error = error_of(

@@ -5,7 +5,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,14 @@ from sparkdeploy.about import about
 from sparkdeploy.errors import RecipeError, UsageError
 from sparkdeploy.node.container import refuse_no_name
 from sparkdeploy.recipe.consent import CONSENT_OPTIONS
-from sparkdeploy.recipe.document import KeyPath, is_set, is_stack, read_document
+from sparkdeploy.recipe.document import (
+    Document,
+    KeyPath,
+    ValueOrigin,
+    is_set,
+    is_stack,
+    read_document,
+)
 from sparkdeploy.recipe.fields import (
     NAME_PATTERN,
     FormatVersion,
@@ -79,6 +86,8 @@ class StackModel:
 class Stack:
     name: str
     path: Path
+    origin: ValueOrigin
+    """The file as it was read."""
     host: str
     port: int
     allowed_hosts: tuple[str, ...]
@@ -252,7 +261,7 @@ def load_stack(path: Path, settings: Settings) -> Stack:
         mistakes += [it for it in _contradictions(file) if it.path not in wrong]
     if file is None or mistakes:
         raise error_of(f"stack {path}", document, mistakes)
-    return _stack_of(file, Path(os.path.abspath(path)), settings)  # noqa: PTH100 - as typed
+    return _stack_of(file, document, Path(os.path.abspath(path)), settings)  # noqa: PTH100 - as typed
 
 
 def _contradictions(file: StackFile) -> Iterator[Mistake]:
@@ -307,10 +316,11 @@ def _ports(file: StackFile) -> Iterator[Mistake]:
             yield Mistake(("models", at, "port"), f"port {model.port} is given twice", "change one")
 
 
-def _stack_of(file: StackFile, path: Path, settings: Settings) -> Stack:
+def _stack_of(file: StackFile, document: Document, path: Path, settings: Settings) -> Stack:
     return Stack(
         name=file.name or path.stem,
         path=path,
+        origin=replace(document.origins[("models",)], file=str(path)),
         host=file.host,
         port=file.port,
         allowed_hosts=tuple(file.allowed_hosts),

@@ -12,7 +12,14 @@ from pathlib import Path, PurePosixPath
 
 from sparkdeploy.errors import BuildError
 from sparkdeploy.image.context import ContextFile
-from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN, SCRIPT, FoundMod
+from sparkdeploy.recipe.mods import (
+    MAX_BYTES,
+    MAX_FILES,
+    NOT_TAKEN,
+    SCRIPT,
+    FoundMod,
+    files_hash,
+)
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.stored_json import read_bytes
 
@@ -54,7 +61,7 @@ def read_mod(mod: FoundMod) -> ModFiles:
         files: tuple[ContextFile, ...] = (ContextFile(SCRIPT, script, EXECUTABLE),)
         slug = f"run-{hashlib.sha256(script).hexdigest()[:12]}"
     else:
-        files, slug = tuple(_read(mod.folder, mod.name)), _slug(mod.name)
+        files, slug = tuple(_read(mod)), _slug(mod.name)
     return ModFiles(slug, shown(mod.name)[:120], files, mod.needs_network)
 
 
@@ -63,21 +70,29 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", last).strip("._-")[:60] or "mod"
 
 
-def _read(folder: Path, name: str) -> Iterator[ContextFile]:
+def _read(mod: FoundMod) -> Iterator[ContextFile]:
+    folder, name = mod.folder or Path(), mod.name
     found = sorted(_regular_files(folder, name))
     if folder / SCRIPT not in found:
         raise BuildError(f"mod {shown(name)}: {folder} holds no {SCRIPT}")
     if len(found) > MAX_FILES:
         raise BuildError(f"mod {shown(name)} has more than {MAX_FILES} files")
-    total = 0
+    contents: dict[Path, bytes] = {}
+    left_bytes = MAX_BYTES
     for path in found:
         try:
-            content = read_bytes(path, MAX_BYTES)
+            contents[path] = read_bytes(path, MAX_BYTES)
+            left_bytes -= len(contents[path])
         except OSError as error:
             raise BuildError(f"mod {shown(name)}: {path}: {error.strerror}") from error
-        total += len(content)
-        if total > MAX_BYTES:
+        if left_bytes < 0:
             raise BuildError(f"mod {shown(name)} has more than {MAX_BYTES >> 20} MiB")
+    if mod.judged and files_hash(contents) != mod.judged:
+        raise BuildError(
+            f"mod {shown(name)}: files in {folder} changed while the recipe was read",
+            hint="type the command again: it asks about what they are then",
+        )
+    for path, content in contents.items():
         # To a shell the sign before the line's end is a letter of the last word.
         if path == folder / SCRIPT and b"\r\n" in content:
             raise BuildError(

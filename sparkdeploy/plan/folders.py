@@ -43,7 +43,10 @@ def read_template(resolved: Resolved, settings: Settings) -> Template | None:
     if resolved.allowed:
         # Of the template alone: several nodes and a rehearsal change other values of the recipe.
         foreign = library(settings).foreign_files(resolved.origins)
-        now = asked(resolved.recipe, resolved.origins, foreign)
+        # By the path that is read below, and no look at the recipe's a second time.
+        serve = resolved.recipe.serve.model_copy(update={"chat_template": str(path)})
+        recipe = resolved.recipe.model_copy(update={"serve": serve})
+        now = asked(recipe, resolved.origins, foreign)
         if any(it.path == CHAT_TEMPLATE and it not in resolved.allowed for it in now):
             raise RecipeError(f"serve.chat_template: {named} leads elsewhere since it was allowed")
     try:
@@ -57,8 +60,14 @@ def read_template(resolved: Resolved, settings: Settings) -> Template | None:
             f"serve.chat_template: {path} cannot be read: {error.strerror}",
             hint=f"it is named by {origin}",
         ) from error
-    digest = hashlib.sha256(content).hexdigest()[:DIGITS]
-    return Template(settings.state_dir / "templates" / f"{digest}{path.suffix}", content)
+    digest = hashlib.sha256(content).hexdigest()
+    if resolved.template_hash not in ("", digest):
+        raise RecipeError(
+            f"serve.chat_template: {path} changed while the recipe was read",
+            hint="type the command again: it asks about what it is then",
+        )
+    name = f"{digest[:DIGITS]}{path.suffix}"
+    return Template(settings.state_dir / "templates" / name, content)
 
 
 def write_template(template: Template) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sparkdeploy import yaml_text
 from sparkdeploy.about import CONSENT
 from sparkdeploy.recipe.document import KeyPath, ValueOrigin, written_part
 from sparkdeploy.recipe.flags import VALUE_FLAGS, given_flags, spellings
-from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN, FoundMod
+from sparkdeploy.recipe.mods import MAX_BYTES, MAX_FILES, NOT_TAKEN, FoundMod, files_hash
 from sparkdeploy.recipe.paths import is_folder
 from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Limits, Mod, Recipe, Speculative
@@ -178,38 +178,52 @@ def _is_ordinary(path: KeyPath, value: Any) -> bool:  # noqa: ANN401 - YAML
     return False
 
 
+def judged_mods(mods: Iterable[FoundMod]) -> tuple[FoundMod, ...]:
+    """Return mods with the hash of what lies in their folders now: an image takes nothing else."""
+    return tuple(
+        it if it.folder is None else replace(it, judged=_hash_of_folder(it.folder)) for it in mods
+    )
+
+
+def template_hash(template: str | None) -> str:
+    """Return the sha256, in hex, of a chat template; empty for none."""
+    if template is None:
+        return ""
+    path = Path(os.path.realpath(os.path.expanduser(template)))  # noqa: PTH111
+    return hashlib.sha256(_content(path, MAX_BYTES)).hexdigest()
+
+
 def digest(
     asked_for: Iterable[Mistake],
     origins: Mapping[KeyPath, ValueOrigin],
     mods: Iterable[FoundMod],
-    template: str | None,
+    template: str,
 ) -> str:
     """Return the sha256, in hex, over what is asked for and all files that it stands in.
 
-    These are the recipe, what it extends, its mods' files and its chat template. A mod of more
-    files or bytes than an image build takes has another digest each time: it is asked about again.
+    These are the recipe and what it extends, as they were read, its judged mods, and its chat
+    template by its hash.
     """
-    files = [Path(origin.file) for origin in origins.values() if origin.line is not None]
-    if template is not None:
-        files.append(Path(os.path.realpath(os.path.expanduser(template))))  # noqa: PTH111
-    parts = [f"{it.path}: {it.message}".encode() for it in asked_for]
-    for file in sorted(set(files)):
-        parts += [os.fsencode(file), _content(file, MAX_BYTES)]
-    for mod in mods:
-        parts += _mod_parts(mod.folder) if mod.folder is not None else ()
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+    parts = [f"{it.path}: {it.message}" for it in asked_for]
+    for file, read in sorted(
+        {(it.file, it.read) for it in origins.values() if it.line is not None}, key=str
+    ):
+        parts += [file, read.sha256 if read is not None else os.urandom(16).hex()]
+    parts += [text for mod in mods for text in (str(mod.folder), mod.judged)]
+    encoded = (os.fsencode(part) for part in (*parts, template))
+    return hashlib.sha256(b"".join(hashlib.sha256(it).digest() for it in encoded)).hexdigest()
 
 
-def _mod_parts(folder: Path) -> Iterator[bytes]:
+def _hash_of_folder(folder: Path) -> str:
+    """Return its hash; another each time for more files or bytes than an image build takes."""
+    files: dict[Path, bytes] = {}
     left_bytes = MAX_BYTES
-    for count, file in enumerate(_files_below(folder)):
-        content = _content(file, left_bytes)
-        left_bytes -= len(content)
-        yield os.fsencode(file)
-        yield content
-        if count >= MAX_FILES or left_bytes <= 0:
-            yield os.urandom(16)
-            return
+    for file in _files_below(folder):
+        files[file] = _content(file, left_bytes)
+        left_bytes -= len(files[file])
+        if len(files) > MAX_FILES or left_bytes <= 0:
+            return os.urandom(16).hex()
+    return files_hash(files)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

@@ -1,7 +1,8 @@
 """YAML documents that remember on which line each value stands."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,22 @@ FOREIGN_SIGNS = frozenset({"recipe_version", "sparkrun_version", "container", "c
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file as it was read: its owner may have put another one in its place since."""
+
+    place: Path
+    """Where it lay, links followed."""
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class ValueOrigin:
     """Where a value was written: a file and a line, or `--set`."""
 
     file: str
     line: int | None
+    read: ReadFile | None = field(default=None, compare=False, repr=False)
+    """None of what was typed."""
 
     def __str__(self) -> str:
         return self.file if self.line is None else f"{self.file}:{self.line}"
@@ -42,11 +54,13 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """Read one YAML mapping; raise RecipeError when it is none or over the reader's limits."""
-    marked = yaml_text.load_mapping(yaml_text.read_text(path), str(path))
+    text, place = yaml_text.read_in_place(path)
+    read = ReadFile(place, hashlib.sha256(text.encode()).hexdigest())
+    marked = yaml_text.load_mapping(text, str(path))
     content = marked.content
     return Document(
         {key: it for key, it in content.items() if it is not None or key not in SECTIONS},
-        {key: ValueOrigin(str(path), line) for key, line in marked.lines.items()},
+        {key: ValueOrigin(str(path), line, read) for key, line in marked.lines.items()},
         tuple(key for key, _ in marked.duplicates),
     )
 

@@ -63,11 +63,14 @@ class Library:
         return self._files("engines/*.yaml")
 
     def foreign_files(self, origins: Mapping[KeyPath, ValueOrigin]) -> frozenset[str]:
-        """Return which of the files that values stand in lie elsewhere, links followed."""
+        """Return which of the files that values stand in lay elsewhere when they were read."""
         own = [folder.resolve() for folder in self.folders]
-        files = {origin.file for origin in origins.values() if origin.line is not None}
-        real = {file: Path(file).resolve() for file in files}
-        return frozenset(it for it in files if not any(map(real[it].is_relative_to, own)))
+        read = {
+            (it.file, it.read and it.read.place) for it in origins.values() if it.line is not None
+        }
+        return frozenset(
+            file for file, place in read if not (place and any(map(place.is_relative_to, own)))
+        )
 
     def _files(self, pattern: str) -> dict[str, Path]:
         # The first folder that has a name wins.

@@ -13,8 +13,10 @@ from sparkdeploy.recipe.consent import (
     asked,
     consent_hint,
     digest,
+    judged_mods,
     of_the_node,
     self_consents,
+    template_hash,
 )
 from sparkdeploy.recipe.document import (
     Document,
@@ -79,6 +81,8 @@ class Resolved:
     allowed: tuple[Mistake, ...] = ()
     pending: tuple[Mistake, ...] = ()
     """What needs a consent that nobody has given yet."""
+    template_hash: str = ""
+    """Of the chat template as it was when consent was looked for; empty where none is needed."""
 
     @property
     def called(self) -> str:
@@ -162,17 +166,28 @@ def look_into(library: Library, wanted: str, settings: Iterable[str] = ()) -> Lo
     mistakes += of_the_node(recipe, document.origins)
     mods = find_mods(recipe, document.origins, path.parent)
     needed = tuple(asked(recipe, document.origins, foreign))
-    record = None
+    record, template = None, ""
+    if needed:
+        mods, template = judged_mods(mods), template_hash(recipe.serve.chat_template)
     if needed and library.consents is not None:
-        template = recipe.serve.chat_template
         record = library.consents / digest(needed, document.origins, mods, template)
     is_allowed = recipe.allow_unsafe or (record is not None and record.is_file())
     lines = tuple(_line(document, warning) for warning in warnings)
     resolved = None
     if engine is not None:
-        asked_for = (needed, ()) if is_allowed else ((), needed)
+        allowed, pending = (needed, ()) if is_allowed else ((), needed)
         resolved = Resolved(
-            recipe, engine, document.origins, lines, translation, wanted, mods, image, *asked_for
+            recipe=recipe,
+            engine=engine,
+            origins=document.origins,
+            warnings=lines,
+            translation=translation,
+            wanted=wanted,
+            mods=mods,
+            image=image,
+            allowed=allowed,
+            pending=pending,
+            template_hash=template,
         )
     consents = () if is_allowed else needed
     return Loaded(document, (*mistakes,), translation, recipe, resolved, consents, lines, record)

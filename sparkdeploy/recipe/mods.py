@@ -1,6 +1,7 @@
 """Mods of a recipe: where their folders lie on this machine."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -40,6 +41,8 @@ class FoundMod:
     needs_network: bool
     looked_in: tuple[Path, ...] = ()
     beside: Path | None = None
+    judged: str = ""
+    """The hash of its files that a consent was asked or given for; empty where none is needed."""
 
     @property
     def is_missing(self) -> bool:
@@ -81,6 +84,12 @@ def find_mods(
         folder, looked = mod_folder(mod.folder, beside) if mod.folder else (None, ())
         found.append(FoundMod(mod.name, folder, mod.run or "", mod.network, looked, _real(beside)))
     return tuple(found)
+
+
+def files_hash(files: Mapping[Path, bytes]) -> str:
+    """Return the sha256, in hex, over the files of a mod's folder."""
+    parts = (part for path in sorted(files) for part in (os.fsencode(path), files[path]))
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
 def proposed_setting(mods: Sequence[FoundMod]) -> str:

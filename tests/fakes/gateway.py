@@ -19,6 +19,7 @@ from sparkdeploy.gateway.scheduler import Sighting
 from sparkdeploy.gateway.stack import Alias, Stack, StackModel
 from sparkdeploy.node.ports import listening_sockets
 from sparkdeploy.recipe.answers import TEXT, TEXT_AND_SPEECH
+from sparkdeploy.recipe.document import ValueOrigin
 from tests.fakes.http_server import Handler, HttpServer
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ def stack_of(**changes: Any) -> Stack:
     values = {
         "name": "home",
         "path": Path("home.yaml"),
+        "origin": ValueOrigin("home.yaml", 1),
         "host": "127.0.0.1",
         "port": 8800,
         "allowed_hosts": (),

@@ -41,14 +41,17 @@ class SourceRecipe:
 
     def origin(self, *path: str | int) -> ValueOrigin:
         """Return where a value stands, or the nearest mapping above it."""
-        return self.origins.get(written_part(path, self.origins), ValueOrigin(str(self.file), 1))
+        if written := written_part(path, self.origins):
+            return self.origins[written]
+        read = next((it.read for it in self.origins.values()), None)
+        return ValueOrigin(str(self.file), 1, read)
 
     def origin_of_word(self, word: str) -> ValueOrigin:
         """Return the line of the command that has a word; the command's first where none has."""
         start = self.origin("command")
         first = start.line or 1
         numbered = enumerate(self.lines[first - 1 :], first)
-        return next((ValueOrigin(start.file, at) for at, line in numbered if word in line), start)
+        return next((replace(start, line=at) for at, line in numbered if word in line), start)
 
     def mapping(self, key: str) -> Mapping[str, Any]:
         return self.content.get(key) or {}

@@ -220,20 +220,34 @@ def test_another_node_and_a_wrong_recipe_are_named_with_the_model(
 DANGEROUS = "- {name: x, recipe: v2, set: ['serve.env={PYTHONPATH: /tmp}', 'model.revision=main']}"
 
 
+@pytest.mark.parametrize(
+    "set_", ["mods=[{run: echo}]", "serve.chat_template=/etc/hostname"], ids=["mods", "template"]
+)
+def test_a_stack_from_elsewhere_sets_no_file_that_could_be_exchanged(
+    tmp_path: Path, set_: str
+) -> None:
+    settings = load_settings()
+    text = f"{HEAD}- {{name: x, recipe: v2, set: ['{set_}']}}"
+    stack = load_stack(written(tmp_path, text), settings)
+    with pytest.raises(RecipeError, match="a stack from elsewhere names no"):
+        requests_of(stack, settings)
+    assert requests_of(stack, settings, ["allow_unsafe=true"])
+
+
 def test_a_stack_from_elsewhere_asks_for_what_it_sets(tmp_path: Path) -> None:
     settings = load_settings()
     stack = load_stack(written(tmp_path, HEAD + DANGEROUS), settings)
     with pytest.raises(ConsentNeededError) as caught:
         requests_of(stack, settings)
-    assert f"{stack.path}:1: serve.env" in (caught.value.detail or "")
+    assert f"{stack.path}:2: serve.env" in (caught.value.detail or "")
     assert "model.revision" not in (caught.value.detail or "")
     assert requests_of(stack, settings, ["allow_unsafe=true"])
     assert caught.value.record is not None
     write_private(caught.value.record, "")
     assert requests_of(stack, settings), "consent is remembered"
-    written(tmp_path, HEAD + DANGEROUS + "\n# another file\n")
+    other = written(tmp_path, HEAD + DANGEROUS + "\n# another file\n")
     with pytest.raises(ConsentNeededError):
-        requests_of(stack, settings)
+        requests_of(load_stack(other, settings), settings)
     # What lies in the user's own folder of recipes is the user's own.
     (settings.config_dir / "recipes").mkdir(parents=True)
     own = written(settings.config_dir / "recipes", HEAD + DANGEROUS)
