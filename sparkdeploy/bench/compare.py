@@ -113,17 +113,6 @@ class FigureDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Overall:
-    """One figure over all cells of a suite: other / base, the geometric mean of the cells'."""
-
-    suite: str
-    metric: str
-    cells: int
-    estimate: Estimate
-    deviation: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class RunComparison:
     base: str
     other: str
@@ -132,7 +121,8 @@ class RunComparison:
     variation_from: tuple[str, ...]
     """Labels whose repeated runs say how much runs of the same differ; empty if none does."""
     differences: tuple[FigureDifference, ...]
-    overall: tuple[Overall, ...]
+    overall: tuple[FigureDifference, ...]
+    """Of each figure over several cells: the geometric mean of theirs."""
     changed: tuple[str, ...]
     """What made their newest runs that is not the same: `driver: 580.1 -> 590.2`."""
     notes: tuple[str, ...]
@@ -174,7 +164,7 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
     """Hold one side against the other; `known` are further sides of the same machine."""
     repeated = repeated_sides([base, other, *known], base)
     differences: list[FigureDifference] = []
-    overall: list[Overall] = []
+    overall: list[FigureDifference] = []
     notes: list[str] = []
     for suite in base.suites:
         match = next((it for it in other.suites if it.name == suite.name), None)
@@ -248,7 +238,9 @@ def _differences(
             yield FigureDifference(*where, *found, asked=cell.asked)
 
 
-def _overall(suite: SuiteResult, metric: str, tables: Sequence[Table]) -> Iterator[Overall]:
+def _overall(
+    suite: SuiteResult, metric: str, tables: Sequence[Table]
+) -> Iterator[FigureDifference]:
     """Yield the figure over all cells, where there are several and some run a side has them all."""
     keys = {
         cell.key
@@ -256,7 +248,7 @@ def _overall(suite: SuiteResult, metric: str, tables: Sequence[Table]) -> Iterat
         if all(any(run.get(cell.key) for run in table) for table in tables[:2])
     }
     if len(keys) > 1 and (found := _ratio(tables, keys)):
-        yield Overall(suite.name, metric, len(keys), *found[2:])
+        yield FigureDifference(suite.name, f"all {len(keys)}", 0, None, metric, *found)
 
 
 def _changed(base: Run, other: Run) -> Iterator[str]:

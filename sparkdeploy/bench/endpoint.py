@@ -21,7 +21,6 @@ from sparkdeploy.bench.record import (
     RecipeOrigin,
     RunOrigin,
 )
-from sparkdeploy.bench.tools import CHECKPOINT_MOUNT, MODEL_MOUNT
 from sparkdeploy.checkpoint.manifest import read_manifest
 from sparkdeploy.deploy.deployments import require_deployment
 from sparkdeploy.deploy.nodes import ClusterRecord, connect
@@ -51,6 +50,9 @@ _BACKENDS = {
     Task.RERANK: "vllm-rerank",
     Task.TRANSCRIPTIONS: "openai-audio",
 }
+CHECKPOINT_MOUNT = "/m/ck/"
+MODEL_MOUNT = "/m/hub/"
+"""Where `plan.container` mounts prepared checkpoints and downloads."""
 _SUCH_AS = "such as http://127.0.0.1:8000"
 
 
@@ -61,8 +63,6 @@ class Access:
     key_file: Path | None = None
     model: str | None = None
     """The served name; None is the first that the server names."""
-    ca_file: Path | None = None
-    """Certificates to trust; None is the system's, or a variable's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def server_at(url: str, access: Access) -> ServedModel:
         )
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise UsageError(f"{url!r} is no address", hint=_SUCH_AS)
-    ca_file = trusted(access.ca_file) if parts.scheme == "https" else None
+    ca_file = trusted() if parts.scheme == "https" else None
     key = read_key_file(access.key_file)
     return ServedModel(base_url, key, model=access.model, ca_file=ca_file)
 

@@ -19,7 +19,8 @@ from sparkdeploy.bench.record import (
 )
 
 WARM_UP = 0
-_Z95 = 1.959963984540054
+Z95 = 1.959963984540054
+"""The 97.5 % quantile of the standard normal distribution."""
 _T95 = (
     *(12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004),
     *(2.262157, 2.228139, 2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905),
@@ -196,20 +197,15 @@ def _rate(tokens: float, duration_s: float) -> float | None:
     return tokens / duration_s if tokens and duration_s > 0 else None
 
 
-def quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Interpolate between the two nearest ranks (Hyndman and Fan's type 7, numpy's default)."""
-    rank = (len(ordered) - 1) * fraction
-    below = math.floor(rank)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
-
-
 def quantiles(values: Iterable[float]) -> Quantiles | None:
-    ordered = sorted(values)
-    if not ordered:
+    """Interpolate between the two nearest ranks (Hyndman and Fan's type 7, numpy's default)."""
+    found = list(values)
+    if not found:
         return None
-    p50, p95, p99 = (quantile(ordered, fraction) for fraction in (0.50, 0.95, 0.99))
-    return Quantiles(len(ordered), p50, p95, p99, statistics.fmean(ordered), ordered[-1])
+    # Of one value alone all quantiles are that value.
+    cuts = statistics.quantiles(found * (1 + (len(found) == 1)), n=100, method="inclusive")
+    mean, most = statistics.fmean(found), max(found)
+    return Quantiles(len(found), cuts[49], cuts[94], cuts[98], mean, most)
 
 
 def summarise(values: Sequence[float]) -> Summary | None:
@@ -241,5 +237,5 @@ def t_quantile(degrees: int) -> float:
     if degrees <= len(_T95):
         return _T95[degrees - 1]
     # The first terms of Cornish and Fisher's expansion around the normal distribution.
-    z, n = _Z95, degrees
+    z, n = Z95, degrees
     return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkdeploy.bench.endpoint import Endpoint
 from sparkdeploy.bench.figures import summaries
 from sparkdeploy.bench.measure import GONE, INTERRUPTED, MeasuredServer
 from sparkdeploy.bench.record import (
@@ -26,9 +27,10 @@ from sparkdeploy.bench.record import (
 )
 from sparkdeploy.bench.suites import SuiteName, asked, digest
 from sparkdeploy.bench.tables import sustained_text
-from sparkdeploy.bench.tools import ServedContainer, vllm_bench
+from sparkdeploy.bench.tools import vllm_bench
 from sparkdeploy.bench.watch import BenchWatch, machine_watch, together
 from sparkdeploy.errors import SparkdeployError, UsageError
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.units import format_seconds
 
 AUTO = "auto"
@@ -159,7 +161,8 @@ def _rate(word: str) -> float:
 @dataclass(slots=True)
 class LoadMeasurement:
     plan: LoadPlan
-    container: ServedContainer
+    host: DockerHost
+    served: Endpoint
     server: MeasuredServer
     watch: BenchWatch
     seed: int = field(default_factory=lambda: time.time_ns() % 2**31)
@@ -204,7 +207,8 @@ class LoadMeasurement:
         self.seed += 1
         before, start_s = self.server.counters(), time.perf_counter()
         result = vllm_bench(
-            self.container,
+            self.host,
+            self.served,
             "load",
             texts=texts_of(count, self.seed),
             more=goodput_options(self.plan.limits_s),

@@ -26,7 +26,6 @@ from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import (
     WARMUPS,
     Condition,
-    Forecast,
     Prompt,
     Suite,
     SuiteName,
@@ -142,7 +141,6 @@ class Measurement:
     seed: int = field(default_factory=lambda: time.time_ns() % 2**31)
     """Begins the prompts made to measure."""
     _estimator: TokenEstimator = field(init=False)
-    _forecast: Forecast = field(default_factory=Forecast)
     _collected: dict[Condition, Collected] = field(default_factory=dict)
     _began_s: float = field(default_factory=time.perf_counter)
 
@@ -185,9 +183,8 @@ class Measurement:
             which = f"round {turn.round} of {self.suite.rounds}" if turn.round else "warm-up"
             speeds = [it.decode_tok_s for it in samples if it.decode_tok_s is not None]
             speed = f", {sum(speeds) / len(speeds):.1f} tok/s" if speeds else ""
-            left_s = self._forecast.remaining_s(turns[index + 1 :])
-            left = f", about {format_seconds(left_s)} left" if left_s is not None else ""
-            say(f"{where}, {which}{speed}{left}")
+            left_s = (time.perf_counter() - self._began_s) * self.suite.left_share(index)
+            say(f"{where}, {which}{speed}, about {format_seconds(left_s)} left")
         return True
 
     def _take(self, turn: Turn) -> list[Measured]:
@@ -206,8 +203,6 @@ class Measurement:
             )
             for stream, exchange in enumerate(exchanges)
         ]
-        if counted := [item.sample for item in measured if item.is_counted]:
-            self._forecast.learn(counted)
         kept = self._collected.setdefault(turn.condition, Collected())
         kept.rounds[turn.round] = measured
         # Also after a warm-up: what it counts late must not fall into the next round.

@@ -27,11 +27,12 @@ from sparkdeploy.bench.record import Run, RunOrigin, SuiteResult
 from sparkdeploy.bench.report.page import MOST_RUNS, read_published, report_page
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import SuiteName, fixed_suite, sweep_suite
-from sparkdeploy.bench.tools import ServedContainer, load_for, measure_with_tools
+from sparkdeploy.bench.tools import load_for, measure_with_tools
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.errors import BenchError, SparkdeployError, UnhealthyError, UsageError
 from sparkdeploy.node.facts import THIS_MACHINE
+from sparkdeploy.node.host import DockerHost
 from sparkdeploy.settings import Settings, resources
 from sparkdeploy.terminal.console import console
 
@@ -303,12 +304,12 @@ def _taker(name: SuiteName, endpoint: Endpoint, wanted: WantedRun, settings: Set
         return lambda *seen: _in_container(
             endpoint,
             settings,
-            lambda it: _in_a_step(name, LoadMeasurement(plan, it, *seen).run),
+            lambda host: _in_a_step(name, LoadMeasurement(plan, host, endpoint, *seen).run),
         )
     if name is SuiteName.STANDARD:
         asked = load_for(rounds, limit)
         return lambda *_: _in_container(
-            endpoint, settings, lambda it: measure_with_tools(it, asked)
+            endpoint, settings, lambda host: measure_with_tools(host, endpoint, asked)
         )
     if name is SuiteName.SWEEP:
         suite = sweep_suite(
@@ -329,14 +330,12 @@ def _in_a_step(name: str, run: Callable[[Callable[[str], None]], SuiteResult]) -
 
 
 def _in_container(
-    endpoint: Endpoint, settings: Settings, measure: Callable[[ServedContainer], SuiteResult]
+    endpoint: Endpoint, settings: Settings, measure: Callable[[DockerHost], SuiteResult]
 ) -> SuiteResult:
-    server, has_key = endpoint.server, endpoint.server.api_key is not None
-    if server.require_listener is not None:
-        server.require_listener()
+    if endpoint.server.require_listener is not None:
+        endpoint.server.require_listener()
     with connect(settings) as host:
-        container_id = endpoint.container_id or ""
-        return measure(ServedContainer(host, container_id, server.base_url, server.name, has_key))
+        return measure(host)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from enum import Enum, StrEnum
 from typing import Any
 
 from sparkdeploy.bench.files import shipped
-from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.errors import BenchError, UsageError
 
 WARMUPS = 1
@@ -189,6 +188,11 @@ class Condition:
     concurrency: int = 1
     context_tokens: int | None = None
 
+    @property
+    def weight(self) -> float:
+        """How long it takes beside others: a token is read twenty times as fast as written."""
+        return self.max_tokens + (self.context_tokens or 0) * self.concurrency / 20
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -203,6 +207,11 @@ class Suite:
     rounds: int
     turns: tuple[Turn, ...]
     notes: tuple[str, ...] = ()
+
+    def left_share(self, index: int) -> float:
+        """Return how long what comes after a turn takes, beside all that was taken with it."""
+        weights = [turn.condition.weight for turn in self.turns]
+        return sum(weights[index + 1 :]) / sum(weights[: index + 1])
 
 
 def fixed_suite(name: SuiteName, rounds: int, count: int | None = None) -> Suite:
@@ -251,38 +260,6 @@ def sweep_suite(
     )
     question = context_prompt(64, seed=0, max_tokens=SWEEP_TOKENS)
     return Suite(SuiteName.SWEEP, digest((question,)), rounds, turns, notes=notes)
-
-
-@dataclass(slots=True)
-class Forecast:
-    """How long the rest takes, from what has been measured so far."""
-
-    prompt_s: float = 0.0
-    prompt_tokens: int = 0
-    decode_s: float = 0.0
-    decode_tokens: int = 0
-
-    def learn(self, counted: Sequence[RequestSample]) -> None:
-        """Take the requests of one turn, which is over when the slowest is; there is one."""
-        waits_s = [sample.ttft_s or 0.0 for sample in counted]
-        self.prompt_tokens += sum(sample.prompt_tokens for sample in counted)
-        self.prompt_s += max(waits_s)
-        self.decode_tokens += max(sample.completion_tokens for sample in counted)
-        self.decode_s += max(
-            it.duration_s - wait_s for it, wait_s in zip(counted, waits_s, strict=True)
-        )
-
-    def remaining_s(self, turns: Sequence[Turn]) -> float | None:
-        if not self.prompt_tokens or not self.decode_tokens:
-            return None
-        return sum(self._turn_s(turn.condition) for turn in turns)
-
-    def _turn_s(self, condition: Condition) -> float:
-        prompt_tokens = (condition.context_tokens or 0) * condition.concurrency
-        return (
-            prompt_tokens * self.prompt_s / self.prompt_tokens
-            + condition.max_tokens * self.decode_s / self.decode_tokens
-        )
 
 
 def parse_suites(names: Sequence[str]) -> tuple[SuiteName, ...]:

@@ -120,7 +120,7 @@ def comparison_lines(comparison: RunComparison) -> Iterator[Block]:
             yield ""
             yield f"{suite}, {title}"
         rows += (
-            row_of(f"all {item.cells}", "", "", *_estimate(item.estimate))
+            row_of(item.prompt, "", "", *_estimate(item.estimate))
             for item in comparison.overall
             if (item.suite, item.metric) == (suite, metric)
         )

@@ -14,6 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from sparkdeploy import shell
+from sparkdeploy.bench.endpoint import CHECKPOINT_MOUNT, MODEL_MOUNT, Endpoint
 from sparkdeploy.bench.files import shipped
 from sparkdeploy.bench.record import SuiteResult, ToolResult
 from sparkdeploy.bench.suites import filler
@@ -30,9 +31,6 @@ PROMPT_TOKENS = 2048
 ANSWER_TOKENS = 128
 PROMPTS_A_ROUND = 4
 TEMPLATE_TOKENS = 64
-CHECKPOINT_MOUNT = "/m/ck/"
-MODEL_MOUNT = "/m/hub/"
-"""Where `plan.container` mounts prepared checkpoints and downloads."""
 TOOL_TIMEOUT_S = 3600.0
 BOOK_WORDS = 60_000
 # The shell writes its own id, which becomes vLLM's: what is interrupted here must end there too.
@@ -60,17 +58,6 @@ def load_for(rounds: int, max_model_len: int | None) -> Load:
     if room < ANSWER_TOKENS:
         raise BenchError(f"suite standard does not fit into {max_model_len} tokens of context")
     return Load(min(PROMPT_TOKENS, room), ANSWER_TOKENS, rounds)
-
-
-@dataclass(frozen=True, slots=True)
-class ServedContainer:
-    """A deployment's container, in which vLLM's own tool runs."""
-
-    host: DockerHost
-    container_id: str
-    base_url: str
-    model: str
-    has_key: bool
 
 
 def tool_options(tool: str, **values: object) -> tuple[str, ...]:
@@ -102,7 +89,7 @@ def read_report(tool: str, text: str, *, command: Sequence[str], version: str = 
     return ToolResult(tool, version, tuple(command), figures, report)
 
 
-def measure_with_tools(there: ServedContainer, load: Load) -> SuiteResult:
+def measure_with_tools(host: DockerHost, served: Endpoint, load: Load) -> SuiteResult:
     """Run both tools; one that cannot be run here is left out with a note, BenchError for both."""
     found: list[ToolResult] = []
     notes: list[str] = []
@@ -110,7 +97,7 @@ def measure_with_tools(there: ServedContainer, load: Load) -> SuiteResult:
     for name, measure in ((VLLM_BENCH, _standard), (LLAMA_BENCHY, _llama_benchy)):
         try:
             with console.step(name):
-                found.append(measure(there, load))
+                found.append(measure(host, served, load))
         except KeyboardInterrupt:
             notes.append("interrupted")
             is_complete = False
@@ -131,13 +118,14 @@ def measure_with_tools(there: ServedContainer, load: Load) -> SuiteResult:
     )
 
 
-def _standard(there: ServedContainer, load: Load) -> ToolResult:
+def _standard(host: DockerHost, served: Endpoint, load: Load) -> ToolResult:
     prompts = PROMPTS_A_ROUND * load.rounds
-    return vllm_bench(there, VLLM_BENCH, **asdict(load), prompts=prompts)
+    return vllm_bench(host, served, VLLM_BENCH, **asdict(load), prompts=prompts)
 
 
 def vllm_bench(
-    there: ServedContainer,
+    host: DockerHost,
+    served: Endpoint,
     tool: str,
     *,
     texts: str = "",
@@ -145,12 +133,14 @@ def vllm_bench(
     **values: object,
 ) -> ToolResult:
     """Run vLLM's tool with the options of `tool` in tools.yaml; `texts` is the data it asks."""
-    host, container_id = there.host, there.container_id
+    container_id = served.container_id or ""
     result = f"/tmp/sparkdeploy-bench-{uuid.uuid4().hex[:8]}.json"  # noqa: S108 - the container's
     tokenizer = _model(host, container_id)
-    values |= {"base_url": there.base_url, "model": there.model, "tokenizer": tokenizer}
-    options = (*tool_options(tool, **values, result=result), *more)
-    script = _RUN_WITH_KEY if there.has_key else _RUN
+    options = (
+        *tool_options(tool, **_server(served), **values, tokenizer=tokenizer, result=result),
+        *more,
+    )
+    script = _RUN_WITH_KEY if served.server.api_key is not None else _RUN
     try:
         for start in range(0, len(texts), PIECE_CHARACTERS):
             piece = texts[start : start + PIECE_CHARACTERS]
@@ -168,12 +158,16 @@ def vllm_bench(
     return read_report(VLLM_BENCH, report, version=_last_line(version), command=command)
 
 
-def _llama_benchy(there: ServedContainer, load: Load) -> ToolResult:
-    if there.has_key:
+def _server(served: Endpoint) -> dict[str, str]:
+    return {"base_url": served.server.base_url, "model": served.server.name}
+
+
+def _llama_benchy(host: DockerHost, served: Endpoint, load: Load) -> ToolResult:
+    if served.server.api_key is not None:
         raise BenchError("it takes a key as an argument only, where everybody could read it")
     program = _program()
-    model = _model(there.host, there.container_id)
-    tokenizer = _on_host(there.host, there.container_id, model)
+    container_id = served.container_id or ""
+    tokenizer = _on_host(host, container_id, _model(host, container_id))
     with tempfile.TemporaryDirectory(prefix="sparkdeploy-bench-") as name:
         folder = Path(name)
         (folder / "book.txt").write_text(filler(BOOK_WORDS, seed=load.seed), encoding="utf-8")
@@ -181,8 +175,7 @@ def _llama_benchy(there: ServedContainer, load: Load) -> ToolResult:
             options = tool_options(
                 LLAMA_BENCHY,
                 **asdict(load),
-                base_url=there.base_url,
-                model=there.model,
+                **_server(served),
                 tokenizer=str(tokenizer),
                 book_url=f"{url}/book.txt",
                 result=str(folder / "report.json"),

@@ -14,7 +14,6 @@ from sparkdeploy.cli import bench_quality as asking
 from sparkdeploy.cli.bench_options import (
     SWEPT_CONCURRENCY,
     SWEPT_CONTEXT,
-    CaFileOption,
     ConcurrencyOption,
     ContextOption,
     KeyFileOption,
@@ -64,7 +63,6 @@ def measure(
     url: UrlOption = None,
     model: ModelOption = None,
     key_file: KeyFileOption = None,
-    ca_file: CaFileOption = None,
     suite: SuiteOption = None,
     rounds: RoundsOption = 3,
     save: SaveOption = None,
@@ -90,7 +88,7 @@ def measure(
     side = one_side(name, url, "bench")
     if url is None:
         _refuse_misspelt(side)
-    endpoint = there.reach(side, settings, there.Access(key_file, model, ca_file))
+    endpoint = there.reach(side, settings, there.Access(key_file, model))
     held = stage.floor_of(endpoint.origin, floor) if is_gated else None
     finished = stage.measure_endpoint(endpoint, wanted, settings)
     print_finished(finished, as_json=as_json)
@@ -171,7 +169,6 @@ def pair(
     runs: Annotated[int, typer.Option(min=2, help="Of each side, in turns.")] = 3,
     model: ModelOption = None,
     key_file: KeyFileOption = None,
-    ca_file: CaFileOption = None,
     suite: SuiteOption = None,
     rounds: RoundsOption = 3,
     concurrency: ConcurrencyOption = SWEPT_CONCURRENCY,
@@ -184,7 +181,7 @@ def pair(
     from sparkdeploy.bench.tables import comparison_lines
 
     wanted = _wanted(suite, rounds, concurrency, context)
-    access = Access(key_file, model, ca_file)
+    access = Access(key_file, model)
     found = measure_in_turns(sides, wanted, runs, current_settings(), access)
     answer(comparison_lines(found), asdict(found), as_json=as_json)
     console.info(ONE_START)

@@ -27,10 +27,6 @@ ModelOption = Annotated[
 KeyFileOption = Annotated[
     Path | None, typer.Option("--key-file", help="With a URL: a file with the API key.")
 ]
-CaFileOption = Annotated[
-    Path | None,
-    typer.Option("--ca-file", help="With a URL: certificates to trust (PEM), as of a private CA."),
-]
 SaveOption = Annotated[
     str | None, typer.Option(help="A label to find the run by, or FILE.json to write.")
 ]

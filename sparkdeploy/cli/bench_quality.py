@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparkdeploy.cli.bench_options import (
-    CaFileOption,
     KeyFileOption,
     ModelOption,
     NameArgument,
@@ -55,7 +54,6 @@ def quality(
     ] = None,
     model: ModelOption = None,
     key_file: KeyFileOption = None,
-    ca_file: CaFileOption = None,
     save: Annotated[
         Path | None, typer.Option(help="Capture one side into a .json file and compare later.")
     ] = None,
@@ -82,7 +80,7 @@ def quality(
     from sparkdeploy.bench.quality.capture import capture_of
     from sparkdeploy.bench.quality.comparison import Thresholds
 
-    settings, access = current_settings(), Access(key_file, model, ca_file)
+    settings, access = current_settings(), Access(key_file, model)
     ask = partial(capture_of, count=texts, tokens=tokens, settings=settings, access=access)
     asked = [*(sides or ()), *(url or ())]
     if save is not None:
@@ -103,7 +101,6 @@ def needle(
     url: UrlOption = None,
     model: ModelOption = None,
     key_file: KeyFileOption = None,
-    ca_file: CaFileOption = None,
     lengths: Annotated[
         str, typer.Option(help="Prompt lengths in tokens, with commas; K is 1024.")
     ] = "1K,4K,16K,64K,128K,256K",
@@ -117,7 +114,7 @@ def needle(
     from sparkdeploy.bench.quality.probes import needle_lines, search_needles
     from sparkdeploy.bench.suites import parse_counts
 
-    side, access = one_side(name, url, "bench needle"), Access(key_file, model, ca_file)
+    side, access = one_side(name, url, "bench needle"), Access(key_file, model)
     found = search_needles(side, parse_counts(lengths, "--lengths"), current_settings(), access)
     answer(needle_lines(found), [asdict(item) for item in found], as_json=as_json)
     missed = sum(not item.is_found for item in found)
@@ -130,7 +127,6 @@ def tools(
     url: UrlOption = None,
     model: ModelOption = None,
     key_file: KeyFileOption = None,
-    ca_file: CaFileOption = None,
     gate: Annotated[bool, typer.Option("--gate", help="Exit 8 when a call went wrong.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -139,7 +135,7 @@ def tools(
     from sparkdeploy.bench.quality.probes import tool_lines, try_tools
 
     results = try_tools(
-        one_side(name, url, "bench tools"), current_settings(), Access(key_file, model, ca_file)
+        one_side(name, url, "bench tools"), current_settings(), Access(key_file, model)
     )
     answer(tool_lines(results), [asdict(item) for item in results], as_json=as_json)
     wrong = sum(bool(item.problem) for item in results)

@@ -90,9 +90,8 @@ def connect(
     if as_json:
         console.answer_json(made.as_dict())
         return
-    client_settings = made.settings
-    console.answer_text(client_settings.text)
-    console.info(f"for: {client_settings.place}")
+    console.answer_text(made.settings)
+    console.info(f"for: {made.place}")
     console.info(f"known: {UNCHECKED_LISTENER}")
     if made.served.drafts:
         console.info(BESIDE_DRAFTS)

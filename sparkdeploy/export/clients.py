@@ -44,12 +44,6 @@ PLACES = {
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSettings:
-    text: str
-    place: str
-
-
-@dataclass(frozen=True, slots=True)
 class ClientConnection:
     client: Client
     served: ServedDeployment
@@ -65,8 +59,13 @@ class ClientConnection:
         return self.served.key_file
 
     @property
-    def settings(self) -> ClientSettings:
-        """Return the client's settings and their place; UsageError where it has no use for them."""
+    def place(self) -> str:
+        """Where the settings go."""
+        return PLACES[self.client]
+
+    @property
+    def settings(self) -> str:
+        """The client's settings; UsageError where it has no use for them."""
         self._refuse_unusable()
         # The CLI's start imports this module for `curl_line` alone; Jinja takes its time to load.
         from sparkdeploy.image.templates import render  # noqa: PLC0415
@@ -75,7 +74,7 @@ class ClientConnection:
         cat_key = f"cat {shlex.quote(str(served.key_file))}"
         name = "".join(letter if letter.isalnum() else "_" for letter in served.name).upper()
         variable = f"SPARKDEPLOY_{name}"
-        text = render(
+        return render(
             Path(__file__).parent / "connect",
             f"{client.value}.j2",
             served=served,
@@ -91,7 +90,6 @@ class ClientConnection:
             variable=variable,
             continue_settings=_continue_settings(served, self.base_url, variable),
         )
-        return ClientSettings(text, PLACES[client])
 
     def _refuse_unusable(self) -> None:
         answers = self.served.answers
@@ -109,7 +107,6 @@ class ClientConnection:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        settings = self.settings
         return {
             "deployment": self.served.name,
             "client": self.client.value,
@@ -117,8 +114,8 @@ class ClientConnection:
             "model": self.served.model,
             "key_file": str(self.key_file) if self.key_file is not None else None,
             "context_tokens": self.served.context_tokens,
-            "settings": settings.text,
-            "place": settings.place,
+            "settings": self.settings,
+            "place": self.place,
         }
 
 

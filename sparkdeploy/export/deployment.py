@@ -62,10 +62,6 @@ FOLDER_VARIABLES = (
 """Variables that say where things are. No other enters a unit: proxies and tokens are secrets."""
 
 
-UNIT_FOLDER = "/"
-"""Where a unit starts: nobody but root can put a file there."""
-
-
 def export_systemd(
     request: Request, settings: Settings, env: Mapping[str, str], *, is_woken: bool = False
 ) -> str:
@@ -84,7 +80,6 @@ def export_systemd(
             up=[*program, *up_words(anywhere), "--yes", "--stay"],
             stop=[*program, "stop", request.deployment.name],
             user=_user(),
-            folder=UNIT_FOLDER,
             env=dict(folder_variables(env)),
             startup_timeout_s=resolved.recipe.limits.startup_timeout_s,
             needed=_needed_folders(resolved, settings, anywhere.recipe),
@@ -102,7 +97,6 @@ def export_gateway_unit(stack: Stack, consents: Sequence[str], env: Mapping[str,
             up=[sys.executable, *AS_MODULE, "gateway", *consents, "--", str(stack.path)],
             stop=(),
             user=_user(),
-            folder=UNIT_FOLDER,
             env=dict(folder_variables(env)),
             startup_timeout_s=BETWEEN_STARTS_S,
             needed=(str(stack.path),),

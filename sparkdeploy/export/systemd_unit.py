@@ -38,7 +38,6 @@ class Unit:
     stop: Sequence[str]
     """The command that stops it; without one it ends by SIGTERM."""
     user: str
-    folder: str
     env: Mapping[str, str]
     startup_timeout_s: float
     notifies: bool = True
@@ -78,7 +77,6 @@ def unit_text(unit: Unit) -> str:
         user=_specifiers_escaped(unit.user),
         # systemd knows no escapes for bytes there.
         needed=" ".join(quoted(path) for path in unit.needed if path.isprintable()),
-        working_directory=_specifiers_escaped(unit.folder),
         environment=[quoted(f"{name}={value}") for name, value in sorted(unit.env.items())],
         up=command_line(unit.up),
         stop=command_line((f"{FAILING_IS_FINE}{shell}", *words, *unit.stop)) if unit.stop else "",
@@ -91,12 +89,8 @@ def unit_text(unit: Unit) -> str:
 def _check_admitted(unit: Unit) -> None:
     """Raise UsageError for what no quoting brings through; systemd ignores such a line, or worse.
 
-    A folder takes no quotes, and a backslash at its end would join the next line to it. Variables
-    have to be UTF-8 without noncharacters. In a program's path a `$` cannot be doubled.
+    Variables have to be UTF-8 without noncharacters. In a program's path a `$` cannot be doubled.
     """
-    folder = unit.folder
-    if not folder.isprintable() or folder != folder.strip() or folder.endswith("\\"):
-        raise UsageError(f"{folder!r} cannot stand in a unit", hint="change to another folder")
     for name, value in unit.env.items():
         if any(
             0xD800 <= (code := ord(letter)) <= 0xDFFF

@@ -10,15 +10,13 @@ from sparkdeploy.errors import UsageError
 
 UNTRUSTED = "its certificate is not trusted"
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-CA_HINT = (
-    "a private CA's certificate is named with --ca-file FILE.pem, or in the variable SSL_CERT_FILE"
-)
+CA_HINT = "a private CA's certificate is named in the variable: SSL_CERT_FILE=FILE.pem"
 
 
-def ca_file(named: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
+def ca_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file of trusted certificates, None for the system's; UsageError for a bad one."""
     variables = (Path(value) for name in CA_VARIABLES if (value := environment.get(name)))
-    path = named or next(variables, None)
+    path = next(variables, None)
     if path is not None:
         ssl_context(path)
     return path

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparkdeploy.bench.figures import Estimate
+from sparkdeploy.bench.figures import Z95, Estimate
 from sparkdeploy.bench.files import json_text, read_versioned, write_private_json
 from sparkdeploy.bench.quality.capture import Capture, CaptureOrigin, served_of
 from sparkdeploy.bench.record import Run
@@ -20,8 +20,6 @@ LEAST_REST = 1e-9
 """A remainder below this is rounding: told log-probabilities add up to 1 only roughly."""
 RESAMPLES = 2000
 _SEED = 20261121
-_Z95 = 1.959963984540054
-"""The 97.5 % quantile of the standard normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +46,9 @@ def proportion(successes: int, trials: int) -> Estimate:
     independent; positions of one text are not quite, so it is a little too narrow.
     """
     share = successes / trials
-    square = _Z95**2 / trials
+    square = Z95**2 / trials
     centre = (share + square / 2) / (1 + square)
-    spread = _Z95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
+    spread = Z95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials)) / (1 + square)
     low = 0.0 if successes == 0 else centre - spread
     high = 1.0 if successes == trials else centre + spread
     return Estimate(share, low, high)

@@ -172,7 +172,6 @@ def test_systemd_finds_no_fault_with_hostile_words(tmp_path: Path) -> None:
         up=("/bin/true", *words),
         stop=("/bin/true",),
         user="root",
-        folder="/",
         env={f"V{number}": word for number, word in enumerate(words)},
         startup_timeout_s=60,
     )

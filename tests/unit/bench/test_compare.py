@@ -112,7 +112,7 @@ def test_all_prompts_together_are_a_ratio_by_run() -> None:
 
     (overall,) = compare(base, other).overall
 
-    assert overall.cells == 2
+    assert overall.prompt == "all 2"
     assert overall.estimate.value == pytest.approx(1.1, abs=0.001)
     assert verdict_of(overall.estimate) is DifferenceVerdict.HIGHER
 

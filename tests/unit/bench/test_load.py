@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
@@ -25,14 +26,15 @@ from sparkdeploy.bench.record import LoadResult, SuiteResult
 from sparkdeploy.bench.streams import Streams
 from sparkdeploy.bench.suites import UsageSupport
 from sparkdeploy.bench.tables import suite_lines
-from sparkdeploy.bench.tools import ServedContainer
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.errors import BenchError, NodeError, UsageError
+from sparkdeploy.server.client import ServedModel
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sparkdeploy.node.host import DockerHost
     from tests.unit.program import Done
 
 LIMITS = {"ttft": 2.0, "tpot": 0.1}
@@ -81,10 +83,12 @@ class Host:
 
 
 def take(host: Host, plan: LoadPlan) -> SuiteResult:
-    container: Any = ServedContainer(host, "abc", "http://x", "qwen", has_key=False)  # type: ignore[arg-type]
+    served: Any = SimpleNamespace(container_id="abc", server=ServedModel("http://x", model="qwen"))
     with Streams("http://127.0.0.1:9") as streams, BenchWatch(None, None) as watch:
         server = MeasuredServer(streams, "qwen", UsageSupport.FULL)
-        return LoadMeasurement(plan, container, server, watch).run(lambda _text: None)
+        return LoadMeasurement(plan, cast("DockerHost", host), served, server, watch).run(
+            lambda _text: None
+        )
 
 
 def test_a_rate_is_asked_by_the_tool_and_its_report_is_kept() -> None:

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from sparkdeploy.bench import suites
 from sparkdeploy.bench.figures import mean_of
-from sparkdeploy.bench.record import RequestSample
 from sparkdeploy.bench.run import floor_of, require_gate, require_gated_suite
 from sparkdeploy.bench.suites import (
     SPARE_SHARE,
     SPARE_TOKENS,
-    Forecast,
     SuiteName,
     TokenEstimator,
     UsageSupport,
@@ -86,15 +84,11 @@ def test_a_sweep_without_room_is_refused(context: tuple[int, ...], limit: int | 
         sweep_suite(1, context=context, max_model_len=limit)
 
 
-def test_the_forecast_scales_prompt_and_answer_apart() -> None:
+def test_what_is_left_counts_what_is_read_and_what_is_written() -> None:
     suite = sweep_suite(1, concurrency=(1,), context=(1024, 2048))
-    forecast = Forecast()
-    assert forecast.remaining_s(suite.turns) is None
-
-    sample = RequestSample(1, 0, "x", 0.0, 5.0, 1024, completion_tokens=128, ttft_s=1.0)
-    forecast.learn([sample])
-
-    assert forecast.remaining_s(suite.turns[-1:]) == pytest.approx(2.0 + 4.0)
+    short, long = 128 + 1024 / 20, 128 + 2048 / 20
+    assert suite.left_share(1) == pytest.approx(long / short)
+    assert suite.left_share(3) == 0
 
 
 @given(st.integers(2, 400), st.integers(0, 2**64))

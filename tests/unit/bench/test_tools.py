@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,13 +14,16 @@ from sparkdeploy.bench.tools import (
     LLAMA_BENCHY,
     VLLM_BENCH,
     Load,
-    ServedContainer,
     load_for,
     measure_with_tools,
     read_report,
     tool_options,
 )
 from sparkdeploy.errors import BenchError
+from sparkdeploy.server.client import ServedModel
+
+if TYPE_CHECKING:
+    from sparkdeploy.bench.record import SuiteResult
 
 LOAD = Load(2048, 128, 3)
 SERVER = {"base_url": "http://127.0.0.1:8000", "model": "qwen"}
@@ -74,7 +78,7 @@ def test_two_runs_are_asked_other_texts_and_the_record_says_which() -> None:
     hosts = [FakeHost(), FakeHost()]
     loads = [load_for(3, None) for _ in hosts]
     for host, load in zip(hosts, loads, strict=True):
-        measure_with_tools(there(host), load)
+        measured(host, load)
 
     assert loads[0].seed != loads[1].seed
     seeds = [host.run[0][host.run[0].index("--seed") + 1] for host in hosts]
@@ -139,8 +143,10 @@ class FakeHost:
         return 0, json.dumps(VLLM_REPORT)
 
 
-def there(host: Any, *, has_key: bool = False) -> ServedContainer:
-    return ServedContainer(host, "abc", **SERVER, has_key=has_key)
+def measured(host: Any, load: Load = LOAD, key: str | None = None) -> SuiteResult:
+    server = ServedModel(SERVER["base_url"], key, model=SERVER["model"])
+    served: Any = SimpleNamespace(container_id="abc", server=server)
+    return measure_with_tools(host, served, load)
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +157,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: Any) -> None:
-    found = measure_with_tools(there(host), LOAD)
+    found = measured(host)
 
     assert [(tool.tool, tool.version) for tool in found.tools] == [("vllm bench serve", "0.32.0")]
     assert found.notes == (
@@ -162,7 +168,7 @@ def test_a_tool_that_is_not_installed_is_left_out_with_a_note(host: Any) -> None
 
 
 def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: Any) -> None:
-    found = measure_with_tools(there(host, has_key=True), LOAD)
+    found = measured(host, key="secret")
 
     assert 'OPENAI_API_KEY="$(cat /run/sparkdeploy/key)"' in host.run[0][2]
     assert "everybody could read it" in found.notes[0]
@@ -171,7 +177,7 @@ def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: Any) -> 
 def test_an_interrupted_tool_is_ended_in_the_container_too(host: Any) -> None:
     host.interrupts = True
 
-    found = measure_with_tools(there(host), LOAD)
+    found = measured(host)
 
     assert not found.is_complete
     assert found.notes == ("interrupted",)

@@ -52,17 +52,15 @@ def given(engine: FakeContainers, *facts: ContainerFact) -> None:
 
 
 def test_the_settings_of_every_client(request: pytest.FixtureRequest) -> None:
-    settings = {
-        client: ClientConnection(client, MAIN, "127.0.0.1").settings.text for client in Client
-    }
+    settings = {client: ClientConnection(client, MAIN, "127.0.0.1").settings for client in Client}
     parts = [f"{client.value}\n{text}" for client, text in settings.items()]
     assert_golden(request, "exports/connect.txt", "\n".join(parts))
 
 
 @pytest.mark.parametrize("client", list(Client))
 def test_without_a_key_a_client_gets_the_same_settings_and_no_key_file(client: Client) -> None:
-    keyless = ClientConnection(client, replace(MAIN, key_file=None), "127.0.0.1").settings.text
-    keyed = ClientConnection(client, MAIN, "127.0.0.1").settings.text
+    keyless = ClientConnection(client, replace(MAIN, key_file=None), "127.0.0.1").settings
+    keyed = ClientConnection(client, MAIN, "127.0.0.1").settings
     assert str(MAIN.key_file) in keyed
     assert "/keys/" not in keyless
     for text in (keyless, keyed):
@@ -79,8 +77,8 @@ def test_a_shell_reads_the_key_out_of_its_file(client: Client, tmp_path: Path) -
     key_file.parent.mkdir()
     key_file.write_text("the key\n")
     told = ClientConnection(client, replace(MAIN, key_file=key_file), "127.0.0.1").settings
-    assert "the key" not in told.text
-    script = f'{told.text}printf "%s" "$OPENAI_API_KEY"'
+    assert "the key" not in told
+    script = f'{told}printf "%s" "$OPENAI_API_KEY"'
     assert run_shell(script, tmp_path) == "the key"
 
 
@@ -92,7 +90,7 @@ def test_curl_gets_the_key_through_a_pipe_and_never_as_an_argument(tmp_path: Pat
     program.write_text('#!/bin/sh\nfor word; do echo "argument $word"; done\ncat\n')
     program.chmod(0o755)
     told = ClientConnection(Client.CURL, replace(MAIN, key_file=key_file), "spark.local").settings
-    said = run_shell(told.text, tmp_path).splitlines()
+    said = run_shell(told, tmp_path).splitlines()
     assert said[-1] == 'header = "Authorization: Bearer the key"'
     arguments = [line.removeprefix("argument ") for line in said[:-1]]
     assert "the key" not in " ".join(arguments)
@@ -104,13 +102,13 @@ def test_a_model_that_writes_no_text_is_no_partner_of_an_agent() -> None:
     for client in (Client.OPENCODE, Client.CLAUDE_CODE):
         with pytest.raises(UsageError, match="embedder answers embeddings, score, rerank"):
             _ = ClientConnection(client, EMBEDDER, "127.0.0.1").settings
-    assert "/v1/embeddings" in ClientConnection(Client.CURL, EMBEDDER, "127.0.0.1").settings.text
-    told = yaml.safe_load(ClientConnection(Client.CONTINUE, EMBEDDER, "127.0.0.1").settings.text)
+    assert "/v1/embeddings" in ClientConnection(Client.CURL, EMBEDDER, "127.0.0.1").settings
+    told = yaml.safe_load(ClientConnection(Client.CONTINUE, EMBEDDER, "127.0.0.1").settings)
     assert told["models"][0]["roles"] == ["embed"]
     reranker = replace(EMBEDDER, answers=RERANKER)
-    told = yaml.safe_load(ClientConnection(Client.CONTINUE, reranker, "127.0.0.1").settings.text)
+    told = yaml.safe_load(ClientConnection(Client.CONTINUE, reranker, "127.0.0.1").settings)
     assert told["models"][0]["roles"] == ["rerank"]
-    assert "8002/rerank" in ClientConnection(Client.CURL, reranker, "127.0.0.1").settings.text
+    assert "8002/rerank" in ClientConnection(Client.CURL, reranker, "127.0.0.1").settings
     with pytest.raises(UsageError, match="and continue has no use for that"):
         _ = ClientConnection(Client.CONTINUE, replace(EMBEDDER, answers=SPEECH), "h").settings
 
