@@ -86,11 +86,9 @@ class Side:
         return tuple(found.values())
 
     def suites_as(self, wanted: SuiteResult) -> Iterator[SuiteResult]:
-        """Yield from each run the suite of that name with the same prompts."""
-        for run in self.runs:
-            found = run.suite(wanted.name)
-            if found is not None and found.prompts == wanted.prompts:
-                yield found
+        """Yield from each run the suite of that name that was asked alike."""
+        found = (run.suite(wanted.name) for run in self.runs)
+        yield from (it for it in found if it is not None and asked_of(it) == asked_of(wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +168,8 @@ def compare(base: Side, other: Side, known: Sequence[Side] = ()) -> RunCompariso
         match = next((it for it in other.suites if it.name == suite.name), None)
         if match is None:
             notes.append(f"{suite.name}: is in one of the runs only")
-        elif suite.prompts != match.prompts:
-            notes.append(f"{suite.name}: the prompts differ")
+        elif asked_of(suite) != asked_of(match):
+            notes.append(f"{suite.name}: prompts or limits differ")
         else:
             lost = {cell.key for cell in suite.cells} ^ {cell.key for cell in match.cells}
             if lost:
@@ -217,16 +215,23 @@ def logarithms(table: Table, keys: Set[CellKey]) -> list[float]:
     ]
 
 
-def _ratio(
-    tables: Sequence[Table], keys: Set[CellKey]
-) -> tuple[float, float, Estimate, float | None] | None:
-    """Return both sides' means over some cells, their ratio, and how much runs differ."""
+class RatioOver(NamedTuple):
+    base: float
+    other: float
+    """Each side's mean over some cells."""
+    estimate: Estimate
+    """Other / base."""
+    deviation: float | None
+
+
+def ratio_over(tables: Sequence[Table], keys: Set[CellKey]) -> RatioOver | None:
+    """Return how base and other, the first two tables, differ; by the others how much runs do."""
     base, other, *repeated = (logarithms(table, keys) for table in tables)
     if not base or not other:
         return None
     spread = spread_of(repeated)
     before, after = (statistics.fmean(map(math.exp, side)) for side in (base, other))
-    return before, after, ratio_of(base, other, spread), spread.deviation
+    return RatioOver(before, after, ratio_of(base, other, spread), spread.deviation)
 
 
 def _differences(
@@ -234,7 +239,7 @@ def _differences(
 ) -> Iterator[FigureDifference]:
     for cell in suite.cells:
         where = (suite.name, cell.prompt, cell.concurrency, cell.context_tokens, metric)
-        if found := _ratio(tables, {cell.key}):
+        if found := ratio_over(tables, {cell.key}):
             yield FigureDifference(*where, *found, asked=cell.asked)
 
 
@@ -247,7 +252,7 @@ def _overall(
         for cell in suite.cells
         if all(any(run.get(cell.key) for run in table) for table in tables[:2])
     }
-    if len(keys) > 1 and (found := _ratio(tables, keys)):
+    if len(keys) > 1 and (found := ratio_over(tables, keys)):
         yield FigureDifference(suite.name, f"all {len(keys)}", 0, None, metric, *found)
 
 

@@ -188,12 +188,12 @@ def _tell(
     from sparkdeploy.bench.run import quality_folder
 
     first, second = captures
-    comparison = compare(first, second)
-    failed = tuple(failures(comparison.figures, thresholds)) if is_gated else None
-    lines = comparison_lines(comparison, failed)
-    answer(lines, comparison_as_dict(comparison, failed), as_json=as_json)
+    figures = compare(first, second)
+    failed = tuple(failures(figures, thresholds)) if is_gated else None
+    lines = comparison_lines(figures, second.label, failed)
+    answer(lines, comparison_as_dict(figures, second.label, failed), as_json=as_json)
     taken_at = max(first.taken_at, second.taken_at)
-    result = judged(comparison.figures, first.served, second.served, taken_at, thresholds)
+    result = judged(figures, first.served, second.served, taken_at, thresholds)
     console.detail(f"kept for reports in {keep(result, quality_folder(settings))}")
     if failed:
         raise BenchError(f"{second.label} is not close enough to {first.label}: {failed[0]}")

@@ -86,11 +86,11 @@ def _quality(campaign: Campaign, index: int) -> QualityFigures | None:
     if first is None or first == index or not paths[index].exists():
         return None
     try:
-        comparison = compare(read_capture(paths[first]), read_capture(paths[index]))
+        figures = compare(read_capture(paths[first]), read_capture(paths[index]))
     except BenchError as error:
         console.warn(error.message)
         return None
-    return replace(comparison.figures, against=recipes[first].name)
+    return replace(figures, against=recipes[first].name)
 
 
 def campaign_page(bundle: CampaignBundle, field: Field) -> str:

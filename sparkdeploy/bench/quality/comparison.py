@@ -22,23 +22,6 @@ RESAMPLES = 2000
 _SEED = 20261121
 
 
-@dataclass(frozen=True, slots=True)
-class QualityFigures:
-    """One side's answers beside another's, as docs/bench.md has it."""
-
-    against: str
-    """The other side's name: its recipe's, where it has one."""
-    positions: int
-    top1_agreement: Estimate
-    mean_kl_nats: Estimate
-    most_mean_kl_nats: float | None
-    """The mean of the bounds from above; what the gate judges."""
-    perplexity_change: Estimate
-    """Perplexity of the second over the first's, less 1: 0.01 is one per cent worse."""
-    drift_nats: Estimate
-    """Mean of |difference of ln p| of the texts' tokens: seen even where a wide margin decides."""
-
-
 def proportion(successes: int, trials: int) -> Estimate:
     """Return a share with Wilson's score interval, which stays honest at 0 and 1.
 
@@ -134,20 +117,28 @@ class GreedyText:
 
 
 @dataclass(frozen=True, slots=True)
-class QualityComparison:
-    """The second capture beside the first, which counts as the truth."""
+class QualityFigures:
+    """One side's answers beside another's, which count as the truth; docs/bench.md has each."""
 
-    first: str
-    second: str
-    greedy: tuple[GreedyText, ...]
-    first_perplexity: float | None
+    against: str
+    """The other side's name: its recipe's, where it has one."""
+    positions: int
+    top1_agreement: Estimate
+    mean_kl_nats: Estimate
+    most_mean_kl_nats: float | None
+    """The mean of the bounds from above; what the gate judges."""
+    perplexity_change: Estimate
+    """Perplexity of the second over the first's, less 1: 0.01 is one per cent worse."""
+    drift_nats: Estimate
+    """Mean of |difference of ln p| of the texts' tokens: seen even where a wide margin decides."""
+    first_perplexity: float | None = None
     """Exponential of the mean of -ln p of the texts' tokens; None beyond what a float holds."""
-    second_perplexity: float | None
-    figures: QualityFigures
-    p99_kl_nats: float
+    second_perplexity: float | None = None
+    p99_kl_nats: float | None = None
     """The divergence that one position in a hundred exceeds (nearest rank)."""
-    mean_unseen_probability: float
+    mean_unseen_probability: float | None = None
     """The mean probability outside the tokens both told: what KL may have missed."""
+    greedy: tuple[GreedyText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +151,7 @@ class Thresholds:
     max_drift_nats: float = math.inf
 
 
-def compare(first: Capture, second: Capture) -> QualityComparison:
+def compare(first: Capture, second: Capture) -> QualityFigures:
     """BenchError for other tokens, whose probabilities have nothing to do with each other."""
     if first.fingerprint != second.fingerprint:
         raise BenchError(
@@ -177,9 +168,15 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
     shifts = [[one.logprob - other.logprob for one, other in text] for text in pairs]
     shift = mean_over_texts(shifts)
     most_nats = statistics.fmean(item.most_nats for item in every)
-    return QualityComparison(
-        first=first.label,
-        second=second.label,
+    return QualityFigures(
+        against=first.label,
+        positions=len(agrees),
+        top1_agreement=proportion(sum(agrees), len(agrees)),
+        mean_kl_nats=mean_over_texts([[item.nats for item in text] for text in apart]),
+        most_mean_kl_nats=most_nats if math.isfinite(most_nats) else None,
+        # A monotone function of the mean: the ends of the interval go through it as they are.
+        perplexity_change=Estimate(*map(_growth, (shift.value, shift.low, shift.high))),
+        drift_nats=mean_over_texts([[abs(nats) for nats in text] for text in shifts]),
         greedy=tuple(
             GreedyText(
                 one.name,
@@ -190,16 +187,6 @@ def compare(first: Capture, second: Capture) -> QualityComparison:
         ),
         first_perplexity=_perplexity(first),
         second_perplexity=_perplexity(second),
-        figures=QualityFigures(
-            against=first.label,
-            positions=len(agrees),
-            top1_agreement=proportion(sum(agrees), len(agrees)),
-            mean_kl_nats=mean_over_texts([[item.nats for item in text] for text in apart]),
-            most_mean_kl_nats=most_nats if math.isfinite(most_nats) else None,
-            # A monotone function of the mean: the ends of the interval go through it as they are.
-            perplexity_change=Estimate(*map(_growth, (shift.value, shift.low, shift.high))),
-            drift_nats=mean_over_texts([[abs(nats) for nats in text] for text in shifts]),
-        ),
         p99_kl_nats=sorted(item.nats for item in every)[math.ceil(0.99 * len(every)) - 1],
         mean_unseen_probability=statistics.fmean(item.unseen for item in every),
     )
@@ -243,50 +230,47 @@ def _growth(nats: float | None) -> float | None:
         return None
 
 
-def comparison_lines(comparison: QualityComparison, failed: Sequence[str] | None) -> Iterator[str]:
+def comparison_lines(
+    figures: QualityFigures, second: str, failed: Sequence[str] | None
+) -> Iterator[str]:
     """Yield the report; `failed` are the gate's sentences, None when there was no gate."""
-    texts = f"{len(comparison.greedy)} text{'s' if len(comparison.greedy) != 1 else ''}"
-    figures = comparison.figures
-    positions = f"{figures.positions} positions of {texts}"
-    yield f"{comparison.second} beside {comparison.first}: {positions}"
+    texts = f"{len(figures.greedy)} text{'s' if len(figures.greedy) != 1 else ''}"
+    yield f"{second} beside {figures.against}: {figures.positions} positions of {texts}"
     yield f"  top-1 agreement  {_with_interval(figures.top1_agreement, '.2%')}"
-    most = Estimate(figures.most_mean_kl_nats).text(".5f")
+    most, p99 = (
+        Estimate(it).text(".5f") for it in (figures.most_mean_kl_nats, figures.p99_kl_nats)
+    )
     yield (
         f"  mean KL          {_with_interval(figures.mean_kl_nats, '.5f')} nats, at least, and "
-        f"{most} at most; p99 {comparison.p99_kl_nats:.5f}"
+        f"{most} at most; p99 {p99}"
     )
     yield (
-        f"                   {comparison.mean_unseen_probability:.2%} of the first's probability "
+        f"                   {figures.mean_unseen_probability:.2%} of the first's probability "
         "lies outside the tokens both told and counts as one"
     )
-    sides = (comparison.first_perplexity, comparison.second_perplexity)
+    sides = (figures.first_perplexity, figures.second_perplexity)
     both = " -> ".join(Estimate(side).text(".5g") for side in sides)
     yield f"  perplexity       {both}: {_with_interval(figures.perplexity_change, '+.2%')}"
     drift = _with_interval(figures.drift_nats, ".5f")
     yield f"  drift            {drift} nats on the texts' own tokens"
-    yield from _greedy_lines(comparison)
+    yield from _greedy_lines(figures.greedy)
     if failed is not None:
         yield "gate: passed" if not failed else f"gate: {'; '.join(failed)}"
 
 
 def comparison_as_dict(
-    comparison: QualityComparison, failed: Sequence[str] | None
+    figures: QualityFigures, second: str, failed: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the figures as plain values; an interval without an end has null there."""
-    content = asdict(comparison)
-    figures = content.pop("figures")
-    del figures["against"]
-    perplexity = {side: content.pop(f"{side}_perplexity") for side in ("first", "second")}
-    perplexity["change"] = figures.pop("perplexity_change")
     gate = None if failed is None else {"passed": not failed, "failures": list(failed)}
-    return {**content, **figures, "perplexity": perplexity, "gate": gate}
+    return {**asdict(figures), "second": second, "gate": gate}
 
 
-def _greedy_lines(comparison: QualityComparison) -> Iterator[str]:
-    texts = len(comparison.greedy)
-    places = (item.first_difference for item in comparison.greedy)
+def _greedy_lines(greedy: Sequence[GreedyText]) -> Iterator[str]:
+    texts = len(greedy)
+    places = (item.first_difference for item in greedy)
     parted = sorted(at for at in places if at is not None)
-    most = max((item.tokens for item in comparison.greedy), default=0)
+    most = max((item.tokens for item in greedy), default=0)
     if not parted:
         yield f"  greedy text      the same in all {texts}, {most} tokens each"
         return

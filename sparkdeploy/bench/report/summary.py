@@ -7,12 +7,9 @@ from typing import NamedTuple
 from sparkdeploy.bench.compare import (
     DifferenceVerdict,
     Side,
-    asked_of,
     figures_of,
-    logarithms,
-    ratio_of,
+    ratio_over,
     repeated_sides,
-    spread_of,
     verdict_of,
 )
 from sparkdeploy.bench.figures import Estimate
@@ -40,9 +37,7 @@ class Decision(NamedTuple):
 
     def table(self, side: Side) -> list[Mapping[CellKey, float]]:
         """Return the figures of each run that has all that is asked."""
-        asked = asked_of(self.like)
-        suites = (it for it in side.suites_as(self.like) if asked_of(it) == asked)
-        tables = (self._figures(suite) for suite in suites)
+        tables = (self._figures(suite) for suite in side.suites_as(self.like))
         return [found for found in tables if found.keys() >= self.keys]
 
     def _figures(self, suite: SuiteResult) -> dict[CellKey, float]:
@@ -165,17 +160,15 @@ def _of_load(runs: Sequence[ShownRun]) -> Iterator[Decision]:
 
 
 def _answers(item: Decision, sides: Sequence[Side], repeated: Sequence[Side]) -> Iterator[str]:
-    groups = repeated if item.metric != SUSTAINED else ()
-    spread = spread_of(logarithms(item.table(side), item.keys) for side in groups)
-    base = logarithms(item.table(sides[0]), item.keys)
+    groups = [item.table(side) for side in repeated] if item.metric != SUSTAINED else []
+    base = item.table(sides[0])
     for side in sides:
         table = item.table(side)
         means = [statistics.fmean(run[key] for key in item.keys) for run in table]
         text = figure(statistics.fmean(means) if means else None, item.digits)
-        other = logarithms(table, item.keys)
-        if side is not sides[0] and base and other:
-            found = ratio_of(base, other, spread)
-            text += f": {_changed(found)}, {_judged(found, item)}"
+        found = ratio_over([base, table, *groups], item.keys)
+        if side is not sides[0] and found is not None:
+            text += f": {_changed(found.estimate)}, {_judged(found.estimate, item)}"
         yield text
 
 

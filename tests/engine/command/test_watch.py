@@ -104,7 +104,8 @@ def test_the_figures_are_the_servers_own_of_the_same_second(
             if row["generated_tokens"] is not None:
                 assert before < row["generated_tokens"] <= metrics.generated_tokens
                 before = row["generated_tokens"]
-            if row["tokens_per_s"] is not None:
+            # The first looks may come before the first draft.
+            if row["tokens_per_s"] is not None and row["accepted"]:
                 # An answer on a busy machine is late by some share of the second between two.
                 assert row["tokens_per_s"] == pytest.approx(LOAD, rel=0.4)
                 assert (row["running"], row["waiting"]) == (2, 1)

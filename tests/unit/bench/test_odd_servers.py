@@ -8,10 +8,12 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sparkdeploy.bench.answers import CountedAnswer, read_answer
+from sparkdeploy.bench.answers import Arrival, CountedAnswer, Exchange, read_answer
 from sparkdeploy.bench.record import FailureKind
-from sparkdeploy.bench.streams import Streams
+from sparkdeploy.bench.streams import Streams, exchange_of
 from tests.fakes.raw_server import raw_server
 from tests.fakes.scripted_server import DONE, event
 
@@ -103,6 +105,26 @@ def test_what_is_no_stream_is_told_in_the_server_s_words(
     assert answer.failure is not None
     assert answer.failure.kind is kind
     assert answer.failure.message.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind"),
+    [
+        (b"", FailureKind.UNREACHABLE),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", FailureKind.BROKEN_OFF),
+        (CHUNKED + b"\r\n" + chunk(ANSWER)[:-3], FailureKind.BROKEN_OFF),
+    ],
+)
+def test_what_is_not_whole_has_failed(sent: bytes, kind: FailureKind) -> None:
+    failure = ask(sent, closes=True).failure
+    assert failure is not None
+    assert failure.kind is kind
+
+
+@given(st.binary(max_size=120))
+def test_no_bytes_break_the_reader(noise: bytes) -> None:
+    exchange = exchange_of(Exchange(0.0, 1.0, (Arrival(0.0, noise),)))
+    assert exchange.failure is not None or noise.startswith(b"HTTP/1.")
 
 
 @pytest.fixture

@@ -77,10 +77,10 @@ def test_the_gate_judges_what_the_servers_did_not_tell() -> None:
     second = capture(text((1, logs(t1=0.27, t2=0.23)), (1, logs(t1=0.27, t2=0.23))))
     compared = compare(first, second)
 
-    assert compared.figures.mean_kl_nats.value == pytest.approx(0.0036, abs=1e-4)
-    assert compared.figures.most_mean_kl_nats == pytest.approx(0.0085, abs=1e-4)
+    assert compared.mean_kl_nats.value == pytest.approx(0.0036, abs=1e-4)
+    assert compared.most_mean_kl_nats == pytest.approx(0.0085, abs=1e-4)
     wide = Thresholds(max_mean_kl_nats=0.005, max_perplexity_rise=1.0)
-    (said,) = failures(compared.figures, wide)
+    (said,) = failures(compared, wide)
     assert said == "mean KL of 0.00366 to 0.00853 nats is above 0.005"
 
 
@@ -116,12 +116,12 @@ def test_a_right_copy_passes_and_reads_well() -> None:
         text((2, logs(t1=0.1, t2=0.8)), name="b"),
     )
     same = compare(one, one)
-    assert same.figures.top1_agreement.value == 1.0
-    assert same.figures.mean_kl_nats == Estimate(0.0, 0.0, 0.0)
-    assert same.figures.perplexity_change == Estimate(0.0, 0.0, 0.0)
+    assert same.top1_agreement.value == 1.0
+    assert same.mean_kl_nats == Estimate(0.0, 0.0, 0.0)
+    assert same.perplexity_change == Estimate(0.0, 0.0, 0.0)
     assert not any(it.first_difference for it in same.greedy)
-    assert list(failures(same.figures, Thresholds(1.0, 0.0, 0.0, 0.0))) == []
-    said = list(comparison_lines(same, ()))
+    assert list(failures(same, Thresholds(1.0, 0.0, 0.0, 0.0))) == []
+    said = list(comparison_lines(same, "one", ()))
     assert said[0] == "one beside one: 3 positions of 2 texts"
     assert said[-2:] == ["  greedy text      the same in all 2, 3 tokens each", "gate: passed"]
 
@@ -138,18 +138,18 @@ def test_every_figure_of_a_worse_model_is_the_one_by_hand() -> None:
     )
     found = compare(good, bad)
     kl = 0.8 * math.log(4) + 0.2 * math.log(0.25)
-    assert found.figures.top1_agreement.value == 0.5
-    assert found.figures.mean_kl_nats.value == pytest.approx(kl / 2)
+    assert found.top1_agreement.value == 0.5
+    assert found.mean_kl_nats.value == pytest.approx(kl / 2)
     assert found.p99_kl_nats == pytest.approx(kl)
-    assert found.figures.drift_nats.value == pytest.approx(math.log(4) / 2)
-    assert found.figures.perplexity_change.value == pytest.approx(1.0)
+    assert found.drift_nats.value == pytest.approx(math.log(4) / 2)
+    assert found.perplexity_change.value == pytest.approx(1.0)
     assert found.first_perplexity is not None
     assert found.second_perplexity == pytest.approx(2 * found.first_perplexity)
     assert [it.first_difference for it in found.greedy] == [1, None]
     assert [sentence.split(" 0")[0].split(" rose")[0].split(" 5")[0] for sentence in failures(
-        found.figures, Thresholds(max_drift_nats=0.5)
+        found, Thresholds(max_drift_nats=0.5)
     )] == ["top-1 agreement", "mean KL", "perplexity", "drift"]  # fmt: skip
-    plain = comparison_as_dict(found, ("x",))
+    plain = comparison_as_dict(found, "two", ("x",))
     assert plain["gate"] == {"passed": False, "failures": ["x"]}
     assert plain["greedy"][0] == {"text": "a", "tokens": 3, "first_difference": 1}
 

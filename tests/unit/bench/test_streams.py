@@ -177,3 +177,4 @@ def test_the_key_goes_into_the_header_and_the_body_is_what_was_given() -> None:
 
     assert server.bodies == {0: {"stream": 0, "model": "qwen"}}
     assert b"authorization: bearer secret" in server.heads[0].lower()
+    assert b"connection: close" in server.heads[0].lower()
