@@ -11,7 +11,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -112,12 +111,12 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._ssl else 80)
         path = parts.path.rstrip("/") + CHAT
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        lines = [f"POST {path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}"]
+        lines += ["Connection: close", "Content-Type: application/json"]
+        lines += ["Accept-Encoding: identity"]
         if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
-        self._request = partial(
-            request_bytes, host=parts.netloc.rpartition("@")[2], path=path, headers=headers
-        )
+            lines.append(f"Authorization: Bearer {api_key}")
+        self._head = "\r\n".join(lines)
         self._silence_s = silence_s
         self._require_listener = require_listener or (lambda: None)
         self._clock = clock
@@ -129,10 +128,13 @@ class Streams(contextlib.AbstractContextManager["Streams"]):
     def round(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[Exchange, ...]:
         """Send all bodies at once; return when the last answer has ended."""
         self._require_listener()
-        requests = [self._request(body=json.dumps(body).encode()) for body in bodies]
+        requests = [self._request(json.dumps(body).encode()) for body in bodies]
         with collector_paused():
             seen = self._runner.run(self._exchange_all(requests))
         return tuple(map(exchange_of, seen))
+
+    def _request(self, text: bytes) -> bytes:
+        return f"{self._head}\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text
 
     async def _exchange_all(self, requests: Sequence[bytes]) -> list[Exchange]:
         return await asyncio.gather(*(self._exchange(request) for request in requests))
@@ -215,13 +217,6 @@ class Response:
                 self.is_whole = True
             elif not isinstance(event, h11.InformationalResponse):
                 return
-
-
-def request_bytes(*, host: str, path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines += [f"Content-Length: {len(body)}", "", ""]
-    return "\r\n".join(lines).encode() + body
 
 
 def read_response(pieces: Sequence[Arrival], *, is_closed: bool) -> Response:

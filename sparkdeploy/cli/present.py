@@ -119,7 +119,7 @@ def ask(
     as_json: options.JsonOption = False,
 ) -> None:
     """Ask a deployment one question; the answer appears as it comes."""
-    from sparkdeploy.chat import ask as talk
+    from sparkdeploy.chat import answer as talk
     from sparkdeploy.chat.answer import reach_partner
 
     name, text = talk.read_words(words or ())

@@ -66,7 +66,7 @@ REVIEWED = {
     "gateway/proxy.py": {"wanted[:200]"},
     "gateway/stack.py": {"key"},
     "cli/upkeep.py": {"by_itself"},
-    "bench/before.py": {"deployment"},
+    "bench/campaign/run.py": {"deployment"},
     "deploy/deployments.py": {"name"},
     "bench/endpoint.py": {"kind", "container_name(name)"},
     "upkeep/checkpoints.py": {"name"},

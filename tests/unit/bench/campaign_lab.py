@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sparkdeploy import labels
-from sparkdeploy.bench import before
 from sparkdeploy.bench import run as bench_run
+from sparkdeploy.bench.campaign import run as campaign_run
 from sparkdeploy.bench.campaign import steps as campaign_steps
 from sparkdeploy.bench.endpoint import Access, reach_url
 from sparkdeploy.bench.quality import capture, probes
@@ -118,11 +118,11 @@ def install() -> None:
     url = os.environ["ENGINE"]
     play(socket, gethostname=lambda: PLANTED["host"])
     findings = (ok("machine.memory", "128 GB"), fail("gpu.clock", "slow", "wait"))
-    for module in (before, campaign_steps):
+    for module in (campaign_run, campaign_steps):
         play(module, up=up)
-    for module in (before, campaign_steps, bench_run):
+    for module in (campaign_run, campaign_steps, bench_run):
         play(module, connect=connect)
-    play(before, find_deployment=find_deployment, down=take_down)
+    play(campaign_run, find_deployment=find_deployment, down=take_down)
     play(
         campaign_steps,
         require_deployment=find_deployment,

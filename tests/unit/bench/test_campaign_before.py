@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdeploy.bench import before as stage
-from sparkdeploy.bench.before import note_before, restored
+from sparkdeploy.bench.campaign import run as stage
 from sparkdeploy.bench.campaign.folder import (
     PLAN,
     Before,
@@ -20,6 +19,7 @@ from sparkdeploy.bench.campaign.folder import (
     campaigns_below,
     unfinished,
 )
+from sparkdeploy.bench.campaign.run import note_before, restored
 from sparkdeploy.deploy.request import Request, resolve
 from sparkdeploy.errors import BenchError, NodeError, RecipeError
 from sparkdeploy.recipe.report import values_to_show
