@@ -1,13 +1,12 @@
 """`doctor`: look at the machine a recipe is for, all at once and for three seconds at most."""
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from sparkdeploy.checks import docker, report
@@ -31,7 +30,7 @@ from sparkdeploy.node.container import REPLACED_SUFFIX, ContainerFact, ListedCon
 from sparkdeploy.node.facts import THIS_MACHINE, Machine, spelled
 from sparkdeploy.node.host import DockerHost
 from sparkdeploy.node.lock import attendant_of
-from sparkdeploy.node.node import Nodes, node_behind
+from sparkdeploy.node.node import Nodes, in_background, node_behind
 from sparkdeploy.node.symptoms import SymptomFact, look_for_symptoms
 from sparkdeploy.plan.container import Deployment
 from sparkdeploy.plan.make import decide
@@ -47,29 +46,6 @@ CONNECTION_DEADLINE_S = 1.5
 """How long the Docker Engine may take to say hello."""
 DEADLINE_S = 2.5
 T = TypeVar("T")
-
-
-class _Task(Generic[T]):
-    """Work in a daemon thread, which does not keep the program from ending."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self.error: SparkdeployError | None = None
-        self._done: Future[T | None] = Future()
-        threading.Thread(target=self._run, args=(work,), daemon=True).start()
-
-    def _run(self, work: Callable[[], T]) -> None:
-        try:
-            self._done.set_result(work())
-        except SparkdeployError as error:
-            self.error = error
-            self._done.set_result(None)
-        except Exception as error:  # noqa: BLE001 - whoever waits raises it
-            self._done.set_exception(error)
-
-    def wait(self, until_s: float) -> T | None:
-        """Return the result, or None when it has failed or is not there in time; raise a bug."""
-        wait([self._done], timeout=max(until_s - time.monotonic(), 0.0))
-        return self._done.result() if self._done.done() else None
 
 
 def doctor_report(
@@ -101,23 +77,24 @@ def examine(
 
     limited = TimeLimitedMachine(machine)
     started_s = time.monotonic()
-    connection = _Task(lambda: connect(settings))
-    host = connection.wait(started_s + CONNECTION_DEADLINE_S)
-    draft = _Task(make)
-    restarts = _Task(host.always_restarted_gpu_containers if host is not None else tuple)
-    neighbours = _Task(host.neighbours if host is not None else tuple)
-    symptom_task = _Task(lambda: look_for_symptoms(limited))
+    connection = in_background(lambda: connect(settings))
+    host = _result(connection, started_s + CONNECTION_DEADLINE_S)
+    draft = in_background(make)
+    restarts = in_background(host.always_restarted_gpu_containers if host is not None else tuple)
+    neighbours = in_background(host.neighbours if host is not None else tuple)
+    symptom_task = in_background(lambda: look_for_symptoms(limited))
     looked_at = _host(limited, resolved, settings)
-    kind, units = _Task(lambda: processor(looked_at)), _Task(lambda: booting(looked_at))
+    kind = in_background(lambda: processor(looked_at))
+    units = in_background(lambda: booting(looked_at))
     of_host = host_findings(looked_at)
-    seen_plan = draft.wait(started_s + DEADLINE_S)
-    endless = restarts.wait(started_s + DEADLINE_S)
-    beside = neighbours.wait(started_s + DEADLINE_S)
-    symptoms = symptom_task.wait(started_s + DEADLINE_S) or SymptomFact()
-    booted = units.wait(started_s + DEADLINE_S) or frozenset()
+    until_s = started_s + DEADLINE_S
+    seen_plan = _result(draft, until_s)
+    endless, beside = _result(restarts, until_s), _result(neighbours, until_s)
+    symptoms = _result(symptom_task, until_s) or SymptomFact()
+    booted = _result(units, until_s) or frozenset()
     findings = (
-        _engine_finding(connection.error, draft.error, seen_plan),
-        *_architecture_findings(seen_plan, kind.wait(started_s + DEADLINE_S)),
+        _engine_finding(_error_of(connection), _error_of(draft), seen_plan),
+        *_architecture_findings(seen_plan, _result(kind, until_s)),
         *([] if host is None or endless is None else [docker.check_endless_restarts(endless)]),
         *_plan_findings(draft, seen_plan, booted, settings),
         *_cgroup_findings(seen_plan, symptoms),
@@ -133,6 +110,18 @@ def examine(
     if host is not None and seen_plan is not None and endless is not None:
         host.__exit__()
     return findings
+
+
+def _result(task: Future[T], until_s: float) -> T | None:
+    """Return a result, or None when it has failed or is not there in time; raise a bug."""
+    with contextlib.suppress(TimeoutError, SparkdeployError):
+        return task.result(max(until_s - time.monotonic(), 0.0))
+    return None
+
+
+def _error_of(task: Future[Any]) -> SparkdeployError | None:
+    error = task.exception() if task.done() else None
+    return error if isinstance(error, SparkdeployError) else None
 
 
 def _with_ends(observed: Observed, host: DockerHost) -> Observed:
@@ -174,7 +163,7 @@ def _cgroup_findings(plan: Plan | None, symptoms: SymptomFact) -> Iterator[Findi
 
 
 def _plan_findings(
-    draft: _Task[Plan], plan: Plan | None, booted: frozenset[str], settings: Settings
+    draft: Future[Plan], plan: Plan | None, booted: frozenset[str], settings: Settings
 ) -> Iterator[Finding]:
     if plan is not None:
         yield from doctor_findings(plan)
@@ -184,8 +173,8 @@ def _plan_findings(
             booting=booted,
             attended=_attended(head.containers, settings),
         )
-    elif draft.error is not None:
-        yield fail("folders.model", draft.error.message, draft.error.hint or "")
+    elif (error := _error_of(draft)) is not None:
+        yield fail("folders.model", error.message, error.hint or "")
     else:
         yield not_seen("machine.gpu", f"GPU and Docker did not answer within {DEADLINE_S:g} s")
 

@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TypeAlias
 
@@ -22,7 +21,7 @@ from sparkdeploy.errors import (
 )
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.lock import attendant_of
-from sparkdeploy.node.node import Node, Nodes, named
+from sparkdeploy.node.node import Node, Nodes, in_background, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.server.crash import EXIT_MEMORY_FLOOR
 from sparkdeploy.server.health import death
@@ -71,23 +70,19 @@ class Ends:
     """The ends of containers, of which each is waited for in a thread of its own."""
 
     def __init__(self) -> None:
-        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._waited_for: set[str] = set()
+        self._waits: dict[str, Future[None]] = {}
 
     def wait(self, ranks: Iterable[RankFact]) -> None:
         """Return when one has ended, or its node does not answer any more."""
         for node, fact in ranks:
-            if fact.container_id not in self._waited_for:
-                self._waited_for.add(fact.container_id)
-                arguments = (node, fact.container_id)
-                threading.Thread(target=self._wait_for, args=arguments, daemon=True).start()
-        self._waited_for.discard(self._ended.get())
-
-    def _wait_for(self, node: Node, container_id: str) -> None:
-        # Why nobody answers is seen the next time.
-        with contextlib.suppress(NodeError):
-            node.docker.wait(container_id)
-        self._ended.put(container_id)
+            key = fact.container_id
+            if key not in self._waits:
+                self._waits[key] = in_background(partial(node.docker.wait, key))
+        wait(self._waits.values(), return_when=FIRST_COMPLETED)
+        for key in [key for key, it in self._waits.items() if it.done()]:
+            # Why nobody answers is seen the next time.
+            with contextlib.suppress(NodeError):
+                self._waits.pop(key).result()
 
 
 def stay_with(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -212,3 +213,20 @@ def at_once(work: Callable[[Any], Result], items: Iterable[Any]) -> list[Result]
         return [work(item) for item in waiting]
     with ThreadPoolExecutor(max_workers=len(waiting)) as pool:
         return list(pool.map(work, waiting))
+
+
+def in_background(work: Callable[[], Result]) -> Future[Result]:
+    """Do it in a thread that does not keep the program from ending, as an executor's would."""
+    done: Future[Result] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            # An event loop would end by those that are no errors, or take none of them.
+            is_error = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            done.set_exception(error if is_error else RuntimeError(repr(error)))
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
