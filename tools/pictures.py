@@ -26,7 +26,7 @@ from sparkdeploy.gateway.app import Gateway
 from sparkdeploy.gateway.deployments import DeploymentLook, NodeMemory, StackLook
 from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.gateway.scheduler import Sighting
-from sparkdeploy.gateway.stack import StackModel
+from sparkdeploy.gateway.stack import ModelEntry
 from sparkdeploy.monitor.draw import screen_of
 from sparkdeploy.monitor.snapshot import (
     DeploymentState,
@@ -153,7 +153,7 @@ class PicturedDeployments(ScriptedDeployments):
 def stack_page() -> Iterator[str]:
     names = {"coder": "qwen3-coder-next", "embed": "qwen3-vl-embedding", "prose": "v2"}
     sizes = {"coder": 83, "embed": 24, "prose": 101}
-    stack = stack_of(models=tuple(StackModel(name, recipe) for name, recipe in names.items()))
+    stack = stack_of(models=[ModelEntry(name=it, recipe=recipe) for it, recipe in names.items()])
     fits = tuple(ModelFit(it.name, it.keep, {"memory": sizes[it.name]}) for it in stack.models)
     deployments = PicturedDeployments()
     deployments.serve("coder")

@@ -62,7 +62,7 @@ def export_llama_swap(plan: StackPlan, settings: Settings, env: Mapping[str, str
 
 def _model(plan: StackPlan, member: PlannedModel, env: Mapping[str, str]) -> dict[str, Any]:
     model, program = member.model, (sys.executable, *AS_MODULE)
-    defaults = {it.name: dict(it.defaults) for it in model.aliases if it.defaults}
+    defaults = {name: dict(it) for name, it in model.other_names.items() if it}
     return {
         "cmd": shlex.join([*program, *up_words(member.request), "--yes", "--stay"]),
         "cmdStop": shlex.join([*program, "stop", model.name]),
@@ -70,7 +70,7 @@ def _model(plan: StackPlan, member: PlannedModel, env: Mapping[str, str]) -> dic
         "proxy": member.plan.base_url,
         "checkEndpoint": "/health",
         "ttl": _ttl_s(plan, member),
-        "aliases": [it.name for it in model.aliases],
+        "aliases": [*model.other_names],
         "useModelName": model.name,
         "concurrencyLimit": MOST_REQUESTS,
         **({"filters": {"setParamsByID": defaults}} if defaults else {}),
@@ -129,7 +129,7 @@ def _texts(value: object) -> Iterator[str]:
 def _notes(plan: StackPlan, members: Sequence[PlannedModel]) -> Iterator[str]:
     if left := [it.model.name for it in plan.members if it not in members]:
         yield f"left out, for there is no memory for it beside what is kept: {', '.join(left)}"
-    if any(alias.defaults for it in members for alias in it.model.aliases):
+    if any(any(it.model.other_names.values()) for it in members):
         yield "llama-swap puts an alias's values in the place of what a client sends"
     if plan.stack.keys_file is not None:
         yield f"the keys of {plan.stack.keys_file} are not copied: apiKeys takes them, or variables"

@@ -160,7 +160,7 @@ class Gateway:
     def _model_cards(self) -> Iterator[dict[str, Any]]:
         for model in self._stack.models:
             state = self._turns.scheduler.states[model.name].phase.value
-            for name in (model.name, *(alias.name for alias in model.aliases)):
+            for name in (model.name, *model.other_names):
                 card = {"id": name, "object": "model", "created": 0, "owned_by": "sparkdeploy"}
                 yield {**card, "root": model.name, "parent": None, "state": state}
 
@@ -182,9 +182,8 @@ class Gateway:
         return {
             "name": model.name,
             "recipe": model.recipe,
-            "aliases": [it.name for it in model.aliases],
+            "aliases": [*model.other_names],
             "keep": model.keep,
-            "node": model.node,
             "state": state.phase.value,
             "cause": state.cause,
             "running": len(state.running),

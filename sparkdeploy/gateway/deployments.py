@@ -30,7 +30,7 @@ from sparkdeploy.deploy.up import Confirm, Extent, Outcome, UpOptions, up
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError, UnhealthyError
 from sparkdeploy.gateway.plans import PlannedModel, StackPlan, naming
 from sparkdeploy.gateway.scheduler import Sighting
-from sparkdeploy.gateway.stack import StackModel
+from sparkdeploy.gateway.stack import ModelEntry
 from sparkdeploy.monitor.snapshot import MetricsHistory, TimedMetrics, server_figures
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.facts import parse_meminfo
@@ -126,7 +126,7 @@ class StackDeployments:
         total, available = memory.get("MemTotal", 0), memory.get("MemAvailable", 0)
         return StackLook(models, (NodeMemory(node.name, total, available),))
 
-    def start(self, model: StackModel) -> Upstream:
+    def start(self, model: ModelEntry) -> Upstream:
         """Start a deployment as `up` does with what is prepared; return where it answers."""
         member = self._plan[model.name]
         while True:
@@ -144,7 +144,7 @@ class StackDeployments:
             raise UnhealthyError(f"{model.name} has started and does not answer: {look.cause}")
         return look.upstream
 
-    def stop(self, model: StackModel) -> None:
+    def stop(self, model: ModelEntry) -> None:
         lifecycle.stop(model.name)
         self._stopped_s = time.monotonic()
 

@@ -7,8 +7,8 @@ from itertools import combinations, islice
 
 from sparkdeploy.gateway.stack import Keep
 
-MOST_TRIED = 12
-"""Of so many models that may go, every set is tried: some 4,000."""
+MOST_TRIED = 4096
+"""Of sets of models that may go, the smallest first: every one of a dozen models'."""
 MOST_SETS = 20_000
 
 
@@ -68,7 +68,7 @@ class StackFit:
         """Return which running models go for another one; None where it never fits.
 
         What runs on request goes before what is kept idle; then counts what a start costs, by
-        `cost_s` or the starts known here. Of more than a dozen it may not be the cheapest set.
+        `cost_s` or the starts known here. Of more than a dozen that run it may not be the cheapest.
         """
         evicted = [it for it in self.models if it.name in running and it.name != wanted]
         evicted = [it for it in evicted if it.keep != "always"]
@@ -79,27 +79,12 @@ class StackFit:
         def left_by(models: Iterable[ModelFit]) -> set[str]:
             return set(running) - {it.name for it in models}
 
-        kept = left_by(evicted)
-        if not self.fits(kept, wanted):
+        if not self.fits(left_by(evicted), wanted):
             return None
         evicted.sort(key=lambda it: (price((it,)), it.name))
-        found: Sequence[ModelFit] = self._without_needless(kept, wanted, evicted)
-        if len(evicted) <= MOST_TRIED:
-            sets = (it for count in range(len(evicted) + 1) for it in combinations(evicted, count))
-            found = min((it for it in sets if self.fits(left_by(it), wanted)), key=price)
-        return tuple(it.name for it in found)
-
-    def _without_needless(
-        self, kept: set[str], wanted: str, evicted: Sequence[ModelFit]
-    ) -> list[ModelFit]:
-        """Return what has to go when the dearest may stay first."""
-        left, staying = [], set(kept)
-        for model in reversed(evicted):
-            if self.fits({*staying, model.name}, wanted):
-                staying.add(model.name)
-            else:
-                left.append(model)
-        return left
+        sets = (it for count in range(len(evicted) + 1) for it in combinations(evicted, count))
+        enough = (it for it in islice(sets, MOST_TRIED) if self.fits(left_by(it), wanted))
+        return tuple(it.name for it in min(enough, key=price, default=evicted))
 
     def largest_sets(self, limit: int) -> Iterator[tuple[str, ...]]:
         """Yield the sets that fit together and to which no model can be added, at most `limit`."""

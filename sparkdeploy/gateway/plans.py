@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from sparkdeploy.checks.survey import Survey, survey
 from sparkdeploy.deploy.nodes import needed_nodes
 from sparkdeploy.deploy.request import NAMES, PORT, Request, resolve
-from sparkdeploy.errors import ConsentNeededError, NodeError, RecipeError, SparkdeployError
+from sparkdeploy.errors import ConsentNeededError, RecipeError, SparkdeployError
 from sparkdeploy.estimate.hardware import Hardware
 from sparkdeploy.gateway.fit import ModelFit, StackFit
-from sparkdeploy.gateway.stack import Stack, StackModel
-from sparkdeploy.node.cluster import configured, name_here, open_nodes, this_node
+from sparkdeploy.gateway.stack import ModelEntry, Stack
+from sparkdeploy.node.cluster import open_nodes, this_node
 from sparkdeploy.node.container import ListedContainer
 from sparkdeploy.node.facts import NodeFact
 from sparkdeploy.node.node import Nodes
@@ -36,7 +36,7 @@ LAST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    model: StackModel
+    model: ModelEntry
     request: Request
     resolved: Resolved
     plan: Plan
@@ -93,7 +93,6 @@ def plan_stack(
     for request in requests.values():
         needed |= _needed(request, settings)
     with open_nodes(settings, needed) if needed else this_node(settings) as nodes:
-        _refuse_other_nodes(stack, _names_here(nodes, settings))
         seen = survey(nodes, settings.hub_cache)
         members = tuple(
             _member(model, requests[model.name], names - {model.name}, settings, nodes, seen)
@@ -157,7 +156,7 @@ def _free_port(first: int, taken: Set[int]) -> int:
 
 
 def _require_consent(
-    resolved: Resolved, model: StackModel, stack: Stack, settings: Settings
+    resolved: Resolved, model: ModelEntry, stack: Stack, settings: Settings
 ) -> None:
     """Raise ConsentNeededError for what the stack's own `set` may only do with consent."""
     if not model.assignments or resolved.recipe.allow_unsafe:
@@ -208,26 +207,8 @@ def naming(model: str) -> Iterator[None]:
         raise
 
 
-def _names_here(nodes: Nodes, settings: Settings) -> list[str]:
-    names = [nodes.here.name]
-    if settings.cluster is not None:
-        with contextlib.suppress(NodeError):
-            names.append(name_here(configured(settings)))
-    return names
-
-
-def _refuse_other_nodes(stack: Stack, here: Sequence[str]) -> None:
-    for model in stack.models:
-        if model.node is not None and model.node not in here:
-            raise NodeError(
-                f"model {model.name}: {model.node} is not this machine, which is {here[-1]}",
-                hint=f"a gateway starts what its own machine heads: sparkdeploy --on {model.node} "
-                "plan STACK",
-            )
-
-
 def _member(
-    model: StackModel,
+    model: ModelEntry,
     request: Request,
     others: frozenset[str],
     settings: Settings,
@@ -245,7 +226,7 @@ def _member(
 
 
 def _member_on(
-    hardware: Hardware, model: StackModel, request: Request, settings: Settings
+    hardware: Hardware, model: ModelEntry, request: Request, settings: Settings
 ) -> PlannedModel:
     with naming(model.name):
         resolved, deployment = resolve(request, settings), request.deployment

@@ -5,7 +5,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from sparkdeploy.gateway.access import (
     read_body,
 )
 from sparkdeploy.gateway.deployments import Upstream
-from sparkdeploy.gateway.stack import Alias, Stack, StackModel
+from sparkdeploy.gateway.stack import ModelEntry, Stack
 from sparkdeploy.gateway.turns import NotServedError, RequestTurn, Turns
 from sparkdeploy.node.ports import listening_sockets
 from sparkdeploy.recipe.answers import ROUTES
@@ -108,12 +108,11 @@ class Proxy:
         self._bodies_bytes = 0
         self._sockets: dict[int, tuple[float, frozenset[str]]] = {}
         """Who listens on a port, and when that was read."""
-        self._names: dict[str, tuple[StackModel, Mapping[str, object]]] = {}
+        self._names: dict[str, tuple[ModelEntry, Mapping[str, object]]] = {}
         for model in stack.models:
             self._names[model.name] = (model, {})
-            alias: Alias
-            for alias in model.aliases:
-                self._names[alias.name] = (model, alias.defaults)
+            for name, defaults in model.other_names.items():
+                self._names[name] = (model, defaults)
         limits = httpx2.Limits(max_connections=None, keepalive_expiry=KEPT_OPEN_S)
         self._client = httpx2.AsyncClient(limits=limits, trust_env=False, follow_redirects=False)
 
@@ -144,31 +143,24 @@ class Proxy:
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         length = headers.get("content-length", "0")
         expected = int(length) if length.isdecimal() else 0
-        pieces: list[bytes] = []
-        size = 0
-        raw: bytes | None = None
-        is_whole = False
+        raw = bytearray()
         try:
+            self._require_room(raw, expected)
             async with asyncio.timeout(BODY_LIMIT_S):
-                while True:
-                    if max(size, expected) > MAX_BODY_BYTES:
-                        raise _TooLargeError(413, f"more than {MAX_BODY_BYTES >> 20} MiB")
-                    if self._bodies_bytes + max(expected - size, 0) > MAX_BODIES_BYTES:
-                        raise _TooLargeError(503, "too many large requests at once")
-                    if is_whole:
-                        raw = b"".join(pieces)
-                        break
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ConnectionError
-                    pieces.append(message.get("body", b""))
-                    size += len(pieces[-1])
-                    self._bodies_bytes += len(pieces[-1])
-                    is_whole = not message.get("more_body", False)
-        finally:
-            if raw is None:
-                self._bodies_bytes -= size
-        return raw
+                async for piece in _pieces(receive):
+                    raw += piece
+                    self._bodies_bytes += len(piece)
+                    self._require_room(raw, expected)
+        except BaseException:
+            self._bodies_bytes -= len(raw)
+            raise
+        return bytes(raw)
+
+    def _require_room(self, raw: bytearray, expected: int) -> None:
+        if max(len(raw), expected) > MAX_BODY_BYTES:
+            raise _TooLargeError(413, f"more than {MAX_BODY_BYTES >> 20} MiB")
+        if self._bodies_bytes + max(expected - len(raw), 0) > MAX_BODIES_BYTES:
+            raise _TooLargeError(503, "too many large requests at once")
 
     async def _answer(
         self, scope: Scope, headers: Headers, raw: bytes, answer: ClientAnswer
@@ -281,6 +273,17 @@ class _TooLargeError(Exception):
     def __init__(self, status: int, what: str) -> None:
         super().__init__(f"the request is too large: {what}")
         self.status = status
+
+
+async def _pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield a body as it comes; ConnectionError when its client goes away."""
+    has_more = True
+    while has_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError
+        yield message.get("body", b"")
+        has_more = message.get("more_body", False)
 
 
 async def _until_gone(receive: Receive, work: Coroutine[None, None, None]) -> None:

@@ -64,8 +64,8 @@ def _row(member: PlannedModel, fit: StackFit) -> TextRow:
     stops = f" {in_seconds(model.idle_stop_s)}" if model.idle_stop_s is not None else ""
     download, takes = own.download_bytes, member.plan.head.needs.memory_bytes
     beneath = [f"    {member.resolved.recipe.name} on port {member.resolved.recipe.serve.port}"]
-    if model.aliases:
-        beneath.append(f"    also {', '.join(alias.name for alias in model.aliases)}")
+    if model.other_names:
+        beneath.append(f"    also {', '.join(model.other_names)}")
     if any(step.action is not Action.REUSE for step in member.plan.images):
         size = member.plan.head.needs.image_bytes
         beneath.append(f"    its image is to be made{f', {format_bytes(size)}' if size else ''}")
@@ -183,7 +183,7 @@ def _member_as_dict(member: PlannedModel, own: ModelFit) -> dict[str, Any]:
         "name": own.name,
         "recipe": member.resolved.recipe.name,
         "port": member.resolved.recipe.serve.port,
-        "aliases": [alias.name for alias in member.model.aliases],
+        "aliases": [*member.model.other_names],
         "keep": own.keep,
         "idle_stop_s": member.model.idle_stop_s,
         "takes_bytes": dict(own.takes),

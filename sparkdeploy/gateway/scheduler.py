@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sparkdeploy.gateway.fit import StackFit
-from sparkdeploy.gateway.stack import StackModel
+from sparkdeploy.gateway.stack import ModelEntry
 
 DRAIN_LIMIT_S = 300.0
 """How long running requests of a model may hold up the start of another one."""
@@ -72,7 +72,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class ModelState:
-    model: StackModel
+    model: ModelEntry
     phase: ModelPhase = ModelPhase.STOPPED
     since_s: float = -math.inf
     """When this phase began."""
@@ -109,7 +109,7 @@ class Scheduler:
 
     def __init__(
         self,
-        models: Iterable[StackModel],
+        models: Iterable[ModelEntry],
         fit: StackFit,
         *,
         smallest_stay_s: float,

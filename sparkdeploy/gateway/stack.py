@@ -4,10 +4,10 @@ import ipaddress
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
@@ -56,46 +56,6 @@ NOT_A_DEFAULT = frozenset(
 Keep = Literal["always", "idle", "request"]
 ModelName = Annotated[ServedName, Field(max_length=256)]
 Defaults = dict[Printable, JsonValue]
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """Another name of a model, with values for what a request leaves out."""
-
-    name: str
-    defaults: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class StackModel:
-    name: str
-    """Of the deployment, and in requests."""
-    recipe: str
-    """A recipe's name, SOURCE/RECIPE or an absolute path."""
-    assignments: tuple[str, ...] = ()
-    """As `--set` takes them; relative paths are made absolute."""
-    aliases: tuple[Alias, ...] = ()
-    keep: Keep = "idle"
-    idle_stop_s: int | None = None
-    """None: it is stopped only where another model needs its memory."""
-    node: str | None = None
-    port: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    name: str
-    path: Path
-    origin: ValueOrigin
-    """The file as it was read."""
-    host: str
-    port: int
-    allowed_hosts: tuple[str, ...]
-    allowed_origins: tuple[str, ...]
-    keys_file: Path | None
-    smallest_stay_s: int
-    longest_wait_s: int
-    models: tuple[StackModel, ...]
 
 
 def _is_address(text: str) -> str:
@@ -166,14 +126,16 @@ class ModelEntry(Strict):
             unset="it stops only for another model",
         ),
     ] = None
-    node: Annotated[
-        Annotated[str, Field(pattern=NAME_PATTERN)] | None,
-        about("The node that serves it.", "spark-1", unset="this machine"),
-    ] = None
     port: Annotated[
         Port | None,
         about("Of its deployment.", 8001, unit="port", unset="the recipe's, or the next free one"),
     ] = None
+
+    @property
+    def other_names(self) -> dict[str, Mapping[str, object]]:
+        """Return its aliases, each with values for what a request leaves out."""
+        named = self.aliases if isinstance(self.aliases, dict) else dict.fromkeys(self.aliases)
+        return {name: defaults or {} for name, defaults in named.items()}
 
 
 class StackFile(Strict):
@@ -231,6 +193,24 @@ class StackFile(Strict):
         list[ModelEntry],
         Field(min_length=1, max_length=MAX_MODELS),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What a stack file says, with its paths made absolute."""
+
+    name: str
+    path: Path
+    origin: ValueOrigin
+    """The file as it was read."""
+    host: str
+    port: int
+    allowed_hosts: Sequence[str]
+    allowed_origins: Sequence[str]
+    keys_file: Path | None
+    smallest_stay_s: int
+    longest_wait_s: int
+    models: Sequence[ModelEntry]
 
 
 def stack_path(wanted: str | None, settings: Settings) -> Path | None:
@@ -323,32 +303,21 @@ def _stack_of(file: StackFile, document: Document, path: Path, settings: Setting
         origin=replace(document.origins[("models",)], file=str(path)),
         host=file.host,
         port=file.port,
-        allowed_hosts=tuple(file.allowed_hosts),
-        allowed_origins=tuple(file.allowed_origins),
+        allowed_hosts=file.allowed_hosts,
+        allowed_origins=file.allowed_origins,
         keys_file=Path(_absolute(file.keys_file, path.parent)) if file.keys_file else None,
         smallest_stay_s=file.smallest_stay_s,
         longest_wait_s=file.longest_wait_s,
-        models=tuple(_model_of(it, path.parent, settings) for it in file.models),
+        models=[_anchored(it, path.parent, settings) for it in file.models],
     )
 
 
-def _model_of(entry: ModelEntry, folder: Path, settings: Settings) -> StackModel:
+def _anchored(entry: ModelEntry, folder: Path, settings: Settings) -> ModelEntry:
     recipe = entry.recipe
     if is_path(recipe) and of_source(library(settings), recipe) is None:
         recipe = _absolute(recipe, folder)
-    named: Mapping[str, Any] = (
-        dict.fromkeys(entry.aliases) if isinstance(entry.aliases, list) else entry.aliases
-    )
-    return StackModel(
-        name=entry.name,
-        recipe=recipe,
-        assignments=tuple(with_whole_path(it, folder) for it in entry.assignments),
-        aliases=tuple(Alias(name, defaults or {}) for name, defaults in named.items()),
-        keep=entry.keep,
-        idle_stop_s=entry.idle_stop_s,
-        node=entry.node,
-        port=entry.port,
-    )
+    assignments = [with_whole_path(it, folder) for it in entry.assignments]
+    return entry.model_copy(update={"recipe": recipe, "assignments": assignments})
 
 
 def _absolute(text: str, folder: Path) -> str:

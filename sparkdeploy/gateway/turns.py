@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from sparkdeploy.errors import SparkdeployError
 from sparkdeploy.gateway.deployments import StackLook, Upstream
 from sparkdeploy.gateway.fit import StackFit
 from sparkdeploy.gateway.scheduler import Act, Instruction, ModelPhase, Scheduler
-from sparkdeploy.gateway.stack import Stack, StackModel
+from sparkdeploy.gateway.stack import ModelEntry, Stack
+from sparkdeploy.node.node import in_background
 from sparkdeploy.recipe.answers import Answers
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible_line
@@ -28,9 +28,9 @@ Result = TypeVar("Result")
 class Deployments(Protocol):
     def look(self, *, with_figures: bool = False) -> StackLook: ...
 
-    def start(self, model: StackModel) -> Upstream: ...
+    def start(self, model: ModelEntry) -> Upstream: ...
 
-    def stop(self, model: StackModel) -> None: ...
+    def stop(self, model: ModelEntry) -> None: ...
 
 
 class NotServedError(Exception):
@@ -144,7 +144,7 @@ class Turns:
         began_s = self._looked_s = time.monotonic()
         with_figures = began_s - self.watched_s < WATCHED_S
         try:
-            looked = await in_thread(lambda: self._deployments.look(with_figures=with_figures))
+            looked = await _in_thread(lambda: self._deployments.look(with_figures=with_figures))
         except Exception as error:  # noqa: BLE001 - the next look may go well
             self.problem = _in_words(error)
             return
@@ -209,7 +209,7 @@ class Turns:
         began_s = time.monotonic()
         console.answer(f"{name} is starting")
         try:
-            upstream = await in_thread(lambda: self._deployments.start(self._models[name]))
+            upstream = await _in_thread(lambda: self._deployments.start(self._models[name]))
         except Exception as error:  # noqa: BLE001 - a mistake of ours is a failed start, too
             cause = _in_words(error)
             self.scheduler.start_failed(name, cause, time.monotonic())
@@ -224,7 +224,7 @@ class Turns:
 
     async def _stop(self, name: str) -> None:
         try:
-            await in_thread(lambda: self._deployments.stop(self._models[name]))
+            await _in_thread(lambda: self._deployments.stop(self._models[name]))
         except Exception as error:  # noqa: BLE001 - as above
             self.scheduler.stop_failed(name)  # what it is now is what the next look sees
             console.answer(f"{name} could not be stopped: {visible_line(_in_words(error))}")
@@ -241,26 +241,5 @@ def _in_words(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {error}"
 
 
-async def in_thread(work: Callable[[], Result]) -> Result:
-    """Do what blocks in a thread of its own, which does not keep the program from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def hand_over(deliver: Callable[[], None]) -> None:
-        # The loop may have ended, and with it whoever waited.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: None if future.done() else deliver())
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            # The loop itself would end by those that are no errors, or take none of them.
-            is_error = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            failure = error if is_error else RuntimeError(repr(error))
-            hand_over(lambda: future.set_exception(failure))
-        else:
-            hand_over(lambda: future.set_result(result))
-
-    threading.Thread(target=run, daemon=True).start()
-    return await future
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    return await asyncio.wrap_future(in_background(work))

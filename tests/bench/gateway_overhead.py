@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from sparkdeploy.gateway.stack import StackModel
+    from sparkdeploy.gateway.stack import ModelEntry
 
 CHAT = "/v1/chat/completions"
 STREAMS, TOKENS, TOKENS_PER_S = 64, 500, 50
@@ -67,10 +67,10 @@ class Running:
     def look(self, *, with_figures: bool = False) -> StackLook:
         return StackLook({"a": self._look})
 
-    def start(self, model: StackModel) -> Upstream:
+    def start(self, model: ModelEntry) -> Upstream:
         raise NotImplementedError
 
-    def stop(self, model: StackModel) -> None:
+    def stop(self, model: ModelEntry) -> None:
         raise NotImplementedError
 
 

@@ -16,7 +16,7 @@ from sparkdeploy.gateway.app import Gateway
 from sparkdeploy.gateway.deployments import DeploymentLook, NodeMemory, StackLook, Upstream
 from sparkdeploy.gateway.fit import ModelFit, StackFit
 from sparkdeploy.gateway.scheduler import Sighting
-from sparkdeploy.gateway.stack import Alias, Stack, StackModel
+from sparkdeploy.gateway.stack import ModelEntry, Stack
 from sparkdeploy.node.ports import listening_sockets
 from sparkdeploy.recipe.answers import TEXT, TEXT_AND_SPEECH
 from sparkdeploy.recipe.document import ValueOrigin
@@ -138,7 +138,7 @@ class ScriptedDeployments:
         sockets = listening_sockets(server.server_port)
         return Upstream(server.url, f"served-{name}", self.keys.get(name), sockets)
 
-    def start(self, model: StackModel) -> Upstream:
+    def start(self, model: ModelEntry) -> Upstream:
         self.starts.append(model.name)
         assert self.may_start.wait(WAIT_S)
         if model.name in self.failing:
@@ -153,7 +153,7 @@ class ScriptedDeployments:
         self.servers[name], self.threads[name] = server, thread
         return self.upstream(name)
 
-    def stop(self, model: StackModel) -> None:
+    def stop(self, model: ModelEntry) -> None:
         self.stops.append(model.name)
         self.end(model.name)
 
@@ -176,11 +176,11 @@ class ScriptedDeployments:
 
 def stack_of(**changes: Any) -> Stack:
     """Return a stack of `a` and `b`, which exclude each other, and `c`, which fits beside both."""
-    fast = Alias("a-cold", {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}})
+    fast: Any = {"a-cold": {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}}
     models = (
-        StackModel("a", "recipe-a", aliases=(fast,)),
-        StackModel("b", "recipe-b"),
-        StackModel("c", "recipe-c"),
+        ModelEntry(name="a", recipe="recipe-a", aliases=fast),
+        ModelEntry(name="b", recipe="recipe-b"),
+        ModelEntry(name="c", recipe="recipe-c"),
     )
     values = {
         "name": "home",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.gateway.deployments import Upstream
-    from sparkdeploy.gateway.stack import StackModel
+    from sparkdeploy.gateway.stack import ModelEntry
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.runs()]
 
@@ -80,7 +80,7 @@ print(json.dumps(said))
 class SlowDeployments(ScriptedDeployments):
     """So slow to start that whoever waits for a stream reads comments first."""
 
-    def start(self, model: StackModel) -> Upstream:
+    def start(self, model: ModelEntry) -> Upstream:
         time.sleep(0.5)
         return super().start(model)
 

@@ -14,7 +14,7 @@ from sparkdeploy.errors import NodeError, UnhealthyError
 from sparkdeploy.gateway import deployments
 from sparkdeploy.gateway.deployments import FORGIVEN_MISSES, StackDeployments
 from sparkdeploy.gateway.scheduler import Sighting
-from sparkdeploy.gateway.stack import StackModel
+from sparkdeploy.gateway.stack import ModelEntry
 from sparkdeploy.node.node import node_behind
 from sparkdeploy.recipe.answers import EMBEDDINGS
 from sparkdeploy.settings import load_settings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sparkdeploy.node.container import ContainerFact
 
-MODEL = StackModel("main", "v2")
+MODEL = ModelEntry(name="main", recipe="v2")
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ SIZES = st.integers(0, 12)
 
 
 @st.composite
-def stacks(draw: st.DrawFn, most: int = 8) -> StackFit:
-    count = draw(st.integers(1, most))
+def stacks(draw: st.DrawFn) -> StackFit:
+    count = draw(st.integers(1, 8))
     models = tuple(
         ModelFit(
             f"m{number}",
@@ -45,9 +45,9 @@ def subsets(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 @st.composite
-def wishes(draw: st.DrawFn, most: int = 8) -> tuple[StackFit, set[str], str]:
+def wishes(draw: st.DrawFn) -> tuple[StackFit, set[str], str]:
     """A stack, which of its models run, and the one that is asked for."""
-    fit = draw(stacks(most))
+    fit = draw(stacks())
     names = [it.name for it in fit.models]
     return fit, draw(st.sets(st.sampled_from(names))), draw(st.sampled_from(names))
 
@@ -84,21 +84,6 @@ def test_the_cheapest_set_that_is_enough_goes(
     )
     if fit.is_together(running):
         assert fit.is_together(running - set(found) | {wanted})
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(wishes(most=20))
-def test_of_many_models_those_that_go_are_enough_and_none_goes_for_nothing(
-    wish: tuple[StackFit, set[str], str],
-) -> None:
-    fit, running, wanted = wish
-    found = fit.cheapest_eviction(running, wanted)
-    if found is None:
-        always = {it for it in running if fit[it].keep == "always"}
-        assert not fit.fits(always, wanted)
-        return
-    assert fit.fits(running - set(found), wanted)
-    assert all(fit[it].keep != "always" and it != wanted for it in found)
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -171,4 +156,6 @@ def test_thirty_two_models_are_decided_at_once() -> None:
     fit = StackFit({"spark": 165}, tuple(model(f"m{it:02}", 10, start_s=it) for it in range(32)))
     running = {f"m{it:02}" for it in range(16)}
     assert fit.cheapest_eviction(running, "m31") == ("m00",)
+    tight = StackFit({"spark": 14}, fit.models)
+    assert len(tight.cheapest_eviction(running, "m31") or ()) == 16, "all are enough, at least"
     assert len([*fit.largest_sets(50)]) == 50

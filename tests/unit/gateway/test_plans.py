@@ -204,13 +204,10 @@ def test_a_measured_start_goes_before_an_estimated_one(
     assert " 1m01s" in said(plan)
 
 
-def test_another_node_and_a_wrong_recipe_are_named_with_the_model(
+def test_a_wrong_recipe_is_named_with_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark(monkeypatch)
-    with pytest.raises(NodeError, match="model coder: spark-2 is not this machine"):
-        planned(tmp_path, HEAD + CODER % "node: spark-2")
-    assert planned(tmp_path, HEAD + CODER % "node: spark").members
     with pytest.raises(RecipeError, match="model x: there is no recipe v22"):
         planned(tmp_path, f"{HEAD}- {{name: x, recipe: v22}}")
     with pytest.raises(RecipeError, match="model x: recipe v2 has 1 mistake"):

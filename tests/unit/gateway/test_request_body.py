@@ -39,14 +39,7 @@ def test_only_the_name_and_what_is_missing_change(
     assert body.is_stream is (content.get("stream") is True)
     sent = body.for_server(name, defaults)
     assert json.loads(sent) == {**defaults, **content, "model": name}
-    if name == asked and defaults.keys() <= content.keys():
-        assert sent == raw
-    if defaults.keys() <= content.keys():
-        # All that stands before and behind the name is as it came.
-        member = body.members[-1]
-        text = raw.decode()
-        written = json.dumps(name) if name != asked else text[member.start : member.end]
-        assert sent.decode() == text[: member.start] + written + text[member.end :]
+    assert body.for_server(asked, {}) == raw
 
 
 @given(st.binary(max_size=200))
@@ -75,24 +68,16 @@ def test_a_form_keeps_its_other_parts(fields: dict[str, str], name: str, file: b
     assert body.for_server("whisper", {}) == raw
     before, _, behind = raw.rpartition(b"whisper")
     assert body.for_server(name, {}) == before + name.encode() + behind
-    added = read_body(body.for_server(name, {"t": 0}), "multipart/form-data; boundary=x")
-    assert {it.name: it.value for it in added.members}["t"] == "0"
+    assert b'; name="t"\r\n\r\n0\r\n' in body.for_server(name, {"t": 0})
 
 
-def test_of_two_names_the_last_counts_and_both_change() -> None:
-    body = read_body(b'{"model": "x", "model": "y", "stream": true, "stream": 1}', JSON)
+def test_of_two_names_the_last_counts_and_no_other_stays() -> None:
+    body = read_body(b'{"model": ["x"], "model": "y", "stream": true, "stream": 1}', JSON)
     assert (body.model, body.is_stream) == ("y", False)
-    assert body.for_server("z", {}).count(b'"z"') == 2
+    assert json.loads(body.for_server("z", {})) == {"model": "z", "stream": 1}
 
 
-@pytest.mark.parametrize("count", [300])
-def test_a_form_of_too_many_parts_is_refused(count: int) -> None:
+def test_a_form_of_too_many_parts_is_refused() -> None:
     part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
     with pytest.raises(BadBodyError):
-        read_body(part * count + b"--x--", "multipart/form-data; boundary=x")
-
-
-def test_of_two_names_none_stays_that_the_server_does_not_know() -> None:
-    body = read_body(b'{"model": ["x"], "model": "y"}', JSON)
-    assert json.loads(body.for_server("y", {})) == {"model": "y"}
-    assert b"x" not in body.for_server("y", {})
+        read_body(part * 300 + b"--x--", "multipart/form-data; boundary=x")

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from sparkdeploy import yaml_text
 from sparkdeploy.errors import NoRecipeError, RecipeError, UsageError
 from sparkdeploy.gateway import stack as stack_module
-from sparkdeploy.gateway.stack import Alias, ModelEntry, StackFile, load_stack, stack_path
+from sparkdeploy.gateway.stack import ModelEntry, StackFile, load_stack, stack_path
 from sparkdeploy.recipe.document import Document
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.settings import load_settings
@@ -87,29 +87,23 @@ def test_a_stack_is_read_whole(tmp_path: Path) -> None:
     assert (stack.name, stack.path, stack.host, stack.port) == (
         *("home", tmp_path / "home.yaml", "127.0.0.1", 8900),
     )
-    assert stack.allowed_hosts == ("spark.lan",)
-    assert stack.allowed_origins == ("https://chat.lan",)
+    assert (stack.allowed_hosts, stack.allowed_origins) == (["spark.lan"], ["https://chat.lan"])
     assert stack.keys_file == tmp_path / "keys.txt"
     coder, prose, rare = stack.models
-    assert coder.assignments == ("serve.max_model_len=64K", f"model.path={tmp_path}/weights")
-    assert coder.aliases[0] == Alias(
-        "quick", {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
-    )
-    assert coder.aliases[1] == Alias("coder-2", {})
+    assert coder.assignments == ["serve.max_model_len=64K", f"model.path={tmp_path}/weights"]
+    assert coder.other_names == {
+        "quick": {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}},
+        "coder-2": {},
+    }
     assert (coder.keep, coder.port, coder.idle_stop_s) == ("always", 8001, None)
     assert (prose.recipe, prose.idle_stop_s) == (str(tmp_path / "mine.yaml"), 600)
-    assert (prose.keep, prose.aliases) == ("idle", (Alias("gpt-4o", {}),))
-    assert (rare.recipe, rare.keep, rare.port, rare.node) == (
-        "glm-4.7-flash",
-        "request",
-        None,
-        None,
-    )
+    assert (prose.keep, prose.other_names) == ("idle", {"gpt-4o": {}})
+    assert (rare.recipe, rare.keep, rare.port) == ("glm-4.7-flash", "request", None)
 
 
 def test_the_least_that_a_stack_says(tmp_path: Path) -> None:
     stack = loaded(tmp_path, entry(""))
-    assert (stack.port, stack.keys_file, stack.models[0].aliases) == (8800, None, ())
+    assert (stack.port, stack.keys_file, stack.models[0].aliases) == (8800, None, {})
 
 
 @pytest.mark.parametrize("model", [StackFile, ModelEntry], ids=["stack", "model"])
@@ -159,7 +153,6 @@ WRONG = {
     entry("  port: 80"): "models.0.port: 80 is wrong",
     entry("  port: 8800"): "models.0.port: port 8800 is given twice",
     entry("  recipe2: ''"): "unknown key; did you mean recipe?",
-    entry('  node: "../x"'): "models.0.node",
     "schema: 1\nmodels:\n- name: a\n  recipe: ''": "models.0.recipe: '' is wrong",
     "schema: 1\nmodels:\n- name: A\n  recipe: v2": "models.0.name: 'A' is wrong",
     "schema: 1\nmodels:\n- name: a-replaced\n  recipe: v2": "models.0.name",
@@ -213,7 +206,7 @@ VALUES = st.recursive(
 )
 ENTRIES = st.fixed_dictionaries(
     {"name": ODD | st.just("c"), "recipe": ODD | st.just("v3")},
-    optional=dict.fromkeys(("set", "aliases", "keep", "idle_stop_s", "node", "port"), VALUES),
+    optional=dict.fromkeys(("set", "aliases", "keep", "idle_stop_s", "port"), VALUES),
 )
 FILES = st.fixed_dictionaries(
     {"schema": st.just(1), "models": st.lists(ENTRIES, max_size=3) | VALUES},
@@ -231,9 +224,9 @@ def test_whatever_stands_in_a_stack_it_is_read_or_refused_in_words(content: dict
         except RecipeError:
             return
     assert SCHEMA.is_valid(content)
-    names = [name for it in stack.models for name in (it.name, *(a.name for a in it.aliases))]
+    names = [name for it in stack.models for name in (it.name, *it.other_names)]
     assert len(set(names)) == len(names)
-    json.dumps([dict(alias.defaults) for it in stack.models for alias in it.aliases])
+    json.dumps([it.other_names for it in stack.models])
 
 
 def test_what_models_have_in_common_may_be_written_once(tmp_path: Path) -> None:
