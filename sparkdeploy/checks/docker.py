@@ -65,25 +65,16 @@ def check_proxy(info: EngineInfo) -> Finding:
     check, engine, client = "docker.proxy", info.proxy, info.client_proxy
     if client is None or client == engine:
         return ok(check, f"images and builds use {engine or 'no proxy'}")
-    if engine and client:
-        return warn(
-            check,
-            f"the engine fetches images through {engine}, and builds and downloads use {client}",
-            "name one proxy in both: `docker info` has the engine's, config.json in "
-            "~/.docker and https_proxy yours",
-        )
-    if engine:
-        return warn(
-            check,
-            f"the engine fetches images through {engine}, and builds and downloads use no proxy",
-            f"export https_proxy=http://{engine} before `sparkdeploy up`, if they need it too",
-        )
-    return warn(
-        check,
-        f"builds and downloads use the proxy {client}, and the engine fetches images without it",
-        f'in /etc/docker/daemon.json: {{"proxies": {{"https-proxy": "http://{client}"}}}}; '
-        "then sudo systemctl restart docker",
-    )
+    seen = f"the engine fetches images through {engine or 'no proxy'}, and builds and downloads "
+    seen += f"use {client or 'no proxy'}"
+    fix = "name one proxy in both: `docker info` has the engine's, config.json in ~/.docker and "
+    fix += "https_proxy yours"
+    if not client:
+        fix = f"export https_proxy=http://{engine} before `sparkdeploy up`, if they need it too"
+    elif not engine:
+        fix = f'in /etc/docker/daemon.json: {{"proxies": {{"https-proxy": "http://{client}"}}}}; '
+        fix += "then sudo systemctl restart docker"
+    return warn(check, seen, fix)
 
 
 def check_rootless(info: EngineInfo) -> Finding:

@@ -221,11 +221,10 @@ def down(
 
     if everything and name is not None:
         raise UsageError("give a deployment's name or --all, not both")
-    consent = None if yes else console.confirm
     if everything:
-        removed, errors = removal.down_all(consent)
+        removed, errors = removal.down_all(asks=not yes)
     elif (only := resolve_name_or_none(name, ("down",))) is not None:
-        removed, errors = [*removal.down(only, consent=consent, is_named=name is not None)], []
+        removed, errors = [*removal.down(only, asks=not yes, is_named=name is not None)], []
     else:
         console.info("nothing to do: nothing is deployed")
         return
@@ -258,7 +257,7 @@ def rollback(
     done = roll_back(
         only,
         drop_page_cache=drop_page_cache,
-        consent=None if yes else console.confirm,
+        asks=not yes,
         is_named=name is not None,
     )
     content = {"deployment": only, "action": done.action, "text": done.text}

@@ -19,7 +19,7 @@ from sparkdeploy.deploy.launch import Launch, Rank
 from sparkdeploy.deploy.lock import defer_signals, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes
 from sparkdeploy.deploy.recovery import Recovery, abandon, end_start, recover
-from sparkdeploy.deploy.removal import Consent, require_consent, require_known
+from sparkdeploy.deploy.removal import require_consent, require_known
 from sparkdeploy.deploy.serving import answers, served_by
 from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import NodeError, SparkdeployError
@@ -97,21 +97,17 @@ def restart(name: str, *, drop_page_cache: bool = False) -> Started:
 
 
 def roll_back(
-    name: str,
-    *,
-    drop_page_cache: bool = False,
-    consent: Consent | None = None,
-    is_named: bool = True,
+    name: str, *, drop_page_cache: bool = False, asks: bool = False, is_named: bool = True
 ) -> Recovery:
     """Bring a deployment to a whole and earlier state, and wait until that answers.
 
     What was interrupted is finished or reverted; else the kept containers take the place of the
-    current ones, which are kept in turn. `consent` is asked before a server ends.
+    current ones, which are kept in turn. With `asks` somebody agrees before a server ends.
     """
     with _connected("rollback", name, drop_page_cache=drop_page_cache) as launch, console.steps():
         listed = deployments_in(launch.nodes.here.listing).get(name)
-        if listed is not None and (fate := _fate(listed, launch)):
-            require_consent(listed, "rolled back", fate, consent, is_named=is_named)
+        if listed is not None and asks and (fate := _fate(listed, launch)):
+            require_consent(listed, "rolled back", fate, is_named=is_named)
         try:
             with launch.lock():
                 found = launch.find_here()

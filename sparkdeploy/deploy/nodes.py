@@ -70,11 +70,11 @@ class ClusterRecord:
 
     @classmethod
     def below(cls, state_dir: Path) -> ClusterRecord:
-        return cls(state_dir / "cluster" / "deployments")
+        return cls(state_dir / "cluster")
 
     def nodes(self, deployment: str) -> tuple[str, ...]:
         """Return the nodes by rank; NodeError for an unreadable file, which does not say none."""
-        file = self._file(deployment)
+        file = self._file("deployments", deployment)
         try:
             return tuple(read_json(file))
         except FileNotFoundError:
@@ -86,30 +86,29 @@ class ClusterRecord:
             ) from error
 
     def deployments(self) -> tuple[str, ...]:
-        return tuple(sorted(path.stem for path in self.folder.glob("*.json")))
+        return tuple(sorted(path.stem for path in self.folder.glob("deployments/*.json")))
 
     def note(self, deployment: str, nodes: tuple[str, ...]) -> None:
         if nodes:
-            write_private(self._file(deployment), json.dumps(nodes))
+            write_private(self._file("deployments", deployment), json.dumps(nodes))
         else:
-            self._file(deployment).unlink(missing_ok=True)
+            self._file("deployments", deployment).unlink(missing_ok=True)
 
     def mark_unverified(self, deployment: str, container_id: str) -> None:
         """Keep that a container was started and has not been checked against its plan yet."""
-        write_private(self._unverified(deployment), container_id)
+        write_private(self._file("unverified", deployment), json.dumps(container_id))
 
     def clear_unverified(self, deployment: str) -> None:
-        self._unverified(deployment).unlink(missing_ok=True)
+        self._file("unverified", deployment).unlink(missing_ok=True)
 
     def is_unverified(self, deployment: str, container_id: str) -> bool:
-        try:
-            return self._unverified(deployment).read_text(encoding="utf-8") == container_id
-        except FileNotFoundError:
-            return False
+        with contextlib.suppress(OSError, ValueError):
+            return bool(read_json(self._file("unverified", deployment)) == container_id)
+        return False
 
     def note_answers(self, fact: ListedContainer, answers: Answers) -> None:
         """Keep what the server of a container answers, where its label says something else."""
-        file = self._answers(fact.deployment)
+        file = self._file("answers", fact.deployment)
         if answers == Answers.of_label(fact.labels.get(labels.ANSWERS, "")):
             file.unlink(missing_ok=True)
         else:
@@ -118,26 +117,18 @@ class ClusterRecord:
     def answers(self, fact: ListedContainer) -> Answers:
         """Return what a container answers: as its server was seen to, else as it was planned."""
         with contextlib.suppress(OSError, ValueError):
-            container_id, label = read_json(self._answers(fact.deployment))
+            container_id, label = read_json(self._file("answers", fact.deployment))
             if container_id == fact.container_id:
                 return Answers.of_label(label)
         return Answers.of_label(fact.labels.get(labels.ANSWERS, ""))
 
     def forget_answers(self, deployment: str) -> None:
-        self._answers(deployment).unlink(missing_ok=True)
+        self._file("answers", deployment).unlink(missing_ok=True)
 
-    def _answers(self, deployment: str) -> Path:
-        refuse_no_name(deployment)
-        return self.folder.parent / "answers" / f"{deployment}.json"
-
-    def _unverified(self, deployment: str) -> Path:
-        refuse_no_name(deployment)
-        return self.folder.parent / "unsettled" / deployment
-
-    def _file(self, deployment: str) -> Path:
+    def _file(self, kind: str, deployment: str) -> Path:
         # It was typed, and could lead to another file.
         refuse_no_name(deployment)
-        return self.folder / f"{deployment}.json"
+        return self.folder / kind / f"{deployment}.json"
 
 
 def resolve_name(name: str | None, command: Sequence[str], behind: str = "") -> str:

@@ -4,7 +4,7 @@ Apart from the other verbs, of which it loads nothing: it starts and watches no 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import (
@@ -28,47 +28,40 @@ from sparkdeploy.plan.container import container_name
 from sparkdeploy.settings import Settings, load_settings
 from sparkdeploy.terminal.console import console
 
-Consent = Callable[[str], bool]
 REMOVAL = "its containers are stopped and removed, its images and checkpoints stay"
 
 
 @contextlib.contextmanager
 def _locked(
-    name: str, settings: Settings, consent: Consent | None = None, *, is_named: bool = True
+    name: str, settings: Settings, *, asks: bool = False, is_named: bool = True
 ) -> Iterator[tuple[Nodes, Inspected | None]]:
     with connect_nodes(settings, name) as nodes:
         listed = deployments_in(nodes.here.listing).get(name)
-        if listed is not None:
-            require_consent(listed, "removed", REMOVAL, consent, is_named=is_named)
+        if listed is not None and asks:
+            require_consent(listed, "removed", REMOVAL, is_named=is_named)
         with deploy_lock(settings, f"down {name}", name):
             yield nodes, look_again(nodes.here, name)
 
 
-def require_consent(
-    found: Listed, done: str, fate: str, consent: Consent | None, *, is_named: bool
-) -> None:
+def require_consent(found: Listed, done: str, fate: str, *, is_named: bool) -> None:
     """Raise SparkdeployError unless somebody agrees to what ends a running server."""
     fact = found.current
-    if consent is None or found.is_of_another_head or (is_named and not fact.is_running):
+    if found.is_of_another_head or (is_named and not fact.is_running):
         return
     user = f" of {fact.user}" if is_another(fact.user) else ""
     where = f"recipe {fact.labels.get(labels.RECIPE, 'unknown')}, port {fact.port}"
     name = f"deployment {found.name}{user} ({where})"
     state = "is running" if fact.is_running else "is stopped"
-    if not consent(f"{name} {state}; {fate}. Go on?"):
+    if not console.confirm(f"{name} {state}; {fate}. Go on?"):
         raise SparkdeployError(f"{name} {state}, and was not {done}", hint="say yes, or pass --yes")
 
 
 def down(
-    name: str,
-    *,
-    missing_ok: bool = False,
-    consent: Consent | None = None,
-    is_named: bool = True,
+    name: str, *, missing_ok: bool = False, asks: bool = False, is_named: bool = True
 ) -> tuple[str, ...]:
     """Stop and remove one deployment on all of its nodes; return the names of its containers."""
     settings = load_settings()
-    with _locked(name, settings, consent, is_named=is_named) as (nodes, found):
+    with _locked(name, settings, asks=asks, is_named=is_named) as (nodes, found):
         if not missing_ok:
             require_known(nodes, name, ClusterRecord.below(settings.state_dir))
         refuse_as_worker(found)
@@ -77,18 +70,18 @@ def down(
         return remove_deployment(nodes, name, found, settings)
 
 
-def down_all(consent: Consent | None = None) -> tuple[list[str], list[SparkdeployError]]:
+def down_all(*, asks: bool = False) -> tuple[list[str], list[SparkdeployError]]:
     """Remove every deployment of this machine; return its containers, and why some stayed."""
     settings = load_settings()
     with this_node(settings) as nodes:
         found = deployments_in(nodes.here.listing)
-    if consent is not None and found:
+    if asks and found:
         states = (
             f"{name} ({'running' if it.current.is_running else 'stopped'})"
             for name, it in found.items()
         )
         named_all = f"{len(found)} deployments go: {', '.join(states)}"
-        if not consent(f"{named_all}; images and checkpoints stay. Go on?"):
+        if not console.confirm(f"{named_all}; images and checkpoints stay. Go on?"):
             raise SparkdeployError("no deployment was removed", hint="say yes, or pass --yes")
     removed: list[str] = []
     errors: list[SparkdeployError] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -212,17 +211,13 @@ def with_known_image(
     from sparkdeploy.image.pins import ImageInspector  # noqa: PLC0415
 
     inspector = ImageInspector(host, plan.observed.head.facts.architecture, settings)
-    return pin_image(resolved, partial(resolve, request, settings), inspector, update=update)
+    return pin_image(resolved, request, inspector, update=update)
 
 
 def pin_image(
-    resolved: Resolved,
-    reload: Callable[[ImageLock], Resolved],
-    inspector: ImageInspector,
-    *,
-    update: bool = False,
+    resolved: Resolved, request: Request, inspector: ImageInspector, *, update: bool = False
 ) -> Resolved:
-    """Pin and inspect an image; `reload` loads the recipe for the images that it is given."""
+    """Pin and inspect the image of a request's recipe; return the recipe for what it holds."""
     # A tag is pinned only once its image was looked into, so never to one that does not serve.
     from sparkdeploy.image import pins  # noqa: PLC0415 - as above
 
@@ -236,7 +231,8 @@ def pin_image(
     pin = before
     if is_tag(name) and (asks or before is None):
         pin = inspector.ask_registry(name) if asks else inspector.pin(name)
-    known = _inspected(reload, inspector, name, before, pin)
+    images = ImageLock(settings.state_dir, {name: pin} if pin is not None else {})
+    known = _inspected(request, inspector, images, is_new=pin is not before)
     if pin is not None and pin != before and inspector.platform is None:
         if before is not None:
             _print_changes(name, before, known, settings)
@@ -245,22 +241,18 @@ def pin_image(
 
 
 def _inspected(
-    reload: Callable[[ImageLock], Resolved],
-    inspector: ImageInspector,
-    name: str,
-    before: ImagePin | None,
-    pin: ImagePin | None,
+    request: Request, inspector: ImageInspector, images: ImageLock, *, is_new: bool
 ) -> Resolved:
     """Return the recipe for what an image holds; BuildError for one that cannot serve."""
-    images = ImageLock(inspector.settings.state_dir, {name: pin} if pin is not None else {})
-    known = reload(images)
+    known = resolve(request, inspector.settings, images)
     if isinstance(known.engine, InspectedEngine):
         return known
     stages = stages_for(known, base_source="registry", architecture=inspector.architecture)
     # A hint to ask the registry again is of no use for what it has just answered.
-    first = stages[0] if pin is before else replace(stages[0], pinned_tag="")
+    first = replace(stages[0], pinned_tag="") if is_new else stages[0]
     contents = inspector.inspect(known.engine, first)
-    return reload(replace(images, found={known.engine.image or "": contents}))
+    found = {known.engine.image or "": contents}
+    return resolve(request, inspector.settings, replace(images, found=found))
 
 
 def refuse_missing_mods(resolved: Resolved) -> None:

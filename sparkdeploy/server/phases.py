@@ -135,43 +135,39 @@ def read_whole(log: Iterable[bytes]) -> PhaseTracker:
     return tracker
 
 
-def timing_key(image: str, recipe: str, node_count: int, *, on_cpu: bool = False) -> str:
+def timing_key_of(plan: Plan) -> str:
     """Return the key under which the durations of such starts are remembered.
 
     On a CPU it is another one: a rehearsal's minute is no promise of what the recipe takes.
     """
+    node_count = len(plan.topology.nodes)
     nodes = f" on {node_count} nodes" if node_count > 1 else ""
-    return f"{image} {recipe}{' on a CPU' if on_cpu else ''}{nodes}"
-
-
-def timing_key_of(plan: Plan) -> str:
-    tag, resolved = plan.images[-1].stage.tag, plan.resolved
-    on_cpu = resolved.engine.runs_on == "cpu"
-    return timing_key(tag, resolved.recipe.name, len(plan.topology.nodes), on_cpu=on_cpu)
+    where = " on a CPU" if plan.resolved.engine.runs_on == "cpu" else ""
+    return f"{plan.images[-1].stage.tag} {plan.resolved.recipe.name}{where}{nodes}"
 
 
 def start_words(plan: Plan, state_dir: Path) -> str:
     """Say how long images and a start take that a plan begins."""
     image = any(step.action.is_work for step in plan.images)
     made = "the image in up to half an hour; " if image else ""
-    words, (seconds, _) = expected_start(state_dir, timing_key_of(plan)), start_s(plan, state_dir)
-    share = (plan.head.needs.weights_bytes or 0) / SPARK_FILES_BYTES
-    if words == NOT_KNOWN and seconds is not None:
-        reported = format_seconds(estimated_start_s(1))
-        is_v2 = round(share, 2) == 1
-        origin = "as others saw of v2" if is_v2 else f"v2's {reported}, by its weights"
-        words = f"about {format_seconds(seconds)} until it answers on a Spark ({origin})"
-    return f"{made}{words}"
+    seconds, is_measured = start_s(plan, state_dir)
+    if seconds is None or is_measured:
+        return f"{made}{expected_start(state_dir, timing_key_of(plan))}"
+    is_v2 = round((plan.head.needs.weights_bytes or 0) / SPARK_FILES_BYTES, 2) == 1
+    reported = format_seconds(sum(SPARK_COLD_START_S.values()))
+    origin = "as others saw of v2" if is_v2 else f"v2's {reported}, by its weights"
+    return f"{made}about {format_seconds(seconds)} until it answers on a Spark ({origin})"
 
 
 def start_s(plan: Plan, state_dir: Path) -> tuple[float | None, bool]:
     """Return how long a start takes, and whether one was measured here; a Spark's by its bytes."""
-    known_s, weights_bytes = known_start_s(state_dir, timing_key_of(plan)), None
-    if plan.resolved.engine.runs_on != "cpu":
-        weights_bytes = plan.head.needs.weights_bytes
-    if known_s is not None or weights_bytes is None:
+    known_s, _ = _known_start(state_dir, timing_key_of(plan))
+    weights_bytes = plan.head.needs.weights_bytes
+    if known_s is not None or weights_bytes is None or plan.resolved.engine.runs_on == "cpu":
         return known_s, known_s is not None
-    return estimated_start_s(weights_bytes / SPARK_FILES_BYTES), False
+    share = weights_bytes / SPARK_FILES_BYTES
+    phases_s = SPARK_COLD_START_S.items()
+    return sum(it * share if name == "weights" else it for name, it in phases_s), False
 
 
 def load_durations(state_dir: Path, key: str) -> Mapping[str, float]:
@@ -184,20 +180,15 @@ def last_start_s(state_dir: Path, key: str) -> float | None:
 
 def expected_start(state_dir: Path, key: str) -> str:
     """Say how long such a start takes, and how that is known."""
-    took_s, how = last_start_s(state_dir, key), "its last start here"
-    if took_s is None:
-        took_s, how = _similar_start_s(state_dir, key), "an earlier start of it here"
+    took_s, how = _known_start(state_dir, key)
     return NOT_KNOWN if took_s is None else f"about {format_seconds(took_s)}, as {how} took"
 
 
-def known_start_s(state_dir: Path, key: str) -> float | None:
-    """Return what such a start took here, or one of the recipe on another image."""
-    return last_start_s(state_dir, key) or _similar_start_s(state_dir, key)
-
-
-def estimated_start_s(share: float) -> float:
-    """Return what a first start takes with `share` times the weights of the one reported."""
-    return sum(it * share if name == "weights" else it for name, it in SPARK_COLD_START_S.items())
+def _known_start(state_dir: Path, key: str) -> tuple[float | None, str]:
+    """Return what such a start took here, or one of the recipe on another image, and which."""
+    if (took_s := last_start_s(state_dir, key)) is not None:
+        return took_s, "its last start here"
+    return _similar_start_s(state_dir, key), "an earlier start of it here"
 
 
 def _similar_start_s(state_dir: Path, key: str) -> float | None:

@@ -16,7 +16,7 @@ _MAX_LINE_BYTES = 8 << 20
 """No event of an answer is so long; another program's answer may be."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerPiece:
     text: str = ""
     thought: str = ""
@@ -26,13 +26,8 @@ class AnswerPiece:
 
 
 @dataclass(slots=True)
-class AnswerSoFar:
+class AnswerSoFar(AnswerPiece):
     clock: Callable[[], float] = time.perf_counter
-    text: str = ""
-    thought: str = ""
-    finish_reason: str = ""
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
     asked_s: float = 0.0
     first_s: float | None = None
     last_s: float | None = None

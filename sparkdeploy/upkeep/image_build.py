@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from sparkdeploy.deploy.nodes import connect
 from sparkdeploy.deploy.prepare import build_stages
-from sparkdeploy.deploy.request import pin_image, refuse_missing_mods
+from sparkdeploy.deploy.request import Request, pin_image, refuse_missing_mods
 from sparkdeploy.errors import BuildError, NodeError, RecipeError, UsageError
 from sparkdeploy.image.emulation import PLATFORMS, platform_of, refuse_without_emulation
 from sparkdeploy.image.lock import Architecture
@@ -63,12 +63,7 @@ def build_engine(
             refuse_missing_mods(meant)
             foreign = platform_of(wanted) if wanted != own else None
             inspector = ImageInspector(host, wanted, settings, foreign)
-            known = library(settings)
-            meant = pin_image(
-                meant,
-                lambda images: load_recipe(replace(known, images=images), name, assignments),
-                inspector,
-            )
+            meant = pin_image(meant, Request(name, tuple(assignments)), inspector)
         steps = _steps(meant, wanted, host, settings)
         missing = [step.stage for step in steps if step.action is Action.BUILD]
         if wanted != own:

@@ -204,7 +204,7 @@ def test_the_disk_is_that_of_containerds_own_root(text: str | None, root: str) -
         ("", "", "no proxy"),
         ("http://u:p@Proxy.lab:3128/", "http://proxy.lab:3128", "use proxy.lab:3128"),
         ("http://proxy.lab:3128", "", "builds and downloads use no proxy"),
-        ("", "http://u:secret@proxy.lab:3128", "fetches images without it"),
+        ("", "http://u:secret@proxy.lab:3128", "through no proxy, and"),
         ("http://a:1", "https://b:2", "through a:1, and builds and downloads use b:2"),
     ],
 )

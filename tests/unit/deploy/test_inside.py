@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sparkdeploy.checks.report import Verdict
-from sparkdeploy.checks.survey import Survey
 from sparkdeploy.deploy import expectation
 from sparkdeploy.deploy.expectation import SUBJECT, check_all_reduce, probe_containers
 from sparkdeploy.deploy.request import Request
@@ -209,12 +208,6 @@ def test_a_container_that_docker_cannot_start_is_a_check_that_failed(
     assert [check.verdict for check in found] == [Verdict.FAIL, Verdict.FAIL]
     assert "no such device /dev/infiniband" in found[0].seen
     assert "ls -l /dev/infiniband" in (found[0].fix or "")
-
-
-def check_inside(lab: Lab, *settings: str) -> tuple[Finding, ...]:
-    """What `cluster check` says of the containers."""
-    request = Request("v2", settings, cluster=True)
-    return cluster._check_inside(request, load_settings(), lab.nodes(BOTH), Survey({}))
 
 
 @pytest.mark.parametrize("setting", ["serve.env.NCCL_NET=Socket", "serve.env.NCCL_IB_DISABLE='1'"])

@@ -132,6 +132,18 @@ def test_stop_while_an_up_waits_leaves_what_it_started(lab: Lab) -> None:
     check_serves(lab, "1")
 
 
+def test_an_answer_of_what_another_command_replaced_meanwhile_does_not_count(lab: Lab) -> None:
+    def replaced_meanwhile(parts: Any) -> Readiness:
+        lab.wait = lab._answer
+        lab.up(OLD)
+        return lab._answer(parts)
+
+    lab.wait = replaced_meanwhile
+    with pytest.raises(UnhealthyError, match="stopped or replaced by another command"):
+        lab.up(LATER)
+    check_serves(lab, "1")
+
+
 @pytest.mark.parametrize("at", range(1, 7))
 def test_a_kill_at_any_change_is_repaired(lab: Lab, at: int) -> None:
     """Of `stop`, `start` and `up` of another recipe on a stopped one."""

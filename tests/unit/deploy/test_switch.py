@@ -13,7 +13,7 @@ from sparkdeploy.deploy import request as deploy_request
 from sparkdeploy.deploy.request import Request, at_address, served_at
 from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.errors import NodeError
-from sparkdeploy.server.phases import NOT_KNOWN, expected_start, save_durations, timing_key
+from sparkdeploy.server.phases import NOT_KNOWN, expected_start, save_durations
 from sparkdeploy.settings import load_settings
 from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import Lab, build
@@ -75,8 +75,7 @@ def test_what_is_typed_goes_before_what_is_taken_over(typed: str) -> None:
 def test_the_silence_is_that_of_earlier_starts() -> None:
     settings = load_settings()
     pace = f"sparkdeploy/plugin:{'a' * 16} v2"
-    rehearsed = timing_key(f"sparkdeploy/plugin:{'a' * 16}", "v2", 1, on_cpu=True)
-    save_durations(settings.state_dir, rehearsed, {"weights": 5.0})
+    save_durations(settings.state_dir, f"{pace} on a CPU", {"weights": 5.0})
     assert expected_start(settings.state_dir, pace) == NOT_KNOWN
     for other, seconds in (("b", 600.0), ("c", 60.0)):
         save_durations(
