@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerSpec, ListedContainer
+    from sparkdeploy.node.container import ContainerSpec
     from sparkdeploy.node.host import DockerHost
     from sparkdeploy.plan.container import Deployment, HostFolders
     from sparkdeploy.plan.observed import ModelFact
@@ -53,13 +53,6 @@ def begin(
     """Put a container in place."""
     launch = launch_on(host, deployment, crashes_dir)
     launch.start([Rank(launch.nodes.here, spec)])
-    return launch
-
-
-def begin_return(host: DockerHost, kept: ListedContainer, *, crashes_dir: Path) -> Launch:
-    """Start a kept container again."""
-    launch = launch_on(host, kept.deployment, crashes_dir)
-    launch.start([Rank(launch.nodes.here, kept)])
     return launch
 
 

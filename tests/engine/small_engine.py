@@ -127,11 +127,6 @@ class SmallEngine:
                 "mount", "-o", f"remount,size={size_mib}m", disk)  # fmt: skip
         subprocess.run(argv, check=True)
 
-    def used_mib(self) -> int:
-        """Return how much of the disk is taken."""
-        disk = os.statvfs(self.disk)
-        return (disk.f_blocks - disk.f_bfree) * disk.f_frsize >> 20
-
     def fill(self, *, leave_bytes: int) -> None:
         """Fill the disk until no more than this is free."""
         disk = os.statvfs(self.disk)

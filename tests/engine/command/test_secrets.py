@@ -104,6 +104,9 @@ def test_what_others_can_read_holds_no_secret(
 ) -> None:
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
+    (tmp_path / "config").mkdir()
+    index = f"index_url: https://u:{KEY}@host/simple\n"
+    (tmp_path / "config" / "config.yaml").write_text(index)
     program = Program(tmp_path, PLANTED)
     places = {
         "inspect": json.dumps(host.inspect(deployed)),
@@ -134,7 +137,14 @@ def test_what_others_can_read_holds_no_secret(
         done = program.run("diagnose", subject, "--output", str(bundle))
         assert done.returncode == 0, done.stderr
         places[f"diagnose {subject}"] = done.stdout + done.stderr
-        places |= {f"{bundle.name} {name}": text for name, text in packed(bundle).items()}
+        found = packed(bundle)
+        assert {"doctor.json", "status.json", "config.yaml"} <= {*found}
+        assert bundle.stat().st_mode & 0o077 == 0
+        places |= {f"{bundle.name} {name}": text for name, text in found.items()}
+    assert {f"crash/{name}" for name in ("00-root-cause.txt", "guard.json", "plan.json")} <= {
+        *found
+    }
+    assert json.loads(found["crash/versions.json"])["docker"] == host.info().version
     places |= {str(path): path.read_text(errors="replace") for path in files(tmp_path)}
     assert {place: words for place, text in places.items() if (words := found_in(text))} == {}
     assert len(places) > 30
@@ -162,9 +172,11 @@ def test_the_key_is_its_users_alone(host: DockerHost, deployed: str, tmp_path: P
 
 
 def files(folder: Path) -> list[Path]:
-    """Every file below, without the key's own."""
+    """Every file below, without those that a secret was written into by its owner."""
     return [
-        path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "keys"
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.parent.name not in {"keys", "config"}
     ]
 
 

@@ -35,8 +35,6 @@ from tests.unit.server.spoilt_locks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.unit.server.neighbours import Neighbours
-
 pytestmark = pytest.mark.outside
 
 MAX_NAME = 200
@@ -202,17 +200,32 @@ def test_the_hint_for_a_spoilt_lock_destroys_nothing_but_that_name(
 # ------------------------------------------------------------------------- two users of a machine
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder such as /run/lock, on a path that every user may walk."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        base = Path(scratch)
+        base.chmod(0o755)
+        make(base / "lock", 0o1777)
+        yield base / "lock"
+
+
+def plant_link(folder: Path, target: Path) -> None:
+    """Make the folder, and a link to the target where the lock would be, as another user."""
+    script = 'mkdir -m 1777 "$0" && ln -s "$1" "$0/spark-1.lock"'
+    argv = ("sh", "-c", script, str(folder), str(target))
+    subprocess.run(argv, user=MALLORY, group=MALLORY, extra_groups=[], check=True)
+
+
 @as_root
 @pytest.mark.parametrize("is_there", [True, False])
-def test_root_does_not_follow_another_users_link(
-    shared: Path, others: Neighbours, is_there: bool
-) -> None:
+def test_root_does_not_follow_another_users_link(shared: Path, is_there: bool) -> None:
     target = shared.parent / "shadow"
     if is_there:
         target.write_text("root's own")
         target.chmod(0o600)
     folder = shared / "sparkdeploy"
-    others.plant_link(MALLORY, folder, target)
+    plant_link(folder, target)
 
     with (
         pytest.raises(NodeError, match=f"belongs to uid {MALLORY}") as caught,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sparkdeploy.deploy.deployments import find_deployment
 from sparkdeploy.deploy.recovery import recover
-from sparkdeploy.node.container import ContainerSpec
+from sparkdeploy.errors import NodeError
+from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from tests.fakes.containers import FakeContainers, container
 from tests.launching import begin, launch_on
 
@@ -18,6 +20,22 @@ if TYPE_CHECKING:
 SPEC = ContainerSpec(
     "sparkdeploy-main", "i", (), (), {}, (), "1:1", gpus="none", tmpfs={}, shm_size_bytes=0
 )
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (container("sparkdeploy-main-replaced"), "half replaced"),
+        (replace(container("sparkdeploy-main"), labels={}), "that sparkdeploy did not make"),
+    ],
+)
+def test_what_is_half_replaced_or_not_ours_is_not_replaced(
+    tmp_path: Path, there: ContainerFact, words: str
+) -> None:
+    engine = FakeContainers.of(there)
+    with pytest.raises(NodeError, match=words):
+        begin(engine.host, SPEC, "main", crashes_dir=tmp_path / "crashes")
+    assert engine.facts == {there.container_id: there}
 
 
 class Interrupted(FakeContainers):
