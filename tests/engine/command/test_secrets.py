@@ -132,6 +132,7 @@ def test_what_others_can_read_holds_no_secret(
         details={"plan": plan},
     )
     assert (folder / "plan.json").is_file()
+    found: dict[str, str] = {}
     for subject in (deployment, str(folder)):
         bundle = tmp_path / f"bundle-{len(places)}.tar.gz"
         done = program.run("diagnose", subject, "--output", str(bundle))
