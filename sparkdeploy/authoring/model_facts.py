@@ -12,6 +12,7 @@ from sparkdeploy.checkpoint.contents import (
     read_tensors,
     repeated_tensors,
 )
+from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.repo_files import has_weights, weights_bytes
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.estimate import model
@@ -45,7 +46,7 @@ def facts_of(
     source = (
         sources.open_folder(Path(weights.path))
         if weights.path is not None
-        else sources.find_in_hub_cache(name, weights.revision, settings.hub_cache)
+        else find_pinned(name, weights.revision, settings.hub_cache, HubLock(settings.state_dir))
     )
     folder = weights.subfolder if isinstance(weights, Drafter) else None
     if folder is not None:

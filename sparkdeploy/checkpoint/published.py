@@ -23,7 +23,7 @@ from sparkdeploy.checkpoint.contents import (
     repeated_tensors,
 )
 from sparkdeploy.checkpoint.hub import open_hub
-from sparkdeploy.checkpoint.hub_lock import HubLock
+from sparkdeploy.checkpoint.hub_lock import HubLock, find_pinned
 from sparkdeploy.checkpoint.repo_files import RepoFacts
 from sparkdeploy.checkpoint.safetensors import TensorInfo
 from sparkdeploy.checkpoint.threads import run_within
@@ -59,10 +59,11 @@ def published_config(
     """
     if weights.path is not None:
         _refuse_other_kinds(weights.path, names_in(Path(weights.path)))
+    lock = HubLock(settings.state_dir)
     source = (
         sources.open_folder(Path(weights.path))
         if weights.path is not None
-        else sources.find_in_hub_cache(weights.source, weights.revision, settings.hub_cache)
+        else find_pinned(weights.source, weights.revision, settings.hub_cache, lock)
     )
     if source is not None:
         return _of_folder(source.files_dir)

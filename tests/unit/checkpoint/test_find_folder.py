@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdeploy.authoring.model_facts import WhenMissing, facts_of
 from sparkdeploy.checkpoint import published, threads
 from sparkdeploy.checkpoint.contents import model_sizes, read_config, shared_expert_shapes
 from sparkdeploy.checkpoint.conversion import Conversion, unfit
 from sparkdeploy.checkpoint.fp8_shard import Order, fetch_shard, shard_folder, shard_store
+from sparkdeploy.checkpoint.hub_lock import HubLock, RevisionPin
 from sparkdeploy.checkpoint.overlay import build_overlay
 from sparkdeploy.checkpoint.published import Remote, published_config
 from sparkdeploy.checkpoint.ranges import FolderRanges
@@ -187,6 +189,19 @@ def test_the_hubs_own_word_goes_before_what_others_quote(monkeypatch: pytest.Mon
 def test_what_others_quote_counts_where_the_hub_is_silent() -> None:
     found = published_config(Weights(repo=QUOTED), load_settings())
     assert found.config["model_type"] == "glm4_moe_lite"
+
+
+def test_what_is_known_before_a_start_is_of_the_pinned_commit(hub_cache: Path) -> None:
+    settings, other = load_settings(), "9" * 40
+    shutil.copytree(hub_cache, settings.hub_cache, symlinks=True)
+    snapshots = settings.hub_cache / "models--lab--twin" / "snapshots"
+    shutil.copytree(snapshots / COMMIT, snapshots / other, symlinks=True)
+    (snapshots / other / "config.json").unlink()
+    (snapshots / other / "config.json").write_text('{"model_type": "pinned"}')
+    HubLock(settings.state_dir).set("lab/twin", "main", RevisionPin(other))
+    asked = Weights(repo="lab/twin")
+    assert published_config(asked, settings).config == {"model_type": "pinned"}
+    assert facts_of(asked, settings, {}, WhenMissing.NOBODY).config == {"model_type": "pinned"}
 
 
 def test_a_configuration_that_lacks_a_part_is_none() -> None:
