@@ -111,7 +111,7 @@ def server_at(url: str, access: Access) -> ServedModel:
         _ = parts.port
     except ValueError as error:
         # The address may hold a password, so it is not in the message.
-        raise UsageError(f"--url is no address: {error}", hint=_SUCH_AS) from error
+        raise UsageError(f"--url: not an address: {error}", hint=_SUCH_AS) from error
     if "@" in parts.netloc:
         # Neither printed, recorded nor sent: not even in this message.
         raise UsageError(
@@ -119,7 +119,7 @@ def server_at(url: str, access: Access) -> ServedModel:
             hint="leave it out; a key goes into a file: --key-file FILE",
         )
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise UsageError(f"{url!r} is no address", hint=_SUCH_AS)
+        raise UsageError(f"not an address: {url!r}", hint=_SUCH_AS)
     ca_file = trusted() if parts.scheme == "https" else None
     key = read_key_file(access.key_file)
     return ServedModel(base_url, key, model=access.model, ca_file=ca_file)

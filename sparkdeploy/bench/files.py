@@ -63,7 +63,7 @@ def read_content(path: Path, what: str) -> Any:  # noqa: ANN401 - any JSON
     except OSError as error:
         raise BenchError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise BenchError(f"{path} is no {what}: {error}") from error
+        raise BenchError(f"{path} is not a {what}: {error}") from error
 
 
 @functools.cache
@@ -108,7 +108,7 @@ def read_versioned(path: Path, form: type, what: str, schema: int, kind: str | N
     content = read_content(path, what)
     version = content.get("schema") if isinstance(content, dict) else None
     if not isinstance(version, int) or content.get("kind") != kind:
-        raise BenchError(f"{path} is no {what}")
+        raise BenchError(f"{path} is not a {what}")
     if version > schema:
         raise BenchError(
             f"{path} has schema {version}, and this sparkdeploy reads up to {schema}",

@@ -124,7 +124,7 @@ def connect_client(
 ) -> ClientConnection:
     """Return what a client has to be told; UsageError for a host that cannot reach it."""
     if not _HOST.fullmatch(host):
-        raise UsageError(f"{host!r} is no host name or address")
+        raise UsageError(f"not a host name or address: {host!r}")
     chosen = resolve_name(name, ("connect", client.value))
     (served,) = served_deployments([chosen], "connect", settings)
     if host != LOOPBACK and served.key_file is None:

@@ -93,7 +93,7 @@ def _without_interpolation(value: Any) -> Any:  # noqa: ANN401 - any YAML value
     """Compose puts variables of its caller's environment where a `$` stands, secrets too."""
     if isinstance(value, str):
         if any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise UsageError(f"{value!r} is no UTF-8 and cannot stand in a Compose file")
+            raise UsageError(f"not UTF-8, which a Compose file needs: {value!r}")
         return value.replace("$", "$$")
     if isinstance(value, dict):
         return {name: _without_interpolation(item) for name, item in value.items()}

@@ -48,13 +48,14 @@ def export_llama_swap(plan: StackPlan, settings: Settings, env: Mapping[str, str
     if plan.always:
         preload = [it.model.name for it in plan.always]
         config["hooks"] = {"on_startup": {"preload": preload}}
-    if found := next((text for text in _texts(config) if MACRO in text), None):
-        raise UsageError(f"llama-swap would expand {MACRO} in {found!r}")
+    text = yaml_text.dump(config)
+    if found := next((line for line in text.splitlines() if MACRO in line), None):
+        raise UsageError(f"llama-swap would expand {MACRO} in {found.strip()!r}")
     up = shlex.join(["sparkdeploy", "up", str(plan.stack.path), "--prepare"])
     head = f"# {WRITTEN_BY} llama-swap`.\n# Images and weights are made by: {up}\n"
     listen = f"{plan.stack.host}:{plan.stack.port}"
     return Export(
-        (ExportedFile(CONFIG, head + yaml_text.dump(config)),),
+        (ExportedFile(CONFIG, head + text),),
         next_step=f"{up} && llama-swap --config {CONFIG} --listen {listen}",
         notes=tuple(_notes(plan, members)),
     )
@@ -112,18 +113,6 @@ def _matrix(plan: StackPlan, names: Sequence[str]) -> dict[str, Any]:
             for number, found in enumerate(sets, 1)
         },
     }
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield str(key)
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-    elif isinstance(value, str):
-        yield value
 
 
 def _notes(plan: StackPlan, members: Sequence[PlannedModel]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Deployments as `status` shows them: a row each, and beneath it what is the matter."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -22,7 +22,7 @@ from sparkdeploy.server.metrics import Metrics, low_acceptance_warning
 from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.safe_text import visible_line
 from sparkdeploy.terminal.style import Line, Piece, Style, line_of
-from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextRow, TextTable, row_of
+from sparkdeploy.terminal.tables import Block, Fill, TextColumn, TextTable, row_of
 from sparkdeploy.units import format_gib, format_seconds, iso_utc, local_time
 
 RUNNING = "running"
@@ -39,22 +39,6 @@ CAUSE_CHARACTERS = 200
 WORKER = "worker"
 """A rank of what another machine heads."""
 BEING_REPLACED = "being replaced"
-COLUMNS = (
-    TextColumn("name"),
-    TextColumn("state"),
-    TextColumn("URL"),
-    TextColumn("model"),
-    TextColumn("recipe"),
-    TextColumn("since"),
-    TextColumn("requests", Fill.FIGURE),
-    TextColumn("/min", Fill.FIGURE),
-    TextColumn("restarts", Fill.FIGURE),
-    TextColumn("memory", Fill.FIGURE),
-)
-NARROW_COLUMNS = (
-    *(TextColumn("name"), TextColumn("state"), TextColumn("port"), TextColumn("recipe")),
-    *(TextColumn(it, Fill.FIGURE) for it in ("up", "requests", "/min", "memory")),
-)
 INKS = {
     HEALTHY: Style.GOOD,
     RUNNING: Style.GOOD,
@@ -239,48 +223,21 @@ def status_lines(rows: Sequence[StatusRow]) -> Iterator[Block]:
             "`sparkdeploy list` shows all of them"
         )
         return
-    least = _narrow_table(rows, has_rate=False)
-    narrow = replace(_narrow_table(rows), narrow=least)
-    yield TextTable(COLUMNS, tuple(map(_row, rows)), narrow=narrow)
+    narrow = replace(_table(rows, NARROW), narrow=_table(rows, LEAST))
+    yield replace(_table(rows, WIDE), narrow=narrow)
     if any(row.requests_a_minute is not None for row in rows):
         yield "(requests: finished since vLLM started, by its own count; /min: their mean)"
 
 
-def _row(row: StatusRow) -> TextRow:
-    restarts = str(row.restarts) if row.uptime_s is not None else ""
-    return row_of(
-        Piece(row.name, Style.STRONG),
-        Piece(row.state, INKS.get(row.state, Style.BAD)),
-        row.url,
-        row.model,
-        row.recipe,
-        _since(row),
-        f"{row.requests:,}" if row.requests is not None else "",
-        f"{row.requests_a_minute:.1f}" if row.requests_a_minute is not None else "",
-        Piece(restarts, Style.CAUTION if row.restarts else Style.PLAIN),
-        format_gib(row.memory_bytes) if row.memory_bytes is not None else "",
-        beneath=_beneath(row),
-    )
+def _table(rows: Sequence[StatusRow], titles: Sequence[str]) -> TextTable:
+    columns = (TextColumn(it, Fill.FIGURE if it in FIGURES else Fill.WHOLE) for it in titles)
+    cells = (row_of(*(CELLS[it](row) for it in titles), beneath=_beneath(row)) for row in rows)
+    return TextTable(tuple(columns), tuple(cells))
 
 
-def _narrow_table(rows: Sequence[StatusRow], *, has_rate: bool = True) -> TextTable:
-    """Return what tells deployments apart and shows that they live, in one line each."""
-    return TextTable(NARROW_COLUMNS, tuple(_narrow_row(row, has_rate=has_rate) for row in rows))
-
-
-def _narrow_row(row: StatusRow, *, has_rate: bool) -> TextRow:
-    rate = row.requests_a_minute if has_rate else None
-    return row_of(
-        Piece(row.name, Style.STRONG),
-        Piece(row.state, INKS.get(row.state, Style.BAD)),
-        str(row.port or ""),
-        row.recipe,
-        format_seconds(row.uptime_s) if row.uptime_s is not None else "",
-        f"{row.requests:,}" if row.requests is not None else "",
-        f"{rate:.1f}" if rate is not None else "",
-        format_gib(row.memory_bytes) if row.memory_bytes is not None else "",
-        beneath=_beneath(row),
-    )
+def _restarts(row: StatusRow) -> Piece:
+    text = str(row.restarts) if row.uptime_s is not None else ""
+    return Piece(text, Style.CAUTION if row.restarts else Style.PLAIN)
 
 
 def _since(row: StatusRow) -> str:
@@ -358,3 +315,24 @@ def _next_step(row: StatusRow) -> Iterator[str]:
     if row.kept:
         earlier = "an earlier one is" if row.kept == 1 else f"{row.kept} earlier ones are"
         yield f"  {earlier} kept: `sparkdeploy rollback {row.name}` brings the newest back"
+
+
+CELLS: Mapping[str, Callable[[StatusRow], Piece | str]] = {
+    "name": lambda row: Piece(row.name, Style.STRONG),
+    "state": lambda row: Piece(row.state, INKS.get(row.state, Style.BAD)),
+    "URL": lambda row: row.url,
+    "port": lambda row: str(row.port or ""),
+    "model": lambda row: row.model,
+    "recipe": lambda row: row.recipe,
+    "since": _since,
+    "up": lambda row: format_seconds(row.uptime_s) if row.uptime_s is not None else "",
+    "requests": lambda row: f"{row.requests:,}" if row.requests is not None else "",
+    "/min": lambda row: f"{row.requests_a_minute:.1f}" if row.requests_a_minute is not None else "",
+    "restarts": _restarts,
+    "memory": lambda row: format_gib(row.memory_bytes) if row.memory_bytes is not None else "",
+}
+FIGURES = frozenset({"up", "requests", "/min", "restarts", "memory"})
+WIDE = tuple(title for title in CELLS if title not in {"port", "up"})
+NARROW = ("name", "state", "port", "recipe", "up", "requests", "/min", "memory")
+"""What tells deployments apart and shows that they live."""
+LEAST = tuple(title for title in NARROW if title != "/min")

@@ -166,7 +166,7 @@ def _call_problem(case: Mapping[str, Any], function: Mapping[str, Any]) -> str:
     try:
         arguments = json.loads(function.get("arguments") or "")
     except ValueError:
-        return "the arguments are no JSON"
+        return "the arguments are not JSON"
     if not isinstance(arguments, dict) or set(arguments) != set(wanted):
         return f"expected the arguments {', '.join(sorted(wanted))}"
     wrong = [name for name, want in wanted.items() if not _fits(want, arguments[name])]

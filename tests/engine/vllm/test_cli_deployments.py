@@ -204,6 +204,21 @@ def test_decoding_counts_what_the_server_counts(program: Program) -> None:
 
 
 @pytest.mark.slow
+def test_a_load_is_sent_from_inside_and_judged(program: Program) -> None:
+    limits = ("--slo", "ttft=5min,e2e=10min")
+    record = program.answer("bench", "load", MAIN, "--rate", "1", "--requests", "2", *limits)
+    (suite,) = record["suites"]
+    (cell,) = suite["cells"]
+    load = cell["load"]
+    assert (load["requests"], load["failures"], load["held"]) == (2, 0, 2)
+    assert load["most_at_once"] == 2
+    assert cell["latency"]["ttft_s"]["count"] == 2
+    assert suite["tools"][0]["report"]["completed"] == 2
+    counted = suite["tools"][0]["report"]["total_output_tokens"]
+    # The request before all, and the one that warms up, are the tool's own.
+    assert counted <= cell["server"]["generation_tokens"] <= 3 * counted
+
+
 def test_vllm_s_own_benchmark_runs_inside_and_agrees(program: Program) -> None:
     record = program.answer("bench", MAIN, "--suite", "standard", "--rounds", "1")
     (suite,) = record["suites"]

@@ -304,7 +304,7 @@ def test_a_pair_is_measured_in_turns_and_compared(
     [
         (("show", "nothing"), 8, "no run nothing"),
         (("compare", "one"), 2, "needs two runs"),
-        (("--url", "ftp://x"), 2, "is no address"),
+        (("--url", "ftp://x"), 2, "not an address"),
         (("--url", "http://127.0.0.1:9"), 7, "not reachable"),
         (("--suite", "six"), 2, "unknown suite 'six'"),
         (("pair", "a", "b", "--suite", "five,load"), 2, "a load is taken alone"),

@@ -191,7 +191,7 @@ MARKUP = "<tool_call>\n<function=get_tide>\n</function>\n</tool_call>"
         (0, {"content": "At noon."}, "expected one call of get_tide, got none"),
         (0, {"content": None, "tool_calls": TIDE["tool_calls"] * 2}, "got 2"),
         (0, call("get_tides", {}), "expected get_tide, got 'get_tides'"),
-        (0, call("get_tide", "{"), "the arguments are no JSON"),
+        (0, call("get_tide", "{"), "the arguments are not JSON"),
         (0, call("get_tide", {"harbour": "Bergen"}), "expected the arguments date, harbour"),
         (0, call("get_tide", {"harbour": "Bergen", "date": 2026}), "wrong value or type: date"),
         (1, call("set_heating", {"room": "workshop", "celsius": 17.5}), ""),

@@ -40,8 +40,8 @@ def test_a_capture_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[", "is no quality capture"),
-        ('{"schema": 1}', "is no quality capture"),
+        ("[", "is not a quality capture"),
+        ('{"schema": 1}', "is not a quality capture"),
         (json.dumps({"kind": GOOD.kind, "schema": 99}), "has schema 99"),
         (json.dumps({"kind": GOOD.kind, "schema": 1}), "is damaged: label"),
     ],

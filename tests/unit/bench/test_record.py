@@ -71,9 +71,9 @@ def test_a_field_of_a_later_version_of_the_same_schema_is_passed_over(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no record"),
-        ("[]", "no record of a run"),
-        ("{}", "no record of a run"),
+        ("", "not a record"),
+        ("[]", "not a record of a run"),
+        ("{}", "not a record of a run"),
         ('{"schema": 1}', "damaged: run_id"),
     ],
 )

@@ -34,7 +34,7 @@ def test_the_newest_run_of_each_label_is_shown(
     done = bench("report", "-o", str(page))
     assert done.returncode == 0
     assert f"wrote {page}: 2 runs" in done.stdout
-    assert "broken.json is no record of a run" in done.stderr
+    assert "broken.json is not a record of a run" in done.stderr
     text = page.read_text()
     assert "20261121T100000Z-v2" in text
     assert "20261121T090000Z-baseline" in text

@@ -307,7 +307,7 @@ def test_compose_reads_back_the_very_container(
 
 
 def test_compose_is_given_no_text_that_it_cannot_hold() -> None:
-    with pytest.raises(UsageError, match="no UTF-8"):
+    with pytest.raises(UsageError, match="not UTF-8"):
         compose_text(replace(V2, command=("/models/\udcff",)), prepare="")
 
 
