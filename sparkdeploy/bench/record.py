@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sparkdeploy.server.metrics import Speculation
+
 # No `from __future__ import annotations` and no TYPE_CHECKING here: pydantic reads the types.
 
 SCHEMA_VERSION = 1
@@ -136,36 +138,14 @@ class ServerDelta:
     prompt_tokens: int | None = None
     generation_tokens: int | None = None
     preemptions: int | None = None
-    drafts: int | None = None
-    """Steps that drafted; None without speculation."""
-    draft_tokens: int | None = None
-    accepted_tokens: int | None = None
-    accepted_per_position: tuple[int, ...] = ()
+    drafted: Speculation | None = None
+    """None without speculation."""
     prefix_queries: int | None = None
     prefix_hits: int | None = None
     kv_usage_before: float | None = None
     kv_usage_after: float | None = None
     kv_usage_peak: float | None = None
     """The highest value seen while it ran, looked at once a second."""
-
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted / drafted tokens; None when nothing was drafted."""
-        if not self.draft_tokens or self.accepted_tokens is None:
-            return None
-        return self.accepted_tokens / self.draft_tokens
-
-    @property
-    def acceptance_per_position(self) -> tuple[float, ...]:
-        """Accepted drafts at each position / steps that drafted."""
-        return tuple(n / self.drafts for n in self.accepted_per_position) if self.drafts else ()
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """Tokens produced a step: one sure token and the accepted drafts."""
-        if not self.drafts or self.accepted_tokens is None:
-            return None
-        return 1 + self.accepted_tokens / self.drafts
 
 
 @dataclass(frozen=True, slots=True)

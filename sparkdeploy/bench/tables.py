@@ -164,7 +164,8 @@ def _cell_table(suite: SuiteResult) -> Iterator[Block]:
 
 def _cell_row(cell: Cell, metrics: Sequence[str]) -> tuple[str, ...]:
     values = (with_interval(cell.statistics.get(it), FIGURES[it].digits) for it in metrics)
-    accepted = cell.server.acceptance_per_position if cell.server is not None else ()
+    drafted = cell.server.drafted if cell.server is not None else None
+    accepted = drafted.acceptance_per_position if drafted is not None else ()
     return (_condition(cell), *values, " ".join(f"{value:.0%}" for value in accepted) or "-")
 
 

@@ -6,8 +6,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, Self
 
 from sparkdeploy.bench.record import MachineWatch, Range, Run, ServerDelta
@@ -32,7 +33,6 @@ _COUNTED = {
     "prefix_queries": "prefix_queries",
     "prefix_hits": "prefix_hits",
 }
-_DRAFTED = ("drafts", "draft_tokens", "accepted_tokens")
 _KV_USAGE = re.compile(
     r"^vllm:(?:gpu|kv)_cache_usage_perc(?:\{.*?\})? (\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)(?:\s|$)",
     re.MULTILINE,
@@ -48,10 +48,12 @@ def difference(before: Metrics, after: Metrics) -> ServerDelta:
         for name, field in _COUNTED.items()
         if (now := getattr(after, field)) is not None
     }
-    if drafted is not None:
-        counted |= asdict(drafted)
-    counted |= {"kv_usage_before": before.kv_usage, "kv_usage_after": after.kv_usage}
-    return ServerDelta(**counted)
+    return ServerDelta(
+        **counted,
+        drafted=drafted,
+        kv_usage_before=before.kv_usage,
+        kv_usage_after=after.kv_usage,
+    )
 
 
 def together(
@@ -61,25 +63,26 @@ def together(
     found = tuple(deltas)
     if not found:
         return None
-    positions = zip_longest(*(item.accepted_per_position for item in found), fillvalue=0)
     usages = (item.kv_usage for item in readings if item.kv_usage is not None)
     return ServerDelta(
-        **{name: _sum(getattr(item, name) for item in found) for name in (*_COUNTED, *_DRAFTED)},
-        accepted_per_position=tuple(map(sum, positions)),
+        **{name: _sum(getattr(item, name) for item in found) for name in _COUNTED},
+        drafted=all_drafted(item.drafted for item in found),
         kv_usage_before=found[0].kv_usage_before,
         kv_usage_after=found[-1].kv_usage_after,
         kv_usage_peak=max(usages, default=None),
     )
 
 
+def all_drafted(counted: Iterable[Speculation | None]) -> Speculation | None:
+    """Sum what was drafted; None where the server counted no drafts."""
+    known = [item for item in counted if item is not None]
+    return reduce(add, known) if known else None
+
+
 def drafted_in(run: Run) -> Speculation | None:
-    """Return what was drafted while a run was measured; None where the server counted no drafts."""
+    """Return what was drafted while a run was measured."""
     cells = (cell for suite in run.suites for cell in suite.cells)
-    summed = together(cell.server for cell in cells if cell.server)
-    if summed is None or summed.drafts is None:
-        return None
-    drafted, accepted = summed.draft_tokens or 0, summed.accepted_tokens or 0
-    return Speculation(summed.drafts, drafted, accepted, summed.accepted_per_position)
+    return all_drafted(cell.server.drafted for cell in cells if cell.server)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

@@ -140,8 +140,7 @@ def _accepted(now: Speculation | None, then: Speculation | None) -> tuple[float,
         now.accepted_per_position
     ):
         return ()
-    lately = now.since(then)
-    return tuple(accepted / lately.drafts for accepted in lately.accepted_per_position)
+    return now.since(then).acceptance_per_position
 
 
 def _grown(now: float | None, then: float | None) -> float | None:

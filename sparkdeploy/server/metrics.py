@@ -5,6 +5,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
@@ -50,8 +51,29 @@ class Speculation:
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property
+    def acceptance_per_position(self) -> tuple[float, ...]:
+        """Accepted drafts at each position / steps that drafted."""
+        return tuple(n / self.drafts for n in self.accepted_per_position) if self.drafts else ()
+
+    @property
+    def tokens_a_step(self) -> float | None:
+        """Tokens produced a step that drafted: one sure token and the accepted drafts."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else None
+
+    @property
     def tokens_a_draft(self) -> float | None:
         return self.draft_tokens / self.drafts if self.drafts else None
+
+    def __add__(self, other: "Speculation") -> "Speculation":
+        positions = zip_longest(
+            self.accepted_per_position, other.accepted_per_position, fillvalue=0
+        )
+        return Speculation(
+            self.drafts + other.drafts,
+            self.draft_tokens + other.draft_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+            tuple(map(sum, positions)),
+        )
 
     def since(self, before: "Speculation") -> "Speculation":
         earlier = before.accepted_per_position or (0,) * len(self.accepted_per_position)

@@ -34,6 +34,7 @@ from sparkdeploy.bench.record import (
     SustainedRate,
     ToolResult,
 )
+from sparkdeploy.server.metrics import Speculation
 
 PROMPTS = {"qa": 256, "code": 512, "json": 1024, "math": 64, "long_code": 2048}
 WOBBLE = (0.99, 1.0, 1.01)
@@ -114,10 +115,7 @@ def cell(
             prompt_tokens=3 * prompt_tokens * concurrency,
             generation_tokens=3 * max_tokens * concurrency,
             preemptions=0,
-            drafts=1000,
-            draft_tokens=2000,
-            accepted_tokens=1500,
-            accepted_per_position=(900, 600),
+            drafted=Speculation(1000, 2000, 1500, (900, 600)),
             kv_usage_before=0.0,
             kv_usage_after=0.0,
             kv_usage_peak=min(0.02 * concurrency + prompt_tokens / 1e6, 1.0),

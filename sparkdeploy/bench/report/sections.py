@@ -26,13 +26,14 @@ from sparkdeploy.bench.tables import (
     sustained_text,
     with_interval,
 )
-from sparkdeploy.bench.watch import together
+from sparkdeploy.bench.watch import all_drafted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from sparkdeploy.bench.record import Cell, ServerDelta, SuiteResult
+    from sparkdeploy.bench.record import Cell, SuiteResult
     from sparkdeploy.bench.report.shown import Groups, ShownRun
+    from sparkdeploy.server.metrics import Speculation
 
     CellsOfRuns = Sequence[tuple[ShownRun, Sequence[Cell]]]
 
@@ -170,7 +171,7 @@ def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
     if not drafting:
         return None
     # Each cell is weighted by its steps.
-    summed = (together(cells.values()) for _, cells in drafting.values())
+    summed = (all_drafted(cells.values()) for _, cells in drafting.values())
     shares = [it.acceptance_per_position if it else () for it in summed]
     positions = [dict(enumerate(own, 1)) for own in shares]
     by_run = [cells for _, cells in drafting.values()]
@@ -179,17 +180,18 @@ def acceptance_section(runs: Sequence[ShownRun]) -> Section | None:
             "% taken, over all prompts",
             across(positions, "position {}".format, lambda it: Bar(figure(100 * it), 100 * it)),
         ),
-        ("tokens a step", across(by_run, str, lambda it: figure(it.mean_acceptance_length, 2))),
+        ("tokens a step", across(by_run, str, lambda it: figure(it.tokens_a_step, 2))),
         ("% of drafts taken", across(by_run, str, lambda it: percent(it.acceptance))),
     )
     return Section("acceptance", "condition", [shown for shown, _ in drafting.values()], groups)
 
 
-def _drafting(shown: ShownRun) -> dict[str, ServerDelta]:
+def _drafting(shown: ShownRun) -> dict[str, Speculation]:
     """A sweep's prompts are made to fill a context; they count only where there are no others."""
     for cells in ((*shown.cells("five"), *shown.cells("decode")), shown.cells("sweep")):
-        if found := {_condition(it): it.server for it in cells if it.server and it.server.drafts}:
-            return found
+        found = {_condition(it): it.server.drafted for it in cells if it.server}
+        if known := {name: it for name, it in found.items() if it is not None and it.drafts}:
+            return known
     return {}
 
 

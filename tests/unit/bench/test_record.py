@@ -10,9 +10,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from sparkdeploy.bench.files import read_record, record_text, write_record
-from sparkdeploy.bench.record import SCHEMA_VERSION, CheckpointOrigin, Run, ServerDelta
+from sparkdeploy.bench.record import SCHEMA_VERSION, CheckpointOrigin, Run
 from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.errors import BenchError
+from sparkdeploy.server.metrics import Speculation
 from tests.fakes.bench_runs import fields_of, sample_run
 from tests.unit.conftest import REPOSITORY
 
@@ -86,10 +87,9 @@ def test_what_is_no_record_is_named(tmp_path: Path, text: str, words: str) -> No
 
 
 def test_acceptance_is_counted_per_position() -> None:
-    counted = ServerDelta(
-        drafts=10, draft_tokens=20, accepted_tokens=15, accepted_per_position=(9, 6)
-    )
+    counted = Speculation(10, 20, 15, (9, 6))
 
     assert counted.acceptance == pytest.approx(0.75)
     assert counted.acceptance_per_position == pytest.approx((0.9, 0.6))
-    assert counted.mean_acceptance_length == pytest.approx(2.5)
+    assert counted.tokens_a_step == pytest.approx(2.5)
+    assert counted + Speculation(10, 20, 5, (5,)) == Speculation(20, 40, 20, (14, 6))
