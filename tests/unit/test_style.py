@@ -18,7 +18,6 @@ from sparkdeploy.terminal.style import (
     cells,
     clipped,
     columns_of,
-    draws_on,
     line_of,
     painted,
     plain_text,
@@ -46,20 +45,6 @@ def test_a_piece_is_coloured_and_the_rest_is_not() -> None:
 def test_a_line_ends_where_the_row_does() -> None:
     assert painted(line_of("a" * 30), 10) == "a" * 9 + "…"
     assert painted(line_of("模型" * 10), 9) == "模型模型…"
-
-
-def test_what_a_piece_holds_commands_no_terminal() -> None:
-    assert painted(line_of("a\x1b[2Jb\nc"), 80) == "a\\x1b[2Jb c"
-
-
-def test_plain_lines_where_no_colours_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert draws_on(Terminal())
-    assert not draws_on(io.StringIO())
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not draws_on(Terminal())
-    monkeypatch.delenv("NO_COLOR")
-    monkeypatch.setenv("TERM", "dumb")
-    assert not draws_on(Terminal())
 
 
 @given(st.text("a1 é模型ﬀ한́", max_size=30), st.integers(0, 40))

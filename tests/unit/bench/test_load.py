@@ -62,19 +62,25 @@ class Host:
 
     def __init__(self, *answers: dict[str, Any] | BaseException) -> None:
         self.answers = list(answers)
-        self.asked: list[list[str]] = []
+        self.run: list[list[str]] = []
         self.texts = ""
 
     def inspect(self, _id: str) -> dict[str, Any]:
         return {"Args": ["serve", "/m/ck/twin"]}
 
+    @property
+    def asked(self) -> list[list[str]]:
+        return [argv for argv in self.run if "vllm bench serve" in " ".join(argv[:3])]
+
     def exec(self, _id: str, argv: list[str]) -> tuple[int, str]:
-        script = argv[2] if argv[0] == "sh" else ""
+        self.run.append(argv)
+        if argv[0] == "vllm":
+            return 0, "0.32.0\n"
+        script = argv[2]
         if script.startswith("printf"):
             assert len(argv[5]) < 128 * 1024
             self.texts += argv[5]
         elif "vllm bench serve" in script:
-            self.asked.append(argv)
             if isinstance(end := self.answers[0], BaseException):
                 raise end
         elif script.startswith("cat"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from sparkdeploy.bench.tools import (
 )
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
+from tests.unit.bench.test_load import Host
 
 if TYPE_CHECKING:
     from sparkdeploy.bench.record import SuiteResult
@@ -75,7 +76,7 @@ def test_both_tools_ask_for_the_same_load_without_sampling() -> None:
 
 
 def test_two_runs_are_asked_other_texts_and_the_record_says_which() -> None:
-    hosts = [FakeHost(), FakeHost()]
+    hosts = [Host(VLLM_REPORT), Host(VLLM_REPORT)]
     loads = [load_for(3, None) for _ in hosts]
     for host, load in zip(hosts, loads, strict=True):
         measured(host, load)
@@ -124,25 +125,6 @@ def test_a_report_without_figures_is_an_error(text: str) -> None:
             read_report(tool, text, command=())
 
 
-@dataclass
-class FakeHost:
-    """A Docker Engine with one container of ours; keeps what was run in it."""
-
-    run: list[list[str]] = field(default_factory=list)
-    interrupts: bool = False
-
-    def inspect(self, container_id: str) -> dict[str, Any]:
-        return {"Args": ["--", "vllm", "serve", "/m/ck/twin", "--port", "1"], "Mounts": []}
-
-    def exec(self, container_id: str, argv: list[str]) -> tuple[int, str]:
-        self.run.append(argv)
-        if argv[0] == "vllm":
-            return 0, "0.32.0\n"
-        if "vllm bench serve" in argv[2] and self.interrupts:
-            raise KeyboardInterrupt
-        return 0, json.dumps(VLLM_REPORT)
-
-
 def measured(host: Any, load: Load = LOAD, key: str | None = None) -> SuiteResult:
     server = ServedModel(SERVER["base_url"], key, model=SERVER["model"])
     served: Any = SimpleNamespace(container_id="abc", server=server)
@@ -151,7 +133,7 @@ def measured(host: Any, load: Load = LOAD, key: str | None = None) -> SuiteResul
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = FakeHost()
+    made = Host(VLLM_REPORT)
     monkeypatch.setattr(shell, "which", lambda _name: None)
     return made
 
@@ -175,7 +157,7 @@ def test_a_key_is_read_in_the_container_and_stands_in_no_argument(host: Any) -> 
 
 
 def test_an_interrupted_tool_is_ended_in_the_container_too(host: Any) -> None:
-    host.interrupts = True
+    host.answers = [KeyboardInterrupt()]
 
     found = measured(host)
 
