@@ -109,7 +109,7 @@ _KINDS = {
 """How pydantic's names for a wrong value begin, and what is wanted."""
 ConfigFile = create_model(
     "ConfigFile",
-    __config__=ConfigDict(frozen=True, extra="forbid", strict=True),
+    __config__=ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True),
     __doc__="config.yaml as a user writes it; every key is optional.",
     **_FIELDS,
     cluster=(dict[str, Any] | None, None),
@@ -251,7 +251,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"{path} cannot be read: {error.strerror}",
             hint=f"ls -ld {shlex.quote(str(path.parent))}",
         ) from error
-    content = yaml_text.load_file(path) or {}
+    content = yaml_text.load(yaml_text.read_text(path), str(path)) or {}
     try:
         return ConfigFile.model_validate(content).model_dump()
     except ValidationError as error:

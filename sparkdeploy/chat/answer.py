@@ -12,8 +12,7 @@ from sparkdeploy.deploy.deployments import refuse_as_worker, require_deployment
 from sparkdeploy.deploy.nodes import connect, is_deployment, resolve_name
 from sparkdeploy.deploy.serving import model_of, require_answers, served_by
 from sparkdeploy.errors import SparkdeployError, UnhealthyError, UsageError
-from sparkdeploy.export.clients import curl_line
-from sparkdeploy.recipe.answers import CHAT
+from sparkdeploy.recipe.answers import CHAT, curl_line
 from sparkdeploy.server.client import NoSuchRouteError, ServedModel
 from sparkdeploy.server.streaming import AnswerPiece, AnswerSoFar, answer_pieces
 from sparkdeploy.settings import Settings

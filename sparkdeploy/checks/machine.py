@@ -1,15 +1,21 @@
 """One machine: its GPU and driver, its memory, its kernel and firmware, and who else is there."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from sparkdeploy.checks.known import KnownBad, failing, known, model_servers
 from sparkdeploy.checks.report import Finding, fail, not_seen, ok, warn
-from sparkdeploy.node.container import NeighbourFact
-from sparkdeploy.node.facts import GpuFact, GpuProcess
-from sparkdeploy.node.symptoms import GpuSample, SymptomFact
 from sparkdeploy.units import format_bytes, format_gib
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+    from sparkdeploy.node.container import NeighbourFact
+    from sparkdeploy.node.facts import GpuFact, GpuProcess
+    from sparkdeploy.node.symptoms import GpuSample, SymptomFact
 
 SPARK_CAPABILITY = "12.1"
 OLDEST_CAPABILITY = (8, 0)

@@ -325,8 +325,7 @@ def rehearse(
 
 
 def _rehearsal_lines(report: Report) -> Iterator[str]:
-    from sparkdeploy.export.clients import curl_line
-    from sparkdeploy.recipe.answers import Task, task_of
+    from sparkdeploy.recipe.answers import Task, curl_line, task_of
 
     compared = ", and its text is the one without speculation" if report.is_compared else ""
     yield f"rehearsal of {report.recipe}: it answers{compared}"

@@ -104,7 +104,7 @@ def _configuration() -> dict[str, Any]:
 
     path = Path(folders.config_dir(os.environ)) / folders.CONFIG_FILE
     try:
-        content = yaml_text.load_file(path) if path.is_file() else {}
+        content = yaml_text.load(yaml_text.read_text(path), str(path)) if path.is_file() else {}
     except RecipeError:
         return {}
     return content if isinstance(content, dict) else {}

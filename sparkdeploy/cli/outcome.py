@@ -1,21 +1,24 @@
 """What `up` prints when it is done."""
 
+from __future__ import annotations
+
 import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdeploy.cli.options import answer
-from sparkdeploy.deploy.lifecycle import Started
 from sparkdeploy.deploy.request import Request, up_words
 from sparkdeploy.deploy.up import Extent, Outcome
-from sparkdeploy.export.clients import curl_line
 from sparkdeploy.plan.launch import planned_backends
-from sparkdeploy.server.facts import compare_backends
+from sparkdeploy.recipe.answers import curl_line
 from sparkdeploy.settings import ON_VARIABLE
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_seconds
+
+if TYPE_CHECKING:
+    from sparkdeploy.deploy.lifecycle import Started
 
 
 def print_outcome(outcome: Outcome, request: Request, extent: Extent, *, as_json: bool) -> None:
@@ -85,6 +88,8 @@ def _as_dict(outcome: Outcome, extent: Extent) -> dict[str, Any]:
     }
     if readiness is None:
         return {**content, **dict.fromkeys(("startup_s", "phases_s", "backends"))}
+    from sparkdeploy.server.facts import compare_backends
+
     checks = compare_backends(planned_backends(plan.resolved), readiness.facts)
     backends = [
         {

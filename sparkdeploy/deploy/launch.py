@@ -16,13 +16,11 @@ from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import Inspected, deployments_in, look_again
 from sparkdeploy.deploy.lock import defer_signals, deploy_lock
 from sparkdeploy.deploy.nodes import ClusterRecord
-from sparkdeploy.deploy.replace import Replacement, TakenAwayError
 from sparkdeploy.errors import NodeError, SparkdeployError
 from sparkdeploy.node.facts import parse_meminfo, read_or_none
 from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.plan.memory import promised_bytes, shortage
 from sparkdeploy.plan.preflight import in_the_way, owner_of
-from sparkdeploy.server.health import ContainerDiedError, Readiness
 from sparkdeploy.terminal.console import console
 from sparkdeploy.units import format_gib
 
@@ -31,9 +29,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from sparkdeploy.deploy.replace import Replacement
     from sparkdeploy.deploy.wait import Watch
     from sparkdeploy.estimate.memory import MemoryClaim
     from sparkdeploy.node.container import ContainerSpec, ListedContainer
+    from sparkdeploy.server.health import Readiness
     from sparkdeploy.settings import Settings
 
 
@@ -124,6 +124,8 @@ class Launch:
         return leaving
 
     def _begin(self, node: Node, rank: Rank | None) -> None:
+        from sparkdeploy.deploy.replace import Replacement  # noqa: PLC0415
+
         replacement = Replacement(node, self.deployment, self.settings.crashes_dir)
         # Before anything is done: whatever interrupts from here on finds it.
         self.begun.append(replacement)
@@ -166,6 +168,8 @@ class Launch:
 
     def _fail(self, error: SparkdeployError, watch: Watch) -> None:
         """Put the old containers back, and add what became of them to the error's message."""
+        from sparkdeploy.server.health import ContainerDiedError  # noqa: PLC0415
+
         cause = asdict(error.cause) if isinstance(error, ContainerDiedError) else None
         report = {**watch.details(), "cause": cause or {"meaning": error.message}}
         with contextlib.ExitStack() as locked:
@@ -244,6 +248,8 @@ class Launch:
             is_stopped = fact is not None and fact.is_stopped
             is_wanted = not is_stopped or self.record.is_unverified(self.deployment, new_id)
         if not is_wanted:
+            from sparkdeploy.deploy.replace import TakenAwayError  # noqa: PLC0415
+
             self.is_finished = True
             raise TakenAwayError(self.deployment) from failure
 

@@ -1,8 +1,9 @@
 """Finishing or reverting what a command that died left half done."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sparkdeploy.deploy.deployments import (
     Inspected,
@@ -11,18 +12,21 @@ from sparkdeploy.deploy.deployments import (
     may_still_start,
     nodes_with,
 )
-from sparkdeploy.deploy.expectation import verify_rank
-from sparkdeploy.deploy.launch import Launch
 from sparkdeploy.deploy.lock import defer_signals
-from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.serving import answers
 from sparkdeploy.errors import NodeError, UnhealthyError
-from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.node.node import Node, Nodes, named
 from sparkdeploy.node.reports import parse_time
 from sparkdeploy.plan.container import container_name
 from sparkdeploy.plan.preflight import owner_of
 from sparkdeploy.terminal.console import console
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sparkdeploy.deploy.launch import Launch
+    from sparkdeploy.deploy.replace import Replacement
+    from sparkdeploy.node.container import ContainerFact
 
 ALONE = "alone"
 """In the place of a launch: the head serves by itself."""
@@ -94,6 +98,8 @@ def abandon(launch: Launch, *, reason: str) -> Recovery:
 
 def _verify_ranks(nodes: Nodes, head: ContainerFact) -> None:
     """Check all ranks against their plan: a head answers without one, and hangs when asked."""
+    from sparkdeploy.deploy.expectation import verify_rank  # noqa: PLC0415 - seldom needed
+
     verify_rank(nodes.here, head)
     for name in head.nodes[1:]:
         node = nodes.node(name)
@@ -221,6 +227,8 @@ def _verify_first_start(launch: Launch, found: Inspected | None) -> Recovery:
     try:
         _verify_ranks(launch.nodes, fact)
     except UnhealthyError as error:
+        from sparkdeploy.deploy.replace import Replacement  # noqa: PLC0415 - as above
+
         started = Replacement(
             launch.nodes.here, name, launch.settings.crashes_dir, new_id=fact.container_id
         )
@@ -240,6 +248,8 @@ def _reverted(started: Replacement, reason: str) -> Recovery:
 
 def _half_done(node: Node, found: Inspected, crashes_dir: Path) -> Replacement:
     """Return what a command that died had begun, as far as the containers tell."""
+    from sparkdeploy.deploy.replace import Replacement  # noqa: PLC0415 - as above
+
     new, old = found.serving, found.replaced
     # A rollback differs from an upgrade: a container that comes back is older than the other. One
     # of which no time is known was made.

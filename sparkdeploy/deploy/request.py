@@ -205,7 +205,8 @@ def with_known_image(
 ) -> Resolved:
     """Pin a plan's image and inspect it; return the recipe for what the image holds."""
     resolved = plan.resolved
-    if resolved.engine.kind != "image":
+    is_known = isinstance(resolved.engine, InspectedEngine) and not update
+    if resolved.engine.kind != "image" or is_known:
         return resolved
     # It builds: the usual `up` is there sooner without all that.
     from sparkdeploy.image.pins import ImageInspector  # noqa: PLC0415

@@ -15,13 +15,13 @@ from sparkdeploy.node.container import EXIT_IDLE, ContainerFact, ListedContainer
 from sparkdeploy.node.ports import Listener, listener_of
 from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.server.client import ServedModel
-from sparkdeploy.server.metrics import Metrics, read_metrics
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.server.metrics import Metrics
     from sparkdeploy.settings import Settings
 
 PATIENCE_S = 10.0
@@ -109,6 +109,8 @@ def answers(fact: ContainerFact) -> bool:
 
 
 def metrics_of(fact: ContainerFact, settings: Settings) -> Metrics:
+    from sparkdeploy.server.metrics import Metrics, read_metrics  # noqa: PLC0415 - for few verbs
+
     if not fact.is_running:
         return Metrics()
     with contextlib.suppress(NodeError, UnhealthyError), model_of(fact, settings) as model:

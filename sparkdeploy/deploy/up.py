@@ -1,37 +1,39 @@
-"""`up`: apply a plan on its nodes, wait for the answer, and put everything back when none comes."""
+"""`up`: apply a plan on its nodes, wait for the answer, and put everything back when none comes.
+
+The usual one has nothing to do: what only a start needs is loaded where it is used.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from sparkdeploy import labels
 from sparkdeploy.deploy.deployments import deployments_in, find_deployment
-from sparkdeploy.deploy.expectation import expectation_of, require_rdma
 from sparkdeploy.deploy.launch import Launch, Rank
-from sparkdeploy.deploy.lifecycle import stop_locked, wait_for_running
 from sparkdeploy.deploy.lock import defer_signals, naming, ranks_lock
 from sparkdeploy.deploy.nodes import connect_nodes, needed_nodes
 from sparkdeploy.deploy.recovery import end_start, is_half_done, recover
 from sparkdeploy.deploy.request import Request, as_label, bring_models, with_known_image
 from sparkdeploy.deploy.serving import answers
-from sparkdeploy.deploy.wait import Watch, awaited_start
 from sparkdeploy.errors import CheckpointError, NodeError, SparkdeployError
-from sparkdeploy.node.container import ContainerFact, ContainerSpec
 from sparkdeploy.node.facts import is_another, own_name
-from sparkdeploy.node.node import Nodes
 from sparkdeploy.plan.make import decide, decide_again, draft_plan
 from sparkdeploy.plan.preflight import refuse_to_prepare, refuse_to_start
-from sparkdeploy.plan.report import plan_lines
 from sparkdeploy.plan.steps import Action, NodePlan, Plan, awaited_preparation
 from sparkdeploy.recipe.answers import TEXT, Answers
-from sparkdeploy.recipe.load import Resolved
-from sparkdeploy.recipe.report import values_to_show
-from sparkdeploy.server.health import Readiness
-from sparkdeploy.server.phases import expected_start, start_words, timing_key_of
-from sparkdeploy.settings import Settings
 from sparkdeploy.terminal.console import console
+
+if TYPE_CHECKING:
+    from sparkdeploy.node.container import ContainerFact, ContainerSpec
+    from sparkdeploy.node.node import Nodes
+    from sparkdeploy.recipe.load import Resolved
+    from sparkdeploy.server.health import Readiness
+    from sparkdeploy.settings import Settings
 
 Confirm = Callable[[str], bool]
 _STEPS = {
@@ -98,6 +100,10 @@ def up(
             plan = _decide(resolved, request, settings, ranks, confirm, options)
             if not prepares_only and not plan.has_work:
                 return _nothing_to_do(plan, launch, options)
+            from sparkdeploy.deploy.wait import Watch  # noqa: PLC0415
+            from sparkdeploy.plan.report import plan_lines  # noqa: PLC0415
+            from sparkdeploy.server.phases import start_words, timing_key_of  # noqa: PLC0415
+
             if options.shows_plan:
                 console.info_blocks(plan_lines(plan, start_words(plan, settings.state_dir)))
             if not prepares_only:
@@ -147,6 +153,9 @@ def _decide(
 def _announce(plan: Plan, settings: Settings, options: UpOptions) -> None:
     console.expect(*awaited_preparation(plan))
     if options.extent is Extent.ANSWER and plan.has_work:
+        from sparkdeploy.deploy.wait import awaited_start  # noqa: PLC0415
+        from sparkdeploy.server.phases import timing_key_of  # noqa: PLC0415
+
         console.expect(awaited_start(plan.deployment.name, timing_key_of(plan), settings))
 
 
@@ -158,6 +167,8 @@ def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> No
     running = [fact for fact in facts if fact is not None and fact.is_running]
     if not running:
         return
+    from sparkdeploy.server.phases import expected_start, timing_key_of  # noqa: PLC0415
+
     # Users of one machine share its names: whoever replaces another's should know.
     user = running[0].user
     name = f"deployment {plan.deployment.name}{f' of {user}' if is_another(user) else ''}"
@@ -170,7 +181,7 @@ def _confirm_replacement(plan: Plan, confirm: Confirm, settings: Settings) -> No
 
 
 def _prepare(plan: Plan, ranks: Nodes, settings: Settings) -> None:
-    # The usual `up` has nothing to prepare, and is there sooner without all that builds.
+    from sparkdeploy.deploy.expectation import require_rdma  # noqa: PLC0415
     from sparkdeploy.deploy.prepare import prepare  # noqa: PLC0415
 
     prepare(plan, ranks, settings)
@@ -220,6 +231,10 @@ def _to_start(
     plan: Plan, planned: NodePlan, mark: Mapping[str, str]
 ) -> ContainerSpec | ContainerFact:
     """Return the stopped container that starts again, or the spec with its last labels."""
+    from sparkdeploy.deploy.expectation import expectation_of  # noqa: PLC0415
+    from sparkdeploy.recipe.report import values_to_show  # noqa: PLC0415
+    from sparkdeploy.server.phases import timing_key_of  # noqa: PLC0415
+
     if planned.stopped is not None:
         return planned.stopped
     if planned.spec is None:
@@ -248,6 +263,8 @@ def _nothing_to_do(plan: Plan, launch: Launch, options: UpOptions) -> Outcome:
     if not found.is_half_replaced and answers(found.serving):
         seen = launch.record.answers(found.serving)
         return Outcome(plan, changed=False, is_answering=True, answers=seen)
+    from sparkdeploy.deploy.lifecycle import wait_for_running  # noqa: PLC0415
+
     try:
         readiness = wait_for_running(launch, found.serving)
     except KeyboardInterrupt:
@@ -283,6 +300,8 @@ def _outcome_of_interrupt(launch: Launch, options: UpOptions) -> str:
 
 def _stop_if_wanted(launch: Launch, options: UpOptions) -> bool:
     if options.is_unit:
+        from sparkdeploy.deploy.lifecycle import stop_locked  # noqa: PLC0415
+
         with defer_signals(), launch.lock():
             stop_locked(launch)
     return options.is_unit

@@ -13,7 +13,8 @@ from sparkdeploy.deploy.serving import ServedDeployment
 from sparkdeploy.errors import UsageError
 from sparkdeploy.export.client_names import Client
 from sparkdeploy.export.neighbours import served_deployments
-from sparkdeploy.recipe.answers import Task
+from sparkdeploy.image.templates import render
+from sparkdeploy.recipe.answers import Task, curl_line
 from sparkdeploy.settings import Settings
 
 LOOPBACK = "127.0.0.1"
@@ -67,9 +68,6 @@ class ClientConnection:
     def settings(self) -> str:
         """The client's settings; UsageError where it has no use for them."""
         self._refuse_unusable()
-        # The CLI's start imports this module for `curl_line` alone; Jinja takes its time to load.
-        from sparkdeploy.image.templates import render  # noqa: PLC0415
-
         served, client = self.served, self.client
         cat_key = f"cat {shlex.quote(str(served.key_file))}"
         name = "".join(letter if letter.isalnum() else "_" for letter in served.name).upper()
@@ -149,24 +147,3 @@ def _continue_settings(served: ServedDeployment, url: str, variable: str) -> str
         model["defaultCompletionOptions"] = {"contextLength": served.context_tokens}
     content = {"name": "sparkdeploy", "version": "1.0.0", "schema": "v1", "models": [model]}
     return yaml_text.dump(content)
-
-
-def with_key(curl: str, key_file: Path | None) -> str:
-    """Return curl's command with a key file's key, if there is one.
-
-    The key goes through a pipe: what stands in arguments, every user of the machine reads.
-    """
-    if key_file is None:
-        return curl
-    header = 'header = "Authorization: Bearer %s"\\n'
-    return f"printf '{header}' \"$(cat {shlex.quote(str(key_file))})\" | {curl} -K -"
-
-
-def curl_line(base_url: str, task: Task, model: str, key_file: Path | None = None) -> str:
-    """Return a request that somebody may try, as it would be typed in a shell."""
-    words = ["curl", "-s", f"{base_url}{task.path}"]
-    if task is Task.TRANSCRIPTIONS:
-        words += ["-F", "file=@recording.wav", "-F", f"model={model}"]
-    else:
-        words += ["-H", "Content-Type: application/json", "-d", json.dumps(task.example(model))]
-    return with_key(shlex.join(words), key_file)

@@ -16,14 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import lock_descriptor
-
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node import shared_files
 from sparkdeploy.node.node import RUN_TIMEOUT_S, Node
 from sparkdeploy.node.shared_files import (
     SHARED_FOLDER_MODE,
     RefusedError,
+    lock_now,
     open_existing,
     open_lock,
     shared_folder,
@@ -66,13 +65,13 @@ class Holder:
 
 def lock_within(descriptor: int, wait_s: float, on_wait: Callable[[], None]) -> bool:
     """Lock an open file until it is closed; False when it is another's for all of `wait_s`."""
-    if lock_descriptor(descriptor, blocking=False):
+    if lock_now(descriptor):
         return True
     on_wait()
     deadline_s = time.monotonic() + wait_s
     while (left_s := deadline_s - time.monotonic()) > 0:
         time.sleep(min(POLL_S, left_s))
-        if lock_descriptor(descriptor, blocking=False):
+        if lock_now(descriptor):
             return True
     return False
 
@@ -147,7 +146,7 @@ def lock_holder(folder: Path, node_name: str) -> Holder | None:
     with contextlib.suppress(RefusedError, OSError), shared_folder(folder) as opened:
         descriptor = open_existing(lock_path(folder, node_name).name, folder=opened)
         try:
-            is_free = lock_descriptor(descriptor, blocking=False)
+            is_free = lock_now(descriptor)
             return None if is_free else holder_of(descriptor)
         finally:
             os.close(descriptor)
@@ -256,7 +255,7 @@ def _since(value: object) -> str:
 LOCKED = "sparkdeploy-locked"
 # Behind the text of shared_files.py, where the names come from that are not defined here.
 _MAIN = r"""
-import fcntl, json, select, sys
+import json, select, sys
 from pathlib import Path
 
 
@@ -266,13 +265,9 @@ def refuse(cause, fix):
 
 def lock_within(descriptor, wait_s):
     deadline_s = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                refuse("another command starts containers there", "sparkdeploy status")
+    while not lock_now(descriptor):
+        if time.monotonic() >= deadline_s:
+            refuse("another command starts containers there", "sparkdeploy status")
         # Nobody writes to us: what can be read is the end of the connection.
         if select.select([0], [], [], 0.2)[0]:
             sys.exit(1)

@@ -4,10 +4,13 @@ It is decided once, by vLLM's own rule for architectures, when a plan is made, a
 routes of the server that answers. Whoever wants to know reads that one value.
 """
 
+import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from sparkdeploy.recipe.serve import Serve
@@ -69,6 +72,22 @@ ROUTES: Mapping[Task, tuple[str, ...]] = {
 WITHOUT_TEXT = (Task.EMBEDDINGS, Task.RERANK, Task.SCORE, Task.CLASSIFY, Task.POOLING)
 """In the order in which a server that writes no text is asked; the first that it has is its own."""
 _ASKED = (Task.COMPLETIONS, *WITHOUT_TEXT, Task.TRANSCRIPTIONS)
+
+
+def curl_line(base_url: str, task: Task, model: str, key_file: Path | None = None) -> str:
+    """Return a request that somebody may try, as it would be typed in a shell.
+
+    The key goes through a pipe: what stands in arguments, every user of the machine reads.
+    """
+    words = ["curl", "-s", f"{base_url}{task.path}"]
+    if task is Task.TRANSCRIPTIONS:
+        words += ["-F", "file=@recording.wav", "-F", f"model={model}"]
+    else:
+        words += ["-H", "Content-Type: application/json", "-d", json.dumps(task.example(model))]
+    if key_file is None:
+        return shlex.join(words)
+    header = 'header = "Authorization: Bearer %s"\\n'
+    return f"printf '{header}' \"$(cat {shlex.quote(str(key_file))})\" | {shlex.join(words)} -K -"
 
 
 def task_of(path: str) -> Task | None:

@@ -1,10 +1,11 @@
 """Load recipes and engines, hold them against the rules, and report all mistakes at once."""
 
+from __future__ import annotations
+
 import shlex
-from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkdeploy.errors import ConsentNeededError, Mistakes, NoRecipeError, RecipeError
 from sparkdeploy.recipe import rules
@@ -29,8 +30,6 @@ from sparkdeploy.recipe.document import (
     written_part,
 )
 from sparkdeploy.recipe.engine import Engine
-from sparkdeploy.recipe.foreign.report import Translation
-from sparkdeploy.recipe.foreign.translate import translate
 from sparkdeploy.recipe.image_name import stated_release
 from sparkdeploy.recipe.image_pins import pinned_engine
 from sparkdeploy.recipe.library import (
@@ -47,6 +46,11 @@ from sparkdeploy.recipe.rules import Mistake
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.recipe.validate import validated
 from sparkdeploy.recipe.words import closest, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence, Sized
+
+    from sparkdeploy.recipe.foreign.report import Translation
 
 __all__ = [
     "Library",
@@ -207,6 +211,8 @@ def _read_whole(
         raise NoRecipeError(f"{path} is no recipe: neither one of ours nor in a format of others")
     if not is_foreign(document):
         return resolve_inheritance(library, path, ()), None, settings
+    from sparkdeploy.recipe.foreign.translate import translate  # noqa: PLC0415 - most are ours
+
     translation, rest = translate(document, path, settings)
     return anchored(translation.document, path.parent), translation, rest
 

@@ -11,12 +11,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdeploy import labels
+from sparkdeploy.deploy import expectation, lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import launch as deploy_launch
-from sparkdeploy.deploy import lifecycle, prepare, recovery, removal
 from sparkdeploy.deploy import nodes as deploy_nodes
 from sparkdeploy.deploy import request as deploy_request
 from sparkdeploy.deploy import up as deploy_up
-from sparkdeploy.deploy.expectation import Expectation
 from sparkdeploy.deploy.nodes import ClusterRecord
 from sparkdeploy.deploy.replace import Replacement
 from sparkdeploy.deploy.request import Request
@@ -323,7 +322,9 @@ def build(monkeypatch: pytest.MonkeyPatch, shipped: Library, count: int) -> Lab:
     monkeypatch.setattr(prepare, "send_images", lambda *_: {})
     monkeypatch.setattr(prepare, "prepare_folders", lambda *_: None)
     monkeypatch.setattr("sparkdeploy.deploy.doctor.doctor_report", lambda *_: {})
-    monkeypatch.setattr(deploy_up, "expectation_of", lambda *_: Expectation(None, (), None))
+    monkeypatch.setattr(
+        expectation, "expectation_of", lambda *_: expectation.Expectation(None, (), None)
+    )
     monkeypatch.setattr(deploy_launch, "require_memory", lambda *_, **_options: None)
     monkeypatch.setattr(deploy_up, "ranks_lock", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(lifecycle, "ranks_lock", lambda *_: contextlib.nullcontext())

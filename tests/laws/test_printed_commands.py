@@ -9,8 +9,7 @@ import subprocess
 from pathlib import Path
 
 import sparkdeploy
-from sparkdeploy.export.clients import curl_line
-from sparkdeploy.recipe.answers import Task
+from sparkdeploy.recipe.answers import Task, curl_line
 from tests import syntax
 
 PACKAGE = Path(sparkdeploy.__file__).parent

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,7 +49,7 @@ LAYERS = (
 # Where a wrapper has several modules, they are one class: other packages use DockerHost alone.
 WRAPPERS = {
     "docker": {"sparkdeploy.node.connection", "sparkdeploy.node.containers"},
-    "filelock": {"sparkdeploy.checkpoint.transfer", "sparkdeploy.node.lock"},
+    "filelock": {"sparkdeploy.checkpoint.transfer"},
     "h11": {"sparkdeploy.bench.streams"},
     "huggingface_hub": {
         "sparkdeploy.checkpoint.hub",
@@ -66,6 +68,13 @@ WRAPPERS = {
     "rich": {"sparkdeploy.terminal.progress"},
     "yaml": {"sparkdeploy.yaml_text"},
 }
+ONLY_FOR_A_START = {
+    *("filelock", "httpx2", "huggingface_hub", "rich", "ruamel", "sparkdeploy.export"),
+    *(f"sparkdeploy.deploy.{it}" for it in ("expectation", "lifecycle", "prepare", "wait")),
+    *("sparkdeploy.deploy.replace", "sparkdeploy.image.build", "sparkdeploy.recipe.foreign"),
+    *(f"sparkdeploy.server.{it}" for it in ("crash", "facts", "health", "metrics", "phases")),
+}
+"""What an `up` with nothing to do leaves alone: half of its time is imports."""
 INSIDE_IMAGES = "sparkdeploy.image.inside."
 """Programs that an image's own Python runs, with nothing of sparkdeploy beside them."""
 DOCKER_INTERNALS = {"connection", "containers"}
@@ -166,6 +175,13 @@ def test_an_image_that_has_the_guard_alone_has_all_that_it_imports() -> None:
     for path in (*files, *sorted((package / "guard").rglob("*.py"))):
         own = {name.split(".")[1] for name in imports(path) if name.startswith("sparkdeploy_vllm.")}
         assert own <= {*GUARD_MODULES, "guard"}, path
+
+
+def test_an_up_with_nothing_to_do_loads_no_more_than_it_uses() -> None:
+    loads = "import sys, sparkdeploy.cli.deployments, sparkdeploy.cli.outcome, docker"
+    code = f"{loads}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ONLY_FOR_A_START & set(done.stdout.split()) == set()
 
 
 def test_hosts_of_the_outside_world_stand_in_one_file() -> None:

@@ -10,7 +10,12 @@ import pytest
 
 from sparkdeploy.checks.report import Verdict
 from sparkdeploy.deploy import expectation
-from sparkdeploy.deploy.expectation import SUBJECT, check_all_reduce, probe_containers
+from sparkdeploy.deploy.expectation import (
+    SUBJECT,
+    check_all_reduce,
+    expectation_of,
+    probe_containers,
+)
 from sparkdeploy.deploy.request import Request
 from sparkdeploy.errors import NodeError, RecipeError
 from sparkdeploy.image.inside import all_reduce, rdma
@@ -179,7 +184,7 @@ def test_the_head_under_ray_is_held_to_what_every_node_has(
         spec = replace(worker.spec, env={**worker.spec.env, "NCCL_IB_HCA": ",".join(rdma)})
         other = replace(worker, rank=replace(worker.rank, rdma=rdma), spec=spec)
         uneven = replace(plan, nodes=(head, other))
-        return expectation.expectation_of(uneven, head).backends[-1].wanted
+        return expectation_of(uneven, head).backends[-1].wanted
 
     assert wanted("rocep1s0f1", "roceP2p1s0f1") == "NET/IB over rocep1s0f1, roceP2p1s0f1"
     assert wanted("rocep1s0f1") == "NET/IB over rocep1s0f1"

@@ -123,7 +123,7 @@ def test_a_detached_first_start_is_held_to_the_recipe(
     lab = lab_of(count)
     lab.up(OLD, extent=Extent.DETACH)
     lab.is_answering = True
-    monkeypatch.setattr("sparkdeploy.deploy.recovery.verify_rank", fell_back)
+    monkeypatch.setattr("sparkdeploy.deploy.expectation.verify_rank", fell_back)
     monkeypatch.setattr("sparkdeploy.deploy.wait.verify_rank", fell_back)
     with pytest.raises(UnhealthyError, match="planned off, runs mtp 2"):
         lab.up(OLD)

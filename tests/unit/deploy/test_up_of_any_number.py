@@ -96,7 +96,7 @@ def test_a_detached_start_that_is_not_what_was_planned_is_reverted(
     def fell_back(*_: object) -> None:
         raise UnhealthyError("planned off, runs mtp 2")
 
-    monkeypatch.setattr("sparkdeploy.deploy.recovery.verify_rank", fell_back)
+    monkeypatch.setattr("sparkdeploy.deploy.expectation.verify_rank", fell_back)
     assert lab.roll_back() == "reverted"
     check_whole(lab, "1")
 
