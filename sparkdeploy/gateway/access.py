@@ -154,9 +154,12 @@ class ClientAccess:
         return sum(hmac.compare_digest(digest, key) for key in self._keys) > 0
 
 
-MAX_FORM_PARTS = 200
-MAX_PART_HEAD_BYTES = 8192
+MAX_FORM_PARTS = 100
+MAX_HEAD_BYTES = 1024
+"""Of a form's part, and of a content type: the library takes quadratic time over them."""
 MAX_BOUNDARY = 70
+MAX_VALUES = 1_000_000
+"""While they are read nobody else is answered: it is a third of a second."""
 
 
 class BadBodyError(Exception):
@@ -199,6 +202,8 @@ class RequestBody:
 
 def read_body(raw: bytes, content_type: str) -> RequestBody:
     """Return what a request's body names; BadBodyError where it cannot be read."""
+    if len(content_type) > MAX_HEAD_BYTES:
+        raise BadBodyError(f"the content type is longer than {MAX_HEAD_BYTES} bytes")
     header = Message()
     header["content-type"] = re.sub(r"[\r\n]", " ", content_type)
     boundary = ""
@@ -207,6 +212,8 @@ def read_body(raw: bytes, content_type: str) -> RequestBody:
             boundary = str(header.get_param("boundary", ""))
             parts = _form_parts(raw, boundary)
             content: Any = {it.name: it.value.decode(errors="replace") for it in parts if it.name}
+        elif sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+            raise BadBodyError(f"the request's body has more than {MAX_VALUES} values")
         else:
             content = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -231,7 +238,7 @@ def _form_parts(raw: bytes, boundary: str) -> list[FormPart]:
 
 def _read_part(part: bytes) -> FormPart:
     head, end, value = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
-    if not end or len(head) > MAX_PART_HEAD_BYTES:
+    if not end or len(head) > MAX_HEAD_BYTES:
         raise ValueError("a part of the form has no head, or too long a one")
     about = message_from_bytes(head)
     name = about.get_param("name", None, "content-disposition")

@@ -1,6 +1,8 @@
 """`sparkdeploy gateway`: the routes of a stack's one address, its figures and its page."""
 
+import asyncio
 import contextlib
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sparkdeploy.errors import NodeError
 from sparkdeploy.gateway.access import ClientAccess, error_response, read_keys
@@ -40,6 +43,10 @@ PAGE_HEADERS = {
 OWN_HEADER = "x-sparkdeploy"
 """A page of another origin cannot send it without asking first."""
 MAX_CONNECTIONS = 1024
+MAX_OPEN_FILES = 4 * MAX_CONNECTIONS
+"""Of clients, of servers, and of Docker."""
+HEAD_LIMIT_S = 30.0
+"""Of a request's head, and of what still comes of a request that was answered."""
 GOODBYE_S = 10
 METRICS = (
     ("swaps", "swaps_total", "counter", "Stops because another model needed the memory."),
@@ -48,6 +55,38 @@ METRICS = (
     ("refusals", "refusals_total", "counter", "Requests that were refused instead of served."),
     ("served", "requests_total", "counter", "Requests that were sent to the model's server."),
 )
+
+
+class TimedConnection(H11Protocol):
+    """A client's connection, which is ended when no whole head comes in time.
+
+    uvicorn waits for one without an end, and counts it among those that may be open.
+    """
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        self._wait_for_head()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit = self.loop.call_later(HEAD_LIMIT_S, self._end_idle)
+
+    def _end_idle(self) -> None:
+        # Before the first request there is no cycle.
+        if getattr(self.cycle, "response_complete", True):
+            self.transport.abort()
 
 
 class Gateway:
@@ -89,7 +128,7 @@ class Gateway:
         config = uvicorn.Config(
             self.app(),
             loop="asyncio",
-            http="h11",
+            http=TimedConnection,
             ws="none",
             lifespan="on",
             log_config=None,
@@ -104,6 +143,7 @@ class Gateway:
 
     def serve(self) -> None:
         """Serve until a signal; starts that go on then go on by themselves."""
+        _allow_open_files()
         host, port = self._stack.host, self._stack.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -223,6 +263,14 @@ class Gateway:
         yield from _family("last_start_seconds", "gauge", "What the last start took.", took)
         is_ready = {name: int(it.phase is ModelPhase.READY) for name, it in states.items()}
         yield from _family("ready", "gauge", "Whether a model answers.", is_ready)
+
+
+def _allow_open_files() -> None:
+    """Let as many connections be open as may be: a shell allows 1,024 files, often."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _family(name: str, kind: str, about: str, values: dict[str, Any]) -> Iterator[str]:

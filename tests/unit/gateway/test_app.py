@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from sparkdeploy.gateway import proxy
+from sparkdeploy.gateway import app, proxy
 from sparkdeploy.node.node import in_background
 from tests.fakes.gateway import WAIT_S, ScriptedDeployments, gateway, stack_of
 
@@ -487,3 +487,44 @@ def test_whatever_ends_a_thread_ends_who_waits_for_it(error: BaseException) -> N
 
     with pytest.raises((ValueError, RuntimeError)):
         asyncio.run(wait())
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
+        b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET ",
+    ],
+    ids=["nothing", "a head", "a body after its answer", "a second head"],
+)
+def test_a_request_that_is_never_whole_keeps_no_connection(
+    begin: bytes, deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "HEAD_LIMIT_S", 0.5)
+    with gateway(stack_of(), deployments) as client:
+        host, port = client.base_url.host, client.base_url.port or 0
+        with socket.create_connection((host, port), timeout=WAIT_S) as connection:
+            connection.sendall(begin)
+            connection.settimeout(0.05)
+            began_s = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                while time.monotonic() - began_s < WAIT_S:
+                    with contextlib.suppress(TimeoutError):
+                        if not connection.recv(65536):
+                            break
+                    connection.sendall(b"a")
+            assert time.monotonic() - began_s < 3
+
+
+def test_a_long_answer_outlives_the_time_of_a_head(
+    deployments: ScriptedDeployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "HEAD_LIMIT_S", 0.2)
+    deployments.may_start.clear()
+    with gateway(stack_of(), deployments) as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, client, "a")
+        time.sleep(0.6)
+        deployments.may_start.set()
+        assert asked.result(WAIT_S).status_code == 200
