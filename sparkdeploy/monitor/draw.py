@@ -32,8 +32,6 @@ NAME_COLUMNS = 20
 UNKNOWN = "-"
 BETWEEN = "   "
 BLOCKS = "▁▂▃▄▅▆▇█"
-LETTERS = "_.-:=+*#"
-"""For a terminal whose encoding has no blocks."""
 FULL = 0.9
 """Of the KV cache: beyond it requests are soon preempted."""
 CLOSE_BYTES = GIB
@@ -46,15 +44,13 @@ _INKS = {
 }
 
 
-def screen_of(
-    snapshot: WatchSnapshot, columns: int, rows: int, ramp: str = BLOCKS
-) -> tuple[Line, ...]:
+def screen_of(snapshot: WatchSnapshot, columns: int, rows: int) -> tuple[Line, ...]:
     """Return the lines of a screen: as much as fits, each figure whole."""
     head = _head(snapshot, columns)
     body: tuple[Line, ...] = ()
     looks = tuple(line for node in snapshot.nodes for line in _node(node, snapshot.at, columns))
     nodes = ((), *looks) if looks else ()
-    blocks = (_block(item, snapshot.at, columns, ramp) for item in snapshot.deployments)
+    blocks = (_block(item, snapshot.at, columns) for item in snapshot.deployments)
     whole = tuple(line for block in blocks for line in ((), *block))
     for body in (whole, tuple(_row(item, snapshot.at, columns) for item in snapshot.deployments)):
         if len(lines := (*head, *body, *nodes)) <= rows:
@@ -76,10 +72,10 @@ def _head(snapshot: WatchSnapshot, columns: int) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _block(item: WatchedDeployment, now: datetime, columns: int, ramp: str) -> tuple[Line, ...]:
+def _block(item: WatchedDeployment, now: datetime, columns: int) -> tuple[Line, ...]:
     lines = [fitted(_title(item, now), columns), *_wrapped(item.note, columns, Style.BAD)]
     if item.life is not DeploymentState.WORKER and item.life is not DeploymentState.STOPPED:
-        lines.append(_speed_line(item, columns, ramp))
+        lines.append(_speed_line(item, columns))
         lines += flow(_figures(item), columns)
     error = f"last error: {item.last_error}" if item.last_error else ""
     return (*lines, *_wrapped(error, columns, Style.CAUTION))
@@ -111,12 +107,12 @@ def _state(item: WatchedDeployment, now: datetime) -> Piece:
     return Piece(f"gone: {item.state}{since}", _INKS.get(item.life, Style.BAD))
 
 
-def _speed_line(item: WatchedDeployment, columns: int, ramp: str) -> Line:
+def _speed_line(item: WatchedDeployment, columns: int) -> Line:
     figures = item.figures
     now = _now(item)
     peak = f"  peak {rate(max(figures.rates))}" if figures.rates else ""
     start = f"  {now:>7} tokens/s  "
-    curve = sparkline(figures.rates, columns - len(start) - len(peak), ramp)
+    curve = sparkline(figures.rates, columns - len(start) - len(peak))
     return line_of(Piece(start, Style.STRONG), Piece(curve, Style.GOOD), Piece(peak, Style.QUIET))
 
 
@@ -287,9 +283,9 @@ def fitted(fields: Sequence[Line], columns: int, indent: str = "") -> Line:
     return lines[0] if lines else ()
 
 
-def sparkline(values: Sequence[float], columns: int, ramp: str = BLOCKS) -> str:
+def sparkline(values: Sequence[float], columns: int) -> str:
     """Draw the last values, the highest of them as high as a line is."""
     shown = values[-columns:] if columns > 0 else ()
     highest = max(shown, default=0.0)
-    steps = len(ramp) - 1
-    return "".join(ramp[round(value / highest * steps) if highest else 0] for value in shown)
+    steps = len(BLOCKS) - 1
+    return "".join(BLOCKS[round(value / highest * steps) if highest else 0] for value in shown)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from sparkdeploy.deploy.nodes import connect
-from sparkdeploy.monitor.draw import BLOCKS, LETTERS, screen_of, snapshot_lines
+from sparkdeploy.monitor.draw import screen_of, snapshot_lines
 from sparkdeploy.monitor.readers import END_S, EngineReader, NodeReader
 from sparkdeploy.monitor.snapshot import DeploymentState, WatchSnapshot, snapshot_json, snapshot_of
 from sparkdeploy.settings import Settings
@@ -123,12 +123,10 @@ def _tell(
 
 
 def _draw(monitor: Monitor, stream: TextIO) -> None:
-    is_unicode = (stream.encoding or "").lower().replace("-", "") == "utf8"
-    ramp = BLOCKS if is_unicode else LETTERS
     with nothing_beside(), FullScreen(stream, sys.stdin) as screen:
         monitor.snapshot()
         while True:
-            screen.show(screen_of(monitor.snapshot(), screen.columns, screen.rows, ramp))
+            screen.show(screen_of(monitor.snapshot(), screen.columns, screen.rows))
             if LEAVING & set(screen.wait(_until_next_frame_s())):
                 return
 

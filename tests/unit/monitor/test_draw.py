@@ -19,8 +19,8 @@ from tests.unit.monitor.snapshots import EXPECTED, NODE, NOW, deployment, node, 
 SIZES = ((80, 24), (120, 40), (200, 50))
 
 
-def texts(shown: WatchSnapshot, columns: int, rows: int, **options: str) -> list[str]:
-    return [plain_text(line) for line in screen_of(shown, columns, rows, **options)]
+def texts(shown: WatchSnapshot, columns: int, rows: int) -> list[str]:
+    return [plain_text(line) for line in screen_of(shown, columns, rows)]
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
