@@ -152,6 +152,7 @@ def test_what_is_no_record_at_all_is_named_at_once(run: Run, tmp_path: Path, kin
     survives(run, {8}, "bench", "show", str(file))
     survives(run, {0}, "bench", "ls")
     survives(run, {8}, "bench", "quality", str(file), str(file))
+    (folder / "deployments").symlink_to(folder)
     record = ClusterRecord(folder)
     with pytest.raises(NodeError, match="cannot be read"):
         record.nodes("odd")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("url", ["http://[x", "http://x:port", "http://x:99999"])
 def test_a_broken_address_is_a_mistake_in_usage(url: str) -> None:
-    with pytest.raises(UsageError, match="no address"):
+    with pytest.raises(UsageError, match="not an address"):
         server_at(url, Access())
 
 

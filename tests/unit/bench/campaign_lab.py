@@ -30,8 +30,8 @@ from sparkdeploy.deploy.request import resolve
 from sparkdeploy.errors import UnhealthyError
 from sparkdeploy.node.container import ContainerFact
 from sparkdeploy.recipe.report import values_to_show
+from tests.fakes.tool_container import REPORT
 from tests.unit.bench.planted import HOME, PLANTED
-from tests.unit.bench.test_load import REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

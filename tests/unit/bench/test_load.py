@@ -29,6 +29,7 @@ from sparkdeploy.bench.tables import suite_lines
 from sparkdeploy.bench.watch import BenchWatch
 from sparkdeploy.errors import BenchError, NodeError, UsageError
 from sparkdeploy.server.client import ServedModel
+from tests.fakes.tool_container import REPORT, Host
 from tests.unit.plain import plain_lines
 
 if TYPE_CHECKING:
@@ -38,54 +39,6 @@ if TYPE_CHECKING:
     from tests.unit.program import Done
 
 LIMITS = {"ttft": 2.0, "tpot": 0.1}
-REPORT = {
-    # `vllm bench serve` 0.32.0 of a twin; lists left out.
-    "duration": 20.0,
-    "completed": 9,
-    "failed": 1,
-    "max_concurrent_requests": 4,
-    "total_input_tokens": 900,
-    "total_output_tokens": 3600,
-    "request_goodput": 0.4,
-    "request_throughput": 0.45,
-    "output_throughput": 180.0,
-    **{
-        f"{which}_{name}_ms": value
-        for name, value in (("ttft", 120.0), ("tpot", 21.0), ("itl", 30.0), ("e2el", 9000.0))
-        for which in ("p50", "p95", "p99", "p100", "mean")
-    },
-}
-
-
-class Host:
-    """A Docker Engine whose container answers each run of the tool in turn."""
-
-    def __init__(self, *answers: dict[str, Any] | BaseException) -> None:
-        self.answers = list(answers)
-        self.run: list[list[str]] = []
-        self.texts = ""
-
-    def inspect(self, _id: str) -> dict[str, Any]:
-        return {"Args": ["serve", "/m/ck/twin"]}
-
-    @property
-    def asked(self) -> list[list[str]]:
-        return [argv for argv in self.run if "vllm bench serve" in " ".join(argv[:3])]
-
-    def exec(self, _id: str, argv: list[str]) -> tuple[int, str]:
-        self.run.append(argv)
-        if argv[0] == "vllm":
-            return 0, "0.32.0\n"
-        script = argv[2]
-        if script.startswith("printf"):
-            assert len(argv[5]) < 128 * 1024
-            self.texts += argv[5]
-        elif "vllm bench serve" in script:
-            if isinstance(end := self.answers[0], BaseException):
-                raise end
-        elif script.startswith("cat"):
-            return 0, json.dumps(self.answers.pop(0))
-        return 0, ""
 
 
 def take(host: Host, plan: LoadPlan) -> SuiteResult:

@@ -21,7 +21,7 @@ from sparkdeploy.bench.tools import (
 )
 from sparkdeploy.errors import BenchError
 from sparkdeploy.server.client import ServedModel
-from tests.unit.bench.test_load import Host
+from tests.fakes.tool_container import Host
 
 if TYPE_CHECKING:
     from sparkdeploy.bench.record import SuiteResult
