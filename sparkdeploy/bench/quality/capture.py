@@ -58,7 +58,6 @@ class TextCapture:
     name: str
     positions: tuple[Position, ...]
     greedy_ids: tuple[int, ...]
-    greedy_text: str
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -82,9 +81,6 @@ class Capture:
     model: str
     taken_at: str
     sparkdeploy: str
-    top_count: int
-    """How many of the likeliest tokens were asked for at each position."""
-    max_tokens: int
     texts: tuple[TextCapture, ...]
     served: CaptureOrigin
     kind: str = KIND
@@ -144,8 +140,6 @@ def capture_of(
             model=model.name,
             taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
             sparkdeploy=__version__,
-            top_count=TOP_COUNT,
-            max_tokens=tokens,
             texts=take_texts(model, first_texts(count), tokens=tokens, say=step.say),
             served=served_of(found.origin),
         )
@@ -178,12 +172,7 @@ def _ask(model: ServedModel, name: str, text: str, tokens: int) -> TextCapture:
         raise BenchError(
             f"{model.base_url} answered something unreadable about {name}: {error}"
         ) from error
-    return TextCapture(
-        name=name,
-        positions=positions,
-        greedy_ids=tuple(choice.get("token_ids") or ()),
-        greedy_text=str(choice.get("text") or ""),
-    )
+    return TextCapture(name, positions, greedy_ids=tuple(choice.get("token_ids") or ()))
 
 
 def _positions(

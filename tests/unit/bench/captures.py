@@ -17,9 +17,9 @@ def text(
     *positions: tuple[int, Mapping[int, float]], name: str = "a", greedy: Sequence[int] = (1, 2, 3)
 ) -> TextCapture:
     """A text of `(token, log-probabilities)` pairs."""
-    return TextCapture(name, tuple(Position(*item) for item in positions), tuple(greedy), "")
+    return TextCapture(name, tuple(Position(*item) for item in positions), tuple(greedy))
 
 
 def capture(*texts: TextCapture, label: str = "one") -> Capture:
     """A capture of those texts."""
-    return Capture(label, "qwen", "2026-11-21T09:00:00+00:00", "0", 20, 3, texts, SERVED)
+    return Capture(label, "qwen", "2026-11-21T09:00:00+00:00", "0", texts, SERVED)
