@@ -1,4 +1,4 @@
-"""`recipe`: recipes of others, imported, searched, or from sources pinned to a commit."""
+"""`recipe`: recipes of others, imported, or from sources pinned to a commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkdeploy.authoring.source.change import SourceChange
     from sparkdeploy.recipe.sources import Snapshot
 
-group = typer.Typer(help="Recipes of others: import, search, sources.", no_args_is_help=True)
+group = typer.Typer(help="Recipes of others: import, sources.", no_args_is_help=True)
 source_group = typer.Typer(
     help="Repositories of recipes, each pinned to a commit.", no_args_is_help=True
 )
@@ -147,32 +147,6 @@ def import_recipe(
             f"{len(refused)} of {len(found)} files were refused",
             hint="the lines above name each; the others were translated",
         )
-
-
-@group.command("search", cls=options.FitsHereByDefault)
-def search_recipes(
-    words: Annotated[list[str], typer.Argument(metavar="WORD", help="All have to be in it.")],
-    fits: options.FitsOption = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, metavar="N", help="For that many machines.")
-    ] = None,
-    as_json: options.JsonOption = False,
-) -> None:
-    """Find recipes by words: ours, yours and those of sources.
-
-    All words have to be in a recipe's name, title, model or drafter.
-    """
-    from sparkdeploy.authoring.source.search import search, table_of, with_fits
-
-    hits = search(words, nodes, options.current_settings())
-    if fits is not None:
-        hits = with_fits(hits, fits)
-    found = list(hits)
-    table = table_of(found, names_machines=nodes is not None)
-    answer([table], [hit.as_dict() for hit in found], as_json=as_json)
-    console.info(f"{_recipes(len(found))}; `sparkdeploy plan NAME` says what each needs")
-    if any(hit.row.consents for hit in found):
-        console.info("! needs your consent: `plan NAME` says to what, --allow-unsafe gives it")
 
 
 def _added_lines(snapshot: Snapshot) -> Iterator[str]:

@@ -10,7 +10,7 @@ import typer
 from sparkdeploy.checks.report import require_none
 from sparkdeploy.cli import options
 from sparkdeploy.cli.options import answer, print_plan
-from sparkdeploy.errors import ChangesPendingError, NodeError, RecipeError, UsageError
+from sparkdeploy.errors import ChangesPendingError, NodeError, UsageError
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.style import line_of
 
@@ -37,7 +37,13 @@ HeadersOption = Annotated[
 
 
 def list_recipes(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="WORD", help="Those alone with all these words.")
+    ] = None,
     fits: options.FitsOption = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, metavar="N", help="Those for that many alone.")
+    ] = None,
     show_all: Annotated[
         bool, typer.Option("--all", "-a", help="All recipes, with their whole titles, and engines.")
     ] = False,
@@ -45,8 +51,13 @@ def list_recipes(
 ) -> None:
     """List the recipes that fit. With --fits, how fast on another machine.
 
-    A machine without a GPU lists what fits a Spark.
+    A machine without a GPU lists what fits a Spark. With words or --nodes: ours, yours and those
+    of sources with all the words in their name, title, model or drafter, also those that do not
+    fit.
     """
+    if words or nodes is not None:
+        _search(words or [], nodes, fits, as_json=as_json)
+        return
     from sparkdeploy.authoring.fits import fit_words, fitting_lines, fitting_rows
     from sparkdeploy.authoring.outlook import ground_for, here_or_spark
     from sparkdeploy.estimate.hardware import HERE
@@ -58,34 +69,29 @@ def list_recipes(
     if fits is not None:
         answer(fitting_lines(rows, fits), rows, as_json=as_json)
         return
-    words, default = fit_words(rows), ground.settings.default_recipe
+    verdicts, default = fit_words(rows), ground.settings.default_recipe
     recipes = list(report.recipe_rows(ground.loaded, known))
     engines = list(report.engine_rows(known))
-    fitting = [{**row, "fits_here": words.get(row["name"], "?")} for row in recipes]
+    fitting = [{**row, "fits_here": verdicts.get(row["name"], "?")} for row in recipes]
     content = {"default": default, "recipes": fitting, "engines": engines}
     where = "here" if judged == HERE else f"on {ground.reached.hardware.title}; no GPU is here"
-    lines = report.short_lines(recipes, words, default, where)
+    lines = report.short_lines(recipes, verdicts, default, where)
     if show_all:
-        lines = report.list_lines(recipes, engines, words, default, where)
+        lines = report.list_lines(recipes, engines, verdicts, default, where)
     answer(lines, content, as_json=as_json)
 
 
-def fits(
-    recipes: Annotated[
-        list[str], typer.Argument(metavar="RECIPE", help="Recipes, or files of recipes.")
-    ],
-    hardware: options.HardwareOption = None,
-    as_json: options.JsonOption = False,
-) -> None:
-    """Say whether recipes fit one machine at the same time. Exit code 1 where they may not."""
-    from sparkdeploy.authoring.fits import together, together_as_dict, together_lines
-    from sparkdeploy.estimate.hardware import HERE
-    from sparkdeploy.estimate.verdict import Fits
+def _search(words: list[str], nodes: int | None, fits: str | None, *, as_json: bool) -> None:
+    from sparkdeploy.authoring.source.search import search, table_of, with_fits
 
-    found = together(recipes, hardware or HERE)
-    answer(together_lines(found), together_as_dict(found), as_json=as_json)
-    if found.fits is not Fits.YES:
-        raise typer.Exit(1)
+    hits = search(words, nodes, options.current_settings())
+    found = list(hits if fits is None else with_fits(hits, fits))
+    table = table_of(found, names_machines=nodes is not None)
+    answer([table], [hit.as_dict() for hit in found], as_json=as_json)
+    count = "1 recipe" if len(found) == 1 else f"{len(found)} recipes"
+    console.info(f"{count}; `sparkdeploy plan NAME` says what each needs")
+    if any(hit.row.consents for hit in found):
+        console.info("! needs your consent: `plan NAME` says to what, --allow-unsafe gives it")
 
 
 def new(
@@ -134,37 +140,15 @@ def new(
 def show_recipe(
     recipe: options.RecipeArgument = None,
     assignments: options.SetOption = None,
-    capacity: Annotated[
-        bool, typer.Option("--capacity", help="Memory and KV cache on this machine instead.")
-    ] = False,
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="With --capacity: of one of the recipe's nodes.")
-    ] = False,
     unsafe: options.UnsafeOption = False,
-    _offline: options.OfflineOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show a recipe with all that it inherits, and from where."""
-    if cluster and not capacity:
-        raise UsageError(
-            "`show --cluster` is about --capacity",
-            hint="a recipe is the same on one node and on several: `sparkdeploy show`",
-        )
-    assignments = options.overrides(assignments, unsafe=unsafe)
-    if capacity:
-        from sparkdeploy.authoring.outlook import outlook_for
-        from sparkdeploy.estimate.hardware import HERE
-
-        outlook = outlook_for(recipe, assignments, hardware=HERE, cluster=cluster)
-        # A machine without a GPU may be asked, too.
-        for problem in (it for it in outlook.problems if it.group == "model"):
-            raise RecipeError(problem.seen, hint=problem.fix)
-        answer(outlook.capacity_lines(), outlook.as_dict(), as_json=as_json)
-        return
     from sparkdeploy.deploy.request import resolve
     from sparkdeploy.recipe import report
 
     settings = options.current_settings()
+    assignments = options.overrides(assignments, unsafe=unsafe)
     resolved = resolve(options.requested(recipe, assignments, settings), settings)
     content = resolved.recipe.model_dump(by_alias=True, mode="json")
     answer(report.origin_lines(resolved), content, as_json=as_json)

@@ -1,12 +1,10 @@
 """Whether a recipe fits a machine, how many requests and about how fast; and several together."""
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 
-from sparkdeploy.estimate.hardware import Hardware
-from sparkdeploy.estimate.memory import CPU_SERVER_BYTES, Budget
+from sparkdeploy.estimate.memory import Budget
 from sparkdeploy.estimate.model import ModelFacts
 from sparkdeploy.estimate.speed import MISS_SHARE
 from sparkdeploy.recipe.answers import planned_answers
@@ -109,89 +107,3 @@ def verdict_words(verdict: FitVerdict, *, is_bound: bool) -> str:
     elif verdict.fits is not Fits.NO and verdict.writes_text:
         words.append("its speed is not known")
     return ", ".join([*words, verdict.reason] if verdict.reason else words)
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """One recipe of several on one machine."""
-
-    recipe: str
-    """As it was named."""
-    port: int
-    budget: Budget
-    fits_alone: Fits
-    reason: str = ""
-    """Why it does not fit alone, or what is not known of it."""
-
-    @property
-    def least_share(self) -> float | None:
-        """Return the least hundredths of memory with which it serves a request at its own context.
-
-        None where that is not known, and where no part is enough.
-        """
-        if self.budget.unknown:
-            return None
-        shares = (hundredth / 100 for hundredth in range(1, 101))
-        return next((it for it in shares if _serves(replace(self.budget, utilization=it))), None)
-
-
-def _serves(budget: Budget) -> bool:
-    longest = budget.longest
-    has_cache = longest is None or longest.concurrency >= 1
-    return budget.taken_bytes < budget.claim_bytes and has_cache
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Several recipes on one machine."""
-
-    hardware: Hardware
-    members: Sequence[Tenant]
-
-    @property
-    def claimed_bytes(self) -> int:
-        """Return what all vLLMs may use."""
-        return sum(item.budget.claim_bytes for item in self.members)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return what servers take beside that, and what has to stay free, on shared memory."""
-        if not self.hardware.shares_memory:
-            return 0
-        floor_bytes = max((item.budget.floor_bytes for item in self.members), default=0)
-        return CPU_SERVER_BYTES * len(self.members) + floor_bytes
-
-    @property
-    def fits(self) -> Fits:
-        alone = {item.fits_alone for item in self.members}
-        too_much = self.claimed_bytes + self.kept_bytes > self.hardware.memory_bytes
-        if Fits.NO in alone or too_much:
-            return Fits.NO
-        return Fits.UNKNOWN if Fits.UNKNOWN in alone else Fits.YES
-
-    @property
-    def reason(self) -> str:
-        """Return why they do not fit or may not; the sums where they do."""
-        alone = [it for it in self.members if it.fits_alone is not Fits.YES]
-        reasons = [f"{it.recipe} {it.fits_alone.value} alone: {it.reason}" for it in alone]
-        kept = f", {format_gib(self.kept_bytes)} stay for servers and machine"
-        sums = f"together they claim {format_gib(self.claimed_bytes)} of "
-        sums += format_gib(self.hardware.memory_bytes) + (kept if self.kept_bytes else "")
-        return "; ".join((*reasons, sums))
-
-    def shares(self) -> tuple[float, ...] | None:
-        """Return shares with which all would fit, the rest divided evenly; None without any."""
-        memory_bytes = self.hardware.memory_bytes
-        least = [item.least_share for item in self.members]
-        known = [it for it in least if it is not None]
-        if memory_bytes <= 0 or not known or len(known) < len(least):
-            return None
-        spare = (memory_bytes - self.kept_bytes) / memory_bytes - sum(known)
-        if spare < 0:
-            return None
-        more = math.floor(spare / len(known) * 100) / 100
-        asked = (item.budget.utilization for item in self.members)
-        return tuple(
-            round(max(share, min(share + more, wanted)), 2)
-            for share, wanted in zip(known, asked, strict=True)
-        )

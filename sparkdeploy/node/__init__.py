@@ -1,1 +1,1 @@
-"""The node room: one machine with a Docker Engine, and what can be known about it."""
+"""One machine with a Docker Engine, and what can be known about it."""

@@ -1,4 +1,4 @@
-"""A Docker Engine as the rest of the house sees it; images are found, built and carried here."""
+"""A Docker Engine as the rest of the program sees it; images are found, built and carried here."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -196,7 +196,7 @@ class DockerHost(Containers):
             answer = self._api.inspect_distribution(reference)  # type: ignore[no-untyped-call]
         found = reports.read_registry_image(answer)
         if found is None:
-            raise NodeError(f"ask the registry for {reference}: it told no digest")
+            raise NodeError(f"ask the registry for {reference}: it returned no digest")
         return found
 
     def pull(self, reference: str) -> Iterator[BuildEvent]:

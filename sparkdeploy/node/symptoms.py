@@ -71,7 +71,7 @@ def read_symptoms(text: str) -> SymptomFact:
     kernel, _, options = parts_by_name.get("kernel", "").partition("\n")
     stalled = _FULL_STALL.search(parts_by_name.get("pressure", ""))
     return SymptomFact(
-        samples=tuple(_glances(body for name, body in sections if name == "look")),
+        samples=tuple(_health_samples(body for name, body in sections if name == "look")),
         page_bytes=_number(parts_by_name.get("page", "").strip()),
         free_blocks=read_free_blocks(parts_by_name.get("blocks", "")),
         stalled_percent=float(stalled[1]) if stalled else None,
@@ -94,7 +94,7 @@ def read_free_blocks(text: str) -> tuple[int, ...]:
     return tuple(map(sum, columns))
 
 
-def _glances(bodies: Iterator[str]) -> Iterator[HealthSample]:
+def _health_samples(bodies: Iterator[str]) -> Iterator[HealthSample]:
     for body in bodies:
         uptime, _, rest = body.partition("\n")
         at_s = _measure(uptime.partition(" ")[0])
@@ -104,11 +104,11 @@ def _glances(bodies: Iterator[str]) -> Iterator[HealthSample]:
                 at_s,
                 _number(parts_by_name.get("pswpin", "")),
                 _number(parts_by_name.get("pswpout", "")),
-                _strain(parts_by_name.get("gpu", "").split(",")),
+                _gpu_sample(parts_by_name.get("gpu", "").split(",")),
             )
 
 
-def _strain(fields: Sequence[str]) -> GpuSample | None:
+def _gpu_sample(fields: Sequence[str]) -> GpuSample | None:
     if len(fields) != 6:
         return None
     name, bits = fields[0].strip(), fields[5].strip()

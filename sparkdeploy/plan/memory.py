@@ -134,7 +134,7 @@ def _requests(plan: Plan, planned: NodePlan, seen: ObservedNode) -> Iterator[Fin
     weights = f"{format_gib(budget.weight_bytes)} of weights"
     if verdict.fits is Fits.NO:
         cluster = "" if plan.topology.is_alone else " --cluster"
-        show = f"sparkdeploy show {plan.resolved.called} --capacity{cluster}"
+        show = f"sparkdeploy plan {plan.resolved.called} --hardware here -v{cluster}"
         fix = f"`{show}` counts what takes the memory"
         # Nobody held the estimate against an image of others, or against what is insisted on.
         is_sure = not (is_unknown(plan.resolved.engine) or plan.resolved.recipe.allow_known_bad)

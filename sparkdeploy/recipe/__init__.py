@@ -1,1 +1,1 @@
-"""The recipe room: what a user writes, checked and resolved."""
+"""What a user writes, checked and resolved."""

@@ -59,7 +59,7 @@ class SourceRecord:
     """A URL that git understands, or an absolute path."""
     ref: Printable | None
     """A branch, a tag or a commit; None for the branch that the repository calls its own."""
-    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+    commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
     """Of a folder without git: a hash over its files."""
     taken_at: Printable
     """UTC."""
@@ -67,7 +67,7 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecipeRow:
-    """What `recipe search` knows of one file without reading it."""
+    """What `list WORD` knows of one file without reading it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -193,8 +193,7 @@ class Sources:
             )
         raise RecipeError(
             f"source {name} has no recipe {visible_line(rest)}",
-            hint=nearest(wanted, [f"{name}/{row.name}" for row in rows])
-            or "sparkdeploy recipe search WORD",
+            hint=nearest(wanted, [f"{name}/{row.name}" for row in rows]) or "sparkdeploy list WORD",
         )
 
 

@@ -41,8 +41,8 @@ _QUIET = (
 )
 KEPT_VARIABLES = ("GIT_SSH", "GIT_SSL", "GIT_CONFIG", "GIT_PROXY", "GIT_TRACE")
 """How these begin. Others lead git elsewhere, as where it is started within a hook."""
-_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_ABBREVIATED = re.compile(r"[0-9a-f]{4,64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ABBREVIATED = re.compile(r"[0-9a-f]{4,40}")
 _SSH = ("ssh://", "git+ssh://", "ssh+git://")
 _REF = re.compile(r"\w[\w./@+-]{0,200}")
 
@@ -113,38 +113,22 @@ class Repository:
 
     def fetch(self, origin: str, ref: str | None) -> Fetched:
         """Fetch a branch, a tag or a commit, without what went before it."""
-        self._make("sha1", origin)
-        done = self._fetch(origin, ref or "HEAD", "--depth=1")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, mode=0o700)
+        _checked(_run("init", "--quiet", "--bare", "--template=", "--", str(self.folder)), origin)
+        done = self._git("fetch", *_FETCH, "--depth=1", "--", origin, ref or "HEAD")
         # Servers need not give away a commit by its hash, and know no abbreviation of one.
         if done.exit_code != 0 and ref is not None:
             return self._fetch_all(origin, ref)
-        if done.exit_code != 0 and "dumb http" in done.stderr:
-            done = self._fetch(origin, "HEAD")
         _checked(done, origin)
         commit = self._known("FETCH_HEAD")
         if _COMMIT.fullmatch(commit) is None:
             raise NodeError(f"{masked_address(origin)} gave no commit")
         return Fetched(commit, ref)
 
-    def _make(self, algorithm: str, origin: str) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, mode=0o700)
-        words = ("--quiet", "--bare", "--template=", f"--object-format={algorithm}")
-        _checked(_run("init", *words, "--", str(self.folder)), origin)
-
-    def _fetch(self, origin: str, *words: str) -> Completed:
-        refs = [word for word in words if not word.startswith("-")]
-        options = [word for word in words if word not in refs]
-        fetch = ("fetch", *_FETCH, *options, "--", origin, *refs)
-        done = self._git(*fetch)
-        if "mismatched algorithms" in done.stderr:
-            self._make("sha256", origin)
-            done = self._git(*fetch)
-        return done
-
     def _fetch_all(self, origin: str, ref: str) -> Fetched:
         heads = ("+refs/heads/*:refs/theirs/heads/*", "+refs/tags/*:refs/theirs/tags/*")
-        _checked(self._fetch(origin, *heads), origin)
+        _checked(self._git("fetch", *_FETCH, "--", origin, *heads), origin)
         for kind in ("heads", "tags"):
             if commit := self._known(f"refs/theirs/{kind}/{ref}"):
                 return Fetched(commit, ref)

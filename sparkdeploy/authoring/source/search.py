@@ -1,4 +1,4 @@
-"""`recipe search`: recipes by words, among the shipped ones, one's own and those of sources."""
+"""`list WORD`: recipes by words, among the shipped ones, one's own and those of sources."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -17,7 +17,7 @@ ELEMENTS, ROUNDS = 16 * 2**20, 10
 
 def main(rank: int, nodes: int, address: str, port: str) -> None:
     """Meet the others, add, and print the sum of one element and the rate."""
-    # The rest of the house reads this module too, and has no torch.
+    # The rest of the program reads this module too, and has no torch.
     import torch  # noqa: PLC0415
     from torch import distributed  # noqa: PLC0415
 

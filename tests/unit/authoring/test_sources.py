@@ -26,9 +26,9 @@ def test_a_source_is_taken_listed_searched_and_forgotten(run: Run, origin: Path)
     assert "README.md" not in taken("birds")
     (row,) = run.answer("recipe", "source", "ls", "--json")
     assert (row["name"], row["origin"], len(row["commit"])) == ("birds", str(origin), 40)
-    names = [hit["name"] for hit in run.answer("recipe", "search", "owl", "--json")]
+    names = [hit["name"] for hit in run.answer("list", "owl", "--json")]
     assert names == ["birds/four/owl", "birds/recipes/owl", "birds/theirs"]
-    (four,) = run.answer("recipe", "search", "owl", "--nodes", "4", "--json")[:1]
+    (four,) = run.answer("list", "owl", "--nodes", "4", "--json")[:1]
     assert four["name"] == "birds/four/owl"
     assert run("recipe", "source", "rm", "birds").returncode == 0
     assert run.answer("recipe", "source", "ls", "--json") == []

@@ -224,12 +224,12 @@ def test_one_damaged_source_disables_no_other(
     run("recipe", "source", "add", "birds", str(origin))
     run("recipe", "source", "add", "bad", str(origin))
     edit("bad", change)
-    for words in (("source", "ls"), ("search", "owl")):
-        done = run("recipe", *words)
+    for words in (("recipe", "source", "ls"), ("list", "owl")):
+        done = run(*words)
         assert done.returncode == 0
         assert "birds" in done.stdout
         assert "source bad is left out" in done.stderr
-    assert "v2" in run("recipe", "search", "122b").stdout
+    assert "v2" in run("list", "122b").stdout
     assert run("show", "bad/owl").returncode == 3
     assert run("recipe", "source", "rm", "bad").returncode == 0
 

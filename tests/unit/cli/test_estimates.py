@@ -1,7 +1,8 @@
-"""`plan --hardware` and `show --capacity` without Docker, GPU or network."""
+"""`plan --hardware` without Docker, GPU or network."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from tests.unit.program import Run
 
 pytestmark = [pytest.mark.outside, pytest.mark.usefixtures("no_docker")]
+
+
+HERE = ("--hardware", "here")
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +73,11 @@ def test_plan_for_hardware_gives_json(run: Run) -> None:
 
 def test_capacity_of_a_model_at_hand_is_read_from_its_headers(run: Run, twin: Path) -> None:
     path = f"model.path={twin}"
-    content = run.answer("show", "v2", "--capacity", "--json", "--set", path)["capacity"]
+    content = json.loads(run("plan", "v2", *HERE, "--json", "--set", path).stdout)["capacity"]
     files = twin.glob("*.safetensors")
     assert content["facts"] == "safetensors headers on this machine"
     assert sum(content["stored_bytes"].values()) < sum(path.stat().st_size for path in files)
-    assert run("show", "v2", "--capacity").stdout.startswith("v2:")
+    assert "v2: Hybrid" in run("plan", "v2", *HERE).stdout
 
 
 def test_a_model_nobody_knows_ends_with_the_command_that_fetches_it(run: Run) -> None:
@@ -85,7 +89,7 @@ def test_a_model_nobody_knows_ends_with_the_command_that_fetches_it(run: Run) ->
 def test_headers_are_read_from_the_hub_and_nothing_else(
     run: Run, twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = run.answer("show", "v2", "--capacity", "--json", "--set", f"model.path={twin}")
+    local = json.loads(run("plan", "v2", *HERE, "--json", "--set", f"model.path={twin}").stdout)
     with hub_double() as hub:
         commit = "1" * 40
         hub.repos["lab/twin"] = Repo({commit: twin}, {"main": commit})

@@ -178,7 +178,7 @@ def test_help_on_80_columns_shows_every_summary_whole(monkeypatch: pytest.Monkey
         ("up --port a", "--port: 'a' is not a whole number"),
         ("plan --show x", "--show: 'x' is none of 'dockerfile', 'args', 'container', 'mods'"),
         ("switch", "argument RECIPE is missing"),
-        ("list x y", "unexpected argument: x y"),
+        ("config x y", "unexpected argument: x y"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_said_in_one_line(run: Run, words: str, said: str) -> None:

@@ -50,7 +50,7 @@ COMMANDS = {
     "show": ("show", "v2"),
     "plan": ("plan", "v2"),
     "plan --hardware": ("plan", "v2-tq", "--hardware", "spark"),
-    "recipe search": ("recipe", "search", "qwen"),
+    "list WORD": ("list", "qwen"),
     "config": ("config",),
 }
 FINDINGS = (

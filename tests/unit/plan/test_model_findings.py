@@ -236,7 +236,7 @@ def test_a_snapshot_of_another_program_is_counted_too(run: Run, tmp_path: Path) 
         "lab/cut has 1 of 39 files of its weights fix: sparkdeploy checkpoint pull lab/cut" in said
     )
     assert run.answer("checkpoint", "ls", "--json")[0]["state"] == "not pinned, 1 of 39 files"
-    assert "1 of 39 files" in run("show", str(recipe), "--capacity").stderr
+    assert "1 of 39 files" in run("plan", str(recipe), "--hardware", "here").stderr
 
 
 def test_an_index_counts_what_is_gone(tmp_path: Path, plan_of: Any) -> None:
