@@ -44,7 +44,7 @@ def add(
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Take a repository of recipes, or a folder of them, as it is now."""
+    """Take a repository of recipes as it is now."""
     from sparkdeploy.authoring.source.change import add_source
 
     snapshot = add_source(name, origin, ref, options.current_settings())

@@ -60,7 +60,6 @@ class SourceRecord:
     ref: Printable | None
     """A branch, a tag or a commit; None for the branch that the repository calls its own."""
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-    """Of a folder without git: a hash over its files."""
     taken_at: Printable
     """UTC."""
 

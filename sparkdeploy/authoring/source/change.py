@@ -63,8 +63,6 @@ def add_source(name: str, origin: str, ref: str | None, settings: Settings) -> S
     sources = Sources.below(settings.state_dir)
     _refuse_taken(name, sources)
     local = _checked_folder(origin, ref)
-    if local is not None and not _has_git(local) and ref is not None:
-        raise UsageError(f"{local} is no git repository, so there is no {shown(ref)} in it")
     record = SourceRecord(name, str(local or origin), ref, PLACEHOLDER_COMMIT, "")
     with changing(name, sources):
         _refuse_taken(name, sources)  # by another process, while this one waited
@@ -172,15 +170,12 @@ def _write_index(path: Path, snapshot: Snapshot) -> None:
 
 def _take(record: SourceRecord, into: Path) -> tuple[files.Taken, git.Fetched]:
     try:
-        local = _checked_folder(record.origin, record.ref)
+        _checked_folder(record.origin, record.ref)
     except UsageError as error:
         raise NodeError(
             f"source {record.name}: {error.message}",
             hint="what was taken of it before stays as it is",
         ) from error
-    if local is not None and not _has_git(local):
-        taken, digest = files.take_folder(local, into)
-        return taken, git.Fetched(digest, None)
     place = durable.staging_path(into.with_name(REPOSITORY))
     try:
         repository = git.Repository(place)
@@ -203,12 +198,13 @@ def _checked_folder(origin: str, ref: str | None) -> Path | None:
         raise UsageError(
             f"{shown(folder)} has a name that cannot be shown", hint="give the folder another name"
         )
-    return folder
-
-
-def _has_git(folder: Path) -> bool:
     is_bare = (folder / "HEAD").is_file() and (folder / "objects").is_dir()
-    return (folder / ".git").exists() or is_bare
+    if not is_bare and not (folder / ".git").exists():
+        raise UsageError(
+            f"{folder} is no git repository",
+            hint="name its recipes by their files, or make it one: git init, git add, git commit",
+        )
+    return folder
 
 
 def update_all(

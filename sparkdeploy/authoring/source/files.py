@@ -1,9 +1,6 @@
 """What of a source is taken (recipes, templates beside them, folders of mods), and its index."""
 
-import hashlib
-import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +14,6 @@ from sparkdeploy.recipe.load import Library, Loaded, look_into
 from sparkdeploy.recipe.paths import MAX_TEMPLATE_BYTES
 from sparkdeploy.recipe.sources import MAX_COUNT, RecipeRow, is_plain_path, stem
 from sparkdeploy.recipe.words import shortest_ends, shown
-from sparkdeploy.stored_json import read_bytes
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
 TEMPLATE_SUFFIX = ".jinja"
@@ -45,22 +41,6 @@ def take_commit(repository: Repository, commit: str, into: Path) -> Taken:
     for blob, content in repository.contents(wanted):
         _write(into, blob, content)
     return taken
-
-
-def take_folder(folder: Path, into: Path) -> tuple[Taken, str]:
-    """As `take_commit`, of a folder without git; return a hash over what was taken as well."""
-    taken, wanted = _chosen(_blobs_of(folder))
-    digest = hashlib.sha256()
-    for blob in sorted(wanted, key=lambda blob: blob.path):
-        path = folder / blob.path
-        try:
-            content = read_bytes(path, MAX_BYTES)
-        except OSError as error:
-            raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
-        _write(into, blob, content)
-        content_digest = hashlib.sha256(content).hexdigest()
-        digest.update(f"{blob.mode} {blob.path} {content_digest}\n".encode())
-    return taken, digest.hexdigest()[:40]
 
 
 def _chosen(found: Iterable[Blob]) -> tuple[Taken, list[Blob]]:
@@ -113,26 +93,6 @@ def _reason_against(path: str, blob: Blob, limit_bytes: int) -> str | None:
     if is_typed and (_NAMES_IN_COMMANDS.fullmatch(path) is None or "/-" in f"/{path}"):
         return "a name with signs that a shell may obey"
     return "too large" if blob.size_bytes > limit_bytes else None
-
-
-def _blobs_of(folder: Path) -> Iterator[Blob]:
-    count = 0
-    for where, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != ".git")
-        for name in (*names, *folders):
-            path = Path(where, name)
-            try:
-                status = path.lstat()
-            except OSError:  # it went while we looked
-                continue
-            if stat.S_ISDIR(status.st_mode):
-                continue
-            count += 1
-            if count > 10 * MAX_FILES:
-                raise RecipeError(f"{folder} has more than {10 * MAX_FILES} files")
-            kind = "100755" if status.st_mode & stat.S_IXUSR else "100644"
-            mode = kind if stat.S_ISREG(status.st_mode) else "120000"
-            yield Blob(path.relative_to(folder).as_posix(), mode, "", status.st_size)
 
 
 def _write(into: Path, blob: Blob, content: bytes) -> None:

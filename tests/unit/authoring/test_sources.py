@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdeploy.authoring.source.files import take_folder
 from sparkdeploy.checkpoint.pull import Pulled
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.settings import load_settings
@@ -89,15 +88,10 @@ def test_a_source_stays_at_the_ref_that_was_named(run: Run, origin: Path) -> Non
     )
 
 
-def test_a_folder_without_git_is_known_by_its_content(run: Run, tmp_path: Path) -> None:
+def test_a_folder_without_git_is_no_source(run: Run, tmp_path: Path) -> None:
     write(tmp_path / "plain", {"owl.yaml": recipe("owl")})
-    run("recipe", "source", "add", "plain", str(tmp_path / "plain"))
-    (before,) = run.answer("recipe", "source", "ls", "--json")
-    assert "plain is up to date (" in run("recipe", "source", "update", "-y").stdout
-    write(tmp_path / "plain", {"owl.yaml": recipe("owl", tokens=64)})
-    assert run("recipe", "source", "update", "-y").returncode == 0
-    (after,) = run.answer("recipe", "source", "ls", "--json")
-    assert before["commit"] != after["commit"]
+    done = run("recipe", "source", "add", "plain", str(tmp_path / "plain"))
+    assert (done.returncode, "git init" in done.stderr) == (2, True)
 
 
 def test_a_recipe_named_like_a_shipped_one_is_only_found_by_its_source(
@@ -138,14 +132,3 @@ def test_what_a_recipe_of_a_source_needs_is_pulled(
     run("checkpoint", "pull", "birds/theirs", "--allow-unsafe")
     run("checkpoint", "pull", "birds/Model-1B")
     assert asked == ["bird/Owl-1B", "bird/Owl-1B", "birds/Model-1B"]
-
-
-def test_a_folder_is_another_when_a_file_is_called_otherwise_or_may_run(tmp_path: Path) -> None:
-    folder = tmp_path / "birds"
-    write(folder, {"owl.yaml": recipe("owl"), "jay.yaml": recipe("jay")})
-    hashes = [take_folder(folder, tmp_path / "taken-1")[1]]
-    (folder / "owl.yaml").rename(folder / "owls.yaml")
-    hashes.append(take_folder(folder, tmp_path / "taken-2")[1])
-    (folder / "owls.yaml").rename(folder / "jay-2.yaml")
-    hashes.append(take_folder(folder, tmp_path / "taken-3")[1])
-    assert len(set(hashes)) == 3
