@@ -26,7 +26,8 @@ def python_in(image: str, folder: Path, mark: str, command: Sequence[str], **env
     folders = {str(folder): {"bind": "/lab", "mode": "ro"}}
     if hides_avx512():
         folders[str(narrow_folder())] = {"bind": PLACE, "mode": "ro"}
-        env = {**ENV, **env}
+        paths = ":".join(filter(None, (PLACE, env.get("PYTHONPATH"))))
+        env = {**ENV, **env, "PYTHONPATH": paths}
     with contextlib.closing(docker.from_env()) as client:
         output: bytes = client.containers.run(
             image,

@@ -2,10 +2,9 @@
 
 Each begins as the tiny Qwen3.5 whose grammar decides its text by wide margins, at 16 bits: `nvfp4`
 (Qwen3.6: experts NVFP4, all else left at 16 bits), `next-fp8` (Qwen3-Next in its own layout,
-experts FP8 in blocks) and `dense` (Qwen3.6-27B's architecture at 16 bits); for CPUs, `moe` and
-`next` are the first two at 16 bits. All have their MTP layer at 16 bits. Beside each lie two
-overlays: `-draft` has the draft vocabulary alone, `-fast` also FP8 for what is left and an INT8
-head.
+experts FP8 in blocks) and `dense` (Qwen3.6-27B's architecture at 16 bits). All have their MTP layer
+at 16 bits. Beside each lie two overlays: `-draft` has the draft vocabulary alone, `-fast` also FP8
+for what is left and an INT8 head.
 """
 
 import json
@@ -28,7 +27,6 @@ from sparkdeploy.checkpoint.tiny_model import grammar
 from sparkdeploy.checkpoint.tiny_model.build import build_tiny_model
 from sparkdeploy.checkpoint.tiny_model.shape import TinyShape
 
-NAMES = ("moe", "next", "dense", "nvfp4", "next-fp8")
 SHAPE = TinyShape(hidden=512, vocab=4096, attention_heads=4, expert_intermediate=256)
 SEED = 7
 ROWS = SHAPE.vocab // 2
@@ -198,9 +196,7 @@ def _dense(tensors: dict[str, Tensor], config: Any) -> tuple[dict[str, Tensor], 
 
 
 FORMATS: dict[str, Callable[[dict[str, Tensor], Any], tuple[dict[str, Tensor], Any]]] = {
-    "moe": lambda tensors, config: (tensors, config),
-    "next": _next,
-    "dense": _dense,
     "nvfp4": _nvfp4,
     "next-fp8": _next_fp8,
+    "dense": _dense,
 }

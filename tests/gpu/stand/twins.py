@@ -82,7 +82,7 @@ TREATMENTS = {
 def make(which: str, root: Path) -> None:
     """Write `root`/twins/WHICH and, where it has some, its overlays in `root`/m/ck."""
     started = time.monotonic()
-    if which in formats.NAMES:
+    if which in formats.FORMATS:
         formats.make(which, root)
     elif which == "narrow":
         _scale_grammar(NARROW)
