@@ -6,7 +6,7 @@ from typing import Any
 from sparkdeploy.authoring.outlook import Outlook
 from sparkdeploy.checks.report import finding_lines
 from sparkdeploy.estimate.report import memory_table
-from sparkdeploy.plan.report import fork_lines
+from sparkdeploy.plan.report import backend_lines, fork_lines
 from sparkdeploy.recipe.schema import Recipe
 from sparkdeploy.server.phases import start_words
 from sparkdeploy.settings import Settings
@@ -21,8 +21,8 @@ WITHOUT_EFFECT = {
 """What of a recipe says who wrote it, or is said elsewhere."""
 LONGEST_SETTING = 76
 """A line of eighty columns has its indent and a comma besides."""
-MOST_CHARACTERS = 560
-"""Seven lines of a terminal."""
+MOST_CHARACTERS = 400
+"""Five lines of a terminal."""
 
 
 def summary_lines(outlook: Outlook, settings: Settings) -> Iterator[Block]:
@@ -45,6 +45,7 @@ def summary_lines(outlook: Outlook, settings: Settings) -> Iterator[Block]:
         yield reported
     yield from outlook.conversion_lines()
     if outlook.plan is not None:
+        yield from backend_lines(outlook.plan)
         size = outlook.plan.head.needs.download_bytes
         fetch = "unknown" if size is None else format_bytes(size)
         start = start_words(outlook.plan, settings.state_dir)

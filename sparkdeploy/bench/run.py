@@ -260,15 +260,16 @@ def compare_sides(names: Sequence[str], settings: Settings) -> list[RunCompariso
 
 
 def _shown_of_each(kept: Sequence[KeptRun]) -> dict[str, Run]:
-    """Return the run that each label means on a page: a whole one, more than a load, the newest."""
-    shown = {item.run.label: item.run for item in kept}
-    for item in sorted(kept, key=lambda it: (it.is_whole, _has_more_than_a_load(it.run))):
-        shown[item.run.label] = item.run
+    """Return the run that each label means on a page: its newest whole one, else its newest."""
+    by_label: dict[str, list[KeptRun]] = {}
+    for item in kept:
+        by_label.setdefault(item.run.label, []).append(item)
+    shown = {}
+    for label, items in by_label.items():
+        runs = [item.run for item in items if item.is_whole] or [item.run for item in items]
+        more = [run for run in runs if any(suite.name != SuiteName.LOAD for suite in run.suites)]
+        shown[label] = (more or runs)[-1]
     return shown
-
-
-def _has_more_than_a_load(run: Run) -> bool:
-    return any(suite.name != SuiteName.LOAD for suite in run.suites)
 
 
 def kept_runs(settings: Settings) -> tuple[KeptRun, ...]:

@@ -24,7 +24,7 @@ from sparkdeploy.settings import resources
 
 CACHES_UNASKED = (0, 26, 0)
 """From here on vLLM may cache prefixes of models with states unasked: 0.32 does, 0.25.1 not."""
-_MOE_BACKEND = "--moe-backend"
+MOE_BACKEND = "--moe-backend"
 _EXPERTS = re.compile(r"[-_]a\d+(\.\d+)?b")
 """In the name of a model of which nobody has seen the layers: 35B-A3B."""
 
@@ -102,7 +102,7 @@ def mended(case: RecipeOnEngine) -> Recipe:
     drafting = serve.speculative
     # What drafts has the model's choice otherwise: b12x runs no experts in 16 bits.
     is_open = drafting is not None and drafting.further.get("moe_backend") is None
-    if _MOE_BACKEND in added and drafting is not None and is_open:
+    if MOE_BACKEND in added and drafting is not None and is_open:
         update["speculative"] = drafting.model_copy(update={"moe_backend": "auto"})
     return recipe.model_copy(update={"serve": serve.model_copy(update=update)})
 
@@ -147,5 +147,5 @@ CONDITIONS: Mapping[str, Callable[[RecipeOnEngine], bool]] = {
     ),
     "nvfp4_experts": _has_nvfp4_experts,
     "has_b12x": _has_b12x,
-    "takes_marlin": lambda case: value_of(case.recipe.serve.extra_args, _MOE_BACKEND) == "marlin",
+    "takes_marlin": lambda case: value_of(case.recipe.serve.extra_args, MOE_BACKEND) == "marlin",
 }

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from sparkdeploy.checks.report import Finding, Verdict, fail_early, ok, warn
-from sparkdeploy.plan.known_bad import RecipeOnEngine, failures
+from sparkdeploy.plan.known_bad import failures
 from sparkdeploy.plan.steps import Plan
 from sparkdeploy.recipe.engine import Engine
 from sparkdeploy.recipe.mods import proposed_setting
@@ -78,11 +78,8 @@ def arguments(plan: Plan) -> Iterator[Finding]:
 
 def known_to_fail(plan: Plan) -> Iterator[Finding]:
     """Name what the engine's release is known to do wrong with such a recipe."""
-    resolved, model = plan.resolved, plan.observed.model
-    layers = model.layers if model is not None else None
-    case = RecipeOnEngine(resolved.recipe, resolved.engine, plan.topology.gpus, layers)
-    for row, is_mended in failures(case):
-        seen = f"vLLM {resolved.engine.vllm}: {row.why} ({row.source})"
+    for row, is_mended in failures(plan.case):
+        seen = f"vLLM {plan.resolved.engine.vllm}: {row.why} ({row.source})"
         if is_mended:
             seen += f"; so it is started with {' '.join(row.arguments)}"
         yield Finding("recipe.known_bad", Verdict.WARN, seen, None if is_mended else row.fix)

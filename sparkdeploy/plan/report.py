@@ -12,9 +12,11 @@ from sparkdeploy.estimate.report import treated_lines
 from sparkdeploy.image.mods import ModFiles
 from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE, ContainerSpec, Mount
 from sparkdeploy.plan.images import mods_of, unresolved_tag
+from sparkdeploy.plan.known_bad import MOE_BACKEND, failures
 from sparkdeploy.plan.observed import ModelFact
 from sparkdeploy.plan.steps import BUDGET_CHECK, Action, Needs, NodePlan, Plan
 from sparkdeploy.recipe import fallbacks
+from sparkdeploy.recipe.flags import value_of
 from sparkdeploy.recipe.image_name import is_tag
 from sparkdeploy.recipe.image_pins import InspectedEngine
 from sparkdeploy.recipe.load import Resolved
@@ -101,6 +103,25 @@ def fork_lines(resolved: Resolved) -> Iterator[str]:
         yield f"needs {resolved.recipe.preview}"
 
 
+def backend_lines(plan: Plan) -> Iterator[str]:
+    """Yield which of vLLM's kernels are asked for or expected on a GPU, and why."""
+    serve, expected = plan.resolved.recipe.serve, plan.resolved.recipe.backends
+    if plan.resolved.engine.runs_on != "cuda":
+        return
+    asked = {
+        "attention": serve.attention_backend,
+        "experts": value_of(serve.extra_args, MOE_BACKEND),
+        "linear layers": value_of(serve.extra_args, "--linear-backend"),
+    }
+    logged = {"experts": expected.moe, "linear layers": expected.linear}
+    said = [f"{layers} {name} (the recipe's)" for layers, name in asked.items() if name]
+    for row, is_mended in failures(plan.case):
+        if is_mended and row.arguments[0] == MOE_BACKEND:
+            said.append(f"experts {row.arguments[1]} (known to fail: {row.name})")
+    said += [f"{layers} {name} (expected of vLLM)" for layers, name in logged.items() if name]
+    yield f"back ends: {'; '.join([*said, 'vLLM chooses the rest' if said else 'vLLM chooses'])}"
+
+
 def _title(plan: Plan) -> Iterator[str]:
     recipe, engine = plan.resolved.recipe, plan.resolved.engine
     yield f"{recipe.name}: {recipe.title}"
@@ -112,6 +133,7 @@ def _title(plan: Plan) -> Iterator[str]:
         dense = model.dense_bytes if isinstance(model, ModelFact) else {}
         for line in treated_lines(recipe.checkpoint, model.layers, dense):
             yield f"  {line}"
+    yield from (f"  {line}" for line in backend_lines(plan))
     if fallbacks.takes_piecewise_graphs(recipe, engine):
         yield (
             "  piecewise CUDA graphs: full ones with TurboQuant and speculation are proven "

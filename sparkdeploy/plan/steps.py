@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparkdeploy.checks.report import Finding, Verdict, said
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.cluster import MASTER_PORT, RAY_PORT, ClusterConfig
+from sparkdeploy.plan.known_bad import RecipeOnEngine
 from sparkdeploy.plan.observed import ModelFact, Observed
 from sparkdeploy.recipe.cluster_sizes import nodes_needed
 from sparkdeploy.recipe.image_name import is_tag
@@ -117,6 +118,13 @@ class Plan:
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.resolved.recipe.serve.port}"
+
+    @property
+    def case(self) -> RecipeOnEngine:
+        """What is compared with what releases are known to do wrong."""
+        recipe, model = self.resolved.recipe, self.observed.model
+        layers = model.layers if model is not None else None
+        return RecipeOnEngine(recipe, self.resolved.engine, self.topology.gpus, layers)
 
     @property
     def is_unchecked(self) -> bool:

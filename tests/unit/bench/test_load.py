@@ -102,15 +102,6 @@ def test_what_ends_a_load_early_keeps_the_rates_before(
     assert [load.rate_per_s for load in found.loads] == [1.0]
 
 
-def test_limits_that_no_report_judges_are_an_error() -> None:
-    report = {**REPORT, "request_goodput:": REPORT["request_goodput"]}
-    del report["request_goodput"]
-    (load,) = take(Host(report), LoadPlan((1.0,), LIMITS, requests=10)).loads
-    assert load.held == 8
-    with pytest.raises(BenchError, match="tells no goodput"):
-        take(Host({**report, "request_goodput:": None}), LoadPlan((1.0,), LIMITS))
-
-
 def test_a_tool_that_fails_at_the_first_rate_is_an_error() -> None:
     with pytest.raises(BenchError, match="no request succeeded"):
         take(Host({**REPORT, "completed": 0}), LoadPlan((1.0,)))

@@ -12,7 +12,7 @@ import pytest
 
 from sparkdeploy.node import facts
 from sparkdeploy.plan.known_bad import CONDITIONS, RecipeOnEngine, failures, mended, rows
-from sparkdeploy.plan.report import plan_lines
+from sparkdeploy.plan.report import backend_lines, plan_lines
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.releases import parse_version, releases
 from tests.fakes.plans import DOCKER, SPARK, observed, plan
@@ -175,9 +175,26 @@ def test_the_plan_says_it_and_starts_what_it_says(shipped: Library) -> None:
     said = " ".join(plain_lines(plan_lines(made)))
     assert "so it is started with --moe-backend b12x" in said
     assert "prefix caching beside MTP" in said
+    assert "experts b12x (known to fail: Marlin for NVFP4 experts); vLLM chooses the rest" in said
     (planned,) = made.nodes
     assert planned.spec is not None
     assert "--moe-backend b12x" in " ".join(planned.spec.command)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "words"),
+    [
+        ("gpt-oss-120b-fast", "serve.port=8001", "back ends: vLLM chooses"),
+        (NVFP4, "serve.extra_args=[--moe-backend=triton]", "experts triton (the recipe's); vLLM"),
+        ("v2", "serve.port=8001", "experts MARLIN (expected of vLLM); linear layers MarlinL"),
+        ("v2", "engine=cpu-0.32", None),
+    ],
+)
+def test_the_plan_names_back_ends_and_whose_choice_they_are(
+    shipped: Library, recipe: str, setting: str, words: str | None
+) -> None:
+    said = "\n".join(backend_lines(plan(shipped, observed(), recipe, setting)))
+    assert (words in said) if words is not None else not said
 
 
 def test_the_guard_of_a_gpu_reads_the_kernel_s_log_where_it_may(shipped: Library) -> None:
