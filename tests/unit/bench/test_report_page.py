@@ -1,4 +1,4 @@
-"""The page: what stands in it, that no record breaks out of it, and that it needs no network."""
+"""The page of a report: what stands in it, its plots, and the command that writes it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from sparkdeploy.bench.compare import sides_of
-from sparkdeploy.bench.files import record_text
+from sparkdeploy.bench.files import record_text, write_record
 from sparkdeploy.bench.record import Run
 from sparkdeploy.bench.report.page import Field, read_published, report_page
+from sparkdeploy.bench.report.shown import Line, Plot
+from sparkdeploy.bench.tables import change
 from tests.fakes.bench_runs import origin, sample_run
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.unit.program import Done
+
 
 ATTACK = """"><script>alert(1)</script><img src=x onerror=alert(1)>' onload='x"""
 VOID = {"meta", "br", "img", "link", "input"}
@@ -190,3 +198,83 @@ def test_the_first_screen_judges_by_all_runs_of_a_label(field: Field) -> None:
     assert "0% (0% to 0%), no difference shown" in first
     assert "Runs of each: baseline 3, v2 3." in first
     assert "Least free memory, GiB 11.0 11.0" in first
+
+
+points = st.lists(
+    st.tuples(st.integers(1, 2**20).map(float), st.just(0.0) | st.floats(1e-60, 1e12)),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda item: item[0],
+).map(sorted)
+plots = st.lists(st.builds(Line, st.text(max_size=40), st.integers(0, 7), points), min_size=1)
+
+
+@given(plots.map(lambda lines: Plot("t", "streams", "tok/s", lines)))
+@example(Plot("t", "streams", "s", [Line("a", 0, [(1.0, 0.0)])]))
+@example(Plot("t", "streams", "s", [Line("a", 0, [(1.0, 1.0), (2.0, 10.0)])]))
+def test_lines_and_marks_stay_in_their_picture(plot: Plot) -> None:
+    places = [place for line in plot.lines for x, y, _ in plot.marks(line) for place in (x, y)]
+    places += [mark.place for mark in (*plot.x_marks, *plot.y_marks)]
+    assert all(-0.01 <= place <= 100.01 for place in places)
+    assert len(plot.y_marks) >= 2
+
+
+def test_twice_the_figure_is_twice_as_high() -> None:
+    plot = Plot("t", "streams", "tok/s", [Line("a", 0, [(1, 25.0), (2, 50.0)])])
+    (_, low, hint), (_, high, _) = plot.marks(plot.lines[0])
+    assert 100 - high == pytest.approx(2 * (100 - low), abs=0.02)
+    assert hint == "a: 25 tok/s at 1 streams"
+
+
+def test_decades_get_a_logarithmic_axis() -> None:
+    plot = Plot("t", "context", "s", [Line("a", 0, [(1024, 0.1), (2048, 10.0)])])
+    assert [mark.text for mark in plot.y_marks] == ["0.1", "1", "10"]
+    assert [mark.text for mark in plot.x_marks] == ["1K", "2K"]
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "said"),
+    [
+        (-0.004, 0, "0%"),
+        (0.004, 0, "0%"),
+        (-0.04, 0, "-4%"),
+        (0.1, 0, "+10%"),
+        (-0.0004, 1, "0.0%"),
+    ],
+)
+def test_a_change_that_rounds_to_nothing_has_no_sign(share: float, digits: int, said: str) -> None:
+    assert change(share, digits) == said
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Two runs of v2 and one of baseline, where `bench` keeps them."""
+    folder = tmp_path / "state" / "bench"
+    for moment, recipe in (("080000", "v2"), ("090000", "baseline"), ("100000", "v2")):
+        run_id = f"20261121T{moment}Z-{recipe}"
+        write_record(sample_run(recipe, run_id=run_id), folder / f"{run_id}.json")
+    return folder
+
+
+def test_the_newest_run_of_each_label_is_shown(
+    kept: Path, tmp_path: Path, bench: Callable[..., Done]
+) -> None:
+    page = tmp_path / "page.html"
+    (kept / "broken.json").write_text("{")
+    done = bench("report", "-o", str(page))
+    assert done.returncode == 0
+    assert f"wrote {page}: 2 runs" in done.stdout
+    assert "broken.json is not a record of a run" in done.stderr
+    text = page.read_text()
+    assert "20261121T100000Z-v2" in text
+    assert "20261121T090000Z-baseline" in text
+    assert "20261121T080000Z-v2" not in text
+
+
+def test_runs_are_named_by_id_label_or_file(
+    kept: Path, tmp_path: Path, bench: Callable[..., Done]
+) -> None:
+    page = tmp_path / "page.html"
+    asked = ("baseline", "20261121T100000Z-v2", str(kept / "20261121T080000Z-v2.json"))
+    assert bench("report", *asked, "-o", str(page)).returncode == 0
+    assert page.read_text().count('class="run series-') == 3
