@@ -277,10 +277,6 @@ def _make_room(plan: StackPlan, wanted: PlannedModel, settings: Settings, confir
 
 def running_models(plan: StackPlan, settings: Settings) -> set[str]:
     with connect(settings) as host:
-        found = deployments_in(host.own_containers())
-    serving = {name: it.serving for name, it in found.items()}
-    return {
-        it.model.name
-        for it in plan.members
-        if (fact := serving.get(it.model.name)) is not None and fact.is_running
-    }
+        found = deployments_in(host.own_containers()).values()
+    running = {it.name for it in found if it.serving is not None and it.serving.is_running}
+    return running & {it.model.name for it in plan.members}

@@ -177,16 +177,14 @@ def _log_cause(lines: Sequence[LogLine], *, by_signal: bool) -> Cause | None:
     trace = decisive(tracebacks(lines))
     is_own = trace is not None and not trace.is_echo
     fatal = trace.exceptions + trace.lines if trace and is_own else []
-    failed = Cause("exception", "the engine failed", trace.sentence) if trace else None
+    failed = Cause("exception", "the engine failed", trace.sentence) if trace and is_own else None
     return (
         _by_signature(fatal, known)
         or _by_signature(texts, certain)
         or _by_signature([*fatal, *texts], [it for it in consequences if it.is_certain])
         or _by_signature(_rejoined(fatal), known)
-        or (failed if is_own else None)
-        or _by_signature(texts, consequences)
         or failed
-        or _by_signature(texts, known)
+        or _by_signature(texts, consequences)
         or (Cause("last_error", "the log's last error", errors[-1].strip()) if errors else None)
     )
 

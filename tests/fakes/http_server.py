@@ -74,6 +74,8 @@ class Handler(BaseHTTPRequestHandler):
         text = content if isinstance(content, str) else json.dumps(content)
         data = text.encode()
         self.send_response(status)
+        if not isinstance(content, str):
+            self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
