@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from sparkdeploy import labels
 from sparkdeploy.node.container import ContainerFact, ImageFact
+from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:
     from sparkdeploy.errors import NodeError
     from sparkdeploy.node.container import ContainerSpec, ListedContainer
     from sparkdeploy.node.host import DockerHost
+    from sparkdeploy.node.reports import EngineInfo
 
 MARKS = {labels.KIND: "container", labels.DEPLOYMENT: "main"}
 
@@ -38,6 +39,9 @@ class FakeContainers:
     stopped: list[str] = field(default_factory=list)
     breaks_with: NodeError | None = None
     """What every question ends with, as an engine that is gone would."""
+    engine: EngineInfo = DOCKER
+    looked_up: list[str] = field(default_factory=list)
+    """The images that a registry was asked for, which has them all."""
 
     @classmethod
     def of(cls, *facts: ContainerFact) -> Self:
@@ -111,8 +115,21 @@ class FakeContainers:
     def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
         return (b"",)
 
-    def info(self) -> SimpleNamespace:
-        return SimpleNamespace(version="29.0")
+    def info(self) -> EngineInfo:
+        return self.engine
+
+    def own_images(self) -> tuple[ImageFact, ...]:
+        return ()
+
+    def memory_bytes(self, _key: str) -> int:
+        return 0
+
+    def mounted_from(self, _key: str) -> tuple[str, ...]:
+        return ()
+
+    def registry_digest(self, reference: str) -> str:
+        self.looked_up.append(reference)
+        return "sha256:0"
 
 
 @dataclass

@@ -109,18 +109,12 @@ class Engine(FakeContainers):
         self._step()
         super().remove(container)
 
-    def memory_bytes(self, _key: str) -> int:
-        return 0
-
     def find_image(self, _reference: str) -> ImageFact:
         return ImageFact("sha256:1", ("sparkdeploy/guard:1",), {}, 1)
 
     def run_to_end(self, spec: ContainerSpec, *, timeout_s: int) -> tuple[int, str]:
         del timeout_s
         return 0, told_inside(int(spec.env["VLLM_HOST_IP"][-1]), **self.inside)
-
-    def mounted_from(self, _key: str) -> tuple[str, ...]:
-        return ()
 
 
 @dataclass

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sparkdeploy import labels
 from sparkdeploy.checks.host import TCP_CONNECT
 from sparkdeploy.errors import NodeError
-from sparkdeploy.node.container import ContainerFact, NeighbourFact
-from sparkdeploy.node.reports import EngineInfo, read_engine_info
+from sparkdeploy.node.container import NeighbourFact
+from sparkdeploy.node.reports import read_engine_info
 from sparkdeploy.node.symptoms import SCRIPT
 from sparkdeploy.shell import Completed
+from tests.fakes.containers import FakeContainers, container
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,43 +50,19 @@ class Recording:
         return Completed(tuple(argv), code, text, "")
 
 
-class RecordedEngine:
-    """The Docker Engine of a recording."""
+class RecordedEngine(FakeContainers):
+    """The Docker Engine of a recording, and our containers from its few words."""
 
     def __init__(self, docker: Mapping[str, Any]) -> None:
-        """Take the recording's part about Docker."""
         self._docker = docker
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
-
-    def info(self) -> EngineInfo:
-        """Answer `docker info`."""
-        return read_engine_info(self._docker["info"])
-
-    def own_images(self) -> tuple[()]:
-        """Nothing was built."""
-        return ()
-
-    def labelled_containers(self) -> tuple[ContainerFact, ...]:
-        """Our containers, from the few words of the recording."""
-        return tuple(
-            ContainerFact(
-                container_id=f"{number:064x}",
-                name=item["name"],
-                image_id="sha256:0",
-                state=item["state"],
-                labels={
-                    labels.KIND: "container",
-                    labels.DEPLOYMENT: item["deployment"],
-                    labels.MEMORY: str(item["memory"]),
-                },
+        made = (
+            container(
+                it["name"], it["state"], deployment=it["deployment"], memory_bytes=str(it["memory"])
             )
-            for number, item in enumerate(self._docker.get("containers", ()))
+            for it in docker.get("containers", ())
         )
-
-    def find_container(self, _reference: str) -> None:
-        """Nothing else is recorded."""
+        facts = {fact.container_id: fact for fact in made}
+        super().__init__(facts, engine=read_engine_info(docker["info"]))
 
     def neighbours(self) -> tuple[NeighbourFact, ...]:
         """Running containers of others."""

@@ -40,19 +40,11 @@ def served_by(server: TableServer) -> ContainerFact:
     return container("sparkdeploy-main", port=str(server.port))
 
 
-class Remembering(FakeContainers):
-    def memory_bytes(self, _key: str) -> int:
-        return 0
-
-    def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
-        return ()
-
-
 @pytest.mark.parametrize(("is_healthy", "is_asked"), [(True, 1), (False, 0)])
 def test_status_says_it_of_a_healthy_server_alone(
     monkeypatch: pytest.MonkeyPatch, server: TableServer, is_healthy: bool, is_asked: int
 ) -> None:
-    reached_alone(monkeypatch, Remembering.of(served_by(server)))
+    reached_alone(monkeypatch, FakeContainers.of(served_by(server)))
     monkeypatch.setattr(status, "answers", lambda _fact: is_healthy)
     (row,) = status.current_rows()
     shown = [line for line in plain_lines(status_lines((row,))) if line.startswith("  ! ")]

@@ -18,49 +18,28 @@ from sparkdeploy.plan.observed import MissingModel, ObservedNode
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.recipe.paths import DRAFTERS, FP8_SOURCE, MODEL_PATH
 from sparkdeploy.settings import load_settings
+from tests.fakes.containers import FakeContainers
 from tests.fakes.fabric import node_fact, spark
-from tests.fakes.plans import DOCKER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.node.reports import EngineInfo
     from sparkdeploy.plan.steps import Plan
     from sparkdeploy.recipe.document import KeyPath
 
 
-class _Engine:
-    """A Docker Engine without anything, whose registry answers."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.strangers: tuple[ContainerFact, ...] = ()
-
-    def own_images(self) -> tuple[()]:
-        return ()
-
-    def labelled_containers(self) -> tuple[()]:
-        return ()
-
-    def find_container(self, reference: str) -> ContainerFact | None:
-        return next((item for item in self.strangers if item.name == reference), None)
-
-    def info(self) -> EngineInfo:
-        return DOCKER
-
-    def registry_digest(self, reference: str) -> str:
-        self.asked.append(reference)
-        return "sha256:0"
+def only(engine: FakeContainers) -> Nodes:
+    return Nodes(node_behind("here", engine.host))
 
 
 def test_the_configured_registry_is_the_one_that_is_asked(shipped: Library) -> None:
     settings = load_settings({"SPARKDEPLOY_CONTAINER_REGISTRY": "mirror.lab:5000"})
-    engine = _Engine()
+    engine = FakeContainers()
     resolved = load_recipe(shipped, "v2")
-    nodes = Nodes(node_behind("here", engine))  # type: ignore[arg-type]
+    nodes = only(engine)
     seen = module.observe(resolved, settings, nodes, Deployment("main"))
     assert seen.base_source == "registry"
-    assert engine.asked == ["mirror.lab:5000/library/debian:bookworm-slim"]
+    assert engine.looked_up == ["mirror.lab:5000/library/debian:bookworm-slim"]
 
 
 def test_a_cache_this_user_may_not_enter_is_named(
@@ -80,10 +59,8 @@ def test_a_cache_this_user_may_not_enter_is_named(
 def test_a_container_of_somebody_else_with_the_name_is_a_problem_from_the_start(
     shipped: Library,
 ) -> None:
-    engine = _Engine()
-    engine.strangers = (ContainerFact("x", "sparkdeploy-main", "i", "exited", {}),)
-    resolved = load_recipe(shipped, "v2")
-    nodes = Nodes(node_behind("here", engine))  # type: ignore[arg-type]
+    stranger = ContainerFact("x", "sparkdeploy-main", "i", "exited", {})
+    nodes, resolved = only(FakeContainers.of(stranger)), load_recipe(shipped, "v2")
     for name, is_problem in (("main", True), ("other", False)):
         plan = draft_plan(resolved, load_settings(), nodes, Deployment(name))
         found = [item.seen for item in plan.problems if item.check == "deployments.name"]
@@ -104,7 +81,7 @@ def test_a_worker_is_sent_what_the_head_has_yet_to_fetch(
 
 def planned_folder(shipped: Library, folder: Path, *settings: str) -> Plan:
     resolved = load_recipe(shipped, "baseline", (f"model.path={folder}", *settings))
-    nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
+    nodes = only(FakeContainers())
     return draft_plan(resolved, load_settings(), nodes, Deployment("main"))
 
 
@@ -153,7 +130,7 @@ def test_a_hub_cache_that_every_user_may_write_to_is_a_problem(
     (snapshot / "model.safetensors").write_text("x")
     (tmp_path / "hub").chmod(mode)
     settings = replace(load_settings(), hub_cache=tmp_path / "hub")
-    nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
+    nodes = only(FakeContainers())
     for consent in ((), CONSENT):
         revision = ("model.repo=lab/tiny", f"model.revision={'a' * 40}")
         resolved = load_recipe(shipped, "baseline", (*revision, *consent))
@@ -171,7 +148,7 @@ def test_a_mod_that_others_may_change_is_a_problem(
     (mod / "run.sh").write_text("true\n")
     (mod / "patches" / "a.diff").write_text("")
     setting = f"mods=[{{folder: {mod}}}]"
-    nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
+    nodes = only(FakeContainers())
     for path, consent, count in ((None, (), 0), (mod / changed, (), 1), (None, CONSENT, 0)):
         if path is not None:
             path.chmod(0o777)
@@ -199,7 +176,7 @@ def test_a_folder_that_others_may_exchange_is_a_problem_without_consent(
     name = "adapter_config.json" if "lora" in key else "config.json"
     (folder / name).write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     setting = SETTINGS_THAT_NAME_A_FOLDER[key].format(folder)
-    nodes = Nodes(node_behind("here", _Engine()))  # type: ignore[arg-type]
+    nodes = only(FakeContainers())
     for mode, consent, count in ((0o755, (), 0), (0o777, (), 1), (0o777, CONSENT, 0)):
         folder.parent.chmod(mode)
         resolved = load_recipe(shipped, "baseline", (setting, *consent))

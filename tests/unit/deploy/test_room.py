@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +16,7 @@ from sparkdeploy.monitor import status
 from sparkdeploy.monitor.status_row import status_lines
 from sparkdeploy.recipe.load import Library, load_recipe
 from sparkdeploy.shell import Completed
-from tests.fakes.containers import FakeContainers, container
+from tests.fakes.containers import Crashed, FakeContainers, container
 from tests.fakes.machines import reached_alone
 from tests.fakes.plans import GIB, SPARK
 from tests.unit.plain import plain_lines
@@ -155,25 +155,9 @@ def restart(number: int, code: int = 1) -> str:
     return f"sparkdeploy-guard: {said}\n"
 
 
-@dataclass
-class Logging(FakeContainers):
-    """One container, and what was asked of its log."""
-
-    log: str = ""
-    asked: list[dict[str, Any]] = field(default_factory=list)
-
-    def memory_bytes(self, _key: str) -> int:
-        return 0
-
-    def logs(self, *_: object, **options: Any) -> tuple[bytes, ...]:
-        self.asked.append(options)
-        raw = self.log.encode()
-        return tuple(raw[at : at + 1000] for at in range(0, len(raw), 1000))
-
-
-def engine_with(log: str, state: str = "running") -> Logging:
+def engine_with(log: str, state: str = "running") -> Crashed:
     fact = container("sparkdeploy-main", state)
-    return Logging({fact.container_id: fact}, log=log)
+    return Crashed({fact.container_id: fact}, log=log)
 
 
 def row_of(monkeypatch: pytest.MonkeyPatch, engine: FakeContainers) -> StatusRow:

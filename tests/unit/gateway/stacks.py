@@ -34,16 +34,6 @@ HOME = f"schema: 1\nmodels:\n{CODER % IDLE}{EMBED % IDLE}{PROSE % IDLE}"
 """83.3, 23.8 and 101.2 GiB of 112 that are available; 4 GiB stay free."""
 
 
-class Engine(FakeContainers):
-    """Containers, and no images."""
-
-    def own_images(self) -> tuple[()]:
-        return ()
-
-    def registry_digest(self, _reference: str) -> str:
-        return "sha256:0"
-
-
 def running(deployment: str, gib: float, **more: Any) -> ContainerFact:
     """A deployment that runs, and was planned to take so much memory."""
     marks = {"deployment": deployment, "memory_bytes": str(int(gib * 2**30))}
@@ -52,9 +42,9 @@ def running(deployment: str, gib: float, **more: Any) -> ContainerFact:
 
 def spark(
     monkeypatch: pytest.MonkeyPatch, *containers: ContainerFact, node: NodeFact | None = None
-) -> Engine:
+) -> FakeContainers:
     """Let this machine be a Spark on which these containers run."""
-    engine = Engine.of(*containers)
+    engine = FakeContainers.of(*containers)
     fact = node or replace(SPARK, memory_available_bytes=112 * 2**30)
     here = node_behind(fact.name, engine.host if fact.docker is not None else None)
 

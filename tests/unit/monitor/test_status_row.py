@@ -137,14 +137,6 @@ def test_requests_a_minute_are_the_mean_since_the_server_began(
     assert (found.finished, found.finished_a_minute(1600.0)) == (finished, a_minute)
 
 
-class Remembering(FakeContainers):
-    def memory_bytes(self, _key: str) -> int:
-        return 0
-
-    def logs(self, *_: object, **_options: object) -> tuple[bytes, ...]:
-        return ()
-
-
 @pytest.mark.outside
 def test_a_row_comes_from_the_container_and_from_its_server(
     monkeypatch: pytest.MonkeyPatch,
@@ -159,7 +151,7 @@ def test_a_row_comes_from_the_container_and_from_its_server(
             labels={**fact.labels, labels.SERVED_NAME: "qwen", labels.EXPOSURE: "loopback"},
             started_at="2026-11-20T12:02:00.123456789Z",
         )
-        reached_alone(monkeypatch, Remembering.of(fact))
+        reached_alone(monkeypatch, FakeContainers.of(fact))
         monkeypatch.setattr(status, "answers", lambda _fact: True)
         (row,) = status.current_rows()
     assert (row.url, row.model) == (f"http://127.0.0.1:{port}/v1", "qwen")

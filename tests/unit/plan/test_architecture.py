@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,36 +17,13 @@ from sparkdeploy.plan.make import draft_plan
 from sparkdeploy.recipe.load import Library, load_engine, load_recipe
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.upkeep.clean import wanted_by
+from tests.fakes.containers import FakeContainers
 from tests.fakes.plans import DOCKER
-
-if TYPE_CHECKING:
-    from sparkdeploy.node.reports import EngineInfo
-
-
-class _Engine:
-    """A Docker Engine of some architecture, without anything, whose registry answers."""
-
-    def __init__(self, architecture: str) -> None:
-        self.architecture = architecture
-
-    def info(self) -> EngineInfo:
-        return replace(DOCKER, architecture=self.architecture)
-
-    def own_images(self) -> tuple[()]:
-        return ()
-
-    def labelled_containers(self) -> tuple[()]:
-        return ()
-
-    def find_container(self, _reference: str) -> None:
-        pass
-
-    def registry_digest(self, _reference: str) -> str:
-        return "sha256:0"
 
 
 def nodes_with(architecture: str) -> Nodes:
-    return Nodes(node_behind("here", _Engine(architecture)))  # type: ignore[arg-type]
+    engine = FakeContainers(engine=replace(DOCKER, architecture=architecture))
+    return Nodes(node_behind("here", engine.host))
 
 
 @pytest.fixture
