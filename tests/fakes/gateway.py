@@ -198,6 +198,14 @@ def stack_of(**changes: Any) -> Stack:
     return Stack(**{**values, **changes})
 
 
+def keys_in(folder: Path, text: str = "") -> Path:
+    """Write a file of clients' keys that its user alone may read."""
+    path = folder / "keys.txt"
+    path.touch(0o600)
+    path.write_text(text)
+    return path
+
+
 def fit_of(stack: Stack) -> StackFit:
     sizes = {"a": 6, "b": 6, "c": 3}
     models = (ModelFit(it.name, it.keep, {"memory": sizes[it.name]}) for it in stack.models)

@@ -18,7 +18,7 @@ from sparkdeploy.gateway import proxy
 from sparkdeploy.settings import load_settings
 from tests.engine.conftest import free_port
 from tests.engine.neighbours import litellm, post
-from tests.fakes.gateway import ModelHandler, ScriptedDeployments, gateway, stack_of
+from tests.fakes.gateway import ModelHandler, ScriptedDeployments, gateway, keys_in, stack_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,9 +155,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A gateway with a key, whose waiting streams get comments soon."""
     monkeypatch.setattr(proxy, "COMMENT_AFTER_S", 0.01)
     monkeypatch.setattr(proxy, "COMMENT_EVERY_S", 0.1)
-    keys = tmp_path / "keys.txt"
-    keys.touch(0o600)
-    keys.write_text(KEY)
+    keys = keys_in(tmp_path, KEY)
     with gateway(stack_of(keys_file=keys), SlowDeployments(SpeakingHandler)) as client:
         yield str(client.base_url).rstrip("/")
 

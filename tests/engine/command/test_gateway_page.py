@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.bench.browser import Browser, Screen
 from tests.engine.conftest import until
-from tests.fakes.gateway import ScriptedDeployments, gateway, stack_of
+from tests.fakes.gateway import ScriptedDeployments, gateway, keys_in, stack_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +27,7 @@ def text_of(browser: Browser, model: str, part: str) -> str:
 
 @pytest.mark.skipif(shutil.which("chromedriver") is None, reason="there is no chromium-driver")
 def test_a_start_is_seen_from_click_to_ready_and_a_death_with_its_cause(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.txt"
-    keys.touch(0o600)
-    keys.write_text(KEY)
+    keys = keys_in(tmp_path, KEY)
     deployments = ScriptedDeployments()
     with gateway(stack_of(keys_file=keys), deployments) as client, Browser() as browser:
         browser.show(str(client.base_url), Screen(1280, 800))

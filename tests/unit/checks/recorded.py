@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,9 @@ class Recording:
     """What one machine answers, and the verdicts that are expected of it beside `ok`."""
 
     files: Mapping[str, str]
-    commands: Mapping[str, Any]
-    docker: Mapping[str, Any] | None
-    expected: Mapping[str, str]
+    commands: Mapping[str, Any] = field(default_factory=dict)
+    docker: Mapping[str, Any] | None = None
+    expected: Mapping[str, str] = field(default_factory=dict)
 
     def read_file(self, path: str) -> str:
         """Answer like the machine."""

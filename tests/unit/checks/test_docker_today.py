@@ -19,7 +19,6 @@ from sparkdeploy.checks.docker import (
     check_rootless,
 )
 from sparkdeploy.checks.report import Verdict
-from sparkdeploy.errors import NodeError
 from sparkdeploy.node.containers import _host_options
 from sparkdeploy.node.facts import containerd_root
 from sparkdeploy.node.reports import (
@@ -34,13 +33,11 @@ from sparkdeploy.node.reports import (
 from sparkdeploy.recipe.library import Library
 from sparkdeploy.recipe.load import load_recipe
 from tests.fakes.plans import DOCKER, spec_of
+from tests.unit.checks.recorded import Recording
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-    from sparkdeploy.shell import Completed
 
 V2 = spec_of(load_recipe(Library((REPOSITORY / "recipes",)), "v2"))
 ROOTLESS = "unix:///run/user/1000/docker.sock"
@@ -169,20 +166,6 @@ def test_a_daemon_reload_takes_gpus_that_dev_char_does_not_name(
     assert check_cgroup(by_cdi, links).verdict is Verdict.OK
 
 
-class Files:
-    def __init__(self, text: str | None) -> None:
-        self.text = text
-
-    def read_file(self, path: str) -> str:
-        assert path == "/etc/containerd/config.toml"
-        if self.text is None:
-            raise NodeError("no such file")
-        return self.text
-
-    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize(
     ("text", "root"),
     [
@@ -195,7 +178,8 @@ class Files:
     ],
 )
 def test_the_disk_is_that_of_containerds_own_root(text: str | None, root: str) -> None:
-    assert containerd_root(Files(text)) == root
+    files = {} if text is None else {"/etc/containerd/config.toml": text}
+    assert containerd_root(Recording(files)) == root
 
 
 @pytest.mark.parametrize(

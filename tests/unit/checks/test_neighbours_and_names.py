@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -13,13 +12,8 @@ from sparkdeploy.checks.machine import check_driver_log, check_other_users, chec
 from sparkdeploy.checks.report import Verdict
 from sparkdeploy.errors import NodeError
 from sparkdeploy.node.facts import GpuProcess
-from sparkdeploy.shell import Completed
 from tests.engine.conftest import until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparkdeploy.node.facts import Machine
+from tests.unit.checks.recorded import Recording
 
 CONTAINER = "ab" * 32
 
@@ -46,20 +40,6 @@ def test_nobody_is_told_to_kill_a_rank(name: str, container: str | None) -> None
     assert ("end that as a whole" in fix) == is_rank
 
 
-class Named:
-    """A machine with a name, and the addresses that it means."""
-
-    def __init__(self, name: str, addresses: str) -> None:
-        self.answers = {"uname -n": name, f"getent ahosts {name}": addresses}
-
-    def read_file(self, path: str) -> str:
-        raise NodeError(path)
-
-    def run(self, argv: Sequence[str], *, timeout_s: float) -> Completed:
-        answer = self.answers.get(" ".join(argv), "")
-        return Completed(tuple(argv), 0 if answer else 2, answer, "")
-
-
 @pytest.mark.parametrize(
     ("addresses", "verdict"),
     [
@@ -75,7 +55,7 @@ class Named:
 def test_the_machines_name_leads_to_a_network_that_clients_have(
     addresses: str, verdict: Verdict
 ) -> None:
-    machine = cast("Machine", Named("spark", addresses))
+    machine = Recording({}, {"uname -n": "spark", "getent ahosts spark": addresses})
     host = CheckedHost(machine, {}, fabric=frozenset({"192.168.177.11"}))
     assert _own_name(host).verdict is verdict
 

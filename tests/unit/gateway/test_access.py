@@ -9,6 +9,7 @@ import pytest
 
 from sparkdeploy.errors import RecipeError
 from sparkdeploy.gateway.access import MAX_KEYS_BYTES, error_body, read_keys
+from tests.fakes.gateway import keys_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,9 +19,7 @@ KEY = "k" * 16
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    path = tmp_path / "keys.txt"
-    path.touch(0o600)
-    return path
+    return keys_in(tmp_path)
 
 
 def test_each_line_is_a_key(keys: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from sparkdeploy.gateway import app, proxy
 from sparkdeploy.node.node import in_background
-from tests.fakes.gateway import WAIT_S, ScriptedDeployments, gateway, stack_of
+from tests.fakes.gateway import WAIT_S, ScriptedDeployments, gateway, keys_in, stack_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -302,10 +302,7 @@ def test_a_model_is_started_and_stopped_by_hand(
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    path = tmp_path / "keys.txt"
-    path.touch(0o600)
-    path.write_text(f"# Ada\n{KEY}\n\n{'m' * 16}\n")
-    return path
+    return keys_in(tmp_path, f"# Ada\n{KEY}\n\n{'m' * 16}\n")
 
 
 def test_every_route_but_health_and_the_bare_page_needs_a_key(
