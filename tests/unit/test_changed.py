@@ -37,7 +37,7 @@ def everything(graph: grimp.ImportGraph) -> set[str]:
 
 
 SELECTED = {
-    "a test file is run itself": "tests/unit/bench/test_wire.py unit.bench.test_wire",
+    "a test file is run itself": "tests/unit/bench/test_answers.py unit.bench.test_answers",
     "what imports it through others": "sparkdeploy/image/lock.py unit.plan.test_make",
     "what a command imports in a function":
         "sparkdeploy/bench/report/page.py engine.vllm.test_cli_deployments",
