@@ -15,6 +15,7 @@ from sparkdeploy.recipe.library import library, of_source, recipe_folders
 from sparkdeploy.recipe.load import Library, count_words, look_into
 from sparkdeploy.recipe.words import shown
 from sparkdeploy.settings import Settings
+from sparkdeploy.stored_json import read_bytes
 
 SUFFIXES = (".yaml", ".yml")
 MAX_FILES = 2_000
@@ -92,11 +93,19 @@ def import_recipes(
             path = places.get(item.file)
             if path is not None and _is_trusted(path, settings):
                 _refuse_without_consent(item)
-            if path and path.exists() and path.read_text(encoding="utf-8") != item.text:
+            if path and os.path.lexists(path) and not _holds(path, item.text):
                 raise _other_file(path)
         return tuple(_written(item, places.get(item.file), settings) for item in found)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise RecipeError(f"{destination} cannot be written to: {error}") from error
+
+
+def _holds(path: Path, text: str | None) -> bool:
+    content = (text or "").encode()
+    try:
+        return read_bytes(path, len(content)) == content
+    except OSError:  # it is longer, or a pipe
+        return False
 
 
 def _is_trusted(path: Path, settings: Settings) -> bool:

@@ -5,6 +5,7 @@ matter of speed alone: the target model verifies every draft with its whole head
 """
 
 import hashlib
+import io
 import json
 import unicodedata
 from collections import Counter
@@ -21,7 +22,7 @@ from sparkdeploy.checkpoint.repo_files import printable
 from sparkdeploy.errors import CheckpointError
 from sparkdeploy.recipe.schema import Model, Recipe
 from sparkdeploy.settings import Settings
-from sparkdeploy.stored_json import read_bytes, read_json
+from sparkdeploy.stored_json import open_regular, read_bytes, read_json
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def count_tokens(folder: Path, texts: Sequence[Path], *, on_progress: Progress) 
     try:
         total_bytes = sum(text.stat().st_size for text in texts)
         for text in texts:
-            with text.open(encoding="utf-8", errors="replace") as file:
+            with io.TextIOWrapper(open_regular(text), "utf-8", "replace") as file:
                 while lines := file.readlines(CHUNK_CHARACTERS):
                     chunk = "".join(lines)
                     counts.update(tokenizer.encode(chunk, add_special_tokens=False).ids)

@@ -131,8 +131,15 @@ def refuse_offline(repo: str) -> None:
 
 def open_hub(settings: Settings) -> Hub:
     """The hub of HF_ENDPOINT, HF_TOKEN and HF_HOME; CheckpointError for an unusable one of them."""
-    from huggingface_hub import get_token  # noqa: PLC0415 - takes 0.3 s to import
-
+    endpoint = _endpoint(settings)
+    try:
+        from huggingface_hub import get_token  # noqa: PLC0415 - takes 0.3 s to import
+    except ValueError as error:
+        # It reads its variables while it is imported.
+        raise CheckpointError(
+            f"a variable of the hub's library holds what it cannot read: {printable(str(error))}",
+            hint="`env | grep ^HF_` shows them",
+        ) from error
     token = get_token()
     if token and not _TOKEN.fullmatch(token):
         # The libraries would print it.
@@ -141,7 +148,7 @@ def open_hub(settings: Settings) -> Hub:
             "ASCII.",
             hint="set HF_TOKEN anew, or `hf auth login`",
         )
-    return Hub(_endpoint(settings), settings.hub_cache, token)
+    return Hub(endpoint, settings.hub_cache, token)
 
 
 def _endpoint(settings: Settings) -> str:

@@ -38,6 +38,7 @@ from sparkdeploy.checkpoint.hub_client import OTHERS_HINT, library_errors, prepa
 from sparkdeploy.checkpoint.ranges import HubRanges, NoPartsError
 from sparkdeploy.checkpoint.repo_files import RepoFacts, RepoFile, shown
 from sparkdeploy.errors import CheckpointError
+from sparkdeploy.stored_json import open_regular
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class FileProgress:
         if not stat.S_ISREG(path.stat().st_mode):
             # A pipe would be waited for until somebody writes to it.
             raise WrongContentError(f"{self.file.name} is no file.")
-        with path.open("rb") as content:
+        with open_regular(path) as content:
             digest = self.hash_of(content)
             self.check(content.tell(), digest.hexdigest())
 
@@ -252,7 +253,7 @@ class Transfer:
                     tqdm_class=_bar(progress.add),
                 )
             progress.check_file(part)
-            with part.open("rb") as content:
+            with open_regular(part) as content:
                 finish(content)
         except BaseException:
             # Its chunks may have come in any order: nothing can go on from it.

@@ -15,6 +15,7 @@ from sparkdeploy.node.container import EXIT_IDLE, ContainerFact, ListedContainer
 from sparkdeploy.node.ports import Listener, listener_of
 from sparkdeploy.recipe.answers import TEXT, Answers
 from sparkdeploy.server.client import ServedModel
+from sparkdeploy.stored_json import read_bytes
 from sparkdeploy.terminal.console import console
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sparkdeploy.server.metrics import Metrics
     from sparkdeploy.settings import Settings
 
+MAX_KEY_BYTES = 1 << 14
 PATIENCE_S = 10.0
 """A server that reads a long prompt may be slow to say that it is well."""
 _SAID_UNKNOWN: set[str] = set()
@@ -89,13 +91,20 @@ def read_key(fact: ContainerFact, settings: Settings) -> str | None:
 
 
 def read_key_file(path: Path | None) -> str | None:
-    """Return the key of a server that is not ours; UsageError when the file cannot be read."""
+    """Return the key of a server that is not ours; UsageError for a file that holds none."""
     if path is None:
         return None
     try:
-        return path.read_text().strip()
+        key = read_bytes(path, MAX_KEY_BYTES).strip()
     except OSError as error:
         raise UsageError(f"the key file {path} cannot be read: {error.strerror}") from error
+    if not (key.isascii() and key.decode("ascii").isprintable()):
+        # The HTTP library would print it.
+        raise UsageError(
+            f"the key file {path} holds what no HTTP header can",
+            hint="one key, on one line: letters, digits and signs of ASCII",
+        )
+    return key.decode()
 
 
 def answers(fact: ContainerFact) -> bool:

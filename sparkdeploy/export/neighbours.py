@@ -17,6 +17,7 @@ from sparkdeploy.node.container import LOG_DRIVER, LOG_SIZE
 from sparkdeploy.plan.launch import bound_host
 from sparkdeploy.recipe.answers import Task
 from sparkdeploy.settings import Hosts, Settings
+from sparkdeploy.stored_json import open_regular
 from sparkdeploy.terminal.console import console
 
 SERVICES = Path(__file__).with_name("neighbours.yaml")
@@ -309,10 +310,11 @@ def _refuse_others(export: Export, folder: Path) -> None:
 
 
 def _is_written_by_us(path: Path) -> bool:
-    if not path.is_file():
+    try:
+        with open_regular(path) as file:
+            return WRITTEN_BY.encode() in file.read(LONGEST_MARK_BYTES)
+    except OSError:
         return False
-    with path.open("rb") as file:
-        return WRITTEN_BY.encode() in file.read(LONGEST_MARK_BYTES)
 
 
 def _make_key(path: Path) -> None:

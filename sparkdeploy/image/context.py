@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from sparkdeploy.stored_json import open_regular
+
 CHUNK_BYTES = 2**20
 
 
@@ -27,7 +29,7 @@ class ContextFile:
     def open(self) -> IO[bytes]:
         if isinstance(self.content, bytes):
             return io.BytesIO(self.content)
-        return self.content.open("rb")
+        return open_regular(self.content)
 
 
 def write_tar(files: Iterable[ContextFile], out: IO[bytes]) -> None:

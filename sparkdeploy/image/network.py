@@ -15,10 +15,12 @@ from sparkdeploy.image.context import ContextFile
 from sparkdeploy.image.lock import PackagePin, WheelPlatform, index_variables, wheels_in
 from sparkdeploy.image.stages import Stage
 from sparkdeploy.settings import Settings
+from sparkdeploy.stored_json import read_bytes
 
 Login = Callable[[requests.PreparedRequest], requests.PreparedRequest]
 
 DOWNLOAD_TIMEOUT_S = 300
+MAX_CA_BYTES = 16 << 20
 KNOCK_TIMEOUT_S = 10
 _CA_BUNDLE = "/network/ca.pem"
 _WHEELS = "/network/wheels"
@@ -94,7 +96,7 @@ def files(stage: Stage, settings: Settings) -> tuple[ContextFile, ...]:
     if stage.compiled is not None:
         made[f"compiled/{stage.compiled.name}"] = stage.compiled
     if settings.build.ca_bundle is not None:
-        made["ca.pem"] = settings.build.ca_bundle.read_bytes()
+        made["ca.pem"] = read_bytes(settings.build.ca_bundle, MAX_CA_BYTES)
         made["apt.conf"] = f'Acquire::https::CAInfo "{_CA_BUNDLE}";\n'.encode()
     return tuple(ContextFile(f"network/{name}", content) for name, content in made.items())
 

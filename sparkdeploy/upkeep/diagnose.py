@@ -1,6 +1,7 @@
 """`diagnose`: everything a bug report needs, in one file and without secrets."""
 
 import contextlib
+import errno
 import gzip
 import io
 import json
@@ -22,12 +23,14 @@ from sparkdeploy.monitor.status import current_rows
 from sparkdeploy.recipe.load import library, load_recipe
 from sparkdeploy.secret_shapes import environment_secrets, text_without_secrets
 from sparkdeploy.settings import Settings, load_settings
+from sparkdeploy.stored_json import open_regular
 from sparkdeploy.terminal.console import console
 from sparkdeploy.terminal.safe_text import visible, visible_line
 
 FILE_MODE = 0o600
 MAX_FILE_BYTES = 16 << 20
 """Of each file, so that a bundle can be attached to an issue."""
+MAX_FOLDER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +123,31 @@ def _named_folder(subject: str, settings: Settings) -> Path | None:
 
 
 def _read_folder(folder: Path, place: str) -> dict[str, str]:
-    files = (path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
-    return {f"{place}/{path.name}": _end_of(path) for path in files}
+    """Return the ends of its files, so many bytes together at most; no link is followed."""
+    found: dict[str, str] = {}
+    left_bytes = MAX_FOLDER_BYTES
+    for path in sorted(folder.iterdir()):
+        with contextlib.suppress(OSError):
+            text, size_bytes = _end_of(path, min(left_bytes, MAX_FILE_BYTES))
+            found[f"{place}/{path.name}"] = text
+            left_bytes -= size_bytes
+    return found
 
 
-def _end_of(path: Path) -> str:
-    """Return a file's text, of a very long log its end: that is where the failure stands."""
-    with path.open("rb") as file:
-        left_out = max(os.fstat(file.fileno()).st_size - MAX_FILE_BYTES, 0)
+def _end_of(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:
+    """Return a file's text and its bytes, of a very long log its end: there the failure stands.
+
+    Raises OSError for a link and for what is no regular file.
+    """
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        if not os.path.samestat(status, os.lstat(path)):
+            raise OSError(errno.ELOOP, "it is a link")
+        left_out = max(status.st_size - limit_bytes, 0)
         file.seek(left_out)
-        text = file.read(MAX_FILE_BYTES).decode(errors="replace")
-    return f"({left_out} bytes before this are left out)\n{text}" if left_out else text
+        content = file.read(limit_bytes)
+    note = f"({left_out} bytes before this are left out)\n" if left_out else ""
+    return note + content.decode(errors="replace"), len(content)
 
 
 def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -151,8 +168,8 @@ def _surroundings(settings: Settings) -> Iterator[tuple[str, str]]:
             seen = {"not_seen": error.message}
         yield name, json.dumps(seen, indent=2, sort_keys=True, default=str) + "\n"
     for path in (settings.config_dir / "config.yaml", settings.state_dir / "crash.log"):
-        if path.is_file():
-            yield path.name, _end_of(path)
+        with contextlib.suppress(OSError):
+            yield path.name, _end_of(path.resolve())[0]
 
 
 def _pack(path: Path, contents: dict[str, bytes]) -> None:

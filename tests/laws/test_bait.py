@@ -18,6 +18,7 @@ import pytest
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 SECRET = "this-is-a-private-key"
@@ -40,7 +41,9 @@ class Place:
     marker: Path
     home: Path
 
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *argv: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         env = {
             "HOME": str(self.home),
             "PATH": f"{self.home}/bin:/usr/local/bin:/usr/bin:/bin",
@@ -52,6 +55,7 @@ class Place:
             "SPARKDEPLOY_HOME": str(self.home / "program"),
             "SPARKDEPLOY_BIN": str(self.home / "bin"),
             "SPARKDEPLOY_LOCK_DIR": str(self.home / "locks"),
+            **(env or {}),
         }
         return subprocess.run(
             argv,
@@ -63,11 +67,13 @@ class Place:
             check=False,
         )
 
-    def program(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def program(
+        self, *words: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         # As an installed script starts: by its own folder, not by the one where it is typed.
         start = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); sys.argv[0] = 'sparkdeploy'"
         main = "from sparkdeploy.cli.start import main; sys.exit(main())"
-        return self.run(sys.executable, "-P", "-c", f"{start}; {main}", *words)
+        return self.run(sys.executable, "-P", "-c", f"{start}; {main}", *words, env=env)
 
     def own(self) -> dict[str, str]:
         """Return every file of the user's that is no state of the program's."""
@@ -159,6 +165,48 @@ def test_the_installer_runs_nothing_of_the_folder_where_it_is_typed(place: Place
     assert (place.home / "program").is_dir(), done.stderr
     assert not place.marker.exists(), place.marker.read_text()
     assert place.own() == before
+
+
+ODD_VARIABLES = {
+    "HF_ENDPOINT": "http://[x",
+    "HF_HUB_ETAG_TIMEOUT": "x",
+    "HF_HUB_DOWNLOAD_TIMEOUT": "",
+}
+
+
+@pytest.mark.parametrize("name", ODD_VARIABLES)
+def test_a_variable_that_the_hubs_library_cannot_read_is_no_bug(place: Place, name: str) -> None:
+    """It reads them while it is imported, so that only a process of its own shows it."""
+    odd = {name: ODD_VARIABLES[name]}
+    done = place.program("checkpoint", "pull", "a/b", env=odd)
+    assert done.returncode in {4, 6}, done.stderr
+    assert name in done.stderr or "HF_" in done.stderr or not ODD_VARIABLES[name]
+
+
+@pytest.mark.parametrize("made", ["pipe", "zero"])
+def test_what_is_no_file_is_neither_waited_for_nor_read(place: Place, made: str) -> None:
+    out, crash = place.shared / "out", place.home / "crash"
+    out.mkdir()
+    for path in (out / "foreign.yaml", crash / "log", place.shared / "key"):
+        if made == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero")
+    for words, code in {
+        "recipe import foreign.yaml -o out": 3,
+        "diagnose ../home/crash -o new.tar.gz": 0,
+        "bench run --url http://127.0.0.1:9 --key-file key": 2,
+    }.items():
+        done = place.program(*words.split())
+        assert done.returncode == code, done.stderr
+
+
+def test_a_key_that_no_header_takes_is_not_printed(place: Place) -> None:
+    (place.home / "key").write_text(f"{SECRET}\nbehind\x1b\n")
+    words = ("bench", "run", "--url", "http://127.0.0.1:9", "--key-file", "../home/key")
+    done = place.program(*words)
+    assert done.returncode == 2
+    assert SECRET not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["yaml", "venv"])
