@@ -261,7 +261,8 @@ def measured_on(machine: Hardware, settings: Settings) -> list[MeasuredSpeed]:
         speeds = [
             it.end_to_end_tok_s
             for suite in item.run.suites
-            if suite.is_complete
+            # An agent's prompts grow by turns: reading them is no share of a step.
+            if suite.is_complete and suite.name != "agents"
             for cell in suite.cells
             if cell.concurrency == 1 and cell.context_tokens is None
             for it in cell.rounds

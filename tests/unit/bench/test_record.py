@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import TypeAdapter
 
+from sparkdeploy.authoring.outlook import machine_wanted, measured_on
 from sparkdeploy.bench.files import read_record, record_text, write_record
 from sparkdeploy.bench.record import SCHEMA_VERSION, CheckpointOrigin, Run
 from sparkdeploy.checkpoint.conversion import Conversion
 from sparkdeploy.errors import BenchError
+from sparkdeploy.estimate.hardware import read_hardware
 from sparkdeploy.server.metrics import Speculation
-from tests.fakes.bench_runs import fields_of, sample_run
+from sparkdeploy.settings import load_settings
+from tests.fakes.bench_runs import fields_of, loaded_run, sample_run
 from tests.unit.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -49,6 +52,18 @@ def test_the_documented_schema_is_the_real_one(request: pytest.FixtureRequest) -
     if request.config.getoption("--update-golden"):
         SCHEMA_FILE.write_text(json.dumps(schema, indent=1, sort_keys=True) + "\n")
     assert fields_of(json.loads(SCHEMA_FILE.read_text())) == fields_of(schema)
+
+
+def test_an_estimate_is_scaled_by_prompts_that_do_not_grow() -> None:
+    settings = load_settings()
+    spark = machine_wanted(
+        "spark", read_hardware(REPOSITORY / "recipes" / "facts" / "hardware.yaml")
+    )
+    found = []
+    for run in (sample_run("v2"), loaded_run("v2", speed=51.0)):
+        write_record(run, settings.state_dir / "bench" / "run.json")
+        found += measured_on(spark, settings)
+    assert found[0] == found[1]
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
