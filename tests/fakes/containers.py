@@ -40,6 +40,7 @@ class FakeContainers:
     breaks_with: NodeError | None = None
     """What every question ends with, as an engine that is gone would."""
     engine: EngineInfo = DOCKER
+    images: tuple[ImageFact, ...] = ()
     looked_up: list[str] = field(default_factory=list)
     """The images that a registry was asked for, which has them all."""
 
@@ -48,9 +49,8 @@ class FakeContainers:
         """An engine that has these."""
         return cls({fact.container_id: fact for fact in facts})
 
-    def find_image(self, _reference: str) -> ImageFact | None:
-        """No image is known."""
-        return None
+    def find_image(self, reference: str) -> ImageFact | None:
+        return next((image for image in self.images if reference in image.tags), None)
 
     @property
     def host(self) -> DockerHost:
@@ -119,6 +119,9 @@ class FakeContainers:
         return self.engine
 
     def own_images(self) -> tuple[ImageFact, ...]:
+        return self.images
+
+    def ended_checks(self) -> tuple[str, ...]:
         return ()
 
     def memory_bytes(self, _key: str) -> int:

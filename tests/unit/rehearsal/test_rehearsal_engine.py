@@ -13,45 +13,26 @@ from sparkdeploy.image.stages import stages_of
 from sparkdeploy.recipe.load import load_engine, load_recipe
 from sparkdeploy.rehearsal import engine as module
 from sparkdeploy.settings import load_settings, resources
+from tests.fakes.containers import FakeContainers
 from tests.fakes.plans import DOCKER, built
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sparkdeploy.node.container import ImageFact
-    from sparkdeploy.node.reports import EngineInfo
     from sparkdeploy.recipe.engine import Engine
     from sparkdeploy.recipe.load import Library
 
 NAMES = ("cpu-0.25", "cpu-0.32", "cuda-0.25", "cuda-0.33")
 
 
-class _Docker:
-    """An engine with these images and nothing else."""
-
-    images: tuple[ImageFact, ...] = ()
-
-    def __enter__(self) -> _Docker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def info(self) -> EngineInfo:
-        return replace(DOCKER, architecture="x86_64")
-
-    def own_images(self) -> tuple[ImageFact, ...]:
-        return self.images
-
-
 @pytest.fixture
-def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Docker:
+def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeContainers:
     """An empty engine on a machine where PyTorch's index does not answer."""
 
     def silent(*_: object, **_options: object) -> None:
         raise NoConnection
 
-    made = _Docker()
+    made = FakeContainers(engine=replace(DOCKER, architecture="x86_64"))
     monkeypatch.setattr(module, "connect", lambda _settings: made)
     monkeypatch.setattr("requests.head", silent)
     monkeypatch.setenv("SPARKDEPLOY_WHEELHOUSE", str(tmp_path))
@@ -100,7 +81,7 @@ def test_a_rehearsal_takes_the_release_nearest_to_the_recipes(
 
 
 def test_a_farther_one_that_is_here_goes_before_one_that_cannot_be_had(
-    shipped: Library, docker: _Docker, capsys: pytest.CaptureFixture[str]
+    shipped: Library, docker: FakeContainers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert chosen(shipped) == "cpu-0.25", "neither can be had: the build says what is missing"
     stages = stages_of(
@@ -115,7 +96,7 @@ def test_a_farther_one_that_is_here_goes_before_one_that_cannot_be_had(
 
 
 def test_what_the_user_names_goes_before_all(
-    shipped: Library, docker: _Docker, monkeypatch: pytest.MonkeyPatch
+    shipped: Library, docker: FakeContainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert docker.images == ()
     monkeypatch.setenv("SPARKDEPLOY_REHEARSAL_ENGINE", "cpu-0.32")

@@ -18,17 +18,14 @@ from sparkdeploy.node.lock import lock_holder
 from sparkdeploy.settings import load_settings
 from sparkdeploy.upkeep.clean import WantedImages, clean, find_leftovers, old_images
 from sparkdeploy.upkeep.diagnose import diagnose
-from tests.fakes.containers import container
+from tests.fakes.containers import FakeContainers, container
 from tests.fakes.machines import NEW, Engine, Lab, build
-from tests.fakes.plans import DOCKER
 from tests.fakes.two_nodes import part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sparkdeploy.node.container import ContainerFact
-    from sparkdeploy.node.reports import EngineInfo
     from sparkdeploy.recipe.load import Library
     from sparkdeploy.upkeep.clean import Leftover
 
@@ -64,27 +61,16 @@ def test_what_a_deployment_runs_from_stays() -> None:
     assert old_images(ALL, {"sha256:e0"}, nothing) == (PLUGIN, OLD_PLUGIN, ENGINE)
 
 
-class _Engine:
+class _Engine(FakeContainers):
     """A Docker Engine with one old image of ours and one that a deployment uses."""
 
     def __init__(self) -> None:
+        super().__init__(images=(OLD_ENGINE, PLUGIN))
         self.removed: list[str] = []
         self.used = {"sha256:p1"}
 
-    def info(self) -> EngineInfo:
-        return DOCKER
-
-    def own_images(self) -> tuple[ImageFact, ...]:
-        return (OLD_ENGINE, PLUGIN)
-
-    def ended_checks(self) -> tuple[str, ...]:
-        return ()
-
     def images_in_use(self) -> set[str]:
         return self.used
-
-    def own_containers(self) -> tuple[ContainerFact, ...]:
-        return ()
 
     def measured(self, image: ImageFact) -> ImageFact:
         return image
@@ -117,7 +103,7 @@ def left_behind(tmp_path: Path) -> dict[str, Path]:
 def test_old_crash_folders_and_dead_caches_are_found_with_their_size(
     left_behind: dict[str, Path],
 ) -> None:
-    found = find_leftovers(load_settings(), _Engine(), now_s=NOW_S)  # type: ignore[arg-type]
+    found = find_leftovers(load_settings(), _Engine().host, now_s=NOW_S)
     assert {(item.kind, item.name, item.size_bytes) for item in found} == {
         ("image", "e0", 10),
         ("crash folder", str(left_behind["old"]), 5),
@@ -212,12 +198,6 @@ def test_a_bundle_can_be_looked_at_with_cat(crash: Path, tmp_path: Path) -> None
 
 class NoImages(Engine):
     """An engine that has containers and nothing else."""
-
-    def ended_checks(self) -> tuple[str, ...]:
-        return ()
-
-    def own_images(self) -> tuple[ImageFact, ...]:
-        return ()
 
     def remove_own_images(self) -> tuple[str, ...]:
         return ()
