@@ -41,8 +41,10 @@ class FakeContainers:
     """What every question ends with, as an engine that is gone would."""
     engine: EngineInfo = DOCKER
     images: tuple[ImageFact, ...] = ()
+    digest: str | None = "sha256:0"
+    """What a registry says of every image."""
     looked_up: list[str] = field(default_factory=list)
-    """The images that a registry was asked for, which has them all."""
+    """The images that it was asked for."""
 
     @classmethod
     def of(cls, *facts: ContainerFact) -> Self:
@@ -130,9 +132,9 @@ class FakeContainers:
     def mounted_from(self, _key: str) -> tuple[str, ...]:
         return ()
 
-    def registry_digest(self, reference: str) -> str:
+    def registry_digest(self, reference: str) -> str | None:
         self.looked_up.append(reference)
-        return "sha256:0"
+        return self.digest
 
 
 @dataclass

@@ -22,6 +22,7 @@ from sparkdeploy.recipe.load import Resolved, load_engine
 from sparkdeploy.settings import load_settings, resources
 from sparkdeploy.upkeep import image_build as module
 from sparkdeploy.upkeep import images as image_shelf
+from tests.fakes.containers import FakeContainers
 from tests.fakes.fabric import spark
 from tests.fakes.plans import DOCKER, built
 
@@ -29,37 +30,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sparkdeploy.image.stages import Stage
-    from sparkdeploy.node.reports import EngineInfo
     from sparkdeploy.node.ssh import SshLink
     from sparkdeploy.recipe.load import Library
     from sparkdeploy.settings import Settings
 
 
-class _Engine:
+class _Engine(FakeContainers):
     """A Docker Engine of a laptop, which makes an image of whatever stage it is given."""
 
     def __init__(self) -> None:
-        self.images: dict[str, ImageFact] = {}
+        super().__init__(engine=replace(DOCKER, architecture="x86_64"))
         self.asked: list[Stage] = []
-        self.digest: str | None = "sha256:0"
-
-    def __enter__(self) -> _Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def info(self) -> EngineInfo:
-        return replace(DOCKER, architecture="x86_64")
-
-    def own_images(self) -> tuple[ImageFact, ...]:
-        return tuple(self.images.values())
-
-    def find_image(self, reference: str) -> ImageFact | None:
-        return self.images.get(reference)
-
-    def registry_digest(self, _reference: str) -> str | None:
-        return self.digest
 
 
 @pytest.fixture
@@ -69,8 +50,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> _Engine:
 
     def build_stage(_host: object, stage: Stage, *_: object) -> ImageFact:
         made.asked.append(stage)
-        made.images[stage.tag] = built(stage)
-        return made.images[stage.tag]
+        fact = built(stage)
+        made.images += (fact,)
+        return fact
 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(module, "connect", lambda _settings: made)
