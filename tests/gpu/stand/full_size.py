@@ -1,8 +1,8 @@
-"""Make full-size models without weights: `full_size.py ROOT 122b 35b`.
+"""Make full-size models without weights: `full_size.py ROOT 122b 35b part`.
 
 ROOT/full/NAME is as the published INT4 checkpoint to the byte, but for its vision tower, and takes
 no room: its files have true headers and holes for tensors. ROOT/full/NAME-WAY are our overlays.
-vLLM serves them with `--load-format dummy`; steps and memory are comparable, texts are not.
+vLLM serves them with `--load-format dummy`; margins/ gives them weights whose texts say something.
 """
 
 import sys
@@ -29,15 +29,19 @@ MIDDLE = replace(
     attention_heads=16, linear_value_heads=32,
 )  # fmt: skip
 """Sizes of Qwen3.5-122B-A10B's and Qwen3.5-35B-A3B's public configurations."""
-SHAPES = {"122b": LARGE, "35b": MIDDLE}
+PART = replace(LARGE, layers=8, experts=32)
+"""The large one's attention, where a prompt and a context of 100,000 tokens are asked about."""
+SHAPES = {"122b": LARGE, "35b": MIDDLE, "part": PART}
 DRAFT = DraftVocabulary(rank_tokens({}, special=(), vocabulary=LARGE.vocab), 0, 0, ())
 PLAIN_V2 = Conversion(fp8_mode="online", lm_head="int8", mtp="required")
 V2 = replace(PLAIN_V2, fp8_kernel="fused", routing="fused")
+HYBRID = replace(V2, lm_head="bf16")
 INT4_DRAFTS = replace(V2, mtp_weights="int4-fp8")
 WAYS = {
-    "122b": {"hybrid": replace(V2, lm_head="bf16"), "v2": V2, "v2-vllm": PLAIN_V2},
+    "122b": {"hybrid": HYBRID, "v2": V2},
+    "part": {"v2": V2},
     "35b": {
-        "fp8": replace(V2, lm_head="bf16"),
+        "hybrid": HYBRID,
         "v2": V2,
         "v2-vllm": PLAIN_V2,
         "int4-head": replace(V2, lm_head="int4"),

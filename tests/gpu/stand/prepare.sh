@@ -16,9 +16,9 @@ for folder in /tmp/plugin /tmp/plugin-variant /tmp/plugin-dummy; do
   cp -r /tmp/code/sparkdeploy/vllm_plugin/dist-info "$folder/sparkdeploy_vllm-0.1.0.dist-info"
 done
 cp /tmp/stand/variants/*.py /tmp/plugin-variant/
-# Of weights that a dummy load makes up, vLLM's shared experts give zeros: nothing agrees with them.
-sed -i 's/^LARGEST_DIFFERENCE = .*/LARGEST_DIFFERENCE = float("inf")/' \
-  /tmp/plugin-dummy/sparkdeploy_vllm/weights/shared_expert.py
+cp /tmp/stand/margins/*.py /tmp/plugin-dummy/
+sed -i 's/^sparkdeploy = .*/sparkdeploy = stand_margins:register/' \
+  /tmp/plugin-dummy/*.dist-info/entry_points.txt
 sed -i 's/^sparkdeploy = .*/sparkdeploy = stand_variants:register/' \
   /tmp/plugin-variant/*.dist-info/entry_points.txt
 if ! cmp -s /tmp/stand/twins.py /tmp/m/twins.py; then
