@@ -1,8 +1,7 @@
 """Decode attention for one to three rows of a 122B's layer: ours beside FlashAttention's on BF16.
 
 `PYTHONPATH=PLUGIN:SITE python3 turboquant_rows.py`: microseconds in a CUDA graph by context; layers
-have caches of their own, more than the card's L2 holds. One JSON line a context. PLUGIN may be an
-older one.
+have caches of their own, more than the card's L2 holds. One JSON line a context.
 """
 
 import json
@@ -30,7 +29,7 @@ def ours_us(context: int, rows: int) -> float:
         proof.draw(LAYER, (context,), PAGE, torch.bfloat16, rows, CUDA) for _ in range(LAYERS)
     ]
     tile = LAYER.shipped_tile(torch.cuda.get_device_capability(), rows)
-    into = proof.scratch(LAYER, questions[0], 0.0)
+    into = proof.scratch(LAYER, tile, questions[0], 0.0)
     out = torch.empty_like(questions[0].query)
     return layer_us(lambda: [proof.attend(LAYER, tile, it, out, into) for it in questions])
 

@@ -32,14 +32,14 @@ def launcher() -> Any:
 def test_the_source_compiles_for_every_format(launcher: Any, cache_dtype: str, major: int) -> None:
     for (heads, kv_heads, head_dim, page), tokens in product(SHAPES, (1, 4)):
         slot = slot_format(cache_dtype, head_dim)
-        rows = min(16, tokens * heads // kv_heads)
+        rows = tokens * heads // kv_heads
         tile = shipped_tile(major, slot, kv_heads, rows)
         assert tile is not None
         sizes = launcher.Sizes(
             head_dim=head_dim, key_bits=slot.key_bits, value_bits=slot.value_bits,
             kv_heads=kv_heads, group=heads // kv_heads, most_tokens=tokens, page=page,
-            chunk=tile.tokens, warps=tile.warps, stages=tile.stages, most_splits=256,
-            query_bf16=tokens % 2,
+            chunk=tile.tokens, warps=tile.warps, stages=tile.stages, rows=tile.rows,
+            heads=tile.heads, most_splits=256, query_bf16=tokens % 2,
         )  # fmt: skip
         code = launcher.compiled(sizes, ARCHITECTURES[major])
         assert code.startswith(ELF)
@@ -53,4 +53,4 @@ def test_what_the_compiler_says_is_told(
     source.write_text("int f() { return nothing; }")
     monkeypatch.setattr(launcher, "SOURCE", source)
     with pytest.raises(launcher.CudaError, match=r'identifier "nothing" is undefined'):
-        launcher.compiled(launcher.Sizes(*[1] * 12), "sm_90")
+        launcher.compiled(launcher.Sizes(*[1] * 14), "sm_90")

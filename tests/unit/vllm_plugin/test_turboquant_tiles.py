@@ -16,7 +16,6 @@ from sparkdeploy_vllm.turboquant.tiles import (
     GB10,
     HOPPER,
     OTHER_SHARED_BYTES,
-    ROWS,
     SHIPPED,
     AttentionKey,
     AttentionTile,
@@ -41,10 +40,6 @@ MANY_HEADS = ("sm_12x", (32, 8, 128))
 """The queries of eight heads take too much there from eight rows on: two tokens of a group of 4."""
 
 
-def rows_of(query_heads: int, kv_heads: int, tokens: int) -> int:
-    return min(ROWS, tokens * query_heads // kv_heads)
-
-
 @pytest.mark.parametrize("cache_dtype", BITS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("major", SHIPPED)
@@ -55,23 +50,32 @@ def test_layers_of_known_models_have_a_tile(
     query_heads, kv_heads, head_dim = shape
     slot = slot_format(cache_dtype, head_dim)
     for tokens in range(1, 9):
-        rows = rows_of(query_heads, kv_heads, tokens)
+        rows = tokens * query_heads // kv_heads
         if (shipped.name, shape) == MANY_HEADS and rows >= 8:
             continue
         tile = shipped_tile(major, slot, kv_heads, rows)
         assert tile is not None, (shipped.name, shape, cache_dtype, tokens)
-        assert tile.warps % kv_heads == 0
+        assert tile.warps % tile.heads == kv_heads % tile.heads == 0
         used = shared_bytes(tile, slot, kv_heads, rows)
         assert used + OTHER_SHARED_BYTES <= shipped.shared_bytes
 
 
-def test_shared_memory_is_queries_and_the_ring() -> None:
+def test_shared_memory_is_queries_weights_and_the_ring() -> None:
     """256 dimensions in 4 bits: a slot is 128 + 2 bytes of a key and 128 + 4 of a value."""
     slot = slot_format(FOUR_BITS, 256)
     assert slot.slot_bytes == 262
     # 2 KV heads x 8 pairs of rows x (256 FP16 of each row + a distance).
-    assert query_bytes(slot, 2, ROWS) == 2 * 8 * (2 * 256 * 2 + 16) == 16_640
-    assert shared_bytes(AttentionTile(32, 8, 2), slot, 2, ROWS) == 16_640 + 2 * 32 * 8 * 262
+    tile = AttentionTile(32, 8, 2, 16, 2)
+    assert query_bytes(tile, slot, 16) == 2 * 8 * (2 * 256 * 2 + 16) == 16_640
+    # FP16 for each of 16 rows and 32 tokens of each warp.
+    assert shared_bytes(tile, slot, 2, 16) == 16_640 + 2 * 16 * 32 * 8 + 2 * 32 * 8 * 262
+    three = replace(tile, tokens=16, rows=48)
+    assert query_bytes(three, slot, 48) == 3 * 16_640
+    assert query_bytes(three, slot, 30) == 2 * 16_640
+    assert shared_bytes(three, slot, 2, 48) == 3 * 16_640 + 2 * 48 * 16 * 8 + 2 * 16 * 8 * 262
+    # Of one head, of which each warp has tokens of its own, and pages have both heads'.
+    one = replace(three, heads=1)
+    assert shared_bytes(one, slot, 2, 48) == 3 * 8_320 + 2 * 48 * 16 * 8 + 2 * 16 * 8 * 2 * 262
 
 
 def python_of(formula: str) -> str:
@@ -107,6 +111,8 @@ def compiled(slot: SlotFormat, tile: AttentionTile, kv_heads: int, **more: int) 
         CHUNK=tile.tokens,
         WARPS=tile.warps,
         STAGES=tile.stages,
+        ROWS=tile.rows_for(more.get("MOST_TOKENS", 1) * more.get("GROUP", 1)),
+        HEADS=tile.heads,
         **{"PAGE": 16, "GROUP": 1, "MOST_TOKENS": 1, "MOST_SPLITS": 256} | more,
     )
 
@@ -117,7 +123,7 @@ def test_the_source_finds_everything_where_the_format_has_it(
     cache_dtype: str, head_dim: int
 ) -> None:
     slot = slot_format(cache_dtype, head_dim)
-    found = compiled(slot, AttentionTile(16, 8, 2), 4)
+    found = compiled(slot, AttentionTile(16, 8, 2, 16, 4), 4)
     assert (found["NORM"], found["VALUE"]) == (slot.key_code_bytes, slot.value_offset)
     assert (found["SCALE"], found["SLOT"]) == (slot.scale_offset, slot.slot_bytes)
     assert found["TOKEN"] == 4 * slot.slot_bytes
@@ -130,17 +136,19 @@ def test_the_source_uses_the_shared_memory_that_is_asked_for(
     tile: AttentionTile, group: int, tokens: int
 ) -> None:
     for cache_dtype, head_dim, kv_heads in product(BITS, (64, 128, 256), (1, 2, 4, 8)):
-        if tile.warps % kv_heads:
+        if kv_heads % tile.heads or tile.warps % tile.heads:
             continue  # no layer gets such a tile
         slot = slot_format(cache_dtype, head_dim)
         found = compiled(slot, tile, kv_heads, GROUP=group, MOST_TOKENS=tokens)
-        rows = rows_of(group * kv_heads, kv_heads, tokens)
+        rows = group * tokens
         queries = (found["QUERY_BYTES"] + 127) // 128 * 128
-        assert queries == query_bytes(slot, kv_heads, rows)
+        assert queries == query_bytes(tile, slot, rows)
+        assert found["TEAM"] == tile.team(slot)
         ring = found["STAGES"] * found["STAGE_BYTES"]
-        joined = found["WARPS"] * ROWS * (found["AT_ONCE"] * 64 + 4) * 4
-        assert queries + max(ring, joined) == shared_bytes(tile, slot, kv_heads, rows)
-        assert found["ROWS"] == ROWS
+        results = tile.heads * found["TEAM"] * found["OWN"] * found["ROW_TILES"] * 32 * 32
+        joined = (found["TEAMS"] - 1) * results * 4
+        used = queries + found["WEIGHT_BYTES"] + max(ring, joined)
+        assert used == shared_bytes(tile, slot, kv_heads, rows)
 
 
 KEY = AttentionKey(
@@ -156,7 +164,7 @@ KEY = AttentionKey(
     nvrtc="13.0",
 )
 H100 = replace(KEY, card="NVIDIA H100", capability=(9, 0))
-TUNED = AttentionTile(tokens=16, warps=4, stages=2)
+TUNED = AttentionTile(tokens=16, warps=4, stages=2, rows=16, heads=2)
 
 
 def store(folder: Path, key: AttentionKey = KEY, tile: AttentionTile = TUNED) -> Path:
@@ -188,4 +196,4 @@ def test_a_tile_that_does_not_fit_the_layer_is_not_used(tmp_path: Path) -> None:
     store(tmp_path, eight)
     choice = choose(eight, tmp_path)
     assert choice.source == "shipped"
-    assert "4 warps, 2 stages does not fit 8 KV heads" in choice.ignored
+    assert "4 warps, 2 stages, 16 rows of 2 heads does not fit 8 KV heads" in choice.ignored

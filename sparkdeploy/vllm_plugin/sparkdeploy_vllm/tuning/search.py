@@ -79,7 +79,8 @@ def tune_head(
 
 def attention_candidates(key: AttentionKey, shared_bytes: int) -> Iterator[AttentionTile]:
     limit = min(shared_bytes, attention.SHIPPED[key.capability[0]].shared_bytes)
-    for sizes in product(attention.TOKENS, attention.WARPS, attention.STAGES):
+    choices = (attention.TOKENS, attention.WARPS, attention.STAGES, attention.ROWS, attention.HEADS)
+    for sizes in product(*choices):
         tile = AttentionTile(*sizes)
         if not key.tile_problem(tile, limit):
             yield tile

@@ -146,9 +146,9 @@ class AttentionStand(CudaStand[AttentionTile]):
         requests = replace(drawn.requests, lengths=lengths, table=table[None])
         layers = self._layers_of(size, drawn.pages.flatten(0, 1))
         out = torch.empty_like(drawn.query)
-        scratch = proof.scratch(self.attention, drawn, 0.0)
 
         def launch(tile: AttentionTile, turn: int) -> None:
+            scratch = proof.scratch(self.attention, tile, drawn, 0.0)
             asked = Question(drawn.query, layers[turn], requests)
             proof.attend(self.attention, tile, asked, out, scratch)
 
@@ -169,7 +169,7 @@ class AttentionStand(CudaStand[AttentionTile]):
         """Whether the kernel gives this, twice the same. What it does not write is no number."""
         first, second = (torch.full_like(question.query, torch.nan) for _ in range(2))
         for out in (first, second):
-            scratch = proof.scratch(self.attention, question, torch.nan)
+            scratch = proof.scratch(self.attention, tile, question, torch.nan)
             proof.attend(self.attention, tile, question, out, scratch)
         error = (first.double() - exact).norm(dim=-1) / exact.norm(dim=-1)
         return bool((error < ROUNDING).all()) and torch.equal(first, second)

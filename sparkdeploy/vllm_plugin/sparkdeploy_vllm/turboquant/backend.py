@@ -239,7 +239,7 @@ class DecodeKernel:
         starts = metadata.query_start_loc
         requests = self.kernels.Requests(metadata.seq_lens, starts, metadata.block_table, tokens)
         allocate = partial(_floats, query.device)
-        scratch = self.kernels.scratch_of(self.attention, query, requests, allocate)
+        scratch = self.kernels.scratch_of(self.attention, self.tile, query, requests, allocate)
         output = torch.empty_like(query)
         return self.kernels.decode_attention(
             self.attention, query, kv_cache, requests, output, scratch, self.tile

@@ -1,14 +1,16 @@
 // Decode attention over vLLM's TurboQuant pages, bound by the bytes it reads.
 //
-// attend: a block takes a part of one request's context, all KV heads of it and 16 query rows of
+// attend: a block takes a part of one request's context, HEADS KV heads of it and ROWS query rows of
 // each (query heads that share a KV head, times query tokens). The warps ask in turn for pages, which
-// the bulk copy engine brings into a ring; each takes CHUNK tokens of one head at a time, unpacks
-// them in registers into operands of tensor cores and keeps softmax and result of its own. Only at
-// the end do the warps of a head join what they have. join: weighs the parts of the blocks.
+// the bulk copy engine brings into a ring, and unpack them in registers into operands of tensor
+// cores. Those of a team work on the same tokens of a head: each meets the keys of CHUNK tokens with
+// all rows and leaves the weights for the others, then adds all weighted values of the dimensions that
+// are its own. So a code is unpacked once, however many rows there are. join: weighs the parts of the
+// blocks.
 //
 // Sizes are macros, set when the source is compiled (launch.py):
-//   HEAD_DIM, KEY_BITS, VALUE_BITS, KV_HEADS, GROUP, MOST_TOKENS, PAGE, CHUNK, WARPS, STAGES,
-//   MOST_SPLITS, QUERY_BF16
+//   HEAD_DIM, KEY_BITS, VALUE_BITS, KV_HEADS, GROUP, MOST_TOKENS, PAGE, CHUNK, WARPS, STAGES, ROWS,
+//   HEADS, MOST_SPLITS, QUERY_BF16
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -17,14 +19,18 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 constexpr int TILES = CHUNK / 8;  // of a tensor core's columns; two are one step over the context
-constexpr int ROWS = 16;   // of the left operand
+constexpr int ROW_TILES = ROWS / 16;  // of a tensor core's rows
 constexpr int ROTATED = KEY_BITS != 8;
 constexpr int NORM = HEAD_DIM * KEY_BITS / 8;
 constexpr int VALUE = NORM + 2 * ROTATED;
 constexpr int SCALE = VALUE + HEAD_DIM * VALUE_BITS / 8;
 constexpr int SLOT = (SCALE + 4 + 1) / 2 * 2;
 constexpr int TOKEN = KV_HEADS * SLOT;
-constexpr int WARPS_OF_HEAD = WARPS / KV_HEADS;
+constexpr int GROUPS = HEAD_DIM / 64;  // of 64 dimensions: what a row of a tile's columns spans
+constexpr int WARPS_OF_HEAD = WARPS / HEADS;
+constexpr int TEAM = WARPS_OF_HEAD < GROUPS ? WARPS_OF_HEAD : GROUPS;
+constexpr int TEAMS = WARPS_OF_HEAD / TEAM;  // of a head, each with tokens of its own
+constexpr int OWN = GROUPS / TEAM;  // groups of dimensions that are a warp's
 constexpr int STAGE_TOKENS = CHUNK * WARPS_OF_HEAD;
 constexpr int LAG = STAGES > 2 ? 2 : 1;
 constexpr int STAGE_BYTES = STAGE_TOKENS * TOKEN;
@@ -35,9 +41,10 @@ constexpr int PAIRS = HELD_ROWS < 8 ? HELD_ROWS : 8;
 // Rows g and g + 8 lie together, as a tensor core's operand wants them; 16 bytes more keep two such
 // pairs on different banks.
 constexpr int QUERY_PAIR = HEAD_DIM * 4 + 16;
-constexpr int QUERY_BYTES = KV_HEADS * PAIRS * QUERY_PAIR;
+constexpr int ALL_PAIRS = HEADS * ROW_TILES * PAIRS;
+constexpr int QUERY_BYTES = ALL_PAIRS * QUERY_PAIR;
+constexpr int WEIGHT_BYTES = STAGE_TOKENS / 16 * HEADS * ROW_TILES * 512;
 constexpr int WORDS = HEAD_DIM / 8;  // of eight codes each
-constexpr int GROUPS = HEAD_DIM / 64;  // of 64 dimensions: what a row of a tile's columns spans
 constexpr int STEPS = WORDS / 4;  // words of a lane: lane t of four has words t STEPS and on
 constexpr int PER_LANE = HEAD_DIM / 32;
 constexpr float ROOT_OF_DIM = HEAD_DIM == 256 ? 16.f : HEAD_DIM == 128 ? 11.3137085f : 8.f;
@@ -128,6 +135,10 @@ INLINE void barrier_wait(u32 barrier, u32 phase) {
       "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
       "@!done bra again;\n}" ::"r"(barrier), "r"(phase)
       : "memory");
+}
+// Of the warps of a team, which is one of fifteen.
+INLINE void team_barrier(int team, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory");
 }
 INLINE void copy_bulk(u32 target, const u8* source, u32 bytes, u32 barrier) {
   asm volatile(
@@ -232,43 +243,56 @@ INLINE float sum_of_squares(const u32 (&pair)[4]) {
   return sum;
 }
 
-// Scores of 16 rows and a chunk, and the squares of what the keys are. With two tiles the halves of
-// each step have sums of their own: four chains of products instead of two.
-constexpr int CHAINS = TILES == 2 ? 2 : 1;
+// Scores of all rows and a chunk, and the squares of what the keys are. Where there are few products
+// the halves of each step have sums of their own: four chains instead of two.
+constexpr int CHAINS = TILES * ROW_TILES > 2 ? 1 : 2;
 INLINE void multiply_keys(const Table& table, const u8* operand, const u8* slots,
-                          float (&score)[CHAINS][TILES][4], float (&squares)[TILES]) {
+                          float (&score)[ROW_TILES][CHAINS][TILES][4], float (&squares)[TILES]) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < STEPS; j++) {
-    const uint4 a = *(const uint4*)(operand + 128 * j);
-    const uint4 b = *(const uint4*)(operand + 128 * j + 16);
+    uint4 a[ROW_TILES], b[ROW_TILES];
+#pragma unroll
+    for (int rows = 0; rows < ROW_TILES; rows++) {
+      a[rows] = *(const uint4*)(operand + rows * PAIRS * QUERY_PAIR + 128 * j);
+      b[rows] = *(const uint4*)(operand + rows * PAIRS * QUERY_PAIR + 128 * j + 16);
+    }
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
       u32 key[4];
       key_pairs(table, slots + (tile * 8 + g) * TOKEN, t * STEPS + j, key);
       if (ROTATED) squares[tile] += sum_of_squares(key);
-      multiply(score[0][tile], a, key[0], key[1]);
-      multiply(score[CHAINS - 1][tile], b, key[2], key[3]);
+#pragma unroll
+      for (int rows = 0; rows < ROW_TILES; rows++) {
+        multiply(score[rows][0][tile], a[rows], key[0], key[1]);
+        multiply(score[rows][CHAINS - 1][tile], b[rows], key[2], key[3]);
+      }
     }
   }
 }
 
 // Adds 16 tokens' weighted values to the result: column g of a tile is word 8 j + g, one tile for
 // each of its eight codes.
-INLINE void multiply_values(const u8* values, uint4 weights,
-                            float (&result)[HEAD_DIM / 8][4]) {
-  const int g = threadIdx.x % 32 / 4;
+INLINE void multiply_values(const u8* values, const uint4* weights, int first_group,
+                            float (&result)[OWN][ROW_TILES][8][4]) {
+  const int lane = threadIdx.x % 32, g = lane / 4;
+  uint4 weight[ROW_TILES];
 #pragma unroll
-  for (int j = 0; j < GROUPS; j++) {
+  for (int rows = 0; rows < ROW_TILES; rows++) weight[rows] = weights[rows * 32 + lane];
+#pragma unroll
+  for (int j = 0; j < OWN; j++) {
     u32 word[4], first[8], second[8];
 #pragma unroll
     for (int i = 0; i < 4; i++)
       word[i] = word_of<VALUE_BITS, SLOT % 4 == 0 && VALUE % 4 == 0>(
-          values + (i % 2 + i / 2 * 8) * TOKEN, 8 * j + g);
+          values + (i % 2 + i / 2 * 8) * TOKEN, 8 * (first_group + j) + g);
     value_pairs(word[0], word[1], first);
     value_pairs(word[2], word[3], second);
 #pragma unroll
-    for (int i = 0; i < 8; i++) multiply(result[j * 8 + i], weights, first[i], second[i]);
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+      for (int rows = 0; rows < ROW_TILES; rows++)
+        multiply(result[j][rows][i], weight[rows], first[i], second[i]);
   }
 }
 
@@ -292,13 +316,13 @@ INLINE void load_row(const u16* query, bool is_row, u16 (&bits)[PER_LANE]) {
 
 // Rows `pair` and 8 further of the block's queries; zeros where there are none.
 INLINE void load_pair(const u16* query, i64 query_token, i64 query_head, int pair, int row_block,
-                      int first, int count, u16 (&bits)[2][PER_LANE]) {
+                      int first_head, int first, int count, u16 (&bits)[2][PER_LANE]) {
 #pragma unroll
   for (int k = 0; k < 2; k++) {
-    const int all = row_block + pair % PAIRS + 8 * k;
-    const bool is_row = pair < KV_HEADS * PAIRS && all < ALL_ROWS && row_token(all) < count;
+    const int all = row_block + pair / PAIRS % ROW_TILES * 16 + pair % PAIRS + 8 * k;
+    const bool is_row = pair < ALL_PAIRS && all < ALL_ROWS && row_token(all) < count;
     load_row(query + (first + row_token(all)) * query_token
-                 + (pair / PAIRS * GROUP + all % GROUP) * query_head,
+                 + ((first_head + pair / (ROW_TILES * PAIRS)) * GROUP + all % GROUP) * query_head,
              is_row, bits[k]);
   }
 }
@@ -370,16 +394,6 @@ INLINE void store_pair(const float (&x)[PER_LANE], const float (&y)[PER_LANE], u
   }
 }
 
-// Dimensions that warps join at once, in groups of 64: as many as the ring has room for.
-constexpr int JOINED_ROWS = WARPS * ROWS * 4;
-constexpr int RING_BYTES = STAGES * STAGE_BYTES;
-constexpr int TWO = GROUPS > 1 ? 2 : 1;
-constexpr int TWO_OR_ONE = JOINED_ROWS * (TWO * 64 + 4) <= RING_BYTES ? TWO : 1;
-constexpr int AT_ONCE = JOINED_ROWS * (GROUPS * 64 + 4) <= RING_BYTES ? GROUPS : TWO_OR_ONE;
-
-// Where the sixteen bytes `part` of sixty-four floats lie, so that a warp's lie on all banks.
-INLINE int swizzled(int part) { return part ^ (part / 8 * 2); }
-
 // One warp asks for the pages of a round; tokens past `end` come along where their page does.
 INLINE void copy_round(int round, int begin, int end, const u8* pages, i64 page_stride,
                        const int* table, u8* ring, u64* full) {
@@ -405,12 +419,15 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   const Table centroids = {{high_0, high_1}, {low_0, low_1}};
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
-  __shared__ float factors[KV_HEADS * ROWS];
+  __shared__ float factors[HEADS * ROWS];
   __shared__ float mosts[WARPS][ROWS], totals[WARPS][ROWS], shifts[WARPS][ROWS];
   u8* queries = memory;
-  u8* ring = memory + (QUERY_BYTES + 127) / 128 * 128;
+  uint4* all_weights = (uint4*)(memory + (QUERY_BYTES + 127) / 128 * 128);
+  u8* ring = (u8*)all_weights + WEIGHT_BYTES;
   asm volatile("griddepcontrol.launch_dependents;");  // join may be brought to the card
-  const int request = blockIdx.x, row_block = blockIdx.y * ROWS, split = blockIdx.z;
+  const int request = blockIdx.x, split = blockIdx.z;
+  const int row_block = blockIdx.y / (KV_HEADS / HEADS) * ROWS;
+  const int first_head = blockIdx.y % (KV_HEADS / HEADS) * HEADS;
   const int splits = gridDim.z;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first = starts[request], count = starts[request + 1] - first;
@@ -423,7 +440,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
 
   // The first queries are asked for first: behind the pages they would wait for all of them.
   u16 bits[2][PER_LANE];
-  load_pair(query, query_token, query_head, warp, row_block, first, count, bits);
+  load_pair(query, query_token, query_head, warp, row_block, first_head, first, count, bits);
   if (warp < STAGES) {  // each of these warps sees to a stage's first round
     if (lane == 0) {
       barrier_init(shared_address(&full[warp]), 1);
@@ -435,37 +452,44 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       copy_round(warp, begin, end, pages, page_stride, table + request * table_stride, ring, full);
   }
 #pragma unroll 1
-  for (int pair = warp; pair < KV_HEADS * PAIRS; pair += WARPS) {
+  for (int pair = warp; pair < ALL_PAIRS; pair += WARPS) {
     float x[2][PER_LANE], length_of[2];
     prepare_rows(bits, x, length_of);
-    load_pair(query, query_token, query_head, pair + WARPS, row_block, first, count, bits);
+    load_pair(query, query_token, query_head, pair + WARPS, row_block, first_head, first, count,
+              bits);
     store_pair(x[0], x[1], queries + pair * QUERY_PAIR);
     if (lane < 2)
-      factors[pair / PAIRS * ROWS + pair % PAIRS + 8 * lane] =
+      factors[pair / PAIRS * 16 + pair % PAIRS + 8 * lane] =
           (lane ? length_of[1] : length_of[0]) * (score / QUERY_SCALE);
   }
   __syncthreads();
 
   const int head = warp / WARPS_OF_HEAD, g = lane / 4, t = lane % 4;
-  float result[HEAD_DIM / 8][4];
-  float most[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0.f, 0.f}, shift[2] = {0.f, 0.f};
+  const int team = warp / TEAM, member = warp % TEAM;
+  float result[OWN][ROW_TILES][8][4];
 #pragma unroll
-  for (int i = 0; i < HEAD_DIM / 8; i++)
-    for (int j = 0; j < 4; j++) result[i][j] = 0.f;
-
+  for (int i = 0; i < OWN * ROW_TILES * 32; i++) (&result[0][0][0][0])[i] = 0.f;
+  float most[ROW_TILES][2], total[ROW_TILES][2], shift[ROW_TILES][2], factor[ROW_TILES][2];
+  int seen[ROW_TILES][2];
   const int pair = min(g, PAIRS - 1);
-  const u8* operand = queries + (head * PAIRS + pair) * QUERY_PAIR + t * 32;
-  float factor[2];
-  int seen[2];
+  const u8* operand = queries + (head * ROW_TILES * PAIRS + pair) * QUERY_PAIR + t * 32;
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    factor[i] = factors[head * ROWS + pair + 8 * i];
-    seen[i] = min(end, length - count + 1 + row_token(row_block + pair + 8 * i));
-  }
+  for (int rows = 0; rows < ROW_TILES; rows++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = rows * 16 + pair + 8 * i;
+      most[rows][i] = MINUS_INFINITY;
+      total[rows][i] = shift[rows][i] = 0.f;
+      factor[rows][i] = factors[head * ROWS + row];
+      seen[rows][i] = min(end, length - count + 1 + row_token(row_block + row));
+    }
   const int least_seen = min(end, length - count + 1 + row_token(row_block));
+  // Of a team: 16 tokens after 16 tokens, each with the left operands of all rows.
+  uint4* weights = all_weights + team * (TEAM * CHUNK / 16) * ROW_TILES * 32;
   for (int round = 0; round < rounds; round++) {
     const int stage = round % STAGES;
-    const int chunk = begin + round * STAGE_TOKENS + warp % WARPS_OF_HEAD * CHUNK;
+    const int shared = begin + round * STAGE_TOKENS + warp % WARPS_OF_HEAD / TEAM * TEAM * CHUNK;
+    const int chunk = shared + member * CHUNK;
     // A stage that all have left is filled again, by the warps in turn.
     const int next = round - LAG + STAGES;
     if (round >= LAG && next < rounds && warp == round % WARPS) {
@@ -473,174 +497,211 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
       copy_round(next, begin, end, pages, page_stride, table + request * table_stride, ring, full);
     }
     barrier_wait(shared_address(&full[stage]), round / STAGES & 1);
-    if (chunk < end) {
-      const u8* slots =
-          ring + stage * STAGE_BYTES + (warp % WARPS_OF_HEAD * CHUNK * KV_HEADS + head) * SLOT;
-      // A lane has rows g and g + 8 and, of each tile, tokens 2 t and 2 t + 1.
-      float scores[CHAINS][TILES][4] = {};
-      float squares[TILES] = {};
-      multiply_keys(centroids, operand, slots, scores, squares);
-      float key_factor[TILES];
-#pragma unroll
-      for (int tile = 0; tile < TILES; tile++) {
-        key_factor[tile] = 1.f;
-        if (ROTATED) {
-          float sum = squares[tile];
-          sum += __shfl_xor_sync(~0u, sum, 1);
-          sum += __shfl_xor_sync(~0u, sum, 2);
-          const float norm = from_half(*(const u16*)(slots + (tile * 8 + g) * TOKEN + NORM));
-          key_factor[tile] = norm * rsqrtf(sum);
-        }
-      }
-      const bool is_edge = chunk + CHUNK > least_seen;
+    if (shared < end) {
+      const u8* team_slots = ring + stage * STAGE_BYTES
+                             + warp % WARPS_OF_HEAD / TEAM * TEAM * CHUNK * TOKEN
+                             + (first_head + head) * SLOT;
+      const u8* slots = team_slots + member * CHUNK * TOKEN;
+      // A lane has rows g and g + 8 of each sixteen and, of each tile, tokens 2 t and 2 t + 1.
+      float scores[ROW_TILES][CHAINS][TILES][4] = {};
       float value_scale[2 * TILES], value_zero[2 * TILES], inverse[2 * TILES];
-      float higher[2] = {most[0], most[1]};
+      float higher[ROW_TILES][2];
 #pragma unroll
-      for (int i = 0; i < 2 * TILES; i++) {
-        const int token = i / 2 * 8 + 2 * t + i % 2;
-        const u8* scalars = slots + token * TOKEN + SCALE;
-        value_scale[i] = from_half(*(const u16*)scalars);
-        value_zero[i] = from_half(*(const u16*)(scalars + 2));
-        if (is_edge && chunk + token >= end) value_scale[i] = value_zero[i] = 0.f;
-        const float key = ROTATED ? __shfl_sync(~0u, key_factor[i / 2], (2 * t + i % 2) * 4) : 1.f;
-        // The largest weight times scale becomes one, so that FP16 holds them whatever the scale.
-        const float magnitude = log2_of(fmaxf(value_scale[i], LEAST_SCALE));
-        inverse[i] = exp2_of(-magnitude) / WEIGHT_SCALE;
+      for (int rows = 0; rows < ROW_TILES; rows++) higher[rows][0] = higher[rows][1] = MINUS_INFINITY;
+      if (chunk < end) {
+        float squares[TILES] = {};
+        multiply_keys(centroids, operand, slots, scores, squares);
+        float key_factor[TILES];
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
-          float& s = scores[0][i / 2][row * 2 + i % 2];
-          if (CHAINS == 2) s += scores[CHAINS - 1][i / 2][row * 2 + i % 2];
-          s *= factor[row] * key;
-          if (is_edge && chunk + token >= seen[row]) s = MINUS_INFINITY;
-          higher[row] = fmaxf(higher[row], s + magnitude);
-        }
-      }
-      float base[2], shrink[2];
-#pragma unroll
-      for (int row = 0; row < 2; row++) {
-        higher[row] = fmaxf(higher[row], __shfl_xor_sync(~0u, higher[row], 1));
-        higher[row] = fmaxf(higher[row], __shfl_xor_sync(~0u, higher[row], 2));
-        base[row] = higher[row] == MINUS_INFINITY ? 0.f : higher[row];
-        shrink[row] = exp2_of(most[row] - base[row]);
-        most[row] = higher[row];
-        total[row] *= shrink[row];
-        shift[row] *= shrink[row];
-      }
-      if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f))
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 8; i++) {
-          result[i][0] *= shrink[0];
-          result[i][1] *= shrink[0];
-          result[i][2] *= shrink[1];
-          result[i][3] *= shrink[1];
-        }
-#pragma unroll
-      for (int step = 0; step < TILES / 2; step++) {
-        u32 weight[4];
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
-          const int tile = step * 2 + part / 2, row = part % 2;
-          float one[2];
-#pragma unroll
-          for (int i = 0; i < 2; i++)
-            one[i] = exp2_of(scores[0][tile][row * 2 + i] - base[row]);
-          weight[part] = two_halves(one[0] * (value_scale[tile * 2] * WEIGHT_SCALE),
-                                    one[1] * (value_scale[tile * 2 + 1] * WEIGHT_SCALE));
-          // What the products weigh by, rounded, is what is counted as well: over many equal
-          // weights one rounding would not average out.
-#pragma unroll
-          for (int i = 0; i < 2; i++) {
-            const float rounded = i ? high_half(weight[part]) : low_half(weight[part]);
-            if (rounded >= LEAST_NORMAL) one[i] = rounded * inverse[tile * 2 + i];
-            total[row] += one[i];
-            shift[row] += one[i] * value_zero[tile * 2 + i];
+        for (int tile = 0; tile < TILES; tile++) {
+          key_factor[tile] = 1.f;
+          if (ROTATED) {
+            float sum = squares[tile];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            const float norm = from_half(*(const u16*)(slots + (tile * 8 + g) * TOKEN + NORM));
+            key_factor[tile] = norm * rsqrtf(sum);
           }
         }
-        multiply_values(slots + (step * 16 + 2 * t) * TOKEN + VALUE,
-                        make_uint4(weight[0], weight[1], weight[2], weight[3]), result);
+        const bool is_edge = chunk + CHUNK > least_seen;
+#pragma unroll
+        for (int i = 0; i < 2 * TILES; i++) {
+          const int token = i / 2 * 8 + 2 * t + i % 2;
+          const u8* scalars = slots + token * TOKEN + SCALE;
+          value_scale[i] = from_half(*(const u16*)scalars);
+          value_zero[i] = from_half(*(const u16*)(scalars + 2));
+          if (is_edge && chunk + token >= end) value_scale[i] = value_zero[i] = 0.f;
+          const float key = ROTATED ? __shfl_sync(~0u, key_factor[i / 2], (2 * t + i % 2) * 4) : 1.f;
+          // The largest weight times scale becomes one, so that FP16 holds them whatever the scale.
+          const float magnitude = log2_of(fmaxf(value_scale[i], LEAST_SCALE));
+          inverse[i] = exp2_of(-magnitude) / WEIGHT_SCALE;
+#pragma unroll
+          for (int rows = 0; rows < ROW_TILES; rows++)
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+              float& s = scores[rows][0][i / 2][row * 2 + i % 2];
+              if (CHAINS == 2) s += scores[rows][CHAINS - 1][i / 2][row * 2 + i % 2];
+              s *= factor[rows][row] * key;
+              if (is_edge && chunk + token >= seen[rows][row]) s = MINUS_INFINITY;
+              higher[rows][row] = fmaxf(higher[rows][row], s + magnitude);
+            }
+        }
       }
+#pragma unroll
+      for (int rows = 0; rows < ROW_TILES; rows++)
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+          float& own = higher[rows][row];
+          own = fmaxf(own, __shfl_xor_sync(~0u, own, 1));
+          own = fmaxf(own, __shfl_xor_sync(~0u, own, 2));
+          if (TEAM > 1 && t == 0) mosts[warp][rows * 16 + g + 8 * row] = own;
+        }
+      if (TEAM > 1) team_barrier(team, TEAM * 32);
+      float base[ROW_TILES][2];
+      bool has_grown = false;
+#pragma unroll
+      for (int rows = 0; rows < ROW_TILES; rows++)
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+          float top = fmaxf(most[rows][row], higher[rows][row]);
+          if (TEAM > 1)
+#pragma unroll
+            for (int other = 0; other < TEAM; other++)
+              top = fmaxf(top, mosts[team * TEAM + other][rows * 16 + g + 8 * row]);
+          base[rows][row] = top == MINUS_INFINITY ? 0.f : top;
+          const float shrink = exp2_of(most[rows][row] - base[rows][row]);
+          has_grown = has_grown || shrink != 1.f;
+          higher[rows][row] = shrink;
+          most[rows][row] = top;
+          total[rows][row] *= shrink;
+          shift[rows][row] *= shrink;
+        }
+      if (__any_sync(~0u, has_grown))
+#pragma unroll
+        for (int j = 0; j < OWN; j++)
+#pragma unroll
+          for (int rows = 0; rows < ROW_TILES; rows++)
+#pragma unroll
+            for (int i = 0; i < 32; i++) result[j][rows][i / 4][i % 4] *= higher[rows][i % 4 / 2];
+      if (chunk < end)
+#pragma unroll
+        for (int step = 0; step < TILES / 2; step++)
+#pragma unroll
+          for (int rows = 0; rows < ROW_TILES; rows++) {
+            u32 weight[4];
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+              const int tile = step * 2 + part / 2, row = part % 2;
+              float one[2];
+#pragma unroll
+              for (int i = 0; i < 2; i++)
+                one[i] = exp2_of(scores[rows][0][tile][row * 2 + i] - base[rows][row]);
+              weight[part] = two_halves(one[0] * (value_scale[tile * 2] * WEIGHT_SCALE),
+                                        one[1] * (value_scale[tile * 2 + 1] * WEIGHT_SCALE));
+              // What the products weigh by, rounded, is what is counted as well: over many equal
+              // weights one rounding would not average out.
+#pragma unroll
+              for (int i = 0; i < 2; i++) {
+                const float rounded = i ? high_half(weight[part]) : low_half(weight[part]);
+                if (rounded >= LEAST_NORMAL) one[i] = rounded * inverse[tile * 2 + i];
+                total[rows][row] += one[i];
+                shift[rows][row] += one[i] * value_zero[tile * 2 + i];
+              }
+            }
+            weights[((member * (TILES / 2) + step) * ROW_TILES + rows) * 32 + lane] =
+                make_uint4(weight[0], weight[1], weight[2], weight[3]);
+          }
+      if (TEAM > 1) team_barrier(team, TEAM * 32);
+      const int steps = min(TEAM * CHUNK, end - shared + 15) / 16;
+#pragma unroll 1
+      for (int step = 0; step < steps; step++)
+        multiply_values(team_slots + (step * 16 + 2 * t) * TOKEN + VALUE,
+                        weights + step * ROW_TILES * 32, member * OWN, result);
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&empty[stage]));
   }
 #pragma unroll
-  for (int row = 0; row < 2; row++) {
-    for (int bit = 1; bit < 4; bit *= 2) {
-      total[row] += __shfl_xor_sync(~0u, total[row], bit);
-      shift[row] += __shfl_xor_sync(~0u, shift[row], bit);
+  for (int rows = 0; rows < ROW_TILES; rows++)
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+      for (int bit = 1; bit < 4; bit *= 2) {
+        total[rows][row] += __shfl_xor_sync(~0u, total[rows][row], bit);
+        shift[rows][row] += __shfl_xor_sync(~0u, shift[rows][row], bit);
+      }
+      if (t == 0) {
+        mosts[warp][rows * 16 + g + 8 * row] = most[rows][row];
+        totals[warp][rows * 16 + g + 8 * row] = total[rows][row];
+        shifts[warp][rows * 16 + g + 8 * row] = shift[rows][row];
+      }
     }
-    if (t == 0) {
-      mosts[warp][g + 8 * row] = most[row];
-      totals[warp][g + 8 * row] = total[row];
-      shifts[warp][g + 8 * row] = shift[row];
-    }
-  }
   __syncthreads();
 
-  // Join the warps of a head, in the ring's memory: first what each weighs, then what it has.
+  // Join the warps of a head: first what each weighs, then, through the ring, what teams have.
   const i64 part_stride = (i64)splits * HEAD_DIM;
-  for (int at = threadIdx.x; at < KV_HEADS * ROWS; at += WARPS * 32) {
-    const int of = at / ROWS, row = at % ROWS, all = row_block + row, from = of * WARPS_OF_HEAD;
-    float top = MINUS_INFINITY, weight = 0.f, moved = 0.f;
-    for (int w = 0; w < WARPS_OF_HEAD; w++) top = fmaxf(top, mosts[from + w][row]);
-    const float base = top == MINUS_INFINITY ? 0.f : top;
-    for (int w = 0; w < WARPS_OF_HEAD; w++) {
-      const float share = exp2_of(mosts[from + w][row] - base);
-      weight += totals[from + w][row] * share;
-      moved += shifts[from + w][row] * share;
-    }
-    const float inverse = weight == 0.f ? 0.f : 1.f / weight;
-    for (int w = 0; w < WARPS_OF_HEAD; w++) {
-      totals[from + w][row] = exp2_of(mosts[from + w][row] - base) * inverse;
-      shifts[from + w][row] = moved * inverse;
-    }
-    if (all < ALL_ROWS && row_token(all) < count && row < HELD_ROWS) {
-      i64 place = (i64)(first + row_token(all)) * (KV_HEADS * GROUP) + of * GROUP + all % GROUP;
-      sums[place * splits + split] = weight == 0.f ? MINUS_INFINITY : base + log2_of(weight);
-    }
-  }
-  __syncthreads();
-  constexpr int PADDED = AT_ONCE * 64 + 4;
-  constexpr int JOBS = KV_HEADS * HELD_ROWS * AT_ONCE * 16;
-  float* joined = (float*)ring;
-  const float own[2] = {totals[warp][g] * (VALUE_SCALE / WEIGHT_SCALE),
-                        totals[warp][g + 8] * (VALUE_SCALE / WEIGHT_SCALE)};
+  float scale[ROW_TILES][2], moved[ROW_TILES][2];
+  float* out[ROW_TILES][2];
 #pragma unroll
-  for (int from = 0; from < GROUPS; from += AT_ONCE) {
+  for (int rows = 0; rows < ROW_TILES; rows++)
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; j++)
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-          const int at = (from + j) * 8 + i, part = swizzled(4 * t + k % 2 * 2 + i / 4);
-          const float scale = own[k / 2];
-          *(float4*)(joined + (warp * ROWS + g + k / 2 * 8) * PADDED + j * 64 + part * 4) =
-              make_float4(result[at][k] * (scale / lies(i)), result[at + 1][k] * (scale / lies(i + 1)),
-                          result[at + 2][k] * (scale / lies(i + 2)),
-                          result[at + 3][k] * (scale / lies(i + 3)));
-        }
-    __syncthreads();
-#pragma unroll 2
-    for (int job = threadIdx.x; job < JOBS; job += WARPS * 32) {
-      const int part = job % 16, j = job / 16 % AT_ONCE, held = job / 16 / AT_ONCE % HELD_ROWS;
-      const int of = job / 16 / AT_ONCE / HELD_ROWS, all = row_block + held;
-      if (all >= ALL_ROWS || row_token(all) >= count) continue;
-      const float moved = shifts[of * WARPS_OF_HEAD][held];
-      float4 sum = make_float4(moved, moved, moved, moved);
-#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = rows * 16 + g + 8 * i, all = row_block + row, from = head * WARPS_OF_HEAD;
+      float top = MINUS_INFINITY, weight = 0.f, all_moved = 0.f;
+      for (int w = 0; w < WARPS_OF_HEAD; w++) top = fmaxf(top, mosts[from + w][row]);
+      const float base = top == MINUS_INFINITY ? 0.f : top;
       for (int w = 0; w < WARPS_OF_HEAD; w++) {
-        const int of_warp = of * WARPS_OF_HEAD + w;
-        const float4 more = *(const float4*)(
-            joined + (of_warp * ROWS + held) * PADDED + j * 64 + swizzled(part) * 4);
-        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+        const float share = exp2_of(mosts[from + w][row] - base);
+        weight += totals[from + w][row] * share;
+        all_moved += shifts[from + w][row] * share;
       }
-      i64 place = (i64)(first + row_token(all)) * (KV_HEADS * GROUP) + of * GROUP + all % GROUP;
-      *(float4*)(parts + place * part_stride + split * HEAD_DIM
-                 + (from + j) * 64 + part * 4) = sum;
+      const float inverse = weight == 0.f ? 0.f : 1.f / weight;
+      scale[rows][i] = exp2_of(most[rows][i] - base) * inverse * (VALUE_SCALE / WEIGHT_SCALE);
+      moved[rows][i] = all_moved * inverse;
+      const bool is_row = row < HELD_ROWS && all < ALL_ROWS && row_token(all) < count;
+      const i64 place = (i64)(first + row_token(all)) * (KV_HEADS * GROUP)
+                        + (first_head + head) * GROUP + all % GROUP;
+      out[rows][i] = is_row ? parts + place * part_stride + split * HEAD_DIM : nullptr;
+      if (is_row && warp == from && t == 0)
+        sums[place * splits + split] = weight == 0.f ? MINUS_INFINITY : base + log2_of(weight);
     }
-    if (from + AT_ONCE < GROUPS) __syncthreads();
+  float* joined = (float*)ring + lane;
+#pragma unroll
+  for (int j = 0; j < OWN; j++)
+#pragma unroll
+    for (int rows = 0; rows < ROW_TILES; rows++)
+#pragma unroll
+      for (int i = 0; i < 32; i++) {
+        float& value = result[j][rows][i / 4][i % 4];
+        value *= scale[rows][i % 4 / 2] / lies(i / 4);
+        if (TEAMS > 1 && warp % WARPS_OF_HEAD >= TEAM)
+          joined[(((head * (TEAMS - 1) + warp % WARPS_OF_HEAD / TEAM - 1) * TEAM + member)
+                  * OWN * ROW_TILES * 32 + (j * ROW_TILES + rows) * 32 + i) * 32] = value;
+      }
+  if (TEAMS > 1) {
+    __syncthreads();
+    if (warp % WARPS_OF_HEAD >= TEAM) return;
+#pragma unroll
+    for (int i = 0; i < OWN * ROW_TILES * 32; i++)
+      for (int other = 0; other < TEAMS - 1; other++)
+        (&result[0][0][0][0])[i] += joined[(((head * (TEAMS - 1) + other) * TEAM + member)
+                                            * OWN * ROW_TILES * 32 + i) * 32];
   }
+  // A lane has two words of eight dimensions of each row and group.
+#pragma unroll
+  for (int j = 0; j < OWN; j++)
+#pragma unroll
+    for (int rows = 0; rows < ROW_TILES; rows++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        if (out[rows][k / 2] == nullptr) continue;
+        float4* target = (float4*)(out[rows][k / 2] + ((member * OWN + j) * 8 + 2 * t + k % 2) * 8);
+        const float (&values)[8][4] = result[j][rows];
+        const float shifted = moved[rows][k / 2];
+#pragma unroll
+        for (int i = 0; i < 8; i += 4)
+          target[i / 4] = make_float4(values[i][k] + shifted, values[i + 1][k] + shifted,
+                                      values[i + 2][k] + shifted, values[i + 3][k] + shifted);
+      }
 }
 
 // A block joins 64 dimensions of a query head; each of its eight groups of threads takes every

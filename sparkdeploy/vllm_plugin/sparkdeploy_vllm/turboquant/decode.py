@@ -15,7 +15,6 @@ from torch import Tensor
 from sparkdeploy_vllm.turboquant.format import SlotFormat
 from sparkdeploy_vllm.turboquant.launch import ATTEND, JOIN, LaunchShape, Sizes, compiler, launch
 from sparkdeploy_vllm.turboquant.tiles import (
-    ROWS,
     SHIPPED,
     AttentionKey,
     AttentionTile,
@@ -59,7 +58,7 @@ class AttentionLayer:
         return self.query_heads // self.kv_heads
 
     def rows(self, most_tokens: int) -> int:
-        return min(ROWS, most_tokens * self.group)
+        return most_tokens * self.group
 
     def shipped_tile(self, capability: tuple[int, int], most_tokens: int) -> AttentionTile | None:
         return shipped_tile(capability[0], self.slot, self.kv_heads, self.rows(most_tokens))
@@ -127,7 +126,7 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
     requests: Requests,
     out: Tensor,
     scratch: Scratch,
-    tile: AttentionTile | None = None,
+    tile: AttentionTile,
 ) -> Tensor:
     """Attend from `query` [T, H, D] to `pages` uint8 [blocks, tokens, KV heads, slot bytes].
 
@@ -136,10 +135,6 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
     for the card, and every grid depends on shapes alone: safe in a CUDA graph, whose `requests` may
     change between replays. A row's result depends on the splits, not on the other rows.
     """
-    capability = _capability(query.device.index)
-    tile = tile or attention.shipped_tile(capability, requests.most_tokens)
-    if tile is None:
-        raise ValueError("sparkdeploy: no tile of the TurboQuant kernel fits this layer")
     sizes = _sizes(attention, query, pages, requests, tile)
     _attend(attention, query, pages, requests, scratch, tile, sizes)
     _join(attention, requests, out, scratch, sizes)
@@ -159,15 +154,14 @@ def key_of(attention: AttentionLayer, most_tokens: int, device: torch.device) ->
     )
 
 
-def row_blocks(attention: AttentionLayer, most_tokens: int) -> int:
-    return -(-most_tokens * attention.group // ROWS)
+def blocks_of(attention: AttentionLayer, tile: AttentionTile, most_tokens: int) -> int:
+    """Blocks that the same tokens of a request have: rows and heads of their own."""
+    return -(-attention.rows(most_tokens) // tile.rows) * (attention.kv_heads // tile.heads)
 
 
-def splits_of(
-    attention: AttentionLayer, requests: int, most_tokens: int, multiprocessors: int
-) -> int:
+def splits_of(requests: int, blocks_of_a_request: int, multiprocessors: int) -> int:
     """Parts a context is cut into, so that every multiprocessor has a block, and never more."""
-    blocks = max(1, requests * row_blocks(attention, most_tokens))
+    blocks = max(1, requests * blocks_of_a_request)
     return max(1, min(MOST_SPLITS, multiprocessors // blocks))
 
 
@@ -180,6 +174,7 @@ def scratch_shapes(
 
 def scratch_of(
     attention: AttentionLayer,
+    tile: AttentionTile,
     query: Tensor,
     requests: Requests,
     allocate: Callable[..., Iterable[Tensor]],
@@ -187,7 +182,7 @@ def scratch_of(
     """Scratch memory for one call; `allocate` gives FP32 tensors of the shapes that it gets."""
     count = requests.lengths.shape[0]
     processors = multiprocessors(query.device.index)
-    splits = splits_of(attention, count, requests.most_tokens, processors)
+    splits = splits_of(count, blocks_of(attention, tile, requests.most_tokens), processors)
     return Scratch(*allocate(*scratch_shapes(attention, query.shape[0], splits)))
 
 
@@ -217,6 +212,8 @@ def _sizes(
         chunk=tile.tokens,
         warps=tile.warps,
         stages=tile.stages,
+        rows=tile.rows_for(attention.rows(requests.most_tokens)),
+        heads=tile.heads,
         most_splits=MOST_SPLITS,
         query_bf16=int(query.dtype == torch.bfloat16),
     )
@@ -245,8 +242,8 @@ def _attend(  # noqa: PLR0913, PLR0917
     attention: AttentionLayer, query: Tensor, pages: Tensor, requests: Requests, scratch: Scratch,
     tile: AttentionTile, sizes: Sizes,
 ) -> None:  # fmt: skip
-    blocks = row_blocks(attention, requests.most_tokens)
     rows = attention.rows(requests.most_tokens)
+    blocks = blocks_of(attention, tile, requests.most_tokens)
     how = LaunchShape(
         grid=(requests.lengths.shape[0], blocks, scratch.splits),
         threads=32 * tile.warps,

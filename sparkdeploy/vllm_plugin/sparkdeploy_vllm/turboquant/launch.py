@@ -29,6 +29,8 @@ class Sizes:
     chunk: int
     warps: int
     stages: int
+    rows: int
+    heads: int
     most_splits: int
     query_bf16: int
 

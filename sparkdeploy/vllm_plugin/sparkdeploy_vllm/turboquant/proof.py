@@ -54,7 +54,7 @@ def first_fault(
         lengths = (tokens, 5 * page + 3 + tokens, 17 + tokens)
         question = draw(attention, lengths, page, dtype, tokens, device)
         result = torch.empty_like(question.query)
-        attend(attention, tile, question, result, scratch(attention, question, 0.0))
+        attend(attention, tile, question, result, scratch(attention, tile, question, 0.0))
         expected = exact(attention, question, torch.float32)
         error = float((result.float() - expected).norm() / expected.norm())
     except Exception as fault:  # noqa: BLE001 - whatever it is, vLLM's own kernel serves
@@ -109,12 +109,14 @@ def attend(
     decode_attention(attention, *question, out, into, tile)
 
 
-def scratch(attention: AttentionLayer, question: Question, filled_with: float) -> Scratch:
+def scratch(
+    attention: AttentionLayer, tile: AttentionTile, question: Question, filled_with: float
+) -> Scratch:
     def allocate(*shapes: tuple[int, ...]) -> list[Tensor]:
         kind = {"dtype": torch.float32, "device": question.query.device}
         return [torch.full(shape, filled_with, **kind) for shape in shapes]
 
-    return scratch_of(attention, question.query, question.requests, allocate)
+    return scratch_of(attention, tile, question.query, question.requests, allocate)
 
 
 def centroids(attention: AttentionLayer, device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ ROUNDING = 2.0**-8
 """Relative error that BF16 may add to a row."""
 SHAPES = (
     ("turboquant_4bit_nc", 256, 4, 2, 2, 16, (12, 1)),
+    ("turboquant_4bit_nc", 256, 32, 2, 3, 16, (9, 0)),
     ("turboquant_k8v4", 128, 6, 2, 1, 16, (9, 0)),
     ("turboquant_k3v4_nc", 64, 6, 1, 4, 32, (12, 1)),
     ("turboquant_3bit_nc", 64, 8, 8, 1, 16, (9, 0)),
@@ -57,9 +58,10 @@ def check_unlike_requests_in_one_launch_are_each_right() -> None:
         requests = module.Requests(torch.tensor(lengths).int(), starts, table, most)
         shapes = module.scratch_shapes(attention, sum(counts), 3)
         scratch = module.Scratch(*(torch.full(shape, torch.nan) for shape in shapes))
+        tile = attention.shipped_tile((9, 0), most)
         found = [torch.full_like(query, 7) for _ in range(2)]
         for out in found:
-            module.decode_attention(attention, query, pages, requests, out, scratch)
+            module.decode_attention(attention, query, pages, requests, out, scratch, tile)
         centroids = proof.centroids(attention, CPU)
     assert torch.equal(*found)
     for request, length in enumerate(lengths):

@@ -6,6 +6,7 @@ The kernel itself needs a GPU.
 import ctypes
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,10 +18,12 @@ from cuda_stand_in import MULTIPROCESSORS, STREAM, decode_module
 from sparkdeploy_vllm.turboquant import backend
 from sparkdeploy_vllm.turboquant.backend import DecodeKernel, most_query_tokens
 from sparkdeploy_vllm.turboquant.format import BITS, slot_format
+from sparkdeploy_vllm.turboquant.tiles import AttentionTile
 from vllm.model_executor.layers.quantization.turboquant.centroids import get_centroids
 from vllm.v1.worker.workspace import WorkspaceManager
 
 SOURCE = Path(sparkdeploy_vllm.__file__).parent / "turboquant" / "decode.cu"
+TILE = AttentionTile(16, 8, 2, 48, 1)
 FACTORS = {3: 0.63033915, 4: 0.43339555}
 """Of the centroids of N(0, 1), as the kernel's table says; they cancel."""
 
@@ -63,14 +66,16 @@ def check_every_multiprocessor_has_a_block_and_never_two_where_there_is_a_choice
             attention = _attention(module, heads)
             requests, tokens = chosen.randint(1, 300), chosen.randint(1, 8)
             processors = chosen.choice((1, 48, 132))
-            splits = module.splits_of(attention, requests, tokens, processors)
-            blocks = requests * module.row_blocks(attention, tokens)
+            tile = replace(TILE, rows=chosen.choice((16, 48)))
+            each = module.blocks_of(attention, tile, tokens)
+            splits = module.splits_of(requests, each, processors)
+            blocks = requests * each
             assert 1 <= splits <= module.MOST_SPLITS
             assert splits * blocks <= max(processors, blocks)
             assert (splits + 1) * blocks > processors or splits == module.MOST_SPLITS
-        attention = _attention(module)
-        assert module.splits_of(attention, 1, 1, 1000) == module.MOST_SPLITS
-        assert module.splits_of(attention, 0, 1, 132) == 132
+        assert module.blocks_of(_attention(module), TILE, 4) == 2 * 2
+        assert module.splits_of(1, 1, 1000) == module.MOST_SPLITS
+        assert module.splits_of(0, 1, 132) == 132
 
 
 TYPES = {
@@ -117,7 +122,8 @@ def _launched(module: ModuleType, tokens: int) -> tuple[dict[str, Any], dict[str
     with mock.patch.object(module, "launch", launch):
         requests = module.Requests(lengths, starts, table, tokens)
         scratch = module.Scratch(parts, sums)
-        assert module.decode_attention(attention, query, pages, requests, out, scratch) is out
+        given = (query, pages, requests, out, scratch, replace(TILE, rows=16))
+        assert module.decode_attention(attention, *given) is out
     words = module.centroid_bytes(4)
     facts = {
         "query_token": query.stride(0), "query_head": query.stride(1),
@@ -152,8 +158,8 @@ def check_grids_depend_on_shapes_alone() -> None:
     """A captured graph keeps them."""
     with decode_module() as module:
         calls, _ = _launched(module, tokens=3)
-        # Three tokens of 16 query heads a KV head, 16 rows a block.
-        assert calls["attend"].how.grid == (2, 3, 6)
+        # Three tokens of 16 query heads a KV head, 16 rows and one of two KV heads a block.
+        assert calls["attend"].how.grid == (2, 3 * 2, 6)
         assert calls["join"].how.grid == (2, 3 * 32, 256 // 64)
         assert (calls["attend"].how.is_early, calls["join"].how.is_early) == (False, True)
         sizes = calls["attend"].sizes
@@ -194,7 +200,7 @@ def _hold_against(config: Any, chosen: random.Random) -> None:
     ):
         backend._reserve_scratch(config, SimpleNamespace(head_size=64))
         manager.lock()
-        kernel = DecodeKernel(_attention(module, 4, 2, 64), tile=None)
+        kernel = DecodeKernel(_attention(module, 4, 2, 64), TILE)
         for requests in {1, most, *(chosen.randint(1, most) for _ in range(8))}:
             tokens = chosen.randint(1, most_tokens)
             rows = requests * tokens

@@ -102,6 +102,14 @@ static void __syncthreads() {
   while (block_meetings == meeting) give_way();
 }
 static void __syncwarp() { meet({}); }
+
+// A barrier of some warps, by its number.
+static int team_arrived[16], team_meetings[16];
+static void team_barrier(int team, int threads) {
+  const int meeting = team_meetings[team];
+  if (++team_arrived[team] == threads) team_arrived[team] = 0, team_meetings[team]++, events++;
+  while (team_meetings[team] == meeting) give_way();
+}
 static float __shfl_sync(unsigned, float value, int lane) {
   return __uint_as_float(meet({bits_of(value)})[lane].part[0]);
 }
@@ -267,6 +275,7 @@ static void start_block(int threads) {
   fibers.resize(threads);
   warps = std::vector<Warp>(threads / 32);
   alive = threads, block_arrived = 0;
+  memset(team_arrived, 0, sizeof team_arrived);
   memset(dynamic_memory, 0xFF, sizeof dynamic_memory);  // NaN, whatever reads it
   for (Fiber& fiber : fibers) {
     fiber.has_ended = false;
