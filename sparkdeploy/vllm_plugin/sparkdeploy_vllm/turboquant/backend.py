@@ -18,6 +18,7 @@ from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends import turboquant_attn
+from vllm.v1.attention.backends.fa_utils import is_fa_version_supported
 from vllm.v1.worker.workspace import current_workspace_manager, is_workspace_manager_initialized
 
 from sparkdeploy_vllm.announce import announce_choice, warn_once
@@ -58,6 +59,8 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
         self.most_rows = config.scheduler_config.max_num_seqs
         """vLLM reserves its scratch memory for this many rows, and no more may be taken later."""
         self.most_tokens = most_query_tokens(config)
+        if self.fa_version == 2:
+            self.fa_version = prompts_version()
         self.kernel = _kernel_of(self)
 
     def _decode_attention(
@@ -99,6 +102,16 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
             attn_metadata = replace(attn_metadata, max_seq_len=attn_metadata.max_seq_len + 1)
         prefill = super()._prefill_attention
         return prefill(query, key, value, kv_cache, attn_metadata, *rest, **named)
+
+
+def prompts_version() -> int:
+    """FlashAttention's version for prompts on this card: 3 on Hopper, of which 2 uses a half.
+
+    Where a cache is TurboQuant's, vLLM says 2 to all layers, for the sake of those that keep 16
+    bits and have a class of their own.
+    """
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    return 3 if is_hopper and is_fa_version_supported(3) else 2
 
 
 def refuse_what_is_ignored(*args: Any, **kwargs: Any) -> dict[str, Any]:

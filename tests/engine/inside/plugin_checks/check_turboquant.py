@@ -172,6 +172,19 @@ def _made(**wanted: Any) -> SparkTurboQuantImpl:
             )
 
 
+def check_prompts_take_the_flash_attention_that_the_card_has() -> None:
+    for capability, has_three, version in (
+        ((9, 0), True, 3),
+        ((9, 0), False, 2),
+        ((12, 1), True, 2),
+    ):
+        with (
+            mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
+            mock.patch.object(backend, "is_fa_version_supported", return_value=has_three),
+        ):
+            assert backend.prompts_version() == version, capability
+
+
 def check_what_turboquant_would_ignore_is_refused() -> None:
     assert _made(sliding_window=None, logits_soft_cap=None).most_rows == 4
     assert _made(logits_soft_cap=0.0).most_rows == 4
