@@ -420,7 +420,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
   __shared__ float factors[HEADS * ROWS];
-  __shared__ float mosts[WARPS][ROWS], totals[WARPS][ROWS], shifts[WARPS][ROWS];
+  __shared__ float mosts[WARPS][ROWS];
   u8* queries = memory;
   uint4* all_weights = (uint4*)(memory + (QUERY_BYTES + 127) / 128 * 128);
   u8* ring = (u8*)all_weights + WEIGHT_BYTES;
@@ -621,6 +621,10 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&empty[stage]));
   }
+  __syncthreads();
+  // Where weights were: what each warp has to say of its rows.
+  float(*totals)[ROWS] = (float(*)[ROWS])all_weights;
+  float(*shifts)[ROWS] = totals + WARPS;
 #pragma unroll
   for (int rows = 0; rows < ROW_TILES; rows++)
 #pragma unroll

@@ -17,8 +17,8 @@ from sparkdeploy_vllm.turboquant.format import SlotFormat
 
 TILE_ROWS = 16
 """Query rows that a tensor core takes at once."""
-OTHER_SHARED_BYTES = 4096
-"""What the kernel and the driver take beside what is counted here, with room."""
+OTHER_SHARED_BYTES = 1280
+"""What the driver and barriers take beside what is counted here, with room."""
 TOKENS = (16, 32)
 WARPS = (8, 4)
 STAGES = (2, 3, 4)
@@ -28,8 +28,6 @@ TEAM_DIMENSIONS = 64
 """Of a warp at least; warps of a head beyond that take other tokens."""
 MOST_RESULTS = 4
 """Results of 64 dimensions and 16 rows that a warp holds, 32 registers each."""
-
-
 MOST_READINGS = 2
 """Blocks, each with heads of its own, that read the same pages."""
 
@@ -54,6 +52,11 @@ class AttentionTile:
         """Warps of a head that share tokens."""
         return min(self.warps // self.heads, slot.head_dim // TEAM_DIMENSIONS)
 
+    @property
+    def fixed_bytes(self) -> int:
+        """Shared memory that no layer's sizes change: two numbers of each row."""
+        return 4 * self.rows * (self.heads + self.warps) + OTHER_SHARED_BYTES
+
     def rows_for(self, wanted: int) -> int:
         """As many as `wanted`, in whole sixteens, but no more than the tile has."""
         return min(self.rows, -(-wanted // TILE_ROWS) * TILE_ROWS)
@@ -73,15 +76,15 @@ GB10 = ShippedTiles(
     "sm_12x",
     tuple(
         AttentionTile(16, warps, stages, rows, heads)
-        for heads, rows, warps, stages in product(reversed(HEADS), ROWS, WARPS, (4, 3, 2))
+        for rows, heads, warps, stages in product(ROWS, reversed(HEADS), WARPS, (4, 3, 2))
     ),
     "derived from the card's sizes, not measured",
     shared_bytes=99 * 1024,
 )
-"""99 KB of shared memory, and bulk copies as Hopper has; all heads in a block, as bytes are dear.
-What is on its way while two stages of a 122B's pages are held (16 KB or more for each of 48
-multiprocessors) covers the memory's latency (273 GB/s x 1 us, assumed, is 6 KB for each). No one
-has timed them on a GB10: `python -m sparkdeploy_vllm.tune_head` does."""
+"""99 KB of shared memory, and bulk copies as Hopper has. Most rows first, as unpacking takes the
+time; then all heads in a block, so that pages are read once. What is on its way (16 KB or more for
+each of 48 multiprocessors) covers the memory's latency (273 GB/s x 1 us, assumed, is 6 KB for
+each). No one has timed them on a GB10: `python -m sparkdeploy_vllm.tune_head` does."""
 
 SHIPPED = {9: HOPPER, 12: GB10}
 """By the major number of the compute capability; the kernel runs on no other card."""
@@ -114,7 +117,7 @@ def fits(tile: AttentionTile, limit: int, slot: SlotFormat, kv_heads: int, rows:
         and groups % team == 0
         and tile.warps // tile.heads % team == 0
         and groups // team * tile.rows // TILE_ROWS <= MOST_RESULTS
-        and shared_bytes(tile, slot, kv_heads, rows) + OTHER_SHARED_BYTES <= limit
+        and shared_bytes(tile, slot, kv_heads, rows) + tile.fixed_bytes <= limit
     )
 
 
