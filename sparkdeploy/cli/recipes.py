@@ -141,6 +141,7 @@ def show_recipe(
     recipe: options.RecipeArgument = None,
     assignments: options.SetOption = None,
     unsafe: options.UnsafeOption = False,
+    _offline: options.OfflineOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show a recipe with all that it inherits, and from where."""
