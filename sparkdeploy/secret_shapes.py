@@ -44,7 +44,13 @@ _SHAPES = (
     re.compile(
         r"()(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{12,}|sk-[\w-]{12,}|gh[pousr][_-][\w-]{12,}"
         r"|github_pat_\w{12,}|glpat-[\w-]{12,}|xox[abeprs]-[\w-]{10,}|nvapi-[\w-]{12,}"
-        r"|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{20,})"
+        r"|A[KS]IA[A-Z0-9]{16}\b|AIza[\w-]{30,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{20,}"
+        r"|[rs]k_(?:live|test)_\w{10,}|dop_v1_\w{12,})"
+    ),
+    # A line of ~/.netrc, and what curl is given; a container's `--user 1000:1000` is no login.
+    re.compile(r"(?i)(\blogin\s{1,8}\S{1,128}\s{1,8}password\s{1,8})\S{4,}"),
+    re.compile(
+        r"((?:^|\s)(?:-u|--user|--proxy-user)[\s=]{1,4}[\"']?[^\s:\"']{1,64}:)(?!\d{1,10}\b)[^\s\"']{4,}"
     ),
 )
 _LOGIN = re.compile(r"(?<!ssh:)(?<!file:)//\S{0,1024}@|//[^/@\s]{0,256}:\S{0,1024}@")

@@ -38,6 +38,8 @@ FORMS = [
     f"private_key={S}", f"http://h/x?api_key={S}", f"http://h/x?a=b&token={S}",
     f"http://h/x?X-Amz-Signature={S}&a=b", f"http://h/x?sig={S}",
     f"http://h/x?Signature={S}&Expires=3", f"eyJhbGciOiJIUzI1NiJ9.{S}.{S}",
+    f"sk_live_{S}", f"rk_test_{S}", f"dop_v1_{S}", f"machine h login ada password {S}",
+    f"curl -u ada:{S} http://h", f"curl --user 'ada:{S}' http://h",
     f"-----BEGIN RSA PRIVATE KEY-----\n{S}\n{S}\n-----END RSA PRIVATE KEY-----",
 ]  # fmt: skip
 ORDINARY = [
@@ -50,6 +52,7 @@ ORDINARY = [
     "eos_token='<|im_end|>' pad_token=<|endoftext|>",
     "git clone ssh://git@example.org/recipes.git",
     "http://127.0.0.1:8000/v1/models?limit=100",
+    "docker run -u 1000:1000 x, docker run --user ada:100000 x",
     "tokenizer='/m/ck/v2', skip_tokenizer_init=False, api_key=None, token=null",
 ]
 
