@@ -77,13 +77,15 @@ def check_unlike_requests_in_one_launch_are_each_right() -> None:
 
 
 def check_a_kernel_that_waits_for_too_little_or_too_much_is_found() -> None:
-    for call, words in {"barrier_wait(": "", "barrier_arrive(": "threads wait for ever"}.items():
+    calls = {"barrier_wait(": "", "barrier_arrive(": "threads wait for ever", "team_barrier(": ""}
+    for call, words in calls.items():
 
         def without(source: str, call: str = call) -> str:
             return source.replace(call, "(void)(")
 
         with decode_on_cpu(1, change=without) as module:
-            attention = _attention(module, "turboquant_4bit_nc", 64, 2, 2)
+            # Of a head with 128 dimensions two warps are a team.
+            attention = _attention(module, "turboquant_4bit_nc", 128, 2, 1)
             fault = _fault(module, attention, 1, 128)
         assert words in str(fault), (call, fault)
         assert fault is not None, call
