@@ -5,6 +5,7 @@ No GPU is needed: NVRTC makes the code of any.
 
 # mypy: disable-error-code="import-not-found"
 
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -35,13 +36,11 @@ def test_the_source_compiles_for_every_format(launcher: Any, cache_dtype: str, m
         rows = tokens * heads // kv_heads
         tile = shipped_tile(major, slot, kv_heads, rows)
         assert tile is not None
-        sizes = launcher.Sizes(
-            head_dim=head_dim, key_bits=slot.key_bits, value_bits=slot.value_bits,
-            kv_heads=kv_heads, group=heads // kv_heads, most_tokens=tokens, page=page,
-            chunk=tile.tokens, warps=tile.warps, stages=tile.stages, rows=tile.rows,
-            heads=tile.heads, most_splits=256, query_bf16=tokens % 2,
-        )  # fmt: skip
-        code = launcher.compiled(sizes, ARCHITECTURES[major])
+        sizes = asdict(slot) | asdict(tile) | {
+            "kv_heads": kv_heads, "group": heads // kv_heads, "most_tokens": tokens, "page": page,
+            "most_splits": 256, "query_bf16": tokens % 2,
+        }  # fmt: skip
+        code = launcher.compiled(tuple(sizes.items()), ARCHITECTURES[major])
         assert code.startswith(ELF)
         assert all(name.encode() in code for name in (launcher.ATTEND, launcher.JOIN))
 
@@ -53,4 +52,4 @@ def test_what_the_compiler_says_is_told(
     source.write_text("int f() { return nothing; }")
     monkeypatch.setattr(launcher, "SOURCE", source)
     with pytest.raises(launcher.CudaError, match=r'identifier "nothing" is undefined'):
-        launcher.compiled(launcher.Sizes(*[1] * 14), "sm_90")
+        launcher.compiled((), "sm_90")

@@ -107,7 +107,7 @@ def compiled(slot: SlotFormat, tile: AttentionTile, kv_heads: int, **more: int) 
         KEY_BITS=slot.key_bits,
         VALUE_BITS=slot.value_bits,
         KV_HEADS=kv_heads,
-        CHUNK=tile.tokens,
+        TOKENS=tile.tokens,
         WARPS=tile.warps,
         STAGES=tile.stages,
         ROWS=tile.rows_for(more.get("MOST_TOKENS", 1) * more.get("GROUP", 1)),

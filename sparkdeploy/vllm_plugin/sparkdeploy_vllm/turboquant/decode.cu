@@ -3,13 +3,13 @@
 // attend: a block takes a part of one request's context, HEADS KV heads of it and ROWS query rows of
 // each (query heads that share a KV head, times query tokens). The warps ask in turn for pages, which
 // the bulk copy engine brings into a ring, and unpack them in registers into operands of tensor
-// cores. Those of a team work on the same tokens of a head: each meets the keys of CHUNK tokens with
+// cores. Those of a team work on the same tokens of a head: each meets the keys of TOKENS tokens with
 // all rows and leaves the weights for the others, then adds all weighted values of the dimensions that
 // are its own. So a code is unpacked once, however many rows there are. join: weighs the parts of the
 // blocks.
 //
 // Sizes are macros, set when the source is compiled (launch.py):
-//   HEAD_DIM, KEY_BITS, VALUE_BITS, KV_HEADS, GROUP, MOST_TOKENS, PAGE, CHUNK, WARPS, STAGES, ROWS,
+//   HEAD_DIM, KEY_BITS, VALUE_BITS, KV_HEADS, GROUP, MOST_TOKENS, PAGE, TOKENS, WARPS, STAGES, ROWS,
 //   HEADS, MOST_SPLITS, QUERY_BF16
 
 typedef unsigned int u32;
@@ -18,7 +18,7 @@ typedef unsigned char u8;
 typedef unsigned long long u64;
 typedef long long i64;
 
-constexpr int TILES = CHUNK / 8;  // of a tensor core's columns; two are one step over the context
+constexpr int TILES = TOKENS / 8;  // of a tensor core's columns; two are one step over the context
 constexpr int ROW_TILES = ROWS / 16;  // of a tensor core's rows
 constexpr int ROTATED = KEY_BITS != 8;
 constexpr int NORM = HEAD_DIM * KEY_BITS / 8;
@@ -31,7 +31,7 @@ constexpr int WARPS_OF_HEAD = WARPS / HEADS;
 constexpr int TEAM = WARPS_OF_HEAD < GROUPS ? WARPS_OF_HEAD : GROUPS;
 constexpr int TEAMS = WARPS_OF_HEAD / TEAM;  // of a head, each with tokens of its own
 constexpr int OWN = GROUPS / TEAM;  // groups of dimensions that are a warp's
-constexpr int STAGE_TOKENS = CHUNK * WARPS_OF_HEAD;
+constexpr int STAGE_TOKENS = TOKENS * WARPS_OF_HEAD;
 constexpr int LAG = STAGES > 2 ? 2 : 1;
 constexpr int STAGE_BYTES = STAGE_TOKENS * TOKEN;
 constexpr int PIECE = PAGE < STAGE_TOKENS ? PAGE : STAGE_TOKENS;
@@ -485,11 +485,11 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     }
   const int least_seen = min(end, length - count + 1 + row_token(row_block));
   // Of a team: 16 tokens after 16 tokens, each with the left operands of all rows.
-  uint4* weights = all_weights + team * (TEAM * CHUNK / 16) * ROW_TILES * 32;
+  uint4* weights = all_weights + team * (TEAM * TOKENS / 16) * ROW_TILES * 32;
   for (int round = 0; round < rounds; round++) {
     const int stage = round % STAGES;
-    const int shared = begin + round * STAGE_TOKENS + warp % WARPS_OF_HEAD / TEAM * TEAM * CHUNK;
-    const int chunk = shared + member * CHUNK;
+    const int shared = begin + round * STAGE_TOKENS + warp % WARPS_OF_HEAD / TEAM * TEAM * TOKENS;
+    const int chunk = shared + member * TOKENS;
     // A stage that all have left is filled again, by the warps in turn.
     const int next = round - LAG + STAGES;
     if (round >= LAG && next < rounds && warp == round % WARPS) {
@@ -499,9 +499,9 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
     barrier_wait(shared_address(&full[stage]), round / STAGES & 1);
     if (shared < end) {
       const u8* team_slots = ring + stage * STAGE_BYTES
-                             + warp % WARPS_OF_HEAD / TEAM * TEAM * CHUNK * TOKEN
+                             + warp % WARPS_OF_HEAD / TEAM * TEAM * TOKENS * TOKEN
                              + (first_head + head) * SLOT;
-      const u8* slots = team_slots + member * CHUNK * TOKEN;
+      const u8* slots = team_slots + member * TOKENS * TOKEN;
       // A lane has rows g and g + 8 of each sixteen and, of each tile, tokens 2 t and 2 t + 1.
       float scores[ROW_TILES][CHAINS][TILES][4] = {};
       float value_scale[2 * TILES], value_zero[2 * TILES], inverse[2 * TILES];
@@ -523,7 +523,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
             key_factor[tile] = norm * rsqrtf(sum);
           }
         }
-        const bool is_edge = chunk + CHUNK > least_seen;
+        const bool is_edge = chunk + TOKENS > least_seen;
 #pragma unroll
         for (int i = 0; i < 2 * TILES; i++) {
           const int token = i / 2 * 8 + 2 * t + i % 2;
@@ -612,7 +612,7 @@ attend(const u16* __restrict__ query, i64 query_token, i64 query_head, const u8*
                 make_uint4(weight[0], weight[1], weight[2], weight[3]);
           }
       if (TEAM > 1) team_barrier(team, TEAM * 32);
-      const int steps = min(TEAM * CHUNK, end - shared + 15) / 16;
+      const int steps = min(TEAM * TOKENS, end - shared + 15) / 16;
 #pragma unroll 1
       for (int step = 0; step < steps; step++)
         multiply_values(team_slots + (step * 16 + 2 * t) * TOKEN + VALUE,

@@ -6,7 +6,7 @@ speed (docs/figures/turboquant-decode-h100.md).
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import torch
@@ -135,7 +135,7 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - the tensors of one call
     for the card, and every grid depends on shapes alone: safe in a CUDA graph, whose `requests` may
     change between replays. A row's result depends on the splits, not on the other rows.
     """
-    sizes = _sizes(attention, query, pages, requests, tile)
+    sizes = _sizes(attention, tile, requests.most_tokens, pages.shape[1], query.dtype)
     _attend(attention, query, pages, requests, scratch, tile, sizes)
     _join(attention, requests, out, scratch, sizes)
     return out
@@ -200,23 +200,15 @@ def _architecture(device_index: int) -> str:
     return "sm_{}{}".format(*_capability(device_index))
 
 
+@cache
 def _sizes(
-    attention: AttentionLayer, query: Tensor, pages: Tensor, requests: Requests, tile: AttentionTile
+    attention: AttentionLayer, tile: AttentionTile, most_tokens: int, page: int, dtype: torch.dtype
 ) -> Sizes:
-    return Sizes(
-        **asdict(attention.slot),
-        kv_heads=attention.kv_heads,
-        group=attention.group,
-        most_tokens=requests.most_tokens,
-        page=pages.shape[1],
-        chunk=tile.tokens,
-        warps=tile.warps,
-        stages=tile.stages,
-        rows=tile.rows_for(attention.rows(requests.most_tokens)),
-        heads=tile.heads,
-        most_splits=MOST_SPLITS,
-        query_bf16=int(query.dtype == torch.bfloat16),
-    )
+    rows = tile.rows_for(attention.rows(most_tokens))
+    layer = {"kv_heads": attention.kv_heads, "group": attention.group, "page": page}
+    asked = {"most_tokens": most_tokens, "query_bf16": int(dtype == torch.bfloat16)}
+    cut = {**asdict(replace(tile, rows=rows)), "most_splits": MOST_SPLITS}
+    return tuple((asdict(attention.slot) | layer | asked | cut).items())
 
 
 @cache

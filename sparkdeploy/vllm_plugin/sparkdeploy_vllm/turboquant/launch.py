@@ -4,7 +4,7 @@ NVRTC and CUDA's Python bindings come with PyTorch; nothing is compiled while an
 an image serves whatever card it lands on.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,8 @@ SOURCE = Path(__file__).with_name("decode.cu")
 ATTEND, JOIN = "attend", "join"
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What the source is compiled for; see its head."""
-
-    head_dim: int
-    key_bits: int
-    value_bits: int
-    kv_heads: int
-    group: int
-    most_tokens: int
-    page: int
-    chunk: int
-    warps: int
-    stages: int
-    rows: int
-    heads: int
-    most_splits: int
-    query_bf16: int
+Sizes = tuple[tuple[str, int], ...]
+"""What the source is compiled for, macros and their values; see its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +84,7 @@ def compiler() -> str:
 def compiled(sizes: Sizes, architecture: str) -> bytes:
     """Machine code of the source for `architecture` (as in "sm_90"); CudaError with the log."""
     program = _done(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, [], []))
-    macros = [f"-D{name.upper()}={value}" for name, value in asdict(sizes).items()]
+    macros = [f"-D{name.upper()}={value}" for name, value in sizes]
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *macros]
     words = [option.encode() for option in options]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), words)

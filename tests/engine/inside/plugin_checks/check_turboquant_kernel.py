@@ -162,10 +162,11 @@ def check_grids_depend_on_shapes_alone() -> None:
         assert calls["attend"].how.grid == (2, 3 * 2, 6)
         assert calls["join"].how.grid == (2, 3 * 32, 256 // 64)
         assert (calls["attend"].how.is_early, calls["join"].how.is_early) == (False, True)
-        sizes = calls["attend"].sizes
-        assert calls["attend"].how.threads == 32 * sizes.warps
-        assert (sizes.group, sizes.kv_heads, sizes.page, sizes.query_bf16) == (16, 2, 16, 1)
-        assert calls["join"].sizes == sizes
+        sizes = dict(calls["attend"].sizes)
+        assert calls["attend"].how.threads == 32 * sizes["warps"]
+        wanted = {"group": 16, "kv_heads": 2, "page": 16, "query_bf16": 1, "rows": 16}
+        assert wanted.items() <= sizes.items()
+        assert calls["join"].sizes == calls["attend"].sizes
 
 
 def check_the_scratch_memory_reserved_holds_whatever_a_step_needs() -> None:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +35,7 @@ def decode_on_cpu(
 
         @functools.cache
         def library(sizes: Any) -> ctypes.CDLL:
-            return _built(change(launch_module["SOURCE"].read_text()), asdict(sizes), Path(built))
+            return _built(change(launch_module["SOURCE"].read_text()), dict(sizes), Path(built))
 
         def launch(sizes: Any, _architecture: str, kernel: str, how: Any, arguments: Any) -> None:
             _run(getattr(library(sizes), f"run_{kernel}"), how, arguments)
