@@ -18,7 +18,6 @@ from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends import turboquant_attn
-from vllm.v1.attention.backends.fa_utils import is_fa_version_supported
 from vllm.v1.worker.workspace import current_workspace_manager, is_workspace_manager_initialized
 
 from sparkdeploy_vllm.announce import announce_choice, warn_once
@@ -59,7 +58,7 @@ class SparkTurboQuantImpl(turboquant_attn.TurboQuantAttentionImpl):
         self.most_rows = config.scheduler_config.max_num_seqs
         """vLLM reserves its scratch memory for this many rows, and no more may be taken later."""
         self.most_tokens = most_query_tokens(config)
-        if self.fa_version == 2:
+        if getattr(self, "fa_version", None) == 2:
             self.fa_version = prompts_version()
         self.kernel = _kernel_of(self)
 
@@ -110,6 +109,9 @@ def prompts_version() -> int:
     Where a cache is TurboQuant's, vLLM says 2 to all layers, for the sake of those that keep 16
     bits and have a class of their own.
     """
+    # Not in every build of vLLM.
+    from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
+
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     return 3 if is_hopper and is_fa_version_supported(3) else 2
 

@@ -1,6 +1,7 @@
 """TurboQuant's back end: what its builder claims and keeps, and what attends to which tokens."""
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,7 @@ REJECTED = 2
 """How far the host's lengths may be beyond the device's."""
 DRAFTS = 2
 HEADS, HEAD_DIM = 4, 128
+FLASH, ASKED = "vllm.vllm_flash_attn.flash_attn_interface", "is_fa_version_supported"
 
 
 def _batch(queries: list[int], cached: list[int], padding: int = 0) -> CommonAttentionMetadata:
@@ -180,7 +182,7 @@ def check_prompts_take_the_flash_attention_that_the_card_has() -> None:
     ):
         with (
             mock.patch.object(torch.cuda, "get_device_capability", return_value=capability),
-            mock.patch.object(backend, "is_fa_version_supported", return_value=has_three),
+            mock.patch.dict(sys.modules, {FLASH: SimpleNamespace(**{ASKED: {3: has_three}.get})}),
         ):
             assert backend.prompts_version() == version, capability
 
