@@ -15,10 +15,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FEW_CPU_SHARES = 128
-"""Of the 1024 that others have: the real vLLM of other tests has the processors first."""
+"""Of `CPU_SHARES`, that others have: the real vLLM of other tests has the processors first."""
+CPU_SHARES = 1024
 
 
-def python_in(image: str, folder: Path, mark: str, command: Sequence[str], **env: str) -> str:
+def python_in(
+    image: str,
+    folder: Path,
+    mark: str,
+    command: Sequence[str],
+    cpu_shares: int = FEW_CPU_SHARES,
+    /,
+    **env: str,
+) -> str:
     """Return what a program prints that sees the folder at /lab, read-only.
 
     Raises docker's ContainerError when it ends with another code than 0.
@@ -38,7 +47,7 @@ def python_in(image: str, folder: Path, mark: str, command: Sequence[str], **env
             environment={"HF_HUB_OFFLINE": "1", "HOME": "/tmp", "OMP_NUM_THREADS": "1", **env},
             labels={TEST_LABEL: mark},
             remove=True,
-            cpu_shares=FEW_CPU_SHARES,
+            cpu_shares=cpu_shares,
             # An engine asks for 160 MiB of shared memory; Docker gives 64.
             shm_size="1g",
         )

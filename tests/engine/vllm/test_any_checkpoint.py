@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 import pytest
 
-from tests.engine.inside.containers import python_in
+from tests.engine.inside.containers import CPU_SHARES, python_in
 from tests.engine.inside.test_checkpoint_readers import engine_image
 from tests.unit.conftest import REPOSITORY
 
@@ -38,7 +38,9 @@ def test_other_architectures_say_the_same_with_every_conversion(
     shutil.copytree(Path(platformdirs.__file__).parent, tmp_path / "platformdirs")
     shutil.copy(PROGRAM, tmp_path)
     environment = {"PYTHONPATH": "/lab", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    output = python_in(engine_image(host), tmp_path, mark, [f"/lab/{PROGRAM.name}"], **environment)
+    command = [f"/lab/{PROGRAM.name}"]
+    # Others wait for its turn to end.
+    output = python_in(engine_image(host), tmp_path, mark, command, CPU_SHARES, **environment)
     engines = _engines(output)
     for architecture, layers in FP8_LAYERS.items():
         plain, fast = engines[architecture], engines[f"{architecture}-fast"]
