@@ -42,7 +42,7 @@ ANSWER_PAUSE_S = 3600.0
 TIMEOUTS = {"timeout": httpx2.Timeout(ANSWER_PAUSE_S, connect=5.0, pool=None).as_dict()}
 KEPT_OPEN_S = 2.0
 """Less than the 5 s after which vLLM closes a connection that nobody uses."""
-SOCKETS_COUNT_S = 0.25
+SOCKETS_COUNT_S = 0.05
 MAX_ERROR_BYTES = 1 << 16
 HOP_BY_HOP = frozenset(
     (
@@ -215,7 +215,7 @@ class Proxy:
 
     def _is_same_server(self, upstream: Upstream) -> bool:
         """Say whether what was looked at still listens: no key goes to what took its port."""
-        # The kernel's table may be long, and is read a few times a second at most.
+        # The kernel's table may be long, and is read twenty times a second at most.
         if upstream.sockets is None:
             return True
         now_s = time.monotonic()
